@@ -92,7 +92,7 @@ class Catalog:
     source: str = ""
 
 
-KIND = Kind(CatalogFile, "a catalog", "serve, runtimes, planned", "docs/fleet.md has one")
+KIND = Kind(CatalogFile, "a catalog", "serve, runtimes, planned", "docs/guides/fleet.md has one")
 
 
 def load_catalog(path: Path) -> Catalog:

@@ -137,7 +137,7 @@ class Inventory(Closed):
     groups: tuple[Written, ...] = Field(min_length=1)
 
 
-KIND = Kind(Inventory, "an inventory", "groups", "docs/fleet.md has one; `kubectl get nodes -o json` makes one")
+KIND = Kind(Inventory, "an inventory", "groups", "docs/guides/fleet.md has one; `kubectl get nodes -o json` makes one")
 
 
 def read_inventory(path: Path) -> Fleet:

@@ -91,7 +91,9 @@ class Structure(Part):
 
 
 class Rows(Part):
-    """The last axis holds a distribution that is the original model's. Null lifts a limit (docs/validation.md)."""
+    """The last axis holds a distribution that is the original model's. Null lifts a limit
+    (docs/concepts/validation.md).
+    """
 
     values: Literal["logits", "probabilities"] = "logits"
     kl: float | None = Field(KL, ge=0, description="mean Kullback-Leibler divergence, nats")
@@ -132,7 +134,7 @@ class Distributional(Part):
 
 
 class Contract(Part):
-    """Checked on every engine that runs; one that breaks it has failed (docs/validation.md)."""
+    """Checked on every engine that runs; one that breaks it has failed (docs/concepts/validation.md)."""
 
     bitwise: Bitwise | None = None
     structured: dict[str, Structure] = Field({}, description="by output")

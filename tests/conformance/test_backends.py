@@ -1,4 +1,4 @@
-"""What every installed backend promises, held to it: one suite for all of them (docs/conformance.md)."""
+"""What every installed backend promises, held to it: one suite for all of them (docs/reference/conformance.md)."""
 
 import dataclasses
 import json

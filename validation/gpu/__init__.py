@@ -9,5 +9,5 @@ devices.py  what there is here                                     clocks.py  se
 peaks.py    bandwidth and matrix rates, the roofline's roofs       peers.py   eager torch and torch.compile as sessions
 tasks.py    what is tried     trials.py  one of them, in a process of its own      probes.py  engines for any generation
 offline_bundle.py  published engines that were carried here        recorded.py  outputs as text
-kit.py      the whole         results.py  its JSON                 page.py    docs/gpu-results.md
+kit.py      the whole         results.py  its JSON                 page.py    docs/reference/gpu-results.md
 """

@@ -1,4 +1,4 @@
-"""docs/gpu-results.md from the kit's results: `python -m validation.gpu page RESULTS.json ... > docs/gpu-results.md`.
+"""The page docs/reference/gpu-results.md from the kit's results: `python -m validation.gpu page RESULTS.json ...`.
 
 Without results it says that there are none. Nothing is added by hand, so nothing here can have been better than it was.
 """
@@ -13,8 +13,8 @@ from validation.gpu.timing.peers import PEERS
 _HEAD = """\
 # What was seen on GPUs
 
-Written by `python -m validation.gpu page RESULTS.json ... > docs/gpu-results.md` from what the GPU proof kit
-measured; how to run it, what it tries and what its numbers mean: [gpu-check.md](gpu-check.md).
+Written by `python -m validation.gpu page RESULTS.json ... > docs/reference/gpu-results.md` from what the GPU proof kit
+measured; how to run it, what it tries and what its numbers mean: [gpu-check.md](../guides/gpu-check.md).
 """
 _NONE = """
 **Nothing yet: no machine with a GPU was at hand, and the kit was never run on one.** Nothing in this repository that

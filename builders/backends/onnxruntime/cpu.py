@@ -8,8 +8,8 @@ convolutions that makes loading take 10 ms instead of 7 ms, and running 34 ms of
 and an engine opened on another kind is refused instead of giving wrong numbers.
 
 int8: every session here computes exactly, on CPUs without VNNI too (`saturation`). That has a price there, which
-`reduced_range` avoids at the price of precision (docs/cpu-kinds.md); a serving node that opens an engine by itself must
-ask for the same where the engine's notes say so.
+`reduced_range` avoids at the price of precision (docs/concepts/cpu-kinds.md); a serving node that opens an engine by
+itself must ask for the same where the engine's notes say so.
 
 fp16: operators without an fp16 kernel compute in fp32, and values between them are not rounded to fp16, whatever the
 optimization level (Sqrt(Mul(x, x)) of 300 gives 300; in fp16 it is infinite). An fp16 graph run here therefore shows

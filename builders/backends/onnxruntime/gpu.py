@@ -7,8 +7,8 @@ casts to fp32 around every fp16 operator that has no CPU kernel (seen in 1.31).
 `onnxruntime-tensorrt`: the engine is an ONNX file whose EPContext nodes hold TensorRT engines (ONNX Runtime's compile
 API), made on the GPU that it is for. What TensorRT leaves over runs on the CUDA provider; a note says how much.
 
-What was tried with the GPU wheel on a host without a GPU: docs/backends-onnxruntime.md. Tests call what is used here on
-the CPU wheel, whose Python API is the same.
+What was tried with the GPU wheel on a host without a GPU: docs/reference/backends-onnxruntime.md. Tests call what is
+used here on the CPU wheel, whose Python API is the same.
 """
 
 import importlib.util

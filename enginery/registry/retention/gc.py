@@ -1,6 +1,6 @@
 """Collecting garbage in two phases: condemn it now, and delete after a grace period what still is garbage.
 
-Sound at every interleaving with writers that hold a `guard`; see docs/retention.md for the argument.
+Sound at every interleaving with writers that hold a `guard`; see docs/guides/retention.md for the argument.
 """
 
 import os

@@ -1,7 +1,7 @@
 """What every channel asks of a version, and what one asks beyond that: proven engines, a canary's PASS, a signature.
 
 A policy is a document of the registry, so that it binds everybody who promotes there with an honest command. It is no
-protection from somebody who may write to the store: see docs/security.md.
+protection from somebody who may write to the store: see docs/concepts/security.md.
 """
 
 from collections.abc import Sequence

@@ -6,6 +6,7 @@ from builders.execution.jobs import Executor, Job, Limits, Needs
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of, digest_of_file, digest_of_path
 from enginery.core.errors import DataError
+from enginery.user_code.source_files import source_files
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.jobs.ranges import (
     CalibrationMethod,
@@ -22,7 +23,6 @@ from pipeline.compile.steps.keys import code_key, model_shapes, step_limits
 from pipeline.compile.steps.latency_probe import find_latency_probe
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.search.floor import Floor
-from pipeline.sources.source_files import source_files
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported, Flavour, Json, Observed, Searched, SearchResult
 

@@ -254,7 +254,7 @@ def of_a_gpu(
 def test_an_engine_of_a_gpu_is_proven_by_answers_of_such_a_gpu_alone(
     place: tuple[Store, Manifest], returned_once: tuple[Path, Path], in_process: None, tmp_path: Path
 ) -> None:
-    """And made-up answers that fit prove it, too: that much trust in who hands them in remains (docs/gpu-check.md)."""
+    """And made-up answers that fit prove it, too: that much trust in who hands them in remains."""
     out, unit = returned_once[0], "sm_89 fp32 tensorrt-rtx"
     copied = of_a_gpu(place, out, unit, tmp_path / "a", 0.0)
     assert copied.verdict == "refused" and "bit for bit in every case" in copied.reason

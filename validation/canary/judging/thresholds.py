@@ -1,4 +1,4 @@
-"""What a candidate must not be worse by. docs/canary.md has the reason of each default."""
+"""What a candidate must not be worse by. docs/guides/canary.md has the reason of each default."""
 
 import math
 import re

@@ -159,11 +159,11 @@ def _answered(place: Place, where: str, error: Any) -> EngineryError:
         )
     if status == 403 or code in ("AccessDenied", "AllAccessDisabled"):
         return UnavailableError(
-            f"{where}: not allowed (AccessDenied); docs/registry.md has the policy that is needed (without "
+            f"{where}: not allowed (AccessDenied); docs/concepts/registry.md has the policy that is needed (without "
             "s3:ListBucket, S3 answers so for what is absent, too)"
         )
     if status == 501 or code == "NotImplemented":
-        return InputError(f"{where}: this server does not know the request; docs/registry.md says what it needs")
+        return InputError(f"{where}: this server does not know the request; see docs/concepts/registry.md")
     if code in _PASSING or status >= 500:
         return UnavailableError(f"{where}: the server is overloaded or failing ({code or status}); run again later")
     return UnavailableError(f"{where}: the server refuses with {status} {code[:60]}; check the URI's options")

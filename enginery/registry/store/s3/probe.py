@@ -34,7 +34,7 @@ def require_conditional_writes(place: Place) -> None:
             raise InputError(
                 f"the S3 server of {place.locator('')} ignores conditional writes: it took a PUT with {header} that it "
                 "had to refuse, so two publishers could overwrite each other. It can be read and not published to; "
-                "use Amazon S3, a server with conditional writes (docs/registry.md), or a file:// registry"
+                "use Amazon S3, a server with conditional writes (docs/concepts/registry.md), or a file:// registry"
             )
 
 

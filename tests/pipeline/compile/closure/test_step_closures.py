@@ -243,7 +243,7 @@ DYNAMIC = {
     ("builders.backends.tensorrt.edition", "Flavour"): "the compiler, whose version is in the build key",
     ("builders.backends.tensorrt.words", "recorder"): "the compiler, whose version is in the build key",
     ("enginery.core.errors", "error_from_json"): "classes of its own module; an error is no result",
-    ("pipeline.sources.entry_point", "_import"): "the spec's own files, whose digests are in the key",
+    ("enginery.user_code.entry_point", "_import"): "the spec's own files, whose digests are in the key",
 }
 
 
