@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders import backends
+from builders.capabilities import Capabilities
 from builders.digest import digest_of_file
 from builders.errors import EngineryError
 from builders.jobs import WorkerContext
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 from pipeline.jobs.engines import BuildEngine
 from pipeline.values import EngineRecord
 
@@ -22,9 +23,8 @@ class Noop:
 
     name: ClassVar[str] = "noop"
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "comes with the benchmarks"
+    capabilities: ClassVar[Capabilities] = Capabilities("bytes")
 
     size_mib: int = 0
 

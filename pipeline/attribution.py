@@ -10,7 +10,7 @@ from pipeline.registry.attributions import read_attribution
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.quantization import RECIPE
 from pipeline.revalidate import as_built, spec_of
-from pipeline.steps.attributions import TAPPABLE, Suspect, attribute
+from pipeline.steps.attributions import Suspect, attribute
 from pipeline.steps.engines import recall_engine
 from pipeline.values import Attributed, Built, Flavour, Recipe
 from pipeline.workshop import Workshop
@@ -74,7 +74,7 @@ def _suspects(manifest: Manifest, entries: Sequence[EngineEntry], shop: Workshop
 
 
 def _cannot(built: Built, entry: EngineEntry) -> str | None:
-    if entry.backend not in TAPPABLE:
+    if not backends.capabilities_of(entry.backend).opens_parts:
         return f"engines of {entry.backend} cannot be tapped yet; only their graph was taken apart"
     if built.digest is None:
         return f"its build failed ({entry.reason}), so there is no engine"

@@ -26,12 +26,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from builders import cpu_kinds, cuda
+from builders.capabilities import Capabilities, SharedOptions
 from builders.cpu_levels import HOST, host_level, lacking, level_of
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError
 from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 from builders.workdir import require_plain
 
 if TYPE_CHECKING:
@@ -61,10 +62,11 @@ class AotInductor:
 
     name: ClassVar[str] = "aotinductor"
     revision: ClassVar[int] = 2
-    tunes_on_target: ClassVar[bool] = True
-    determinism: ClassVar[Determinism] = "budget"
     install: ClassVar[str] = "pip install 'enginery[export]', and a C++ compiler (apt-get install g++)"
     build_only: ClassVar[tuple[str, ...]] = ("c++",)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="budget", tunes_on_target=True, options=SharedOptions(cpu_level="cpu")
+    )
 
     cpu: str = "host"
     threads: int = 0

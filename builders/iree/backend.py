@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders import cpu_kinds, cuda, held_shapes
+from builders.capabilities import Capabilities, SharedOptions
 from builders.cpu_levels import HOST, LEVELS, check_cpu, host_level, level_of
 from builders.digest import digest_of_file
 from builders.errors import InputError
 from builders.fitting import check_fits, other_versions
 from builders.installed import PackageNotFoundError, version
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 from builders.workdir import require_plain
 
 _TITLE = "IREE"
@@ -46,9 +47,8 @@ class Iree:
 
     name: ClassVar[str] = "iree"
     revision: ClassVar[int] = 2
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "pip install 'enginery[iree]'"
+    capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", options=SharedOptions(cpu_level="cpu"))
 
     cpu: str = "x86-64-v3"
     optimization: str = "O2"

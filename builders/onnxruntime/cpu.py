@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from builders.capabilities import Capabilities
 from builders.compatibility import numbers
 from builders.cpu_kinds import SATURATES, this_kind, why_no_proof
 from builders.digest import digest_of_file
@@ -35,7 +36,6 @@ from builders.onnxruntime.reasons import failures, why_unreadable, words_of
 from builders.profiles import RunProfile
 from builders.types import (
     BuildRequest,
-    Determinism,
     Engine,
     QuantizationScheme,
     Session,
@@ -82,11 +82,14 @@ class OnnxRuntime:
 
     name: ClassVar[str] = "onnxruntime"
     revision: ClassVar[int] = 4
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "pip install onnxruntime"
-    # Its MatMulNBits does, by default (session.qdq_matmulnbits_accuracy_level 4): see `backends.rounds_activations`.
-    rounds_activations: ClassVar[bool] = True
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="bytes",
+        times_nodes=True,
+        opens_parts=True,
+        thread_safe=True,
+        rounds_activations=True,  # in MatMulNBits, by default (session.qdq_matmulnbits_accuracy_level 4)
+    )
 
     graph_optimization: str = "extended"
     intra_op_threads: int = 0
@@ -152,7 +155,7 @@ class OnnxRuntime:
         if self.graph_optimization != "none":
             fuse_bias(path)
             split_convolutions(path)
-        self.session(path)
+        self.open_part(path)
         notes += (SATURATES,) if file_may_saturate(path) else ()
         return Engine(request, path, digest_of_file(path), path.stat().st_size, ".onnx", notes)
 
@@ -176,7 +179,7 @@ class OnnxRuntime:
     def open(self, engine: Engine) -> Iterator[Session]:
         """Load the engine. Raises as `check_fits` does, and ModelError when it cannot be read."""
         check_fits(self, engine)
-        with self.session(engine.path) as session:
+        with self.open_part(engine.path) as session:
             yield session
 
     def load_runtime(self) -> None:
@@ -192,12 +195,13 @@ class OnnxRuntime:
             engine.path, inputs, runs, workdir, lambda: session_options(level, self.intra_op_threads), open_model
         )
 
-    def session(self, path: Path) -> "OrtSession":
-        """Open a file as its engines are opened: an engine, or a part of one."""
-        return OrtSession(path, level=_LEVELS[self.graph_optimization][1], threads=self.intra_op_threads)
+    def open_part(self, path: Path, *, as_written: bool = False) -> "OrtSession":
+        """See `parts.PartOpening`."""
+        level = "ORT_DISABLE_ALL" if as_written else _LEVELS[self.graph_optimization][1]
+        return OrtSession(path, level=level, threads=self.intra_op_threads)
 
 
-class OrtSession:
+class OrtSession(Session):
     """An ONNX model opened on the CPU.
 
     optimized: False runs the graph exactly as written, which is what a reference needs.
@@ -207,9 +211,6 @@ class OrtSession:
     profiles: shapes that it answers for; none means every shape of its inputs.
     Raises ModelError, naming the operator where that is the reason, when the model cannot be read or run.
     """
-
-    # ONNX Runtime lets several threads run one session at once.
-    thread_safe: ClassVar[Literal[True]] = True
 
     def __init__(
         self,
@@ -249,8 +250,8 @@ class OrtSession:
         except failures() as error:
             raise ModelError(f"{self._name}: onnxruntime failed while running: {words_of(error)}") from error
 
-    def prepared(self, inputs: Tensors) -> Callable[[], object]:
-        """See `profiles.Prepared`: ONNX Runtime's own call on these inputs, checked here. Raises as `run` does."""
+    def prepare_call(self, inputs: Tensors) -> Callable[[], object]:
+        """ONNX Runtime's own call on these inputs, checked here. Raises as `run` does."""
         self.run(inputs)
         return partial(self._session.run, self._output_names, dict(inputs))
 

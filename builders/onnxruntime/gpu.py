@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders import cuda
+from builders.capabilities import Capabilities, SharedOptions
 from builders.compatibility import numbers
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, ModelError
@@ -38,7 +39,6 @@ from builders.onnxruntime.gpu_session import (
 from builders.onnxruntime.reasons import words_of
 from builders.types import (
     BuildRequest,
-    Determinism,
     Engine,
     Precision,
     QuantizationScheme,
@@ -59,11 +59,10 @@ class _OnnxRuntimeGpu(ABC):
 
     name: ClassVar[str]
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "budget"
     provider: ClassVar[str]
     precisions: ClassVar[dict[Precision, str]]
     install: ClassVar[str] = INSTALL
+    capabilities: ClassVar[Capabilities] = Capabilities(determinism="budget", thread_safe=True)
 
     cpu_operators: bool = False
 
@@ -199,7 +198,12 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
     """
 
     name: ClassVar[str] = "onnxruntime-tensorrt"
-    tunes_on_target: ClassVar[bool] = True
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="budget",
+        tunes_on_target=True,
+        thread_safe=True,
+        options=SharedOptions(workspace_mib="workspace_mib"),
+    )
     provider: ClassVar[str] = TENSORRT
     precisions: ClassVar[dict[Precision, str]] = {
         "int8-dynamic": "TensorRT takes no activation scales made at run time; use int8 with calibration",

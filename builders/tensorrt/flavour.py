@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from builders import cuda
+from builders.capabilities import Capabilities, SharedOptions
 from builders.compatibility import hardware_lacks
 from builders.digest import digest_of_file
 from builders.errors import EngineryError, InputError, StepError
@@ -20,8 +21,10 @@ from builders.tensorrt.network import add_profiles, check_model, has_profile, pa
 from builders.tensorrt.opening import Opening
 from builders.tensorrt.progress import monitor
 from builders.tensorrt.words import builder_reason, clean, ran_out_of_memory, recorder
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors
+from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors
 
+# Both flavours have these.
+OPTIONS = SharedOptions(workspace_mib="workspace_mib", cuda_graphs="cuda_graphs", wide_profile=("profiles", "wide"))
 _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"}
 
 
@@ -45,12 +48,11 @@ class Flavour:
 
     name: ClassVar[str]
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "budget"
     title: ClassVar[str]
     module: ClassVar[str]
     distributions: ClassVar[tuple[str, ...]]
     install: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
 
     workspace_mib: int = 0
     tf32: bool = False

@@ -5,16 +5,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from builders import cuda
+from builders.capabilities import Capabilities
 from builders.digest import digest_of_file
 from builders.errors import EngineryError
 from builders.tensorrt import plugins as libraries
-from builders.tensorrt.flavour import Flavour, wheels
+from builders.tensorrt.flavour import OPTIONS, Flavour, wheels
 from builders.tensorrt.layers import kept_layers
 from builders.tensorrt.opening import Opening
 from builders.tensorrt.refit import refit, serialized
 from builders.tensorrt.timing import keep_grown, merged, use_given
 from builders.tensorrt.words import recorder
-from builders.types import BuildRequest, Engine, Target
+from builders.types import NO_LAYERS, BuildRequest, Engine, Target
 
 _LEVELS = ("none", "same_compute_capability", "ampere_plus")
 _VERBOSITY = {"none": "NONE", "names": "LAYER_NAMES_ONLY", "detailed": "DETAILED"}
@@ -35,11 +36,18 @@ class TensorRT(Flavour):
     """
 
     name: ClassVar[str] = "tensorrt"
-    tunes_on_target: ClassVar[bool] = True
     title: ClassVar[str] = "TensorRT"
     module: ClassVar[str] = "tensorrt"
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt")
     install: ClassVar[str] = "pip install 'enginery[tensorrt]' on a node with that GPU, or use tensorrt-rtx"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="budget",
+        tunes_on_target=True,
+        refits=True,
+        timing_cache=True,
+        times_nodes=True,
+        options=replace(OPTIONS, strip_weights="strip_weights"),
+    )
 
     optimization_level: int = 3
     hardware_compatibility: str = "none"
@@ -75,7 +83,7 @@ class TensorRT(Flavour):
             return engine
         path, reason = kept_layers(self._import(), recorder(self.module), engine.path, self._load_plugins)
         if path is None:
-            return replace(engine, notes=(*engine.notes, f"layers and tactics are not on record: {reason}"))
+            return replace(engine, notes=(*engine.notes, f"{NO_LAYERS}: {reason}"))
         return replace(engine, extras=(("layers", path),))
 
     def refits(self, request: BuildRequest) -> str | None:  # noqa: ARG002 - see `Refitting`

@@ -9,7 +9,8 @@ version compatibility and the engine inspector need a GPU or a library that is n
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from builders.tensorrt.flavour import Flavour, wheels
+from builders.capabilities import Capabilities
+from builders.tensorrt.flavour import OPTIONS, Flavour, wheels
 from builders.tensorrt.opening import Opening
 from builders.types import BuildRequest
 
@@ -25,6 +26,11 @@ class TensorRTRTX(Flavour):
     module: ClassVar[str] = "tensorrt_rtx"
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt-rtx")
     install: ClassVar[str] = "pip install tensorrt-rtx (Linux, x86-64)"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="budget",
+        times_nodes=True,
+        options=OPTIONS,
+    )
 
     def _hardware_refusal(self, request: BuildRequest) -> str | None:
         target = request.target

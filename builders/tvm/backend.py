@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders import cpu_kinds, cuda, held_shapes
+from builders.capabilities import Capabilities, SharedOptions
 from builders.cpu_levels import HOST, LEVELS, check_cpu, cpu_name, host_level, lacking, level_of
 from builders.digest import digest_of_file
 from builders.errors import InputError
@@ -21,7 +22,7 @@ from builders.fitting import check_fits, other_versions
 from builders.installed import PackageNotFoundError, version
 from builders.nvcc import INSTALL, find_nvcc
 from builders.tvm import records
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 _TITLE = "TVM"
 _DISTRIBUTIONS = ("apache-tvm", "apache-tvm-ffi")
@@ -43,11 +44,11 @@ class Tvm:
 
     name: ClassVar[str] = "tvm"
     revision: ClassVar[int] = 2
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "outputs"
     install: ClassVar[str] = "pip install 'enginery[tvm]'"
     build_only: ClassVar[tuple[str, ...]] = ("nvcc",)
-    gpu_tools: ClassVar[tuple[str, ...]] = ("nvcc",)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="outputs", timing_cache=True, gpu_tools=("nvcc",), options=SharedOptions(cpu_level="cpu")
+    )
 
     cpu: str = "x86-64-v3"
     fast_math: bool = False

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders import cuda, held_shapes
+from builders.capabilities import Capabilities
 from builders.compatibility import numbers
 from builders.digest import digest_of_file
 from builders.errors import InputError
 from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 _IO = {"float64", "float32", "float16", "bfloat16", "bool"} | {
     f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)
@@ -40,9 +41,8 @@ class Xla:
 
     name: ClassVar[str] = "xla"
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "pip install 'enginery[xla]'"
+    capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", thread_safe=True)
 
     matmul_precision: str = "highest"
     kept_sizes: int = 32

@@ -12,6 +12,7 @@ from builders.codec import encode
 from builders.digest import digest_of
 from builders.errors import EngineryError, InputError
 from builders.jobs import WorkerContext
+from builders.parts import opening_parts
 from builders.process import enter_phase
 from builders.types import BuildRequest, Engine, Session
 from pipeline.jobs.blobs import fetch, fetch_engine, golden_set, proof_of, runnable
@@ -72,8 +73,9 @@ class BuildEngine:
 def _reduced_notes(built: BuildRequest, asked: BuildRequest | None) -> list[str]:
     if asked is None:
         return []
-    before, now = (dict(request.options)["workspace_mib"] for request in (asked, built))
-    return [f"built with workspace_mib {now} instead of {before}: a first build had run out of memory"]
+    option = backends.capabilities_of(built.backend).options.workspace_mib
+    before, now = (dict(request.options)[option] for request in (asked, built))
+    return [f"built with {option} {now} instead of {before}: a first build had run out of memory"]
 
 
 def record_engine(
@@ -152,7 +154,7 @@ def _contract_checks(
 
 @dataclass(frozen=True)
 class OpenEngine:
-    """An ONNX Runtime engine as a file, and how to run it and parts of it."""
+    """An engine whose file is an ONNX graph, and how to run it and parts of it."""
 
     request: BuildRequest
     path: Path
@@ -161,13 +163,11 @@ class OpenEngine:
 
 def open_engine(place: Store, blob: EngineBlob, workdir: Path) -> OpenEngine:
     """Fetch an engine that can be taken apart. Raises InputError for another backend's."""
-    from builders.onnxruntime import OnnxRuntime
-
     wanted = blob.request
-    backend = backends.configure(wanted.backend, dict(wanted.options))
-    if not isinstance(backend, OnnxRuntime):
+    backend = opening_parts(backends.configure(wanted.backend, dict(wanted.options)))
+    if backend is None:
         raise InputError(f"engines of {wanted.backend} cannot be tapped yet; attribute their graph")
-    return OpenEngine(wanted, fetch(place, blob.digest, workdir / f"engine{blob.suffix}"), backend.session)
+    return OpenEngine(wanted, fetch(place, blob.digest, workdir / f"engine{blob.suffix}"), backend.open_part)
 
 
 def open_session(place: Store, blob: EngineBlob, workdir: Path) -> AbstractContextManager[Session]:

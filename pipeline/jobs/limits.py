@@ -44,7 +44,7 @@ def engine_limits(
 
     def measured() -> "Iterator[Limits]":
         backend = backends.configure(request.backend, dict(request.options))
-        blocks = request.precision == "int4" and backends.rounds_activations(backend)
+        blocks = request.precision == "int4" and backend.capabilities.rounds_activations
         for honest in honest_rounding(graph, golden, reference, _as_written, workdir, activation_blocks=blocks):
             found = budgets("engine", request.precision, golden.noise, honest).override(limits)
             yield Limits(_noted(found, reference, _unknown(honest)), honest.drifts)

@@ -8,7 +8,7 @@ from builders import backends
 from builders.errors import InputError, ModelError
 from builders.jobs import WorkerContext
 from builders.process import enter_phase
-from builders.refitting import Refitting, is_stripped
+from builders.refitting import is_stripped, refitting
 from builders.types import BuildRequest
 from pipeline.jobs.blobs import fetch, fetch_engine
 from pipeline.jobs.engines import record_engine
@@ -33,14 +33,15 @@ class RefitEngine:
         old, wanted = self.before, self.request
         backend = backends.configure(wanted.backend, dict(wanted.options))
         backends.check_toolchain(backend, wanted)
-        if not isinstance(backend, Refitting):
+        refitter = refitting(backend)
+        if refitter is None:
             raise InputError(f"engines of {wanted.backend} cannot be refitted")
         enter_phase("fetching")
         model = fetch(place, wanted.model, workdir / "new.onnx")
         _check_alike(fetch(place, old.request.model, workdir / "old.onnx"), model)
         enter_phase("refitting")
         begun = time.monotonic()
-        made = backend.refit(fetch_engine(place, old, workdir), model, wanted, workdir)
+        made = refitter.refit(fetch_engine(place, old, workdir), model, wanted, workdir)
         seconds = round(time.monotonic() - begun, 3)
         enter_phase("storing")
         how = "weights left to the ONNX model" if is_stripped(wanted) else "weights replaced"

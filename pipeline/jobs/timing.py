@@ -7,7 +7,7 @@ from pathlib import Path
 
 from builders.digest import canonical_json
 from builders.errors import EngineryError
-from builders.timing import GIVEN, GROWN, TimingCached
+from builders.timing import GIVEN, GROWN, timing_cached
 from builders.types import Backend
 from pipeline.moment import now
 from pipeline.registry import parsing
@@ -25,7 +25,7 @@ class TimingCache:
 
     def __init__(self, store: Store, backend: Backend, workdir: Path) -> None:
         self._store, self._workdir = store, workdir
-        self._backend = backend if isinstance(backend, TimingCached) else None
+        self._backend = timing_cached(backend)
         place = self._backend.timing_place() if self._backend else None
         self._key = timing_key(place[0], driver_version() or "unknown", place[1]) if place else None
         self._given: str | None = None

@@ -8,7 +8,6 @@ import pytest
 from builders import cuda
 from builders.cuda import Device
 from builders.errors import DataError, EngineryError
-from builders.profiles import DeviceTimed
 from builders.tensorrt import TensorRT, TensorRTRTX, lanes, session
 from builders.tensorrt.opening import Opening
 from builders.tensorrt.session import EngineSession, open_engine
@@ -171,7 +170,6 @@ def test_the_gpus_own_time_is_told_by_events(driver, captures):
     engine = FakeEngine(driver)
     with Device(0) as device:
         opened = session_over(device, engine, cuda_graphs=captures)
-        assert isinstance(opened, DeviceTimed)
         assert opened.device_seconds(images(2), 3) == pytest.approx([2.5e-3] * 3)
         opened.close()
     assert counter(driver, "events").value == 0

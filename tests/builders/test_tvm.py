@@ -12,7 +12,7 @@ from builders.errors import DataError, EngineryError, InputError, ModelError
 from builders.nvcc import Nvcc, find_nvcc, generation
 from builders.onnxruntime import OrtSession
 from builders.shape_profiles import profiles
-from builders.timing import GIVEN, GROWN, TimingCached
+from builders.timing import GIVEN, GROWN
 from builders.tvm import Tvm
 from builders.tvm import backend as tvm
 from builders.tvm import cuda as tvm_cuda
@@ -256,7 +256,7 @@ def test_tuning_is_for_cpus_of_that_level(installed, monkeypatch):
     assert tuning.refuses(own_request()) is None
     place = tuning.timing_place()
     assert place is not None and place[1] == "tvm-0.27-x86-64-v3"
-    assert TVM.timing_place() is None and isinstance(TVM, TimingCached)
+    assert TVM.timing_place() is None
     monkeypatch.setattr("builders.cpu_levels.machine_flags", frozenset)
     assert re.search(r"this CPU has no .*avx2.*, and kernels are tuned by running them", tuning.refuses(own_request()))
 

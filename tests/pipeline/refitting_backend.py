@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from builders.capabilities import Capabilities, SharedOptions
 from builders.digest import digest_of_file
 from builders.errors import EngineryError
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 
 @dataclass(frozen=True)
 class Whole:
     name: ClassVar[str] = "whole"
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "it is part of the tests"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        "bytes", refits=True, options=SharedOptions(strip_weights="strip_weights")
+    )
 
     strip_weights: bool = False
     refittable: bool = True

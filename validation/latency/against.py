@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from builders.profiles import Prepared
 from builders.types import Session, Tensors
 from validation.latency.loop import latencies, timed
 from validation.latency.once import taken
@@ -105,7 +104,7 @@ def _runners(sessions: tuple[Session, Session], inputs: Tensors) -> list[Callabl
     """What is timed of either, the same kind of both."""
     given = [taken(session, inputs) for session in sessions]
     pairs = list(zip(sessions, given, strict=True))
-    own = [session.prepared(arrays) for session, arrays in pairs if isinstance(session, Prepared)]
+    own = [call for session, arrays in pairs if (call := session.prepare_call(arrays))]
     return own if len(own) == len(pairs) else [partial(session.run, arrays) for session, arrays in pairs]
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from builders import backends
+from builders.capabilities import Capabilities, SharedOptions
 from builders.digest import digest_of_file
 from builders.errors import EngineryError
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors
+from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors
 from validation.gpu.devices import Device
 
 HOPPER = Device("cuda", Target("sm_90", (9, 0), "h100"), "NVIDIA H100", "NVIDIA-H100-PCIe", driver="580.1", cuda="13.0")
@@ -25,9 +26,8 @@ class Fake:
 
     name: ClassVar[str] = "fake"
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "it is not to be had"
+    capabilities: ClassVar[Capabilities] = Capabilities("bytes", options=SharedOptions(cuda_graphs="cuda_graphs"))
 
     how: str = "right"
     cuda_graphs: bool = False
@@ -62,7 +62,7 @@ class Fake:
         yield _Session(engine, self.how)
 
 
-class _Session:
+class _Session(Session):
     def __init__(self, engine: Engine, how: str) -> None:
         from onnx.reference import ReferenceEvaluator
 

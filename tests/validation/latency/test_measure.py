@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from builders.errors import EngineryError, ModelError
-from builders.types import TensorSpec
+from builders.types import Session, TensorSpec
 from validation.latency import measure, once
 from validation.latency.against import race
 from validation.latency.buckets import Bucket
@@ -20,7 +20,7 @@ from validation.latency.once import DEVICE_RUNS, PASSES
 BUCKET = Bucket({"batch": 2}, {"x": np.zeros(2, "f"), "other": np.zeros(1)}, 2)
 
 
-class Plain:
+class Plain(Session):
     inputs = (TensorSpec("x", "float32", ("batch",)),)
     outputs = ()
 
@@ -40,7 +40,7 @@ class Own(Plain):
     def __init__(self) -> None:
         self.calls = 0
 
-    def prepared(self, inputs):
+    def prepare_call(self, inputs):
         assert inputs.keys() == {"x"}
 
         def call() -> None:
