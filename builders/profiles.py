@@ -12,6 +12,7 @@ from builders.types import Backend, Engine, Shape, Tensors
 
 # A tensor as it was seen: numpy's name of its type, and its shape.
 Seen = tuple[str, Shape]
+_TYPES = {"float": "float32", "double": "float64"}  # ONNX's names that differ from numpy's
 
 
 @dataclass(frozen=True)
@@ -52,3 +53,15 @@ class Profiling(Protocol):
 def profiling(backend: Backend) -> Profiling | None:
     """The backend, where it times nodes; else None."""
     return cast("Profiling", backend) if backend.capabilities.times_nodes else None
+
+
+def element_name(element_type: int) -> str:
+    """numpy's name of an ONNX element type, or ONNX's own in small letters where numpy has none."""
+    from onnx import TensorProto
+
+    return type_name(str(TensorProto.DataType.Name(element_type)).lower())
+
+
+def type_name(name: str) -> str:
+    """numpy's name for ONNX's name of an element type, which is in small letters; that itself where numpy has none."""
+    return _TYPES.get(name, name)

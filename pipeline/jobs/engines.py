@@ -114,7 +114,7 @@ class CheckEngine:
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
-        from builders.onnxruntime import OrtSession
+        from builders.reference import ReferenceSession
         from validation.budget import default_budget
         from validation.compare import drift_checks
         from validation.fuzz.outcome import Pair
@@ -125,7 +125,7 @@ class CheckEngine:
         frozen = golden_set(place, self.golden, workdir)
         graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
         with (
-            OrtSession(graph, optimized=False, threads=threads_for(graph)) as expected,
+            ReferenceSession(graph, threads=threads_for(graph)) as expected,
             open_session(place, self.engine, workdir) as actual,
         ):
             held = engine_limits(graph, expected, wanted, frozen, self.limits, workdir)

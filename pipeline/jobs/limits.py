@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builders import backends
 from builders.types import QUANTIZED, BuildRequest, Precision, Session
 from validation.task import TaskMetric
 
 if TYPE_CHECKING:
-    from builders.onnxruntime import OrtSession
+    from builders.reference import ReferenceSession
     from validation.budget import Budgets
     from validation.golden import GoldenSet
     from validation.limits import Limits, StagedLimits
@@ -85,20 +85,11 @@ def _unknown(honest: "Honest") -> str:
     return f"honest rounding is not known: {honest.reason}" if honest.reason else ""
 
 
-def _as_written(path: Path) -> "OrtSession":
-    """A graph with rounding in it, opened for a few runs.
+def _as_written(path: Path) -> "ReferenceSession":
+    """A graph with rounding in it, opened for a few runs."""
+    from builders.reference import ReferenceSession
 
-    ONNX Runtime plans which tensors share a buffer in a time that grows with the square of their number (0.7 s for
-    1,400 nodes), and frees each tensor behind its last use without a plan too: memory is the same.
-    """
-    from builders.onnxruntime import OrtSession
-    from builders.onnxruntime.cpu import open_model
-
-    def opened(model: Path, options: Any) -> Any:
-        options.enable_mem_reuse = False
-        return open_model(model, options)
-
-    return OrtSession(path, optimized=False, threads=threads_for(path), opens=opened)
+    return ReferenceSession(path, threads=threads_for(path), plan_buffers=False)
 
 
 def threads_for(graph: Path) -> int:

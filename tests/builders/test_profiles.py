@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 from builders.cpu_kinds import this_kind
 from builders.errors import ModelError
 from builders.onnxruntime import OnnxRuntime
-from builders.onnxruntime.profile import element_name, read_trace
-from builders.profiles import NodeTime
+from builders.onnxruntime.profile import read_trace
+from builders.profiles import NodeTime, element_name
 from builders.tensorrt import TensorRTRTX
 from builders.tensorrt.profile import profiled
 from builders.tensorrt.session import EngineSession

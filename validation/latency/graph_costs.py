@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.errors import ModelError
-from builders.onnxruntime.profile import element_name
-from builders.profiles import Seen
+from builders.profiles import Seen, element_name
 from builders.types import TensorSpec
 from validation.latency.costs import Cost, cost_of
 from validation.latency.macs import CONVOLUTIONS, PRODUCTS, TRANSPOSED_CONVOLUTIONS

@@ -124,7 +124,7 @@ def attributed(
     reference = runnable(folder / "graph.onnx", precision)
     pair = (
         OnnxGraph(reference, folder / "expected", lambda file: OrtSession(file, optimized=False), fuses=False),
-        OnnxGraph(engine, folder / "actual", OnnxRuntime(intra_op_threads=1).session, fuses=True),
+        OnnxGraph(engine, folder / "actual", OnnxRuntime(intra_op_threads=1).open_part, fuses=True),
     )
     failed = [] if built_from is graph else ["sqnr_db"]
     return attribute(
