@@ -74,7 +74,9 @@ class Toy:
         from toy_compiler.session import ToySession
 
         check_fits(self, engine)
-        yield ToySession(engine)
+        session = ToySession(engine)
+        yield session
+        session.close()
 
     def load_runtime(self) -> None:
         """Import numpy and the interpreter."""

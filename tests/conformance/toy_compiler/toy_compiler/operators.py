@@ -21,7 +21,7 @@ def matmul(a: Array, b: Array) -> Array:
     return np.matmul(a.astype(wide), b.astype(wide)).astype(a.dtype)
 
 
-def gemm(a: Array, b: Array, c: Array | None = None, alpha=1.0, beta=1.0, transA=0, transB=0) -> Array:  # noqa: N803
+def gemm(a: Array, b: Array, c: Array | None = None, alpha=1.0, beta=1.0, transA=0, transB=0) -> Array:
     """alpha * a @ b + beta * c."""
     product = alpha * matmul(a.T if transA else a, b.T if transB else b)
     return (product if c is None else product + beta * c).astype(a.dtype)
@@ -103,6 +103,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Flatten": lambda x, axis=1: x.reshape(int(np.prod(x.shape[:axis])), -1),
     "Gather": lambda x, at, axis=0: np.take(x, at, axis),
     "Gemm": gemm,
+    "Greater": np.greater,
     "HardSwish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1).astype(x.dtype),
     "Identity": lambda x: x,
     "LayerNormalization": layer_norm,
