@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from builders.digest import digest_of
+from builders.digest import digest_of, digest_of_file
+from builders.requirements import Memory, Requirement
 
 if TYPE_CHECKING:
     import numpy as np
@@ -205,6 +206,7 @@ def _profile(data: Mapping[str, Any]) -> ShapeProfile:
 class Engine:
     """A compiled model on disk. `format` names what can open it, e.g. 'tensorrt-rtx-1.7' or 'onnx'.
 
+    requires: what a machine must have to run it (`builders.requirements`).
     notes: what the compiler said that a person should know (a layer left in fp32, a fallback).
     extras: files that a build leaves beside the engine, by name, such as what the compiler tells of its layers.
     weights: the ONNX model with the weights of an engine whose own file leaves them out; for opening it.
@@ -215,9 +217,25 @@ class Engine:
     digest: str
     size_bytes: int
     suffix: str
+    requires: tuple[Requirement, ...] = ()
     notes: tuple[str, ...] = ()
     extras: tuple[tuple[str, Path], ...] = ()
     weights: Path | None = None
+
+    @classmethod
+    def of_file(
+        cls,
+        backend: "Backend",
+        request: BuildRequest,
+        path: Path,
+        notes: tuple[str, ...] = (),
+        also: tuple[Requirement, ...] = (),
+    ) -> "Engine":
+        """The engine that a backend has written to `path`. also: requirements that only the file tells."""
+        size = path.stat().st_size
+        memory = () if request.target.is_cpu else (Memory(size),)
+        requires = (*backend.requires(request), *memory, *also)
+        return cls(request, path, digest_of_file(path), size, path.suffix, requires, notes)
 
 
 @dataclass(frozen=True)
@@ -287,8 +305,13 @@ class Backend(Protocol):
         """Why this request cannot be built, with the remedy; None when it can. Imports no compiler."""
         ...
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        """What a machine must have to run an engine of this request, as far as the request tells: its processor first
+        (`requirements.for_target`), then the runtime in the versions that open it. Imports no compiler."""
+        ...
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
-        """Compile `model` into a file under `workdir`. Raises EngineryError with the compiler's own reason."""
+        """Compile `model` into a file under `workdir` (`Engine.of_file`). Raises EngineryError with the compiler's own reason."""
         ...
 
     def runs(self, target: Target) -> str | None:

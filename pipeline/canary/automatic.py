@@ -14,7 +14,7 @@ from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.canary.targets import attach
 from pipeline.intake.places import place_at
 from pipeline.registry import channels, versions
-from pipeline.registry.machine import target_named
+from builders.machine import target_named
 from pipeline.registry.names import Reference, check_channel, check_model, check_version
 from pipeline.registry.store import Store
 from pipeline.values import Json

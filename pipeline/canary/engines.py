@@ -15,7 +15,7 @@ from builders.types import Target
 from pipeline.canary.isolated import IsolatedSession, isolated
 from pipeline.jobs.blobs import fetch_engine
 from pipeline.registry.attestations import judged
-from pipeline.registry.machine import Machine
+from builders.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.requests import request_of

@@ -96,7 +96,7 @@ def _asked(
     from builders.errors import UnknownNameError
     from builders.types import PRECISIONS
     from pipeline.compare.run import Asked
-    from pipeline.registry.machine import target_named
+    from builders.machine import target_named
     from pipeline.run import not_in_spec
 
     wanted = _words(precisions)

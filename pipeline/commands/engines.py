@@ -21,7 +21,7 @@ def published_engine(
     """
     from builders.local import LocalExecutor
     from pipeline.canary.engines import choose
-    from pipeline.registry.machine import target_named
+    from builders.machine import target_named
     from pipeline.registry.names import parse_reference
     from pipeline.registry.store import open_store
     from pipeline.workshop import Workshop

@@ -75,7 +75,7 @@ def profile(
     """
     from pipeline.canary.engines import choose
     from pipeline.latency import Asked, profile_published, race_published
-    from pipeline.registry.machine import target_named
+    from builders.machine import target_named
     from pipeline.registry.names import parse_reference
 
     asked = Asked(seconds, buckets or ("all" if all_buckets else "few"), streams, seed)

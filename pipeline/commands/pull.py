@@ -127,7 +127,7 @@ def pull(reference: str, dest: Path, registry: str, as_json: bool, quiet: bool, 
 
 
 def _machine(given: dict[str, Any]) -> "Machine":
-    from pipeline.registry.machine import Machine
+    from builders.machine import Machine
 
     memory = given["memory_gib"]
     stated = {name: given[name] for name in ("driver", "cuda", "tensorrt", "tensorrt_rtx")}

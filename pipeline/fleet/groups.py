@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from builders.types import Target
-from pipeline.registry.machine import Machine
+from builders.machine import Machine
 
 
 @dataclass(frozen=True)

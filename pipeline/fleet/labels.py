@@ -19,7 +19,7 @@ from typing import Any
 
 from builders.targets import product_of
 from pipeline.fleet.groups import Hardware, LeftOut, Part
-from pipeline.registry.machine import Machine
+from builders.machine import Machine
 
 _NVIDIA = "nvidia.com/"
 _SLICES = re.compile(r"nvidia\.com/mig-(.+)\.count")

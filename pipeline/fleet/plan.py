@@ -13,7 +13,7 @@ from pipeline.fleet.prediction import Hours, Predictor, total
 from pipeline.fleet.served import Served
 from pipeline.fleet.standing import Known, Standing, standings, unwanted
 from pipeline.fleet.work import Work, work_for
-from pipeline.registry.machine import Machine
+from builders.machine import Machine
 
 
 @dataclass(frozen=True)

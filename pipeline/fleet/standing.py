@@ -9,7 +9,7 @@ from builders.types import Precision
 from pipeline.fleet.catalog import Catalog, Demand
 from pipeline.fleet.groups import Group
 from pipeline.fleet.served import Served
-from pipeline.registry.machine import Machine
+from builders.machine import Machine
 from pipeline.registry.manifest import EngineEntry
 from pipeline.registry.resolve import PORTABLE, Answer, Policy, answer
 

@@ -12,7 +12,7 @@ Rules and where they are from:
 from builders.compatibility import numbers, runtime_of, version_serves
 from builders.cpu_kinds import EXACT_SESSION, SATURATES, kind_named
 from builders.text import format_bytes
-from pipeline.registry.machine import Machine
+from builders.machine import Machine
 from pipeline.registry.manifest import EngineEntry
 
 _TITLES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}

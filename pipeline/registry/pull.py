@@ -18,7 +18,7 @@ from pipeline.registry.attestations import judged
 from pipeline.registry.delivery import Origin, Way
 from pipeline.registry.landing import write_whole
 from pipeline.registry.lost import find_lost_engines
-from pipeline.registry.machine import Machine
+from builders.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.resolve import FALLBACK, Answer, Policy, Resolution, answer

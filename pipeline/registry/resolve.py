@@ -21,7 +21,7 @@ from builders.compatibility import hardware_serves
 from builders.errors import IntegrityError, UnknownNameError
 from builders.text import join_first
 from pipeline.registry.attestations import JudgedEntry
-from pipeline.registry.machine import Machine
+from builders.machine import Machine
 from pipeline.registry.manifest import EngineEntry
 from pipeline.registry.needs import needs_exact_session, remarks, unmet
 from pipeline.registry.speeds import Speed

@@ -10,7 +10,7 @@ from builders.cpu_levels import HOST, lacking
 from builders.errors import EngineryError
 from builders.fitting import BuildOnly, packages, version_misfit
 from builders.types import Backend
-from pipeline.registry.machine import Machine
+from builders.machine import Machine
 from pipeline.registry.manifest import EngineEntry
 
 

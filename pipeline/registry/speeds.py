@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from builders.targets import product_of
 from pipeline.registry.latencies import latencies
-from pipeline.registry.machine import Machine
+from builders.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.store import Store
 

@@ -30,7 +30,7 @@ from pipeline.registry.delivery import Origin, Way
 from pipeline.registry.hooks import Hook
 from pipeline.registry.keys import channel_key
 from pipeline.registry.landing import make_folder, reachable, sync_folder, write_whole
-from pipeline.registry.machine import Machine
+from builders.machine import Machine
 from pipeline.registry.names import Reference
 from pipeline.registry.pull import Pulled, ask, bring, bring_best, folder_name
 from pipeline.registry.resolve import Policy, Resolution

@@ -8,7 +8,7 @@ from builders.targets import parse_targets
 from pipeline.fleet.groups import LeftOut, Part
 from pipeline.fleet.inventory import fleet_of_nodes
 from pipeline.fleet.labels import parts_of
-from pipeline.registry.machine import Machine
+from builders.machine import Machine
 from tests.pipeline.fleet import nodes
 
 MIB = 1 << 20

@@ -14,7 +14,7 @@ from builders.targets import parse_targets
 from builders.types import ShapeProfile, Target, TensorSpec
 from pipeline.registry.delivery import Way
 from pipeline.registry.keys import blob_key
-from pipeline.registry.machine import Machine
+from builders.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.publish import Published, publish

@@ -6,8 +6,8 @@ import pytest
 from builders import backends, cpu_levels
 from builders.cpu_kinds import this_kind
 from builders.errors import UnknownNameError
-from pipeline.registry import machine as module
-from pipeline.registry.machine import Machine
+from builders import machine as module
+from builders.machine import Machine
 from pipeline.registry.manifest import EngineEntry
 from pipeline.registry.needs import remarks, unmet
 from pipeline.registry.resolve import FALLBACK, PORTABLE, Policy, answer

@@ -9,7 +9,7 @@ from builders.errors import UnknownNameError
 from builders.targets import GENERATIONS, parse_targets
 from builders.types import PRECISIONS, Target
 from pipeline.registry.attestations import JudgedEntry
-from pipeline.registry.machine import Machine
+from builders.machine import Machine
 from pipeline.registry.manifest import EngineEntry
 from pipeline.registry.resolve import PORTABLE, Policy, Resolution, answer
 from pipeline.registry.speeds import Speed
