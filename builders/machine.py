@@ -13,9 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from builders.cpu_kinds import kind_named, kind_of, this_kind
+from builders import cuda
+from builders.cpu_kinds import kind_named, this_kind
 from builders.cpu_levels import LEVELS, flags_of_level, lacking, machine_flags
-from builders.cuda import Gpu, cuda_version, gpus
+from builders.cuda import Gpu
 from builders.digest import digest_of_file
 from builders.errors import InputError, UnknownNameError
 from builders.requirements import Library, Requirement, Runtime
@@ -114,7 +115,7 @@ class Machine:
         for item in requires:
             if isinstance(item, Runtime) and self.version_of(item.name, *item.packages) is None:
                 found = ((name, _installed(name)) for name in (item.name, *item.packages))
-                runtimes |= {name: version for name, version in found if version}
+                runtimes |= next(({name: version} for name, version in found if version), {})
             elif isinstance(item, Library) and item.path not in libraries:
                 path = Path(item.path)
                 libraries[item.path] = digest_of_file(path) if path.is_file() else ""
@@ -136,7 +137,7 @@ class Machine:
         if name == AUTO:
             return local_machine()
         target = target_named(name)
-        return cls(cpu=kind_of(target), here=True) if target == CPU else cls.of(target)
+        return cpu_here() if target == CPU else cls.of(target)
 
     def stating(
         self,
@@ -169,17 +170,28 @@ def target_named(name: str) -> Target:
 
 def local_target() -> Target:
     """This machine's target. Raises UnknownNameError when it has GPUs of several generations: a person must choose."""
-    return _target_of(gpus())
+    return _target_of(cuda.gpus())
 
 
 def local_machine() -> Machine:
     """This machine. Of several GPUs of one generation the smallest memory counts. Raises as `local_target` does."""
-    found = gpus()
-    machine = replace(Machine.of(_target_of(found)), here=True)
+    found = cuda.gpus()
     if not found:
-        return replace(machine, cpu=this_kind().name)
-    memory = min(gpu.memory_bytes for gpu in found) or None
-    return machine.stating(driver=driver_version(), cuda=cuda_version(), memory_bytes=memory)
+        return cpu_here()
+    memory = min(gpu.memory_bytes for gpu in found)
+    return replace(gpu_here(found[0]), product=_target_of(found).product, memory_bytes=memory or None)
+
+
+def cpu_here() -> Machine:
+    """This machine as what runs engines on its CPU."""
+    return Machine(cpu=this_kind().name, here=True)
+
+
+def gpu_here(gpu: Gpu) -> Machine:
+    """This machine as what runs engines on one of its GPUs."""
+    machine = replace(Machine.of(_target(gpu)), here=True)
+    memory = gpu.memory_bytes or None
+    return machine.stating(driver=driver_version(), cuda=cuda.cuda_version(), memory_bytes=memory)
 
 
 def _target_of(found: tuple[Gpu, ...]) -> Target:

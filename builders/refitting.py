@@ -1,6 +1,6 @@
 """New weights for an engine, without a build: what a backend that can do that offers.
 
-A backend whose engines leave their weights out has an option `strip_weights`; whoever opens such an engine gives the
+A backend whose engines leave their weights out says so (`requirements.Weights`); whoever opens such an engine gives the
 ONNX model with the weights along (`Engine.weights`). Standard library only.
 """
 
@@ -29,8 +29,3 @@ class Refitting(Protocol):
         Raises EngineryError when the compiler does not take them.
         """
         ...
-
-
-def is_stripped(request: BuildRequest) -> bool:
-    """Whether engines of this request leave their weights to the ONNX model."""
-    return dict(request.options).get("strip_weights") is True

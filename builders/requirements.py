@@ -315,6 +315,14 @@ def same_versions(toolchain: Mapping[str, str], *names: str) -> tuple[Runtime, .
     return tuple(Runtime(name, toolchain[name]) for name in names if name in toolchain)
 
 
+def later_versions(
+    toolchain: Mapping[str, str], name: str, *, strict: bool = True, remark: str = ""
+) -> tuple[Runtime, ...]:
+    """A runtime whose later releases open what an earlier one wrote; none where its version is not on record."""
+    built = toolchain.get(name)
+    return (Runtime(name, built, loads=((built, ""),), strict=strict, remark=remark),) if built else ()
+
+
 def driver_for(toolchain: Mapping[str, str]) -> tuple[Driver, ...]:
     """The oldest driver for a GPU engine: the one on record, else that of the oldest CUDA of its wheels and nvcc."""
     wheels = (number for number in _DRIVER_OF_CUDA for name in toolchain if f"-cu{number}" in name)

@@ -26,6 +26,9 @@ CALIBRATED: tuple[Precision, ...] = ("int8", "fp8")
 # The entry of a CPU engine's toolchain that holds the kind of CPU it is built for (`cpu_kinds`).
 CPU_KIND = "enginery-cpu"
 
+# How the note of an engine begins that says why nothing is on record of its layers.
+NO_LAYERS = "layers and tactics are not on record"
+
 Scalar = str | int | float | bool
 WeightLevels = Literal[64, 127]
 Determinism = Literal["bytes", "outputs", "budget"]
@@ -311,7 +314,10 @@ class Backend(Protocol):
         ...
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
-        """Compile `model` into a file under `workdir` (`Engine.of_file`). Raises EngineryError with the compiler's own reason."""
+        """Compile `model` into a file under `workdir` (`Engine.of_file`).
+
+        Raises EngineryError with the compiler's own reason.
+        """
         ...
 
     def runs(self, target: Target) -> str | None:

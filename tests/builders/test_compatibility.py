@@ -4,12 +4,12 @@ import dataclasses
 import re
 
 import pytest
-
 from builders.compatibility import hardware_serves, version_serves
+from builders.tensorrt.fitting import fitting_gpu, version_misfit
+
 from builders.cuda import Gpu
 from builders.errors import EngineryError
 from builders.tensorrt import TensorRT, TensorRTRTX
-from builders.tensorrt.fitting import fitting_gpu, version_misfit
 from tests.builders import graphs
 
 COMPATIBLE = {"version_compatible": True}

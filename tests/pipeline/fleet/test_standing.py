@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from builders.errors import UnavailableError
+from builders.machine import Machine
 from builders.targets import parse_targets
 from pipeline.fleet import standing
 from pipeline.fleet.catalog import SELFTEST, Catalog, Demand, whole_registry
@@ -15,7 +16,6 @@ from pipeline.fleet.served import Served, read_served
 from pipeline.fleet.standing import Judgement, Standing, standings
 from pipeline.registry import channels
 from pipeline.registry.keys import channel_key, manifest_key
-from builders.machine import Machine
 from pipeline.registry.names import parse_reference
 from pipeline.registry.resolve import PORTABLE
 from pipeline.registry.store import FileStore, Store

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from builders.digest import canonical_json, digest_of
+from builders.machine import Machine
 from builders.targets import parse_targets
 from builders.types import ShapeProfile, Target, TensorSpec
 from pipeline.registry.delivery import Way
 from pipeline.registry.keys import blob_key
-from builders.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.publish import Published, publish

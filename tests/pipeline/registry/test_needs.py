@@ -2,14 +2,14 @@ import re
 from dataclasses import replace
 
 import pytest
+from pipeline.registry.needs import remarks, unmet
 
 from builders import backends, cpu_levels
+from builders import machine as module
 from builders.cpu_kinds import this_kind
 from builders.errors import UnknownNameError
-from builders import machine as module
 from builders.machine import Machine
 from pipeline.registry.manifest import EngineEntry
-from pipeline.registry.needs import remarks, unmet
 from pipeline.registry.resolve import FALLBACK, PORTABLE, Policy, answer
 
 GIB = 1 << 30
