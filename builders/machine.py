@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from builders import cuda
+from builders import cpu_levels, cuda
 from builders.cpu_kinds import kind_named, this_kind
-from builders.cpu_levels import LEVELS, flags_of_level, lacking, machine_flags
+from builders.cpu_levels import LEVELS, flags_of_level
 from builders.cuda import Gpu
 from builders.digest import digest_of_file
 from builders.errors import InputError, UnknownNameError
@@ -98,7 +98,7 @@ class Machine:
     def lacking_instructions(self, level: str, flags: Iterable[str] = ()) -> tuple[str, ...] | None:
         """Flags of a level of x86-64 (or another architecture), and of `flags`, that the CPU lacks; None: unknown."""
         if self.here:
-            return lacking(level) or tuple(sorted(set(flags) - machine_flags()))
+            return cpu_levels.lacking(level) or tuple(sorted(set(flags) - cpu_levels.machine_flags()))
         kind = kind_named(self.cpu) if self.cpu else None
         if kind is None:
             return None

@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -53,7 +54,9 @@ def _version(text: str) -> str:
 
 
 def _runtime_name(text: str) -> str:
-    """As distributions are called: 'tensorrt-rtx', also for 'tensorrt_rtx'."""
+    """As distributions are called: 'onnxruntime-gpu', also for 'onnxruntime_gpu'."""
+    if text != "driver" and get_close_matches(text, ["driver"], cutoff=0.75):
+        raise ValueError("did you mean 'driver'?")
     if not re.fullmatch(r"[a-z\d][a-z\d._-]{0,99}", text, re.ASCII | re.IGNORECASE):
         raise ValueError("must be a package's name such as 'onnxruntime-gpu'")
     return re.sub(r"[._-]+", "-", text).lower()

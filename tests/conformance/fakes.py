@@ -238,9 +238,6 @@ class Hangs(Honest):
 class OpensAnything(Honest):
     """Opens other versions' engines."""
 
-    def unfit(self, built: Any, here: Any) -> str | None:
-        return None
-
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
         with self.session(engine.path) as session:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from builders.errors import IntegrityError, UnknownNameError
+from builders.types import NO_LAYERS
 from pipeline import materials
 from pipeline.cli import main
 from pipeline.registry.layers import COLUMNS, layers_of, row
@@ -37,6 +38,7 @@ def published(store: Store, told: Any = TOLD) -> Manifest:
     trt = replace(trt, report=store.put_bytes(json.dumps({**json.loads(store.read_blob(str(trt.report))),
                   "backend": "tensorrt", "unit": trt.unit}).encode()))  # fmt: skip
     rtx, cpu = engine(store, "sm_89", "fp16", "unproven"), engine(store)
+    rtx = replace(rtx, notes=("a warning", f"{NO_LAYERS}: TensorRT-RTX's inspector needs a GPU"))
     layers = store.put_bytes(json.dumps(told).encode())
     base = draft(store)
     base = replace(base, sources={**base.sources, f"layers {trt.unit}": layers})
