@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from builders import backends
 from builders.capabilities import Capabilities
-from builders.digest import digest_of_file
 from builders.errors import EngineryError
 from builders.jobs import WorkerContext
+from builders.requirements import Requirement, for_target
 from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 from pipeline.jobs.engines import BuildEngine
 from pipeline.values import EngineRecord
@@ -40,12 +40,15 @@ class Noop:
     def refuses(self, request: BuildRequest) -> str | None:
         return None
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        return (for_target(request.target),)
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         path = workdir / "engine.noop"
         with path.open("wb") as stream:
             stream.write(request.key.encode())
             stream.truncate(max(64, self.size_mib << 20))
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, ".noop")
+        return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
         return "it compiles nothing"

@@ -16,15 +16,12 @@ class SharedOptions:
 
     workspace_mib: scratch memory of the compiler in MiB, 0 for no limit. It is lowered for a second build where the
     first ran out of memory.
-    strip_weights: whether the engine's file has no weights: whoever opens it gives the ONNX model along
-    (`Engine.weights`).
     cuda_graphs: whether a session replays CUDA graphs; both settings are measured.
     cpu_level: the level of x86-64 that code for CPUs is compiled for, or 'host' (`builders.cpu_levels`).
     wide_profile: (option, value) with which a request has one optimization profile over all buckets, not one for each.
     """
 
     workspace_mib: str = ""
-    strip_weights: str = ""
     cuda_graphs: str = ""
     cpu_level: str = ""
     wide_profile: tuple[str, str] | None = None

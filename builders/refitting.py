@@ -1,13 +1,12 @@
 """New weights for an engine, without a build: what a backend that can do that offers.
 
-A backend whose engines leave their weights out has an option for it (`SharedOptions.strip_weights`); whoever opens such
-an engine gives the ONNX model with the weights along (`Engine.weights`). Standard library only.
+A backend whose engines leave their weights out says so (`requirements.Weights`); whoever opens such an engine gives the
+ONNX model with the weights along (`Engine.weights`). Standard library only.
 """
 
 from pathlib import Path
 from typing import Protocol, cast
 
-from builders import backends
 from builders.types import Backend, BuildRequest, Engine
 
 
@@ -34,10 +33,3 @@ class Refitting(Protocol):
 def refitting(backend: Backend) -> Refitting | None:
     """The backend, where it gives engines other weights; else None."""
     return cast("Refitting", backend) if backend.capabilities.refits else None
-
-
-def is_stripped(request: BuildRequest) -> bool:
-    """Whether engines of this request leave their weights to the ONNX model. Raises UnknownNameError for a backend that
-    is not installed."""
-    option = backends.capabilities_of(request.backend).options.strip_weights
-    return bool(option) and dict(request.options).get(option) is True

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from builders.capabilities import Capabilities
-from builders.digest import digest_of
+from builders.digest import digest_of, digest_of_file
+from builders.requirements import Memory, Requirement
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +26,9 @@ CALIBRATED: tuple[Precision, ...] = ("int8", "fp8")
 
 # The entry of a CPU engine's toolchain that holds the kind of CPU it is built for (`cpu_kinds`).
 CPU_KIND = "enginery-cpu"
+
+# How the note of an engine begins that says why nothing is on record of its layers.
+NO_LAYERS = "layers and tactics are not on record"
 
 Scalar = str | int | float | bool
 WeightLevels = Literal[64, 127]
@@ -209,6 +213,7 @@ NO_LAYERS = "layers and tactics are not on record"
 class Engine:
     """A compiled model on disk. `format` names what can open it, e.g. 'tensorrt-rtx-1.7' or 'onnx'.
 
+    requires: what a machine must have to run it (`builders.requirements`).
     notes: what the compiler said that a person should know (a layer left in fp32, a fallback).
     extras: files that a build leaves beside the engine, by name, such as what the compiler tells of its layers.
     weights: the ONNX model with the weights of an engine whose own file leaves them out; for opening it.
@@ -219,9 +224,25 @@ class Engine:
     digest: str
     size_bytes: int
     suffix: str
+    requires: tuple[Requirement, ...] = ()
     notes: tuple[str, ...] = ()
     extras: tuple[tuple[str, Path], ...] = ()
     weights: Path | None = None
+
+    @classmethod
+    def of_file(
+        cls,
+        backend: "Backend",
+        request: BuildRequest,
+        path: Path,
+        notes: tuple[str, ...] = (),
+        also: tuple[Requirement, ...] = (),
+    ) -> "Engine":
+        """The engine that a backend has written to `path`. also: requirements that only the file tells."""
+        size = path.stat().st_size
+        memory = () if request.target.is_cpu else (Memory(size),)
+        requires = (*backend.requires(request), *memory, *also)
+        return cls(request, path, digest_of_file(path), size, path.suffix, requires, notes)
 
 
 @dataclass(frozen=True)
@@ -293,8 +314,16 @@ class Backend(Protocol):
         """Why this request cannot be built, with the remedy; None when it can. Imports no compiler."""
         ...
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        """What a machine must have to run an engine of this request, as far as the request tells: its processor first
+        (`requirements.for_target`), then the runtime in the versions that open it. Imports no compiler."""
+        ...
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
-        """Compile `model` into a file under `workdir`. Raises EngineryError with the compiler's own reason."""
+        """Compile `model` into a file under `workdir` (`Engine.of_file`).
+
+        Raises EngineryError with the compiler's own reason.
+        """
         ...
 
     def runs(self, target: Target) -> str | None:

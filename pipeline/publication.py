@@ -210,6 +210,7 @@ def entry_of(item: Judged, report: str) -> EngineEntry:
         suffix=built.suffix,
         report=report,
         checks=_counts(item),
+        requires=built.requires,
         notes=(*built.unit.graph.notes, *built.notes),
     )
 

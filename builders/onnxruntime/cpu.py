@@ -17,7 +17,7 @@ the rounding of its weights, not of its activations; explicit pairs of Cast in a
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,14 +26,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from builders.capabilities import Capabilities
-from builders.compatibility import numbers
-from builders.cpu_kinds import SATURATES, this_kind, why_no_proof
-from builders.digest import digest_of_file
+from builders.cpu_kinds import EXACT_SESSION, this_kind, why_no_proof
 from builders.errors import EngineryError, InputError, ModelError
 from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
 from builders.onnxruntime.reasons import failures, why_unreadable, words_of
 from builders.profiles import RunProfile
+from builders.requirements import Requirement, SessionOption, for_target, later_versions
 from builders.types import (
     BuildRequest,
     Engine,
@@ -61,6 +60,8 @@ _SLOWER_FUSIONS = ("SkipLayerNormFusion", "BiasGeluFusion")
 # Threads that wait for the next operator stay awake so long. Asleep at once, they cost a small net 15 to 50 µs a run to
 # wake; ONNX Runtime's default keeps them busy for some 20 ms after each run, on cores that builds share.
 _SPIN_US = "200"
+# The note of an engine whose file holds int8 weights that saturate there (`saturation`).
+SATURATES = f"its int8 weights saturate on x86-64 without VNNI: open it there with {' = '.join(EXACT_SESSION)}"
 _FLOATS = {"float": "float32", "double": "float64"}  # ONNX Runtime's names that differ from numpy's
 _IO = {
     *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
@@ -138,6 +139,14 @@ class OnnxRuntime:
             return f"onnxruntime is not installed; {self.install}"
         return None
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        """A CPU, the very kind for a saved layout; of other releases a remark: they read an ONNX file, later ones all.
+        Whether its sums may saturate, the file alone tells (`build`)."""
+        toolchain = dict(request.toolchain)
+        only = toolchain.get("cpu", "") if self.graph_optimization == "all" else ""
+        saved = later_versions(toolchain, "onnxruntime", strict=False, remark="saved by onnxruntime")
+        return (for_target(request.target, only=only), *saved)
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Optimise `model` into WORKDIR/engine.onnx and open it once. Raises ModelError with ONNX Runtime's reason."""
         from builders.onnxruntime.file import settle
@@ -156,24 +165,14 @@ class OnnxRuntime:
             fuse_bias(path)
             split_convolutions(path)
         self.open_part(path)
-        notes += (SATURATES,) if file_may_saturate(path) else ()
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, ".onnx", notes)
+        saturates = file_may_saturate(path)
+        also = (SessionOption(*EXACT_SESSION),) if saturates else ()
+        notes += (SATURATES,) if saturates else ()
+        return Engine.of_file(self, request, path, notes, also)
 
     def runs(self, target: Target) -> str | None:
         """A CPU is always at hand."""
         return None if target.is_cpu else f"onnxruntime runs on the CPU here, not on {target.name}"
-
-    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
-        """See `fitting.Choosy`: an engine is an ONNX file, which later releases read; a saved layout is one CPU's."""
-        was, now = built.get("onnxruntime", ""), here["onnxruntime"]
-        if numbers(was) > numbers(now):
-            return f"saved by onnxruntime {was}, here is {now}; install onnxruntime {was} or later, or build it here"
-        if "cpu" in built and built["cpu"] != this_kind().name:
-            return (
-                f"it is laid out for a {built['cpu']} CPU, this one is {this_kind().name}; "
-                "build it here, or with graph_optimization='extended'"
-            )
-        return None
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:

@@ -7,12 +7,13 @@ version compatibility and the engine inspector need a GPU or a library that is n
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from builders.capabilities import Capabilities
 from builders.tensorrt.flavour import OPTIONS, Flavour, wheels
 from builders.tensorrt.opening import Opening
-from builders.types import BuildRequest
+from builders.types import NO_LAYERS, BuildRequest, Engine
 
 _CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
 
@@ -31,6 +32,12 @@ class TensorRTRTX(Flavour):
         times_nodes=True,
         options=OPTIONS,
     )
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        """As the base class; its inspector tells nothing without a GPU."""
+        engine = super().build(request, model, workdir)
+        reason = "TensorRT-RTX's inspector needs a GPU, and engines are built without one"
+        return replace(engine, notes=(*engine.notes, f"{NO_LAYERS}: {reason}"))
 
     def _hardware_refusal(self, request: BuildRequest) -> str | None:
         target = request.target

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from builders.cpu_kinds import this_kind
 from builders.cuda import DEFAULT_MODE, gpus
 from builders.errors import InputError
 from builders.fitting import open_engine
+from builders.machine import Machine
 from builders.types import Target
 from pipeline.canary.isolated import IsolatedSession, isolated
 from pipeline.jobs.blobs import fetch_engine
 from pipeline.registry.attestations import judged
-from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.requests import request_of
@@ -68,7 +68,7 @@ def choose_unrun(store: Store, reference: Reference, target: Target, precision: 
     located = locate(store, reference)
     what = f"{located.manifest.model}@{located.manifest.version}"
     entries = judged(store, located.manifest, require(store, located.manifest).counts)
-    machine = Machine.of(target).stating(cpu=this_kind().name if target.is_cpu else None)
+    machine = replace(Machine.of(target), cpu=this_kind().name if target.is_cpu else None)
     policy = Policy(precision, proven_only=located.proven_only)
     timed = partial(measured_speeds, store, located.manifest, machine)
     return Chosen(located.manifest, answer(entries, machine, policy, what, timed).resolution().chosen)

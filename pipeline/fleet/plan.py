@@ -1,10 +1,11 @@
 """What if: other drivers and runtimes, machines that come and go. What dies then, what must be built, for how long."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from builders.errors import InputError
+from builders.machine import Machine
 from builders.targets import parse_targets
 from builders.types import Target
 from pipeline.fleet.catalog import Catalog
@@ -13,19 +14,17 @@ from pipeline.fleet.prediction import Hours, Predictor, total
 from pipeline.fleet.served import Served
 from pipeline.fleet.standing import Known, Standing, standings, unwanted
 from pipeline.fleet.work import Work, work_for
-from pipeline.registry.machine import Machine
 
 
 @dataclass(frozen=True)
 class Change:
-    """What shall change. driver, tensorrt, tensorrt_rtx: versions that GPU nodes get, those of `on` (empty: all).
+    """What shall change. driver, runtimes: versions that GPU nodes get, those of `on` (empty: all).
 
     add, remove: nodes by product or generation.
     """
 
     driver: str | None = None
-    tensorrt: str | None = None
-    tensorrt_rtx: str | None = None
+    runtimes: Mapping[str, str] = field(default_factory=dict)
     on: tuple[Target, ...] = ()
     add: tuple[tuple[Target, int], ...] = ()
     remove: tuple[tuple[Target, int], ...] = ()
@@ -34,7 +33,7 @@ class Change:
         """The group after the change of versions."""
         if group.machine.is_cpu or (self.on and not group.hardware.is_one_of(self.on)):
             return group
-        after = group.stating(driver=self.driver, tensorrt=self.tensorrt, tensorrt_rtx=self.tensorrt_rtx)
+        after = group.stating(driver=self.driver, runtimes=self.runtimes)
         if self.driver is None:
             return after
         # The newest CUDA that the old driver supports says nothing of the new one.
@@ -132,7 +131,7 @@ def _fewer(groups: Sequence[Group], target: Target, count: int) -> Iterator[Grou
 def _new_groups(change: Change, catalog: Catalog) -> Iterator[Group]:
     for target, count in change.add:
         hardware = Hardware(Machine.of(target), target.name, target.product)
-        group = Group(hardware, count, 0 if target.is_cpu else count).stating(**dict(catalog.runtimes))
+        group = Group(hardware, count, 0 if target.is_cpu else count).stating(runtimes=dict(catalog.runtimes))
         yield replace(change, on=()).changed(group)
 
 

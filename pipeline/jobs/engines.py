@@ -83,7 +83,16 @@ def record_engine(
 ) -> EngineRecord:
     """Upload an engine and put it on record by its build key. Arguments as in `EngineRecord`."""
     sealed = store.seal_file(engine.path)
-    told = engine.size_bytes, engine.suffix, seconds, engine.notes, sealed.blake3, extras, refitted_from
+    told = (
+        engine.size_bytes,
+        engine.suffix,
+        seconds,
+        engine.requires,
+        engine.notes,
+        sealed.blake3,
+        extras,
+        refitted_from,
+    )
     record = EngineRecord(engine.request, sealed.digest, *told)
     key = digest_of({"build": engine.request.key})
     remember(store, "build", key, encode(record), [record.digest, *extras.values()])

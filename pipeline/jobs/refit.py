@@ -8,7 +8,8 @@ from builders import backends
 from builders.errors import InputError, ModelError
 from builders.jobs import WorkerContext
 from builders.process import enter_phase
-from builders.refitting import is_stripped, refitting
+from builders.refitting import refitting
+from builders.requirements import Weights
 from builders.types import BuildRequest
 from pipeline.jobs.blobs import fetch, fetch_engine
 from pipeline.jobs.engines import record_engine
@@ -44,7 +45,8 @@ class RefitEngine:
         made = refitter.refit(fetch_engine(place, old, workdir), model, wanted, workdir)
         seconds = round(time.monotonic() - begun, 3)
         enter_phase("storing")
-        how = "weights left to the ONNX model" if is_stripped(wanted) else "weights replaced"
+        stripped = any(isinstance(item, Weights) for item in made.requires)
+        how = "weights left to the ONNX model" if stripped else "weights replaced"
         note = f"refitted from {self.origin}, engine {old.digest[:12]}: {how}, kernels kept"
         engine = replace(made, request=wanted, notes=(*made.notes, note))
         return record_engine(place, engine, seconds, {}, refitted_from=old.digest)

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from builders.compatibility import hardware_serves
 from builders.cpu_kinds import kind_named
 from builders.digest import canonical_json
 from builders.errors import InputError, IntegrityError
+from builders.machine import Machine
+from builders.requirements import hardware_of
 from builders.targets import parse_targets
 from builders.types import Target
 from pipeline.registry import parsing
@@ -75,8 +76,9 @@ def attach_canary(store: Store, manifest: Manifest, found: CanaryVerdict) -> Non
 
 def _runs(entry: EngineEntry, target: str) -> bool:
     """Whether an engine may have run on a target of canaries, by what it was built for."""
-    here = parse_targets(target)[0].compute_capability if target.startswith("sm_") else None
-    return hardware_serves(entry.backend, entry.options, entry.precision, entry.compute_capability, here)
+    capability = parse_targets(target)[0].compute_capability if target.startswith("sm_") else None
+    processor = hardware_of(entry.requires)
+    return processor is not None and processor.judge(Machine(capability)).state != "unmet"
 
 
 def canaries(store: Store, manifest: Manifest) -> list[CanaryVerdict]:

@@ -1,4 +1,4 @@
-"""What a compiler tells of the layers of a version's engines: blobs beside them, in the form of TensorRT's inspector.
+"""What a compiler tells of the layers of a version's engines: blobs beside them, as its inspector wrote them.
 
 The JSON is a list of layers, each a name alone or an object with names, types, formats and the chosen tactic, by how
 much the engine was built to tell.
@@ -54,8 +54,9 @@ def _entry(manifest: Manifest, unit: str) -> EngineEntry:
 
 
 def _why_not(entry: EngineEntry) -> str:
+    """The reason that the build left in a note."""
     told = next((note for note in entry.notes if note.startswith(NO_LAYERS)), "")
-    return told.partition(": ")[2] or f"{entry.backend} left nothing on them when it built the engine"
+    return told.partition(": ")[2] or f"{entry.backend} tells none"
 
 
 def _tensors(items: Any) -> str:

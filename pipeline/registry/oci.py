@@ -18,6 +18,7 @@ from typing import IO, Any, BinaryIO
 
 from builders.digest import canonical_json, digest_of_bytes, digest_of_file
 from builders.errors import InputError, UnknownNameError
+from builders.requirements import to_json
 from pipeline.registry import parsing
 from pipeline.registry.attestations import judged
 from pipeline.registry.landing import landing, make_folder, reachable, sweep, write_whole
@@ -113,6 +114,7 @@ def annotations_of(manifest: Manifest, entry: EngineEntry) -> dict[str, str]:
         "precision": entry.precision,
         "backend": entry.backend,
         "status": entry.status,
+        "requires": canonical_json([to_json(item) for item in entry.requires]).decode(),
         "toolchain": ", ".join(f"{name} {version}" for name, version in sorted(entry.toolchain.items())) or None,
         "engine": f"sha256:{entry.digest}",
         "engine-bytes": str(entry.size_bytes),

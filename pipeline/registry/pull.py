@@ -6,19 +6,19 @@ of the engine it is about. So a server that waits for the description never load
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from builders.cpu_kinds import EXACT_SESSION, SATURATES
 from builders.digest import digest_of_bytes
 from builders.errors import IntegrityError
+from builders.machine import Machine
+from builders.requirements import SessionOption
 from pipeline.registry.attestations import judged
 from pipeline.registry.delivery import Origin, Way
 from pipeline.registry.landing import write_whole
 from pipeline.registry.lost import find_lost_engines
-from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.resolve import FALLBACK, Answer, Policy, Resolution, answer
@@ -150,8 +150,7 @@ def _bring_weights(store: Store, manifest: Manifest, engine: EngineEntry, dest: 
 
 
 def _weights_name(manifest: Manifest, engine: EngineEntry) -> str | None:
-    stripped = engine.options.get("strip_weights") is True
-    return f"{stem_of(manifest, engine)}.weights.onnx" if stripped else None
+    return f"{stem_of(manifest, engine)}.weights.onnx" if engine.is_stripped else None
 
 
 def description_of(located: Located, engine: EngineEntry) -> bytes:
@@ -187,9 +186,9 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, Any]
     }
     weights = _weights_name(manifest, engine)
     told: dict[str, Any] = {"weights": weights} if weights else {}
-    if SATURATES in engine.notes:
-        told["session_options_without_vnni"] = dict([EXACT_SESSION])
-    return origin | told | {key: value for key, value in asdict(engine).items() if key != "checks"}
+    if options := {item.name: item.value for item in engine.requires if isinstance(item, SessionOption)}:
+        told["session_options_without_vnni"] = options
+    return origin | told | {key: value for key, value in engine.to_json().items() if key != "checks"}
 
 
 def _fallback(store: Store, manifest: Manifest) -> tuple[EngineEntry, ...]:

@@ -239,9 +239,6 @@ class Hangs(Honest):
 class OpensAnything(Honest):
     """Opens other versions' engines."""
 
-    def unfit(self, built: Any, here: Any) -> str | None:
-        return None
-
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
         with self.open_part(engine.path) as session:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders.capabilities import Capabilities, SharedOptions
-from builders.digest import digest_of_file
+from builders.capabilities import Capabilities
 from builders.errors import EngineryError
+from builders.requirements import Requirement, Weights, for_target
 from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 
@@ -20,9 +20,7 @@ class Whole:
     name: ClassVar[str] = "whole"
     revision: ClassVar[int] = 1
     install: ClassVar[str] = "it is part of the tests"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        "bytes", refits=True, options=SharedOptions(strip_weights="strip_weights")
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities("bytes", refits=True)
 
     strip_weights: bool = False
     refittable: bool = True
@@ -40,6 +38,10 @@ class Whole:
     def refuses(self, request: BuildRequest) -> str | None:
         return None
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        weights = (Weights(request.model),) if self.strip_weights else ()
+        return (for_target(request.target), *weights)
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         return self._engine(request, model, workdir / "engine.refitting")
 
@@ -55,7 +57,7 @@ class Whole:
         if self.strip_weights:
             path = workdir / "refitted.refitting"
             path.write_bytes(engine.path.read_bytes())
-            return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix)
+            return Engine.of_file(self, request, path)
         return self._engine(request, model, workdir / "refitted.refitting")
 
     def _engine(self, request: BuildRequest, model: Path, path: Path) -> Engine:
@@ -68,7 +70,7 @@ class Whole:
                 if len(tensor.dims) and tensor.data_type == onnx.TensorProto.FLOAT:
                     tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * 0, tensor.name))
         onnx.save(loaded, path)
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix)
+        return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
         return None

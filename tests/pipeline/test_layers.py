@@ -37,8 +37,8 @@ def published(store: Store, told: Any = TOLD) -> Manifest:
     trt = replace(engine(store, "l4", "fp16", "unproven", b"plan"), backend="tensorrt")
     trt = replace(trt, report=store.put_bytes(json.dumps({**json.loads(store.read_blob(str(trt.report))),
                   "backend": "tensorrt", "unit": trt.unit}).encode()))  # fmt: skip
-    rtx = engine(store, "sm_89", "fp16", "unproven")
-    cpu = replace(engine(store), notes=(f"{NO_LAYERS}: it was not asked to",))
+    rtx, cpu = engine(store, "sm_89", "fp16", "unproven"), engine(store)
+    rtx = replace(rtx, notes=("a warning", f"{NO_LAYERS}: TensorRT-RTX's inspector needs a GPU"))
     layers = store.put_bytes(json.dumps(told).encode())
     base = draft(store)
     base = replace(base, sources={**base.sources, f"layers {trt.unit}": layers})

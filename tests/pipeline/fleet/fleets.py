@@ -9,7 +9,7 @@ from pipeline.registry.keys import registered_key
 from pipeline.registry.manifest import EngineEntry
 from pipeline.registry.publish import publish
 from pipeline.registry.store import Store
-from tests.pipeline.registry.registries import approval, draft, engine
+from tests.pipeline.registry.registries import approval, draft, engine, with_requirements
 
 RTX = {"tensorrt-rtx-cu13-bindings": "1.7.1.116", "enginery-tensorrt-rtx": "1"}
 TRT = {"tensorrt-cu13-libs": "10.16.1.11", "tensorrt": "10.16.1.11", "enginery-tensorrt": "1"}
@@ -31,7 +31,7 @@ def built(
         full = backend == "tensorrt"
         toolchain, options = (TRT, TRT_OPTIONS) if full else (RTX, RTX_OPTIONS)
         entry = replace(entry, backend=backend, toolchain=toolchain, options=options)
-    return with_key(replace(entry, graph=store.put_bytes(b"graph")))
+    return with_key(with_requirements(replace(entry, graph=store.put_bytes(b"graph"))))
 
 
 def with_key(entry: EngineEntry) -> EngineEntry:

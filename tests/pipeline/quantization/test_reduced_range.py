@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from builders.cpu_kinds import SATURATES, this_kind
+from builders.cpu_kinds import this_kind
 from builders.onnxruntime import OnnxRuntime
+from builders.onnxruntime.cpu import SATURATES
 from builders.types import Engine, QuantizationScheme
 from pipeline.quantization.choice.search import choose
 from pipeline.quantization.graphs.placement import tensors_to_measure

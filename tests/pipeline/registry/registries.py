@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 
+from builders import backends
 from builders.digest import canonical_json, digest_of
+from builders.machine import Machine
+from builders.requirements import Memory, for_target
 from builders.targets import parse_targets
 from builders.types import ShapeProfile, Target, TensorSpec
 from pipeline.registry.delivery import Way
 from pipeline.registry.keys import blob_key
-from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.publish import Published, publish
 from pipeline.registry.pull import Pulled, ask, bring, bring_best
+from pipeline.registry.requests import stated
 from pipeline.registry.resolve import Policy
 from pipeline.registry.s3.client import client
 from pipeline.registry.s3.store import S3Store
@@ -53,7 +56,15 @@ def engine(
         outputs=(TensorSpec("logits", "float32", ("batch", 10)),),
         profiles=(ShapeProfile((("image", (1, 1, 8, 8), (8, 1, 8, 8), (32, 1, 8, 8)),)),),
     )
+    entry = replace(entry, requires=(for_target(found),))
     return replace(entry, report=store.put_bytes(canonical_json(report(entry).to_json())))
+
+
+def with_requirements(entry: EngineEntry) -> EngineEntry:
+    """The entry with what its backend says that an engine of its request requires."""
+    backend = backends.configure(entry.backend, dict(entry.options))
+    memory = () if entry.hardware.is_cpu else (Memory(entry.size_bytes or 0),)
+    return replace(entry, requires=(*backend.requires(stated(entry)), *memory))
 
 
 def refusal(target: str = "sm_75", precision: str = "fp32") -> EngineEntry:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from builders.digest import canonical_json, digest_of
 from builders.errors import IntegrityError
+from builders.requirements import Gpu, Memory, Runtime
 from builders.types import ShapeProfile, TensorSpec
 from pipeline.registry.manifest import EngineEntry, Manifest, parse
 
@@ -30,6 +31,7 @@ ENTRY = EngineEntry(
     profiles=(ShapeProfile((("image", (1, 1, 8, 8), (8, 1, 8, 8), (32, 1, 8, 8)),)),),
     report=D,
     checks={"passed": 3, "failed": 0},
+    requires=(Gpu("sm_89", (8, 9)), Runtime("tensorrt-rtx", "1.7.1", "TensorRT-RTX", loads=(("1", "2"),)), Memory(5)),
     notes=("two layers stay in fp32",),
 )
 MANIFEST = Manifest(

@@ -12,8 +12,8 @@ import pytest
 
 from builders import backends
 from builders.capabilities import Capabilities, SharedOptions
-from builders.digest import digest_of_file
 from builders.errors import EngineryError
+from builders.requirements import Requirement, for_target
 from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors
 from validation.gpu.devices import Device
 
@@ -45,12 +45,15 @@ class Fake:
     def refuses(self, request: BuildRequest) -> str | None:
         return "no such generation" if self.only_sm and request.target.sm != self.only_sm else None
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        return (for_target(request.target),)
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         if self.how == "no build":
             raise EngineryError("the compiler says no")
         path = workdir / "engine.fake"
         path.write_bytes(model.read_bytes())
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix, (request.target.name,))
+        return Engine.of_file(self, request, path, (request.target.name,))
 
     def runs(self, target: Target) -> str | None:
         return None

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.capabilities import Capabilities
-from builders.digest import digest_of_file
 from builders.fitting import check_fits
 from builders.installed import PackageNotFoundError, version
+from builders.requirements import Requirement, for_target, same_versions
 from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 PRECISIONS = ("fp32", "fp16", "int8")
@@ -56,13 +56,17 @@ class Toy:
                 return f"{spec.name!r} is {spec.dtype}, which toy does not take; cast it to float32 or int64"
         return None if self.versions() else f"toy is not installed; {self.install}"
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        """A CPU, and the version that built it."""
+        return (for_target(request.target), *same_versions(dict(request.toolchain), "toy-compiler"))
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Compile `model` into WORKDIR/engine.toy. Raises ModelError naming the node that it does not know."""
         from toy_compiler.compiler import compile_model
 
         path = workdir / "engine.toy"
         compile_model(model, path, fold=self.fold)
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix)
+        return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
         """A CPU is always at hand."""
