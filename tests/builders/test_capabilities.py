@@ -31,6 +31,9 @@ IMPORTS = {
 NAMES = {
     "pipeline/spec/model.py": "the backends of a spec that names none",
     "validation/gpu/probes.py": "a question about TensorRT-RTX alone, which no backend's request asks",
+    "pipeline/commands/options.py": "--tensorrt and --tensorrt-rtx; any other runtime is stated with --runtime",
+    "pipeline/publication.py": "a version's toolchain has the reference interpreter's distribution",
+    "pipeline/registry/pull.py": "--fallback onnx gives the model itself, which ONNX Runtime runs",
 }
 
 

@@ -20,6 +20,8 @@ import pytest
 import yaml
 from onnx import numpy_helper
 
+from builders.digest import digest_of_file
+
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(__file__).with_name("toy_compiler")
 SPEC = {
@@ -160,15 +162,15 @@ def test_resolve_says_that_its_runtime_is_absent(published):
     assert found["cpu fp32 toy"]["remarks"] == ["needs toy-compiler 1.0.0; it is not installed here"]
 
 
-def test_pull_brings_the_engine_and_its_backend_opens_it(published, tmp_path):
-    published.run("pull", "iris", "--dest", tmp_path / "engines", toy=False)
-    code = """if True:
-        import sys, numpy
-        from builders.backends import configure
-        from builders.types import BuildRequest, TensorSpec
-        from toy_compiler.session import ToySession
-        """
-    assert code and [path.suffix for path in (tmp_path / "engines").iterdir()]
+def test_pull_brings_its_engine_with_what_that_needs_and_another_where_it_would_not_run(published, tmp_path):
+    pulled = published.json("pull", "iris", "--dest", tmp_path)
+    path = Path(pulled["path"])
+    assert path.name == "iris-1-cpu-fp32.toy" and digest_of_file(path) == pulled["digest"]
+    needs = {item["kind"]: item for item in json.loads(Path(pulled["description"]).read_text())["requires"]}
+    assert needs.keys() == {"cpu", "runtime"} and needs["runtime"]["name"] == "toy-compiler"
+    other = published.json("pull", "iris", "--dest", tmp_path, "--target", "cpu", "--runtime", "toy-compiler=0.9")
+    assert other["backend"] == "onnxruntime"
+    assert {"unit": "cpu fp32 toy", "reason": "needs toy-compiler 1.0.0, found 0.9"} in other["rejected"]
 
 
 def test_fleet_says_where_it_serves_and_where_it_does_not(published):
@@ -176,6 +178,8 @@ def test_fleet_says_where_it_serves_and_where_it_does_not(published):
     assert "cpu fp32 toy" in published.run("fleet", *sources, "--runtime", "toy-compiler=1.0.0")
     other = published.run("fleet", *sources, "--runtime", "toy-compiler=0.9")
     assert "cpu fp32 onnxruntime" in other and "cpu fp32 toy" not in other
+    planned = published.json("fleet", "plan", *sources, "--runtime", "toy-compiler=2.0")
+    assert [item["unit"] for item in planned["idle"]] == ["cpu fp32 toy"], "nobody would pull it any more"
 
 
 @pytest.mark.slow
