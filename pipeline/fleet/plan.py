@@ -18,7 +18,7 @@ from pipeline.fleet.work import Work, work_for
 
 @dataclass(frozen=True)
 class Change:
-    """What shall change. driver, runtimes: versions that nodes get, those of `on` (empty: all); of GPU nodes the driver.
+    """What shall change. runtimes: versions that nodes get, those of `on` (empty: all).  driver: of those with GPUs.
 
     add, remove: nodes by product or generation.
     """
