@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import codec
+from builders.evaluation import evaluate, judge
 from builders.machine import Machine
 from builders.requirements import (
     KINDS,
@@ -24,14 +25,12 @@ from builders.requirements import (
     Unknown,
     Weights,
     driver_for,
-    evaluate,
     for_target,
-    numbers,
-    same_version,
     to_json,
 )
 from builders.targets import parse_targets
 from builders.types import Target
+from builders.version_numbers import numbers, same_version
 
 LIBRARIES = {"/a.so": "a" * 64, "/b.so": ""}
 GPU = Machine((8, 9), "l4", "580.65.06", "13.0", {"there": "2.1"}, memory_bytes=24 << 30, libraries=LIBRARIES)
@@ -126,8 +125,8 @@ def test_what_is_installed_here_is_looked_up_for_what_is_required_alone(monkeypa
 @pytest.mark.parametrize("name", ["cpu", "x86-64-v3", "l4", "sm_120"])
 def test_the_usual_requirement_is_the_targets_own_processor(name: str) -> None:
     (target,) = parse_targets(name)
-    assert for_target(target).judge(Machine.of(target)).state == "met"
-    assert for_target(target).judge(Machine.of(Target("sm_75", (7, 5)))).state == "unmet"
+    assert judge(for_target(target), Machine.of(target)).state == "met"
+    assert judge(for_target(target), Machine.of(Target("sm_75", (7, 5)))).state == "unmet"
 
 
 @pytest.mark.parametrize(
@@ -149,18 +148,18 @@ version = st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda parts:
 
 @given(version, version)
 def test_versions_are_compared_as_far_as_both_are_given(built: str, here: str) -> None:
-    later = Runtime("x", built, loads=((built, ""),)).judge(Machine(runtimes={"x": here}))
+    later = judge(Runtime("x", built, loads=((built, ""),)), Machine(runtimes={"x": here}))
     count = min(len(numbers(built)), len(numbers(here)))
     assert (later.state == "met") is (numbers(built)[:count] <= numbers(here)[:count])
     assert same_version(built, here) is (numbers(built)[:count] == numbers(here)[:count])
-    same = Runtime("x", built).judge(Machine(runtimes={"x": here}))
+    same = judge(Runtime("x", built), Machine(runtimes={"x": here}))
     assert later.state == "met" or same.state == "unmet"  # what the very version opens, a range from it on does
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_no_text_in_the_place_of_a_version_breaks_the_comparison(built: str, here: str) -> None:
     for runtime in (Runtime("x", built), Runtime("x", built, loads=((built, here),)), Driver(built, here)):
-        runtime.judge(Machine(driver=here, runtimes={"x": here}))
+        judge(runtime, Machine(driver=here, runtimes={"x": here}))
 
 
 capability = st.tuples(st.integers(0, 30), st.integers(0, 9))
@@ -169,7 +168,7 @@ capability = st.tuples(st.integers(0, 30), st.integers(0, 9))
 @given(capability, capability)
 def test_each_wider_match_takes_what_the_narrower_one_takes(built: tuple[int, int], here: tuple[int, int]) -> None:
     exact, family, least = (
-        Gpu("x", built, match).judge(Machine(here)).state == "met" for match in ("exact", "family", "at_least")
+        judge(Gpu("x", built, match), Machine(here)).state == "met" for match in ("exact", "family", "at_least")
     )
     assert exact <= family <= least
     assert not (exact and here != built) and not (family and here[0] != built[0]) and not (least and here < built)

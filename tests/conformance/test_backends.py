@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from builders import backends, codec, targets
+from builders.evaluation import judge
 from builders.machine import Machine
 from builders.process import run_job
 from builders.requirements import Runtime, hardware_of, to_json
@@ -125,7 +126,7 @@ def test_what_an_engine_requires_is_a_function_of_the_request_and_names_its_proc
         requires = backend.requires(request)
         assert requires == backend.requires(request) and len(set(requires)) == len(requires)
         processor = hardware_of(requires)
-        assert processor is requires[0] and processor.judge(Machine.of(hardware)).state == "met"
+        assert processor is requires[0] and judge(processor, Machine.of(hardware)).state == "met"
         assert not backend.versions() or any(isinstance(item, Runtime) for item in requires)
         assert [codec.decode(json.loads(json.dumps(to_json(item))), type(item)) for item in requires] == list(requires)
 
