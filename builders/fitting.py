@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 from builders import backends, cuda
 from builders.errors import EngineryError, IntegrityError
+from builders.evaluation import Finding, evaluate, judge
 from builders.machine import Machine, cpu_here, gpu_here
-from builders.requirements import Finding, Gpu, Requirement, Runtime, evaluate, hardware_of
+from builders.requirements import Gpu, Requirement, Runtime, hardware_of
 from builders.types import Backend, BuildRequest, Engine, Session, Target
 
 
@@ -63,7 +64,7 @@ def fitting_gpu(requires: Sequence[Requirement], target: Target, gpus: Sequence[
     processor = hardware_of(requires)
     if not isinstance(processor, Gpu):
         return None
-    fitting = [gpu for gpu in gpus if processor.judge(Machine(gpu.compute_capability)).state == "met"]
+    fitting = [gpu for gpu in gpus if judge(processor, Machine(gpu.compute_capability)).state == "met"]
     return min(fitting, key=lambda gpu: gpu.compute_capability != target.compute_capability, default=None)
 
 
@@ -75,7 +76,7 @@ def _keeps_shut(found: Finding) -> bool:
 
 def _processor_lacks(processor: Requirement | None, machine: Machine) -> str | None:
     """Why an engine's processor is not in this machine, where the backend does not say."""
-    return processor.judge(machine).words or None if processor else None
+    return judge(processor, machine).words or None if processor else None
 
 
 def _remedy(requirement: Requirement) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from builders.digest import canonical_json, digest_of
 from builders.errors import EngineryError
 from builders.host import describe_host
+from builders.requirements import for_target
 from pipeline import materials
 from pipeline.causes import remember_builds
 from pipeline.moment import now
@@ -20,7 +21,7 @@ from pipeline.registry.publish import Published, find_published, publish, publis
 from pipeline.registry.same_version import find_same
 from pipeline.spec.model import ModelSpec
 from pipeline.user import user
-from pipeline.values import BuildPlan, Exported, Json, Unit
+from pipeline.values import BuildPlan, Built, Exported, Json, Unit
 from pipeline.verdict import Judged
 from pipeline.workshop import Workshop, versions
 from validation.report import Approved, approve
@@ -165,7 +166,8 @@ def resolved_spec(spec: ModelSpec) -> Json:
     return {**resolved, "validation": spec.validation.model_dump(mode="json", exclude_unset=True)}
 
 
-def _unit_fields(unit: Unit) -> Json:
+def _unit_fields(unit: Unit, built: Built | None = None) -> Json:
+    """What an entry has of its unit; without an engine it requires the processor that the unit is for."""
     request = unit.request
     return {
         "target": request.target.name,
@@ -181,6 +183,7 @@ def _unit_fields(unit: Unit) -> Json:
         "inputs": request.inputs,
         "outputs": request.outputs,
         "profiles": request.profiles,
+        "requires": built.requires if built and built.requires else (for_target(request.target),),
     }
 
 
@@ -202,7 +205,7 @@ def entry_of(item: Judged, report: str) -> EngineEntry:
     """The manifest's entry of a unit with an engine. report: digest of its validation report."""
     built = item.built
     return EngineEntry(
-        **_unit_fields(built.unit),
+        **_unit_fields(built.unit, built),
         status="proven" if item.verdict == "proven" else "unproven",
         reason=item.reason,
         digest=built.digest,
@@ -210,7 +213,6 @@ def entry_of(item: Judged, report: str) -> EngineEntry:
         suffix=built.suffix,
         report=report,
         checks=_counts(item),
-        requires=built.requires,
         notes=(*built.unit.graph.notes, *built.notes),
     )
 

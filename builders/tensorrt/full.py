@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from builders import cuda
 from builders.capabilities import Capabilities
 from builders.errors import EngineryError
-from builders.requirements import Gpu, Library, Product, Requirement, Runtime, Weights, numbers
+from builders.requirements import Gpu, Library, Product, Requirement, Runtime, Weights
 from builders.tensorrt import plugins as libraries
 from builders.tensorrt.flavour import LEAST, OPTIONS, Flavour, wheels
 from builders.tensorrt.layers import kept_layers
@@ -17,6 +17,7 @@ from builders.tensorrt.refit import refit, serialized
 from builders.tensorrt.timing import keep_grown, merged, use_given
 from builders.tensorrt.words import recorder
 from builders.types import NO_LAYERS, BuildRequest, Engine, Target
+from builders.version_numbers import numbers
 
 _LEVELS = ("none", "same_compute_capability", "ampere_plus")
 _AMPERE = (8, 0)

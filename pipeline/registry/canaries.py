@@ -11,6 +11,7 @@ from typing import Any
 from builders.cpu_kinds import kind_named
 from builders.digest import canonical_json
 from builders.errors import InputError, IntegrityError
+from builders.evaluation import judge
 from builders.machine import Machine
 from builders.requirements import hardware_of
 from builders.targets import parse_targets
@@ -78,7 +79,7 @@ def _runs(entry: EngineEntry, target: str) -> bool:
     """Whether an engine may have run on a target of canaries, by what it was built for."""
     capability = parse_targets(target)[0].compute_capability if target.startswith("sm_") else None
     processor = hardware_of(entry.requires)
-    return processor is not None and processor.judge(Machine(capability)).state != "unmet"
+    return processor is not None and judge(processor, Machine(capability)).state != "unmet"
 
 
 def canaries(store: Store, manifest: Manifest) -> list[CanaryVerdict]:

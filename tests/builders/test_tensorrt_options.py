@@ -14,7 +14,7 @@ from builders.tensorrt.network import parsed
 from builders.tensorrt.progress import monitor
 from builders.tensorrt.refit import refit
 from builders.tensorrt.words import recorder
-from builders.types import BuildRequest
+from builders.types import NO_LAYERS, BuildRequest
 from tests.builders import graphs
 
 RTX = TensorRTRTX()
@@ -159,7 +159,7 @@ def test_the_code_of_full_tensorrt_builds_with_the_library_at_hand(trt, tmp_path
     assert engine.extras == () and "layers and tactics are not on record: " in engine.notes[-1]
     quiet = OverRtx(layer_information="none")
     notes = quiet.build(REQUEST, tmp_path / "model.onnx", tmp_path).notes
-    assert not [note for note in notes if "layers" in note]
+    assert [note for note in notes if "layers" in note] == [f"{NO_LAYERS}: layer_information was none"]
 
 
 def test_layers_that_the_inspector_tells_are_kept(tmp_path):

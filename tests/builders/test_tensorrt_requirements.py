@@ -7,9 +7,10 @@ import pytest
 from builders import backends
 from builders.cuda import Gpu
 from builders.errors import EngineryError
+from builders.evaluation import evaluate, judge
 from builders.fitting import fitting_gpu, misfit
 from builders.machine import Machine
-from builders.requirements import Library, Requirement, Runtime, Weights, evaluate, hardware_of
+from builders.requirements import Library, Requirement, Runtime, Weights, hardware_of
 from builders.targets import parse_targets
 from builders.tensorrt import TensorRT, TensorRTRTX
 from builders.types import BuildRequest
@@ -48,7 +49,7 @@ def request_of(backend="tensorrt", options=None, precision="fp16", target="sm_80
 )
 def test_which_release_loads_an_engine(backend, options, built, here, serves):
     (runtime,) = (item for item in required(request_of(backend, options, built=built)) if isinstance(item, Runtime))
-    found = runtime.judge(Machine(runtimes={backend: here}))
+    found = judge(runtime, Machine(runtimes={backend: here}))
     assert found.state == ("met" if serves else "unmet") and found.rules_out is not serves
 
 
@@ -71,7 +72,7 @@ AMPERE_PLUS = {"hardware_compatibility": "ampere_plus"}
 )
 def test_which_gpu_runs_an_engine(options, precision, built, here, serves):
     processor = hardware_of(required(request_of(options=options, precision=precision, target=built)))
-    assert (processor.judge(Machine.of(parse_targets(here)[0])).state == "met") is serves
+    assert (judge(processor, Machine.of(parse_targets(here)[0])).state == "met") is serves
 
 
 def gpu(index, major, minor):

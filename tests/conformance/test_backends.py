@@ -12,9 +12,12 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from builders import backends, targets
+from builders import backends, codec, targets
 from builders.capabilities import Determinism
+from builders.evaluation import judge
+from builders.machine import Machine
 from builders.process import run_job
+from builders.requirements import Runtime, hardware_of, to_json
 from builders.types import PRECISIONS, BuildRequest, QuantizationScheme, TensorSpec
 from tests.calls import call_job
 from tests.conformance import page
@@ -117,6 +120,19 @@ def test_a_refusal_is_a_reason_and_a_remedy_and_comes_for_whatever_is_not_its_bu
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_what_an_engine_requires_is_a_function_of_the_request_and_names_its_processor_and_runtime(name):
+    backend = backend_of(name)
+    for hardware in filter(backend.serves, targets.parse_targets("all")):
+        request = dataclasses.replace(probe(name, hardware, "fp16"), toolchain=backends.toolchain_of(backend, hardware))
+        requires = backend.requires(request)
+        assert requires == backend.requires(request) and len(set(requires)) == len(requires)
+        processor = hardware_of(requires)
+        assert processor is requires[0] and judge(processor, Machine.of(hardware)).state == "met"
+        assert not backend.versions() or any(isinstance(item, Runtime) for item in requires)
+        assert [codec.decode(json.loads(json.dumps(to_json(item))), type(item)) for item in requires] == list(requires)
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_a_backend_that_is_not_installed_refuses_with_how_to_install_it(name, monkeypatch):
     cls = backends.load(name)
     served = [hardware for hardware in targets.parse_targets("all") if backend_of(name).serves(hardware)]
@@ -139,6 +155,7 @@ def test_asking_imports_no_compiler():
                 for precision in PRECISIONS:
                     request = BuildRequest("0" * 64, precision, target, name, tensor, tensor, ())
                     backend.serves(target), backend.refuses(request), backend.runs(target), misfit(backend, request)
+                    backend.requires(request)
             backend.scheme(), backend.versions(), backends.options_of(backend)
             if heavy := set({HEAVY!r}) & set(sys.modules):
                 sys.exit(f"{{name}} has imported {{heavy}}")

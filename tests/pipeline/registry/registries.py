@@ -56,7 +56,8 @@ def engine(
         outputs=(TensorSpec("logits", "float32", ("batch", 10)),),
         profiles=(ShapeProfile((("image", (1, 1, 8, 8), (8, 1, 8, 8), (32, 1, 8, 8)),)),),
     )
-    entry = replace(entry, requires=(for_target(found),))
+    memory = () if found.is_cpu else (Memory(len(content)),)
+    entry = replace(entry, requires=(for_target(found), *memory))
     return replace(entry, report=store.put_bytes(canonical_json(report(entry).to_json())))
 
 
@@ -71,8 +72,9 @@ def refusal(target: str = "sm_75", precision: str = "fp32") -> EngineEntry:
     """An entry without an engine."""
     found = parse_targets(target)[0]
     return EngineEntry(
-        found.name, precision, "tensorrt-rtx", "refused", "no FP32 GEMM; use fp16", found.compute_capability
-    )
+        found.name, precision, "tensorrt-rtx", "refused", "no FP32 GEMM; use fp16", found.compute_capability,
+        requires=(for_target(found),),
+    )  # fmt: skip
 
 
 def report(
