@@ -11,6 +11,7 @@ from builders import backends
 from builders.errors import DataError, EngineryError, InputError, ModelError
 from builders.nvcc import Nvcc, find_nvcc, generation
 from builders.onnxruntime import OrtSession
+from builders.requirements import Driver, Gpu, Runtime
 from builders.shape_profiles import profiles
 from builders.timing import GIVEN, GROWN
 from builders.tvm import Tvm
@@ -92,9 +93,12 @@ def test_the_versions_that_make_the_code_are_in_the_key(installed):
 
 
 def test_a_node_that_only_runs_engines_needs_no_nvcc(installed):
-    built = {"apache-tvm": "0.27", "apache-tvm-ffi": "0.27", "nvcc": "13.0", "cpu": "x86-64-v4"}
-    assert TVM.unfit(built, {"apache-tvm": "0.27", "apache-tvm-ffi": "0.27"}) is None
-    assert "built with apache-tvm 0.27" in TVM.unfit(built, {"apache-tvm": "0.28", "apache-tvm-ffi": "0.27"})
+    built = {"apache-tvm": "0.27", "apache-tvm-ffi": "0.27", "nvcc": "13.0"}
+    requires = TVM.requires(dataclasses.replace(own_request("l4"), toolchain=tuple(built.items())))
+    assert [item for item in requires if isinstance(item, Runtime)] == [
+        Runtime("apache-tvm", "0.27"), Runtime("apache-tvm-ffi", "0.27")
+    ]  # fmt: skip
+    assert requires[0] == Gpu("l4", (8, 9)) and requires[-1] == Driver("580", "13")
 
 
 def test_an_option_it_does_not_know_names_the_known():
