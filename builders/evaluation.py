@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import singledispatch
 from typing import Literal
 
-from builders.machine import Machine
 from builders.requirements import (
     Cpu,
     Driver,
@@ -33,6 +32,7 @@ from builders.requirements import (
 )
 from builders.text import format_bytes
 from builders.version_numbers import is_within, numbers, same_version
+from pipeline.registry.machine import Machine
 
 _NOT_KNOWN = "which this enginery does not know; upgrade enginery"
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from builders import backends, cuda
 from builders.errors import EngineryError, IntegrityError
 from builders.evaluation import Finding, evaluate, judge
-from builders.machine import Machine, cpu_here, gpu_here
 from builders.requirements import Gpu, Requirement, Runtime, hardware_of
 from builders.types import Backend, BuildRequest, Engine, Session, Target
+from pipeline.registry.machine import Machine, cpu_here, gpu_here
 
 
 @contextmanager

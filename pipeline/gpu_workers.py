@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from builders.errors import InputError, StepError
 from builders.jobs import Job, Limits, Needs, Request, Result, WorkerContext
 from builders.local import LocalExecutor
-from builders.machine import AUTO, target_named
 from builders.types import Target
 from pipeline.canary.automatic import Canaried, Wanted, canary, sides_of
 from pipeline.pending import Pending, Proof, prove
 from pipeline.registry import versions
+from pipeline.registry.machine import AUTO, target_named
 from pipeline.registry.parsing import parse_json
 from pipeline.registry.store import open_store
 from pipeline.steps.engines import gpu_labels

@@ -11,11 +11,11 @@ from builders.cpu_kinds import this_kind
 from builders.cuda import DEFAULT_MODE, gpus
 from builders.errors import InputError
 from builders.fitting import open_engine
-from builders.machine import Machine
 from builders.types import Target
 from pipeline.canary.isolated import IsolatedSession, isolated
 from pipeline.jobs.blobs import fetch_engine
 from pipeline.registry.attestations import judged
+from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.requests import request_of

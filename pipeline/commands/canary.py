@@ -118,8 +118,8 @@ def run(
     **acting: Any,
 ) -> None:
     """Replay recorded traffic against both engines at its recorded times, in turns, and judge the observations."""
-    from builders.machine import target_named
     from pipeline.canary.run import CanaryRun, run_canary
+    from pipeline.registry.machine import target_named
     from pipeline.registry.names import parse_reference
     from pipeline.registry.store import open_store
     from validation.canary.replay import Pace

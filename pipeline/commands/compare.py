@@ -94,9 +94,9 @@ def _asked(
     target: str, backends: str | None, precisions: str | None, seconds: float, seed: int, known: tuple[str, ...]
 ) -> "Asked":
     from builders.errors import UnknownNameError
-    from builders.machine import target_named
     from builders.types import PRECISIONS
     from pipeline.compare.run import Asked
+    from pipeline.registry.machine import target_named
     from pipeline.run import not_in_spec
 
     wanted = _words(precisions)

@@ -20,8 +20,8 @@ def published_engine(
     Raises UnknownNameError when nothing fits, InputError when its hardware is not here.
     """
     from builders.local import LocalExecutor
-    from builders.machine import target_named
     from pipeline.canary.engines import choose
+    from pipeline.registry.machine import target_named
     from pipeline.registry.names import parse_reference
     from pipeline.registry.store import open_store
     from pipeline.workshop import Workshop

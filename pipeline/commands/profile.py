@@ -73,9 +73,9 @@ def profile(
     With --against, the two engines run alternately in small blocks in random order, so that other load on the machine
     affects both alike.
     """
-    from builders.machine import target_named
     from pipeline.canary.engines import choose
     from pipeline.latency import Asked, profile_published, race_published
+    from pipeline.registry.machine import target_named
     from pipeline.registry.names import parse_reference
 
     asked = Asked(seconds, buckets or ("all" if all_buckets else "few"), streams, seed)

@@ -128,7 +128,7 @@ def pull(reference: str, dest: Path, registry: str, as_json: bool, quiet: bool, 
 
 
 def _machine(given: dict[str, Any]) -> "Machine":
-    from builders.machine import Machine
+    from pipeline.registry.machine import Machine
 
     memory = given["memory_gib"]
     stated = {"driver": given["driver"], "cuda": given["cuda"], "runtimes": stated_runtimes(dict(given))}

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from builders.machine import Machine
 from builders.types import Target
+from pipeline.registry.machine import Machine
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from builders.errors import InputError
-from builders.machine import Machine
 from builders.targets import parse_targets
 from builders.types import Target
 from pipeline.fleet.catalog import Catalog
@@ -14,6 +13,7 @@ from pipeline.fleet.prediction import Hours, Predictor, total
 from pipeline.fleet.served import Served
 from pipeline.fleet.standing import Known, Standing, standings, unwanted
 from pipeline.fleet.work import Work, work_for
+from pipeline.registry.machine import Machine
 
 
 @dataclass(frozen=True)

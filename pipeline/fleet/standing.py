@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from builders.machine import Machine
 from builders.text import join_first
 from builders.types import Precision
 from pipeline.fleet.catalog import Catalog, Demand
 from pipeline.fleet.groups import Group
 from pipeline.fleet.served import Served
+from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry
 from pipeline.registry.resolve import PORTABLE, Answer, Policy, answer
 

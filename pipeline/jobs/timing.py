@@ -7,13 +7,13 @@ from pathlib import Path
 
 from builders.digest import canonical_json
 from builders.errors import EngineryError
-from builders.machine import driver_version
 from builders.timing import GIVEN, GROWN, timing_cached
 from builders.types import Backend
 from pipeline.moment import now
 from pipeline.registry import parsing
 from pipeline.registry.documents import change
 from pipeline.registry.keys import timing_key
+from pipeline.registry.machine import driver_version
 from pipeline.registry.store import Store
 
 MAX_BYTES = 256 << 20

@@ -12,12 +12,12 @@ from builders.cpu_kinds import kind_named
 from builders.digest import canonical_json
 from builders.errors import InputError, IntegrityError
 from builders.evaluation import judge
-from builders.machine import Machine
 from builders.requirements import hardware_of
 from builders.targets import parse_targets
 from builders.types import Target
 from pipeline.registry import parsing
 from pipeline.registry.keys import canaries_prefix, canary_key
+from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.parsing import Malformed
 from pipeline.registry.store import Store

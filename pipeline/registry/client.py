@@ -20,10 +20,10 @@ from threading import Event
 from typing import Literal
 
 from builders.errors import InputError
-from builders.machine import AUTO, Machine
 from pipeline.registry.cache import DEFAULT_BYTES, BlobCache
 from pipeline.registry.delivery import Progress, Way, silent
 from pipeline.registry.hooks import Command, Hook, Post
+from pipeline.registry.machine import AUTO, Machine
 from pipeline.registry.names import parse_reference
 from pipeline.registry.pull import Pulled, ask, bring, bring_best
 from pipeline.registry.resolve import Answer, Candidate, Policy

@@ -13,12 +13,12 @@ from typing import Any
 
 from builders.digest import digest_of_bytes
 from builders.errors import IntegrityError
-from builders.machine import Machine
 from builders.requirements import SessionOption
 from pipeline.registry.attestations import judged
 from pipeline.registry.delivery import Origin, Way
 from pipeline.registry.landing import write_whole
 from pipeline.registry.lost import find_lost_engines
+from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.resolve import FALLBACK, Answer, Policy, Resolution, answer

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from builders.errors import IntegrityError, UnknownNameError
 from builders.evaluation import evaluate
-from builders.machine import Machine
 from builders.requirements import Gpu, SessionOption, hardware_of
 from builders.targets import generation_of
 from builders.text import join_first
 from pipeline.registry.attestations import JudgedEntry
+from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry
 from pipeline.registry.speeds import Speed
 

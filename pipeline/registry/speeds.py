@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from builders.machine import Machine
 from builders.targets import product_of
 from pipeline.registry.latencies import latencies
+from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.store import Store
 

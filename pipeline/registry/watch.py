@@ -25,12 +25,12 @@ from pathlib import Path
 from threading import Event
 
 from builders.errors import EngineryError, InputError, UnavailableError, UnknownNameError
-from builders.machine import Machine
 from pipeline.registry.channels import names
 from pipeline.registry.delivery import Origin, Way
 from pipeline.registry.hooks import Hook
 from pipeline.registry.keys import channel_key
 from pipeline.registry.landing import make_folder, reachable, sync_folder, write_whole
+from pipeline.registry.machine import Machine
 from pipeline.registry.names import Reference
 from pipeline.registry.pull import Pulled, ask, bring, bring_best, folder_name
 from pipeline.registry.resolve import Policy, Resolution

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from builders import codec
 from builders.evaluation import evaluate, judge
-from builders.machine import Machine
 from builders.requirements import (
     KINDS,
     Cpu,
@@ -31,6 +30,7 @@ from builders.requirements import (
 from builders.targets import parse_targets
 from builders.types import Target
 from builders.version_numbers import numbers, same_version
+from pipeline.registry.machine import Machine
 
 LIBRARIES = {"/a.so": "a" * 64, "/b.so": ""}
 GPU = Machine((8, 9), "l4", "580.65.06", "13.0", {"there": "2.1"}, memory_bytes=24 << 30, libraries=LIBRARIES)
@@ -113,7 +113,7 @@ def test_a_machine_here_asks_its_own_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_is_installed_here_is_looked_up_for_what_is_required_alone(monkeypatch, tmp_path) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("builders.machine._installed", lambda name: asked.append(name) or {"b": "2"}.get(name))
+    monkeypatch.setattr("pipeline.registry.machine._installed", lambda name: asked.append(name) or {"b": "2"}.get(name))
     wanted = (Runtime("a", "1", packages=("b", "c")), Runtime("known", "1"), Library(str(tmp_path / "none"), "a" * 64))
     machine = Machine(runtimes={"known": "1"}, here=True).looking_up(wanted)
     assert machine.runtimes == {"known": "1", "b": "2"} and asked == ["a", "b"]

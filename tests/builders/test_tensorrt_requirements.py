@@ -9,11 +9,11 @@ from builders.cuda import Gpu
 from builders.errors import EngineryError
 from builders.evaluation import evaluate, judge
 from builders.fitting import fitting_gpu, misfit
-from builders.machine import Machine
 from builders.requirements import Library, Requirement, Runtime, Weights, hardware_of
 from builders.targets import parse_targets
 from builders.tensorrt import TensorRT, TensorRTRTX
 from builders.types import BuildRequest
+from pipeline.registry.machine import Machine
 from tests.builders import graphs
 
 COMPATIBLE = {"version_compatible": True}

@@ -15,10 +15,10 @@ import pytest
 from builders import backends, codec, targets
 from builders.capabilities import Determinism
 from builders.evaluation import judge
-from builders.machine import Machine
 from builders.process import run_job
 from builders.requirements import Runtime, hardware_of, to_json
 from builders.types import PRECISIONS, BuildRequest, QuantizationScheme, TensorSpec
+from pipeline.registry.machine import Machine
 from tests.calls import call_job
 from tests.conformance import page
 from tests.conformance.repeats import REPEATED, broken_claims

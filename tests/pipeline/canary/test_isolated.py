@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from builders.errors import DataError, EngineryError
-from builders.machine import target_named
 from pipeline.canary.engines import Chosen
 from pipeline.canary.isolated import isolated
 from pipeline.canary.run import Canary, CanaryRun
 from pipeline.canary.verdicts import Asked, Written, judge_files, promotion_refusal
+from pipeline.registry.machine import target_named
 from pipeline.registry.manifest import Manifest
 from pipeline.registry.names import parse_reference
 from pipeline.registry.store import open_store

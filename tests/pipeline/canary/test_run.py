@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from builders.cpu_kinds import this_kind
-from builders.machine import target_named
 from pipeline.canary.engines import choose
 from pipeline.canary.run import Canary, CanaryRun
+from pipeline.registry.machine import target_named
 from pipeline.registry.names import parse_reference
 from pipeline.registry.store import open_store
 from tests.pipeline.projects import Project

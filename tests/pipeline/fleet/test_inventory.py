@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from builders.errors import InputError, SpecError
-from builders.machine import Machine
 from pipeline.fleet.catalog import GPUS, load_catalog
 from pipeline.fleet.inventory import read_inventory
+from pipeline.registry.machine import Machine
 from pipeline.registry.names import Reference
 from tests.pipeline.fleet import nodes
 

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from builders.errors import UnavailableError
-from builders.machine import Machine
 from builders.requirements import Gpu
 from builders.targets import parse_targets
 from pipeline.fleet import standing
@@ -17,6 +16,7 @@ from pipeline.fleet.served import Served, read_served
 from pipeline.fleet.standing import Judgement, Standing, standings
 from pipeline.registry import channels
 from pipeline.registry.keys import channel_key, manifest_key
+from pipeline.registry.machine import Machine
 from pipeline.registry.names import parse_reference
 from pipeline.registry.resolve import PORTABLE
 from pipeline.registry.store import FileStore, Store

@@ -11,12 +11,12 @@ import pytest
 
 from builders import backends
 from builders.digest import canonical_json, digest_of
-from builders.machine import Machine
 from builders.requirements import Memory, for_target
 from builders.targets import parse_targets
 from builders.types import ShapeProfile, Target, TensorSpec
 from pipeline.registry.delivery import Way
 from pipeline.registry.keys import blob_key
+from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.publish import Published, publish

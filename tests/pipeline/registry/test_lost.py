@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from builders.errors import IntegrityError
-from builders.machine import Machine
 from builders.targets import CPU
 from pipeline.registry import channels
 from pipeline.registry.client import Client
 from pipeline.registry.delivery import Way
 from pipeline.registry.keys import blob_key
+from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest
 from pipeline.registry.names import Reference
 from pipeline.registry.resolve import Policy

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from builders.digest import canonical_json, digest_of
 from builders.errors import IntegrityError
 from builders.evaluation import evaluate
-from builders.machine import Machine
 from builders.requirements import KINDS, Gpu, Memory, Runtime, to_json
 from builders.types import ShapeProfile, TensorSpec
+from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry, Manifest, parse
 from pipeline.registry.parsing import Malformed
 from pipeline.registry.requirements import read_requirement

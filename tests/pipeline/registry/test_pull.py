@@ -3,12 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from builders import machine
 from builders.cuda import Gpu
 from builders.errors import IntegrityError, UnavailableError, UnknownNameError
 from builders.targets import CPU, parse_targets
 from builders.types import Target
-from pipeline.registry import channels
+from pipeline.registry import channels, machine
 from pipeline.registry.attestations import attest
 from pipeline.registry.names import Reference
 from pipeline.registry.store import Store

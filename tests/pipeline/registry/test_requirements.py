@@ -4,11 +4,11 @@ from dataclasses import replace
 import pytest
 
 from builders import cpu_levels
-from builders import machine as module
 from builders.cpu_kinds import this_kind
 from builders.errors import UnknownNameError
-from builders.machine import Machine
 from builders.requirements import Gpu, Runtime
+from pipeline.registry import machine as module
+from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry
 from pipeline.registry.resolve import FALLBACK, PORTABLE, Policy, answer, rejection, remarks
 from tests.pipeline.registry.registries import with_requirements

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from builders.cpu_kinds import EXACT_SESSION
 from builders.errors import UnknownNameError
-from builders.machine import Machine
 from builders.requirements import Cpu, Gpu, SessionOption, for_target
 from builders.targets import GENERATIONS, parse_targets
 from builders.types import PRECISIONS, Target
 from pipeline.registry.attestations import JudgedEntry
+from pipeline.registry.machine import Machine
 from pipeline.registry.manifest import EngineEntry
 from pipeline.registry.resolve import PORTABLE, Policy, Resolution, answer
 from pipeline.registry.speeds import Speed

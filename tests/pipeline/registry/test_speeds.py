@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from builders.digest import canonical_json
-from builders.machine import Machine
 from pipeline.registry.latencies import attach_latency
+from pipeline.registry.machine import Machine
 from pipeline.registry.speeds import measured_speeds
 from pipeline.registry.store import Store
 from tests.pipeline.registry.registries import engine, publish_engines

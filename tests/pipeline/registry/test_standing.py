@@ -42,7 +42,7 @@ def signed(store: Store, folder: Path, data: bytes, name: str = "release") -> st
 
 
 def following(store: Store, dest: Path, trust: Path | None, hook=None, say: Callable[[str], None] = len) -> Watch:
-    from builders.machine import Machine
+    from pipeline.registry.machine import Machine
     from pipeline.registry.names import parse_reference
 
     client = Client(store.uri)

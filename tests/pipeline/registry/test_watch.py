@@ -120,7 +120,7 @@ def test_an_unchanged_channel_costs_one_small_request(s3_uri: str, dest: Path) -
 
 
 def following(client: Client, dest: Path, hook=None, say=lambda text: None):
-    from builders.machine import Machine
+    from pipeline.registry.machine import Machine
     from pipeline.registry.names import parse_reference
     from pipeline.registry.watch import Watch
 
