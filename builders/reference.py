@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from builders.errors import ModelError
-from builders.onnxruntime.cpu import OrtSession, open_model
-from builders.onnxruntime.file import embed_shapes, restore_names
-from builders.onnxruntime.reasons import words_of
+from builders.backends.onnxruntime.cpu import OrtSession, open_model
+from builders.backends.onnxruntime.file import embed_shapes, restore_names
+from builders.backends.onnxruntime.reasons import words_of
+from enginery.core.errors import ModelError
 
 __all__ = ["ReferenceSession", "accepts", "embed_shapes", "open_interpreter", "restore_names", "words_of"]
 

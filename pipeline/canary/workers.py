@@ -1,6 +1,6 @@
 """Threads of an engine's process: as many requests in flight as there are threads.
 
-They share a session that several threads may run at once (`builders.capabilities.Capabilities.thread_safe`). Of any
+They share a session that several threads may run at once (`enginery.core.capabilities.Capabilities.thread_safe`). Of any
 other each thread opens one of its own, which holds the engine's memory once more, as a server with so many instances
 does.
 """
@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from builders.errors import EngineryError
-from builders.types import Session, Tensors
+from enginery.core.errors import EngineryError
+from enginery.core.types import Session, Tensors
 from validation.canary.concurrent import Segment, Timed, serve_requests
 from validation.canary.replay import Clock, serve
 

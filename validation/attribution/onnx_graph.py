@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builders.bodies import list_reads
-from builders.types import Session, Tensors, TensorSpec
+from builders.onnx_graphs.bodies import list_reads
+from enginery.core.types import Session, Tensors, TensorSpec
 from validation.attribution.tappable import Step
-from validation.compare import run
+from validation.comparison.sessions import run
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
@@ -117,7 +117,7 @@ class OnnxGraph:
 
 
 def _name(node: "NodeProto") -> str:
-    """Its name, or what a rewrite would call it (`pipeline.quantization.graphs.graph.tidy`)."""
+    """Its name, or what a rewrite would call it (`pipeline.graphs.graph.tidy`)."""
     return node.name or f"{node.op_type}_{next((name for name in node.output if name), '')}"
 
 

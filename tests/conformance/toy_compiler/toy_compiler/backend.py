@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders.capabilities import Capabilities
-from builders.fitting import check_fits
-from builders.installed import PackageNotFoundError, version
-from builders.requirements import Requirement, for_target, same_versions
-from builders.types import BuildRequest, Engine, QuantizationScheme, Session, Target
+from builders.backends.fitting import check_fits
+from builders.backends.installed import PackageNotFoundError, version
+from enginery.core.capabilities import Capabilities
+from enginery.core.hardware.requirements import Requirement, for_target, same_versions
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 PRECISIONS = ("fp32", "fp16", "int8")
 DTYPES = {"bool", "float16", "float32", "float64"} | {f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)}

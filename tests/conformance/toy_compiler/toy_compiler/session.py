@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from builders.errors import DataError, EngineryError, IntegrityError
-from builders.tensors import InputCheck
-from builders.types import Engine, Session, Tensors
+from enginery.arrays.tensors import InputCheck
+from enginery.core.errors import DataError, EngineryError, IntegrityError
+from enginery.core.types import Engine, Session, Tensors
 from toy_compiler.operators import run_step
 
 
