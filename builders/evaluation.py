@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from functools import singledispatch
 from typing import Literal
 
-from builders.requirements import (
+from builders.version_numbers import is_within, numbers, same_version
+from enginery.core.hardware.machine import Machine
+from enginery.core.hardware.requirements import (
     Cpu,
     Driver,
     Gpu,
@@ -30,9 +32,7 @@ from builders.requirements import (
     Unknown,
     Weights,
 )
-from builders.text import format_bytes
-from builders.version_numbers import is_within, numbers, same_version
-from pipeline.registry.machine import Machine
+from enginery.core.text import format_bytes
 
 _NOT_KNOWN = "which this enginery does not know; upgrade enginery"
 

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from builders.errors import ModelError
 from builders.onnx_jax.arrays import sizes
 from builders.onnx_jax.nodes import OPERATORS, Graph, Node, Value
+from enginery.core.errors import ModelError
 
 # What a graph may still ask of a value while it is traced (shapes, axes, pads, scalars) is small.
 LARGEST_CONSTANT_BYTES = 256

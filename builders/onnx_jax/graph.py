@@ -10,9 +10,9 @@ import onnx
 import onnx.inliner
 from onnx import AttributeProto, GraphProto, ModelProto, helper, numpy_helper
 
-from builders.errors import ModelError
 from builders.onnx_jax import table  # noqa: F401 - fills OPERATORS
 from builders.onnx_jax.nodes import OPERATORS, Graph, Node
+from enginery.core.errors import ModelError
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from builders.errors import ModelError
+from enginery.core.errors import ModelError
 
 # A numpy array (known while tracing; of objects where a size is symbolic) or a JAX array; None: an input left out.
 Value = Any

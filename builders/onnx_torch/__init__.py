@@ -31,7 +31,7 @@ from builders.onnx_torch.module import OnnxModule
 from builders.onnx_torch.program import ordered, program_of
 from builders.onnx_torch.reading import read
 from builders.onnx_torch.table import OPERATORS
-from builders.types import BuildRequest
+from enginery.core.types import BuildRequest
 
 __all__ = ["operators", "to_guarded_program", "to_module", "to_program"]
 

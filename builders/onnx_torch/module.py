@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from builders.errors import ModelError
 from builders.onnx_torch.reading import Body, Graph, Node, safe_names
 from builders.onnx_torch.table import (
     MOST_NUMBERS,
@@ -20,6 +19,7 @@ from builders.onnx_torch.table import (
     Value,
     known_tensor,
 )
+from enginery.core.errors import ModelError
 
 # What torch raises for sizes, types and values that an operator cannot take.
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, ZeroDivisionError)

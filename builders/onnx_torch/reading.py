@@ -12,8 +12,8 @@ import torch
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from torch import Tensor
 
-from builders.errors import ModelError
-from builders.torch_arrays import to_tensor
+from builders.onnx_ops.torch_arrays import to_tensor
+from enginery.core.errors import ModelError
 
 OLDEST_OPSET, NEWEST_OPSET = 13, 28
 DTYPES: dict[int, torch.dtype] = {

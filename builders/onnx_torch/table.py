@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from builders.errors import ModelError
+from enginery.core.errors import ModelError
 
 Numbers = list[Any]
 ObjectArray = np.ndarray[Any, np.dtype[np.object_]]

@@ -1,0 +1,1 @@
+"""ONNX operators as array programs, for compilers that take those."""

@@ -1,0 +1,231 @@
+"""What a machine has, as far as it decides which engine runs there; and what `--target auto` means here.
+
+The compute capability, product, memory and CUDA version come from the driver's own library, the driver's version from
+NVML (nvidia-ml-py, if installed) or the kernel module, the runtimes' from what is installed for Python, looked up for
+the engines that are in question. A runtime that is not a Python package (Triton's, a C++ server's) is not seen: it
+stays unknown, and can be stated. What is unknown is None, is no reason to refuse an engine, and is said beside it. Not
+run on a GPU.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import InputError, UnknownNameError
+from enginery.core.hardware import cpu_levels, cuda
+from enginery.core.hardware.cpu_kinds import kind_named, this_kind
+from enginery.core.hardware.cpu_levels import LEVELS, flags_of_level
+from enginery.core.hardware.cuda import Gpu
+from enginery.core.hardware.requirements import Library, Requirement, Runtime
+from enginery.core.hardware.targets import CPU, parse_targets, product_of
+from enginery.core.text import format_bytes
+from enginery.core.types import Target
+
+AUTO = "auto"
+
+# "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  ..."
+_KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What engines are chosen for. None: unknown (compute_capability: no GPU).
+
+    cpu: the kind of CPU (`enginery.core.hardware.cpu_kinds`).
+    product: short name as in `enginery.core.hardware.targets` ('l4').  driver: of the GPU, '580.65.06'.  cuda: the newest that the
+    driver supports, '13.0'.  memory_bytes: of the GPU.
+    runtimes: versions by the distribution's name ('tensorrt-rtx'); one that is not in it is unknown.
+    libraries: SHA-256 of shared libraries by path, '' for one that is not there.
+    here: whether it is this machine, where anything that is installed can be looked up.
+    """
+
+    compute_capability: tuple[int, int] | None = None
+    product: str | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    runtimes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    memory_bytes: int | None = None
+    cpu: str | None = None
+    libraries: Mapping[str, str] = field(default_factory=dict, hash=False)
+    here: bool = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        found = self.compute_capability
+        pair = isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, int) for part in found)
+        if found is not None and not pair:
+            name = found if isinstance(found, str) else "l4"
+            raise InputError(
+                f"compute capability {found!r}: give a pair such as (8, 9), or use Machine.named({name!r})"
+            )
+
+    @property
+    def target(self) -> Target:
+        """The machine as a build target."""
+        if self.compute_capability is None:
+            return CPU
+        name = self.product or "sm_{}{}".format(*self.compute_capability)
+        return Target(name, self.compute_capability, self.product)
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it has no GPU."""
+        return self.compute_capability is None
+
+    @property
+    def name(self) -> str:
+        """For people: 'sm_89 (l4)', 'cpu'."""
+        return f"{self.target.sm} ({self.product})" if self.product else self.target.sm
+
+    @property
+    def saturates(self) -> bool:
+        """Whether the CPU's int8 kernels are known to add in 16 bits (`CpuKind.saturates`)."""
+        kind = kind_named(self.cpu) if self.cpu else None
+        return kind is not None and kind.saturates
+
+    def known(self) -> dict[str, str]:
+        """What is known beside the kind of machine, for people."""
+        found = {"driver": self.driver, "CUDA": self.cuda, **self.runtimes}
+        found |= {"memory": format_bytes(self.memory_bytes) or None, "CPU": self.cpu if self.is_cpu else None}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def version_of(self, *names: str) -> str | None:
+        """The version of the first of these distributions that is known; None where none is."""
+        return next((self.runtimes[name] for name in names if name in self.runtimes), None)
+
+    def lacking_instructions(self, level: str, flags: Iterable[str] = ()) -> tuple[str, ...] | None:
+        """Flags of a level of x86-64 (or another architecture), and of `flags`, that the CPU lacks; None: unknown."""
+        if self.here:
+            return cpu_levels.lacking(level) or tuple(sorted(set(flags) - cpu_levels.machine_flags()))
+        kind = kind_named(self.cpu) if self.cpu else None
+        if kind is None:
+            return None
+        if not kind.has_level(level):
+            return (level,)
+        has = kind.flags | (flags_of_level(kind.level) if kind.level in LEVELS else frozenset())
+        return tuple(sorted(set(flags) - has))
+
+    def looking_up(self, requires: Iterable[Requirement]) -> "Machine":
+        """This very machine with the versions and libraries that are installed of those required; else itself."""
+        if not self.here:
+            return self
+        runtimes, libraries = dict(self.runtimes), dict(self.libraries)
+        for item in requires:
+            if isinstance(item, Runtime) and self.version_of(item.name, *item.packages) is None:
+                found = ((name, _installed(name)) for name in (item.name, *item.packages))
+                runtimes |= next(({name: version} for name, version in found if version), {})
+            elif isinstance(item, Library) and item.path not in libraries:
+                path = Path(item.path)
+                libraries[item.path] = digest_of_file(path) if path.is_file() else ""
+        return replace(self, runtimes=runtimes, libraries=libraries)
+
+    @classmethod
+    def of(cls, target: Target) -> "Machine":
+        """A machine of which only its kind is known; of the target `cpu` not even that."""
+        kind = target.name if target.is_cpu and kind_named(target.name) else None
+        return cls(target.compute_capability, target.product, cpu=kind)
+
+    @classmethod
+    def named(cls, name: str = AUTO) -> "Machine":
+        """The machine that a target's name stands for; `auto` is this one, with all that can be seen of it.
+
+        `cpu` is this machine's CPU.
+        Raises UnknownNameError for a name that stands for none or several, or GPUs of several generations here.
+        """
+        if name == AUTO:
+            return local_machine()
+        target = target_named(name)
+        return cpu_here() if target == CPU else cls.of(target)
+
+    def stating(
+        self,
+        *,
+        driver: str | None = None,
+        cuda: str | None = None,
+        memory_bytes: int | None = None,
+        runtimes: Mapping[str, str | None] | None = None,
+    ) -> "Machine":
+        """The machine with these facts in place of what was seen; None changes nothing."""
+        stated = {name: version for name, version in (runtimes or {}).items() if version is not None}
+        return replace(
+            self,
+            driver=driver or self.driver,
+            cuda=cuda or self.cuda,
+            memory_bytes=self.memory_bytes if memory_bytes is None else memory_bytes,
+            runtimes={**self.runtimes, **stated},
+        )
+
+
+def target_named(name: str) -> Target:
+    """The one target that a name stands for; `auto` is this machine's. Raises UnknownNameError for none or several."""
+    if name == AUTO:
+        return local_target()
+    found = parse_targets(name)
+    if len(found) > 1:
+        raise UnknownNameError(f"target {name!r} is several: {', '.join(t.name for t in found)}; name one")
+    return found[0]
+
+
+def local_target() -> Target:
+    """This machine's target. Raises UnknownNameError when it has GPUs of several generations: a person must choose."""
+    return _target_of(cuda.gpus())
+
+
+def local_machine() -> Machine:
+    """This machine. Of several GPUs of one generation the smallest memory counts. Raises as `local_target` does."""
+    found = cuda.gpus()
+    if not found:
+        return cpu_here()
+    memory = min(gpu.memory_bytes for gpu in found)
+    return replace(gpu_here(found[0]), product=_target_of(found).product, memory_bytes=memory or None)
+
+
+def cpu_here() -> Machine:
+    """This machine as what runs engines on its CPU."""
+    return Machine(cpu=this_kind().name, here=True)
+
+
+def gpu_here(gpu: Gpu) -> Machine:
+    """This machine as what runs engines on one of its GPUs."""
+    machine = replace(Machine.of(_target(gpu)), here=True)
+    memory = gpu.memory_bytes or None
+    return machine.stating(driver=driver_version(), cuda=cuda.cuda_version(), memory_bytes=memory)
+
+
+def _target_of(found: tuple[Gpu, ...]) -> Target:
+    targets = {_target(gpu) for gpu in found}
+    if len({target.sm for target in targets}) > 1:
+        names = ", ".join(sorted(target.sm for target in targets))
+        raise UnknownNameError(f"this machine has GPUs of several generations: {names}; name one with --target")
+    return min(targets, key=lambda target: target.name) if targets else CPU
+
+
+def _target(gpu: Gpu) -> Target:
+    """A GPU as a target; its product is known when its name is one that node labels use (spaces become '-')."""
+    product = product_of(gpu.compute_capability, gpu.name.strip().replace(" ", "-"))
+    return Target(product or "sm_{}{}".format(*gpu.compute_capability), gpu.compute_capability, product)
+
+
+def _installed(distribution: str) -> str | None:
+    # Here, because it brings a parser of mail and half of the time that importing the client takes.
+    from importlib import metadata
+
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(distribution)
+    return None
+
+
+def driver_version() -> str | None:
+    """The driver's version, from NVML, else from the kernel module."""
+    with suppress(Exception):  # nvidia-ml-py is optional, and its errors are its own
+        import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+        pynvml.nvmlInit()
+        version: str | bytes = pynvml.nvmlSystemGetDriverVersion()
+        return version.decode() if isinstance(version, bytes) else version
+    with suppress(OSError):
+        if found := re.search(r"Kernel Module.*?(\d{3,}(?:\.\d+)+)", _KERNEL_MODULE.read_text()):
+            return found[1]
+    return None
