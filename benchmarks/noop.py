@@ -10,7 +10,7 @@ from typing import ClassVar
 from builders.backends import discovery
 from builders.execution.jobs import WorkerContext
 from enginery.core.errors import EngineryError
-from enginery.core.hardware.requirements import Requirement, for_target
+from enginery.core.requirements import Requirement, for_target
 from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 from pipeline.compile.jobs.engines import BuildEngine
 from pipeline.values import EngineRecord

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from enginery.core.hardware.requirements import Requirement
 from enginery.core.proof.report import Check
 from enginery.core.proof.spread import Spread
+from enginery.core.requirements import Requirement
 from enginery.core.types import (
     BuildFailure,
     BuildRequest,

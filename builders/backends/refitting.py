@@ -1,7 +1,7 @@
 """New weights for an engine, without a build: what a backend that can do that offers.
 
-A backend whose engines leave their weights out says so (`enginery.core.hardware.requirements.Weights`); whoever opens such an engine gives the
-ONNX model with the weights along (`Engine.weights`). Standard library only.
+A backend whose engines leave their weights out says so (`Weights`); whoever opens such an engine gives the ONNX model
+with the weights along (`Engine.weights`). Standard library only.
 """
 
 from pathlib import Path

@@ -16,8 +16,8 @@ from enginery.client.resolve import FALLBACK, Answer, Policy, Resolution, answer
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.requirements import SessionOption
 from enginery.core.names import Reference
+from enginery.core.requirements import SessionOption
 from enginery.registry.evidence.attestations import judged
 from enginery.registry.evidence.speeds import measured_speeds
 from enginery.registry.manifest import EngineEntry, Manifest

@@ -4,7 +4,7 @@ A CPU engine has the status that it has on the machine's kind of CPU (`registry.
 
 Order: an engine built for the very product, then for the same compute capability, then for another product of that
 capability (it runs, tuned for other clocks and memory), then one of another capability that was built to be compatible
-(`enginery.core.hardware.requirements`), then a portable one (target `gpu`), then the ONNX model if the policy allows it; among
+(`enginery.core.requirements`), then a portable one (target `gpu`), then the ONNX model if the policy allows it; among
 equals a proven one before an unproven one; then the faster one, where all that are equal so far were timed on a machine
 of this kind (`speeds`), else by precision, as each kind of hardware likes it; and of several compilers' engines the
 first in the manifest, where they stand as the spec names its backends. A proof says nothing
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from enginery.core.errors import IntegrityError, UnknownNameError
 from enginery.core.hardware.evaluation import evaluate
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.requirements import Gpu, SessionOption, hardware_of
 from enginery.core.hardware.targets import generation_of
+from enginery.core.requirements import Gpu, SessionOption, hardware_of
 from enginery.core.text import join_first
 from enginery.registry.evidence.attestations import JudgedEntry
 from enginery.registry.evidence.speeds import Speed

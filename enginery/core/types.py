@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from enginery.core.digest import digest_of, digest_of_file
-from enginery.core.hardware.requirements import Memory, Requirement
+from enginery.core.requirements import Memory, Requirement
 
 if TYPE_CHECKING:
     import numpy as np
@@ -209,7 +209,7 @@ def _profile(data: Mapping[str, Any]) -> ShapeProfile:
 class Engine:
     """A compiled model on disk. `format` names what can open it, e.g. 'tensorrt-rtx-1.7' or 'onnx'.
 
-    requires: what a machine must have to run it (`enginery.core.hardware.requirements`).
+    requires: what a machine must have to run it (`enginery.core.requirements`).
     notes: what the compiler said that a person should know (a layer left in fp32, a fallback).
     extras: files that a build leaves beside the engine, by name, such as what the compiler tells of its layers.
     weights: the ONNX model with the weights of an engine whose own file leaves them out; for opening it.

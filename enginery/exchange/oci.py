@@ -20,8 +20,8 @@ from enginery.client.pull import describe, stem_of
 from enginery.core import parsing
 from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
 from enginery.core.errors import InputError, UnknownNameError
-from enginery.core.hardware.requirements import to_json
 from enginery.core.parsing import Malformed
+from enginery.core.requirements import to_json
 from enginery.registry.evidence.attestations import judged
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.atomic_write import landing, make_folder, reachable, sweep, write_whole

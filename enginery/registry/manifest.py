@@ -12,10 +12,10 @@ from typing import Any, Literal, get_args
 from enginery.core import parsing
 from enginery.core.digest import canonical_json, digest_of
 from enginery.core.errors import IntegrityError
-from enginery.core.hardware.requirements import Cpu, Gpu, Requirement, Unknown, Weights, to_json
 from enginery.core.names import is_name
 from enginery.core.parsing import Malformed
 from enginery.core.parsing import field as read
+from enginery.core.requirements import Cpu, Gpu, Requirement, Unknown, Weights, to_json
 from enginery.core.types import CPU_KIND, PRECISIONS, Scalar, Shape, ShapeProfile, Target, TensorSpec
 from enginery.registry.requirements import read_requirement
 

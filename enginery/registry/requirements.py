@@ -7,13 +7,13 @@ from enginery.core import parsing
 from enginery.core.codec import decode
 from enginery.core.digest import canonical_json
 from enginery.core.errors import IntegrityError
-from enginery.core.hardware.requirements import KINDS, Requirement, Unknown
 from enginery.core.parsing import Malformed
+from enginery.core.requirements import KINDS, Requirement, Unknown
 
 
 def read_requirement(value: Any, path: str) -> Requirement:
-    """A requirement that `enginery.core.hardware.requirements.to_json` wrote. One of a kind, or with a field, that this enginery does
-    not know rules out its engine alone. Raises Malformed for a field of another type."""
+    """A requirement that `core.requirements.to_json` wrote. One of a kind, or with a field, that this enginery does not
+    know rules out its engine alone. Raises Malformed for a field of another type."""
     data = parsing.mapping(value, path)
     kind = parsing.field(data, "kind", parsing.text, path)
     known = KINDS.get(kind)

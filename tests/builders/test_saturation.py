@@ -13,7 +13,7 @@ from builders.backends.onnxruntime import OnnxRuntime
 from builders.backends.onnxruntime.cpu import SATURATES, session_options
 from builders.backends.onnxruntime.saturation import exact_source, file_may_saturate
 from enginery.core.hardware.cpu_kinds import EXACT_SESSION, KINDS
-from enginery.core.hardware.requirements import Cpu, SessionOption
+from enginery.core.requirements import Cpu, SessionOption
 from tests.builders import graphs
 
 U8, S8, S32 = TensorProto.UINT8, TensorProto.INT8, TensorProto.INT32

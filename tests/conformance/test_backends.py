@@ -18,7 +18,7 @@ from enginery.core import codec
 from enginery.core.hardware import targets
 from enginery.core.hardware.evaluation import judge
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.requirements import Runtime, hardware_of, to_json
+from enginery.core.requirements import Runtime, hardware_of, to_json
 from enginery.core.types import PRECISIONS, BuildRequest, Determinism, QuantizationScheme, TensorSpec
 from tests.calls import call_job
 from tests.conformance import page

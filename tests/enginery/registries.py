@@ -15,10 +15,10 @@ from enginery.client.pull import Pulled, ask, bring, bring_best
 from enginery.client.resolve import Policy
 from enginery.core.digest import canonical_json, digest_of
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.requirements import Memory, for_target
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import Reference
 from enginery.core.proof.report import Approved, Check, Report, approve
+from enginery.core.requirements import Memory, for_target
 from enginery.core.types import ShapeProfile, Target, TensorSpec
 from enginery.registry.build_request import stated
 from enginery.registry.manifest import EngineEntry, Manifest

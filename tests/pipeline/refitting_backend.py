@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from enginery.core.errors import EngineryError
-from enginery.core.hardware.requirements import Requirement, Weights, for_target
+from enginery.core.requirements import Requirement, Weights, for_target
 from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 
 

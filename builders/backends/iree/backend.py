@@ -18,7 +18,7 @@ from builders.execution.workdir import require_plain
 from enginery.core.errors import InputError
 from enginery.core.hardware import cpu_kinds, cuda
 from enginery.core.hardware.cpu_levels import HOST, LEVELS, host_level, level_of
-from enginery.core.hardware.requirements import Instructions, Requirement, for_target, same_versions
+from enginery.core.requirements import Instructions, Requirement, for_target, same_versions
 from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 
 _TITLE = "IREE"

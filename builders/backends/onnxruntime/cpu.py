@@ -31,7 +31,7 @@ from builders.backends.onnxruntime.reasons import failures, why_unreadable, word
 from builders.backends.run_profiles import RunProfile
 from enginery.core.errors import EngineryError, InputError, ModelError
 from enginery.core.hardware.cpu_kinds import EXACT_SESSION, this_kind, why_no_proof
-from enginery.core.hardware.requirements import Requirement, SessionOption, for_target, later_versions
+from enginery.core.requirements import Requirement, SessionOption, for_target, later_versions
 from enginery.core.types import (
     BuildRequest,
     Determinism,

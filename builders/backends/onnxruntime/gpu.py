@@ -34,7 +34,7 @@ from builders.backends.onnxruntime.gpu_session import (
 from builders.backends.onnxruntime.reasons import words_of
 from enginery.core.errors import EngineryError, InputError, ModelError
 from enginery.core.hardware import cuda
-from enginery.core.hardware.requirements import Requirement, driver_for, for_target, later_versions, same_versions
+from enginery.core.requirements import Requirement, driver_for, for_target, later_versions, same_versions
 from enginery.core.types import (
     BuildRequest,
     Determinism,

@@ -17,7 +17,7 @@ from builders.backends.tensorrt.words import builder_reason, clean, ran_out_of_m
 from builders.execution.process import enter_phase, heed_stop
 from enginery.core.errors import EngineryError, InputError, StepError
 from enginery.core.hardware import cuda
-from enginery.core.hardware.requirements import Requirement, Runtime, driver_for, for_target
+from enginery.core.requirements import Requirement, Runtime, driver_for, for_target
 from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors
 
 # The first compute capability that has a precision.

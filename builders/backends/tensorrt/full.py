@@ -14,9 +14,9 @@ from builders.backends.tensorrt.timing import keep_grown, merged, use_given
 from builders.backends.tensorrt.words import recorder
 from enginery.core.errors import EngineryError
 from enginery.core.hardware import cuda
-from enginery.core.hardware.requirements import Gpu, Library, Product, Requirement, Runtime, Weights
-from enginery.core.hardware.version_numbers import numbers
+from enginery.core.requirements import Gpu, Library, Product, Requirement, Runtime, Weights
 from enginery.core.types import NO_LAYERS, BuildRequest, Engine, Target
+from enginery.core.version_numbers import numbers
 
 _LEVELS = ("none", "same_compute_capability", "ampere_plus")
 _AMPERE = (8, 0)

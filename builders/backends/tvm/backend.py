@@ -21,7 +21,7 @@ from builders.backends.tvm import records
 from enginery.core.errors import InputError
 from enginery.core.hardware import cpu_kinds, cuda
 from enginery.core.hardware.cpu_levels import HOST, LEVELS, cpu_name, host_level, lacking, level_of
-from enginery.core.hardware.requirements import Instructions, Requirement, driver_for, for_target, same_versions
+from enginery.core.requirements import Instructions, Requirement, driver_for, for_target, same_versions
 from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 
 _TITLE = "TVM"

@@ -20,7 +20,7 @@ from builders.backends.fitting import check_fits
 from builders.backends.installed import PackageNotFoundError, version
 from enginery.core.errors import InputError
 from enginery.core.hardware import cuda
-from enginery.core.hardware.requirements import Requirement, for_target, later_versions
+from enginery.core.requirements import Requirement, for_target, later_versions
 from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 
 _IO = {"float64", "float32", "float16", "bfloat16", "bool"} | {

@@ -13,11 +13,10 @@ Rules and where they are from:
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Literal
 
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.requirements import (
+from enginery.core.requirements import (
     Cpu,
     Driver,
     Gpu,
@@ -31,8 +30,8 @@ from enginery.core.hardware.requirements import (
     Unknown,
     Weights,
 )
-from enginery.core.hardware.version_numbers import is_within, numbers, same_version
 from enginery.core.text import format_bytes
+from enginery.core.version_numbers import is_within, numbers, same_version
 
 _NOT_KNOWN = "which this enginery does not know; upgrade enginery"
 
@@ -59,13 +58,33 @@ def evaluate(requires: Iterable[Requirement], machine: Machine) -> tuple[Finding
     return tuple(judge(requirement, machine) for requirement in requires)
 
 
-@singledispatch
-def judge(requirement: Requirement, machine: Machine) -> Finding:
+def judge(requirement: Requirement, machine: Machine) -> Finding:  # noqa: C901 - a case for each kind
     """What one requirement comes to on a machine."""
-    raise TypeError(f"{type(requirement).__name__} of {machine.name} is no requirement")
+    match requirement:
+        case Gpu():
+            return _judge_gpu(requirement, machine)
+        case Cpu():
+            return _judge_cpu(requirement, machine)
+        case Instructions():
+            return _judge_instructions(requirement, machine)
+        case Runtime():
+            return _judge_runtime(requirement, machine)
+        case Driver():
+            return _judge_driver(requirement, machine)
+        case Memory():
+            return _judge_memory(requirement, machine)
+        case Product():
+            return _judge_product(requirement, machine)
+        case Library():
+            return _judge_library(requirement, machine)
+        case SessionOption():
+            return _judge_session_option(requirement, machine)
+        case Weights():
+            return Finding(requirement, "met")  # they come with the engine
+        case Unknown():
+            return Finding(requirement, "unmet", f"needs {requirement.kind[:40]!r}, {_NOT_KNOWN}")
 
 
-@judge.register
 def _judge_gpu(item: Gpu, machine: Machine) -> Finding:
     """Whether the machine's GPU is such a one."""
     here = machine.compute_capability
@@ -79,7 +98,6 @@ def _judge_gpu(item: Gpu, machine: Machine) -> Finding:
     return _decided(item, not rules[item.match], f"built for {item.target}; this is {machine.name}")
 
 
-@judge.register
 def _judge_cpu(item: Cpu, machine: Machine) -> Finding:
     """Whether engines for a CPU are chosen for the machine, and its CPU is of that kind."""
     if not machine.is_cpu:
@@ -91,7 +109,6 @@ def _judge_cpu(item: Cpu, machine: Machine) -> Finding:
     return Finding(item, "met")
 
 
-@judge.register
 def _judge_instructions(item: Instructions, machine: Machine) -> Finding:
     """Whether the machine's CPU has them."""
     missing = machine.lacking_instructions(item.level, item.flags)
@@ -103,7 +120,6 @@ def _judge_instructions(item: Instructions, machine: Machine) -> Finding:
     return Finding(item, "unmet", f"compiled for {item.level}, and {here}")
 
 
-@judge.register
 def _judge_runtime(item: Runtime, machine: Machine) -> Finding:
     """Whether the version on the machine opens the engine."""
     here = machine.version_of(item.name, *item.packages)
@@ -118,7 +134,6 @@ def _judge_runtime(item: Runtime, machine: Machine) -> Finding:
     return Finding(item, "met" if opens else "unmet", words)
 
 
-@judge.register
 def _judge_driver(item: Driver, machine: Machine) -> Finding:
     """Whether the machine's driver is as new."""
     if machine.driver:
@@ -130,7 +145,6 @@ def _judge_driver(item: Driver, machine: Machine) -> Finding:
     return Finding(item, "unknown", f"needs driver >= {item.version}; the driver here is unknown")
 
 
-@judge.register
 def _judge_memory(item: Memory, machine: Machine) -> Finding:
     """Whether the GPU has as much."""
     here = machine.memory_bytes
@@ -140,13 +154,11 @@ def _judge_memory(item: Memory, machine: Machine) -> Finding:
     return _decided(item, item.size_bytes > here, words)
 
 
-@judge.register
 def _judge_product(item: Product, machine: Machine) -> Finding:
     """Whether the GPU is of that product; an unknown product is not remarked on."""
     return _decided(item, machine.product not in (None, item.product), item.warning)
 
 
-@judge.register
 def _judge_library(item: Library, machine: Machine) -> Finding:
     """Whether that file is on the machine; known of this machine alone."""
     here = machine.libraries.get(item.path)
@@ -157,23 +169,10 @@ def _judge_library(item: Library, machine: Machine) -> Finding:
     return _decided(item, here != item.sha256, words)
 
 
-@judge.register
 def _judge_session_option(item: SessionOption, machine: Machine) -> Finding:
     """Whether the machine's CPU does without; an unknown CPU is not remarked on."""
     words = f"{machine.cpu} has no VNNI: open it with {item.name} = {item.value}, or its sums saturate"
     return _decided(item, machine.saturates, words)
-
-
-@judge.register
-def _judge_weights(item: Weights, machine: Machine) -> Finding:  # noqa: ARG001 - every machine can hold them
-    """Met: it comes with the engine."""
-    return Finding(item, "met")
-
-
-@judge.register
-def _judge_unknown(item: Unknown, machine: Machine) -> Finding:  # noqa: ARG001 - nobody can tell
-    """Unmet: what is not understood cannot be checked."""
-    return Finding(item, "unmet", f"needs {item.kind[:40]!r}, {_NOT_KNOWN}")
 
 
 def _about(item: Runtime, here: str) -> str:

@@ -19,8 +19,8 @@ from enginery.core.hardware import cpu_levels, cuda
 from enginery.core.hardware.cpu_kinds import kind_named, this_kind
 from enginery.core.hardware.cpu_levels import LEVELS, flags_of_level
 from enginery.core.hardware.cuda import Gpu
-from enginery.core.hardware.requirements import Library, Requirement, Runtime
 from enginery.core.hardware.targets import CPU, parse_targets, product_of
+from enginery.core.requirements import Library, Requirement, Runtime
 from enginery.core.text import format_bytes
 from enginery.core.types import Target
 
@@ -34,8 +34,8 @@ _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 class Machine:
     """What engines are chosen for. None: unknown (compute_capability: no GPU).
 
-    cpu: the kind of CPU (`enginery.core.hardware.cpu_kinds`).
-    product: short name as in `enginery.core.hardware.targets` ('l4').  driver: of the GPU, '580.65.06'.  cuda: the newest that the
+    cpu: the kind of CPU (`cpu_kinds`).
+    product: short name as in `targets` ('l4').  driver: of the GPU, '580.65.06'.  cuda: the newest that the
     driver supports, '13.0'.  memory_bytes: of the GPU.
     runtimes: versions by the distribution's name ('tensorrt-rtx'); one that is not in it is unknown.
     libraries: SHA-256 of shared libraries by path, '' for one that is not there.

@@ -14,9 +14,9 @@ from enginery.core.errors import InputError, IntegrityError
 from enginery.core.hardware.cpu_kinds import kind_named
 from enginery.core.hardware.evaluation import judge
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.requirements import hardware_of
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.parsing import Malformed
+from enginery.core.requirements import hardware_of
 from enginery.core.types import Target
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from builders.backends import discovery
 from enginery.core.errors import IntegrityError
-from enginery.core.hardware.requirements import Weights
 from enginery.core.proof.report import Check
 from enginery.core.proof.spread import Spread
+from enginery.core.requirements import Weights
 from enginery.core.types import Engine, Precision, Session
 from enginery.registry.store.base import Store
 from pipeline.values import EngineBlob, Json, Proof

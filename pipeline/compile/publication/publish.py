@@ -7,9 +7,9 @@ from dataclasses import replace
 from enginery.core.digest import canonical_json, digest_of
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.host import describe_host
-from enginery.core.hardware.requirements import for_target
 from enginery.core.moment import now
 from enginery.core.proof.report import Approved, approve
+from enginery.core.requirements import for_target
 from enginery.core.user import user
 from enginery.registry.evidence.latencies import attach_latency
 from enginery.registry.manifest import EngineEntry, Manifest

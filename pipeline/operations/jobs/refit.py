@@ -9,7 +9,7 @@ from builders.backends.refitting import Refitting
 from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
 from enginery.core.errors import InputError, ModelError
-from enginery.core.hardware.requirements import Weights
+from enginery.core.requirements import Weights
 from enginery.core.types import BuildRequest
 from enginery.registry.store.base import open_store
 from pipeline.compile.jobs.blobs import fetch, fetch_engine

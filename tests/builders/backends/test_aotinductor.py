@@ -20,7 +20,7 @@ from builders.backends.aotinductor import backend as module
 from builders.backends.onnxruntime import OrtSession
 from enginery.core.errors import DataError, EngineryError, InputError
 from enginery.core.hardware.cpu_levels import host_level
-from enginery.core.hardware.requirements import Cpu, Instructions, Runtime
+from enginery.core.requirements import Cpu, Instructions, Runtime
 from enginery.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 

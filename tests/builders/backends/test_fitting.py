@@ -7,7 +7,7 @@ import pytest
 from builders.backends import discovery, fitting
 from builders.backends.onnxruntime import OnnxRuntime
 from enginery.core.errors import EngineryError, IntegrityError
-from enginery.core.hardware.requirements import for_target, same_versions
+from enginery.core.requirements import for_target, same_versions
 from enginery.core.types import Engine
 from tests.builders import graphs
 from tests.builders.backends.test_onnxruntime import image, ort_request

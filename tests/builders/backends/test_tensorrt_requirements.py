@@ -11,8 +11,8 @@ from enginery.core.errors import EngineryError
 from enginery.core.hardware.cuda import Gpu
 from enginery.core.hardware.evaluation import evaluate, judge
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.requirements import Library, Requirement, Runtime, Weights, hardware_of
 from enginery.core.hardware.targets import parse_targets
+from enginery.core.requirements import Library, Requirement, Runtime, Weights, hardware_of
 from enginery.core.types import BuildRequest
 from tests.builders import graphs
 

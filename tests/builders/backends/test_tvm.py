@@ -16,7 +16,7 @@ from builders.backends.tvm import Tvm
 from builders.backends.tvm import backend as tvm
 from builders.backends.tvm import cuda as tvm_cuda
 from enginery.core.errors import DataError, EngineryError, InputError, ModelError
-from enginery.core.hardware.requirements import Driver, Gpu, Runtime
+from enginery.core.requirements import Driver, Gpu, Runtime
 from enginery.core.types import Dim
 from pipeline.sources.onnx_model import specs_of
 from tests.builders import graphs, native_graphs

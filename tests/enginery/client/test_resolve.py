@@ -8,8 +8,8 @@ from enginery.client.resolve import PORTABLE, Policy, Resolution, answer
 from enginery.core.errors import UnknownNameError
 from enginery.core.hardware.cpu_kinds import EXACT_SESSION
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.requirements import Cpu, Gpu, SessionOption, for_target
 from enginery.core.hardware.targets import GENERATIONS, parse_targets
+from enginery.core.requirements import Cpu, Gpu, SessionOption, for_target
 from enginery.core.types import PRECISIONS, Target
 from enginery.registry.evidence.attestations import JudgedEntry
 from enginery.registry.evidence.speeds import Speed

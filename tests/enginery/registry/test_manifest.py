@@ -12,8 +12,8 @@ from enginery.core.digest import canonical_json, digest_of
 from enginery.core.errors import IntegrityError
 from enginery.core.hardware.evaluation import evaluate
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.requirements import KINDS, Gpu, Memory, Runtime, to_json
 from enginery.core.parsing import Malformed
+from enginery.core.requirements import KINDS, Gpu, Memory, Runtime, to_json
 from enginery.core.types import ShapeProfile, TensorSpec
 from enginery.registry.manifest import EngineEntry, Manifest, parse
 from enginery.registry.requirements import read_requirement

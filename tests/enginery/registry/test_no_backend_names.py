@@ -7,17 +7,14 @@ from pathlib import Path
 from builders.backends import discovery
 
 ROOT = Path(__file__).parents[3]
-# Whichever of them are there: the registry, the client and the fleet, and the values that they are about.
-ROOMS = ("enginery/core", "enginery/registry", "enginery/client", "enginery/registry", "pipeline/fleet",
-         "enginery/core/hardware/requirements.py", "enginery/core/hardware/machine.py")  # fmt: skip
+ROOMS = ("enginery", "pipeline/fleet")
 # The model as it was exported is served as an ONNX file, by the runtime of that name (docs/client.md).
 ALLOWED = {("pull.py", "onnxruntime")}
 
 
 def _files() -> Iterator[Path]:
     for room in ROOMS:
-        path = ROOT / room
-        yield from [path] if path.is_file() else path.rglob("*.py")
+        yield from (ROOT / room).rglob("*.py")
 
 
 def test_no_module_names_an_installed_backend_or_an_option_of_one() -> None:

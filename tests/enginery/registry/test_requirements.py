@@ -9,7 +9,7 @@ from enginery.core.hardware import cpu_levels
 from enginery.core.hardware import machine as module
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.requirements import Gpu, Runtime
+from enginery.core.requirements import Gpu, Runtime
 from enginery.registry.manifest import EngineEntry
 from tests.enginery.registries import with_requirements
 

@@ -7,9 +7,9 @@ import pytest
 from enginery.client.resolve import PORTABLE
 from enginery.core.errors import UnavailableError
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.requirements import Gpu
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import parse_reference
+from enginery.core.requirements import Gpu
 from enginery.registry.store.base import FileStore, Store
 from enginery.registry.store.keys import channel_key, manifest_key
 from enginery.registry.versions import channels

@@ -12,7 +12,7 @@ import pytest
 
 from builders.backends import discovery
 from enginery.core.errors import EngineryError
-from enginery.core.hardware.requirements import Requirement, for_target
+from enginery.core.requirements import Requirement, for_target
 from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors
 from validation.gpu.devices import Device
 

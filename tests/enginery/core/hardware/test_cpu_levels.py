@@ -6,7 +6,7 @@ from builders.backends.fitting import misfit
 from builders.backends.tvm import Tvm
 from enginery.core.hardware import cpu_levels
 from enginery.core.hardware.cpu_levels import LEVELS, host_level, lacking, level_of
-from enginery.core.hardware.requirements import Instructions
+from enginery.core.requirements import Instructions
 from tests.builders import graphs
 
 V2 = {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}

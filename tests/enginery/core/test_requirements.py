@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from enginery.core import codec
 from enginery.core.hardware.evaluation import evaluate, judge
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.requirements import (
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.requirements import (
     KINDS,
     Cpu,
     Driver,
@@ -28,9 +29,8 @@ from enginery.core.hardware.requirements import (
     for_target,
     to_json,
 )
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.hardware.version_numbers import numbers, same_version
 from enginery.core.types import Target
+from enginery.core.version_numbers import numbers, same_version
 
 LIBRARIES = {"/a.so": "a" * 64, "/b.so": ""}
 GPU = Machine((8, 9), "l4", "580.65.06", "13.0", {"there": "2.1"}, memory_bytes=24 << 30, libraries=LIBRARIES)
