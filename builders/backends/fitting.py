@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from builders.backends import discovery
-from builders.evaluation import Finding, evaluate, judge
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.hardware import cuda
+from enginery.core.hardware.evaluation import Finding, evaluate, judge
 from enginery.core.hardware.machine import Machine, cpu_here, gpu_here
 from enginery.core.hardware.requirements import Gpu, Requirement, Runtime, hardware_of
 from enginery.core.types import Backend, BuildRequest, Engine, Session, Target

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from builders.evaluation import evaluate
 from enginery.core.errors import IntegrityError, UnknownNameError
+from enginery.core.hardware.evaluation import evaluate
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.requirements import Gpu, SessionOption, hardware_of
 from enginery.core.hardware.targets import generation_of

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from builders.backends import discovery
-from builders.evaluation import judge
 from builders.execution.process import run_job
 from enginery.core import codec
 from enginery.core.capabilities import Determinism
 from enginery.core.hardware import targets
+from enginery.core.hardware.evaluation import judge
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.requirements import Runtime, hardware_of, to_json
 from enginery.core.types import PRECISIONS, BuildRequest, QuantizationScheme, TensorSpec

@@ -12,11 +12,11 @@ from builders.backends.tensorrt.runtime.opening import Opening
 from builders.backends.tensorrt.runtime.refit import refit, serialized
 from builders.backends.tensorrt.timing import keep_grown, merged, use_given
 from builders.backends.tensorrt.words import recorder
-from builders.version_numbers import numbers
 from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError
 from enginery.core.hardware import cuda
 from enginery.core.hardware.requirements import Gpu, Library, Product, Requirement, Runtime, Weights
+from enginery.core.hardware.version_numbers import numbers
 from enginery.core.types import NO_LAYERS, BuildRequest, Engine, Target
 
 _LEVELS = ("none", "same_compute_capability", "ampere_plus")

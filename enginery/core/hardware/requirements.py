@@ -1,6 +1,6 @@
 """What an engine needs of the machine that runs it, as data: written into the manifest when it is built.
 
-A backend lists requirements (`Backend.requires`); everybody else evaluates (`builders.evaluation`) or renders them and
+A backend lists requirements (`Backend.requires`); everybody else evaluates (`enginery.core.hardware.evaluation`) or renders them and
 knows no compiler. A strict one that a machine is known not to meet rules the engine out there; any other is a remark.
 Standard library only: a serving node imports it.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
-from builders.version_numbers import numbers
+from enginery.core.hardware.version_numbers import numbers
 
 Capability = tuple[int, int]
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from builders.evaluation import judge
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
 from enginery.core.errors import InputError, IntegrityError
 from enginery.core.hardware.cpu_kinds import kind_named
+from enginery.core.hardware.evaluation import judge
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.requirements import hardware_of
 from enginery.core.hardware.targets import parse_targets

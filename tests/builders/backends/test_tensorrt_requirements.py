@@ -7,9 +7,9 @@ import pytest
 from builders.backends import discovery
 from builders.backends.fitting import fitting_gpu, misfit
 from builders.backends.tensorrt import TensorRT, TensorRTRTX
-from builders.evaluation import evaluate, judge
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.cuda import Gpu
+from enginery.core.hardware.evaluation import evaluate, judge
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.requirements import Library, Requirement, Runtime, Weights, hardware_of
 from enginery.core.hardware.targets import parse_targets

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders.evaluation import evaluate
 from enginery.client.resolve import Policy, answer
 from enginery.core.digest import canonical_json, digest_of
 from enginery.core.errors import IntegrityError
+from enginery.core.hardware.evaluation import evaluate
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.requirements import KINDS, Gpu, Memory, Runtime, to_json
 from enginery.core.parsing import Malformed

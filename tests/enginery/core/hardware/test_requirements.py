@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders.evaluation import evaluate, judge
-from builders.version_numbers import numbers, same_version
 from enginery.core import codec
+from enginery.core.hardware.evaluation import evaluate, judge
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.requirements import (
     KINDS,
@@ -30,6 +29,7 @@ from enginery.core.hardware.requirements import (
     to_json,
 )
 from enginery.core.hardware.targets import parse_targets
+from enginery.core.hardware.version_numbers import numbers, same_version
 from enginery.core.types import Target
 
 LIBRARIES = {"/a.so": "a" * 64, "/b.so": ""}

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import singledispatch
 from typing import Literal
 
-from builders.version_numbers import is_within, numbers, same_version
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.requirements import (
     Cpu,
@@ -32,6 +31,7 @@ from enginery.core.hardware.requirements import (
     Unknown,
     Weights,
 )
+from enginery.core.hardware.version_numbers import is_within, numbers, same_version
 from enginery.core.text import format_bytes
 
 _NOT_KNOWN = "which this enginery does not know; upgrade enginery"
