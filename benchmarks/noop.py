@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from builders.backends import discovery
 from builders.execution.jobs import WorkerContext
-from enginery.core.digest import digest_of_file
+from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError
-from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.requirements import Requirement, for_target
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 from pipeline.compile.jobs.engines import BuildEngine
 from pipeline.values import EngineRecord
 
@@ -22,9 +23,8 @@ class Noop:
 
     name: ClassVar[str] = "noop"
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "comes with the benchmarks"
+    capabilities: ClassVar[Capabilities] = Capabilities("bytes")
 
     size_mib: int = 0
 
@@ -40,12 +40,15 @@ class Noop:
     def refuses(self, request: BuildRequest) -> str | None:
         return None
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        return (for_target(request.target),)
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         path = workdir / "engine.noop"
         with path.open("wb") as stream:
             stream.write(request.key.encode())
             stream.truncate(max(64, self.size_mib << 20))
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, ".noop")
+        return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
         return "it compiles nothing"

@@ -84,10 +84,8 @@ def _catalog() -> Schema:
         },
         "model",
     )
-    runtimes = {"tensorrt": version, "tensorrt_rtx": version}
-    return closed(
-        {"serve": listed(serve), "runtimes": closed(runtimes), "planned": closed({**runtimes, "driver": version})}
-    )
+    versions = {"type": "object", "additionalProperties": version}  # by the package's name
+    return closed({"serve": listed(serve), "runtimes": versions, "planned": versions})
 
 
 _AMOUNTS = {"type": "object", "properties": {"cpu": CPU, "memory": BYTES}, "additionalProperties": QUANTITY}

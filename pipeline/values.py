@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from enginery.core.proof.report import Check
 from enginery.core.proof.spread import Spread
+from enginery.core.requirements import Requirement
 from enginery.core.types import (
     BuildFailure,
     BuildRequest,
@@ -84,7 +85,8 @@ class SearchResult:
 class EngineRecord:
     """A built engine as it is on record by its build key. digest, blake3: of its file (`Built`).
 
-    seconds: that the compiler took.  extras: what the build left beside the engine (`Engine.extras`), name -> digest.
+    seconds: that the compiler took.  requires: as in `Engine`.
+    extras: what the build left beside the engine (`Engine.extras`), name -> digest.
     refitted_from: as in `Built`.
     """
 
@@ -93,6 +95,7 @@ class EngineRecord:
     size_bytes: int
     suffix: str
     seconds: float
+    requires: tuple[Requirement, ...]
     notes: tuple[str, ...] = ()
     blake3: str | None = None
     extras: Mapping[str, str] = field(default_factory=dict)
@@ -271,6 +274,7 @@ class Built:
     digest: str | None = None
     size_bytes: int = 0
     suffix: str = ""
+    requires: tuple[Requirement, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     cached: bool = False
@@ -292,6 +296,7 @@ class Built:
             found.digest,
             found.size_bytes,
             found.suffix,
+            found.requires,
             found.notes,
             found.seconds,
             cached,

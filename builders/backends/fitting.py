@@ -1,47 +1,19 @@
 """Whether an engine may be opened by a backend on this machine: asked before any runtime sees its bytes.
 
-Runtimes say no to a foreign engine with cryptic words, with a crash or not at all. What decides stands beside the
-engine (its request), so that nothing has to be loaded to find out. Standard library only.
+Runtimes say no to a foreign engine with cryptic words, with a crash or not at all. What decides follows from the
+engine's request (`Backend.requires`), so that nothing has to be loaded to find out. Standard library only.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
 
 from builders.backends import discovery
 from enginery.core.errors import EngineryError, IntegrityError
-from enginery.core.hardware.compatibility import numbers
-from enginery.core.types import Backend, BuildRequest, Engine, Session
-
-_OWN = "enginery-"
-
-
-@runtime_checkable
-class Choosy(Protocol):
-    """A backend that knows better than "the very versions that built it" what its engines can be opened with."""
-
-    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
-        """Why versions `here` cannot open what versions `built` have built; None when they can."""
-        ...
-
-
-@runtime_checkable
-class Portable(Protocol):
-    """A backend some of whose engines run on other hardware than they were built for."""
-
-    def runs_engine(self, request: BuildRequest) -> str | None:
-        """As `Backend.runs`, of the engine of this request."""
-        ...
-
-
-@runtime_checkable
-class BuildOnly(Protocol):
-    """A backend some of whose `versions` are of tools that opening an engine takes nothing of: their names."""
-
-    @property
-    def build_only(self) -> tuple[str, ...]:
-        """As in a toolchain: 'nvcc'."""
-        ...
+from enginery.core.hardware import cuda
+from enginery.core.hardware.evaluation import Finding, evaluate, judge
+from enginery.core.hardware.machine import Machine, cpu_here, gpu_here
+from enginery.core.requirements import Gpu, Requirement, Runtime, hardware_of
+from enginery.core.types import Backend, BuildRequest, Engine, Session, Target
 
 
 @contextmanager
@@ -72,41 +44,43 @@ def misfit(backend: Backend, request: BuildRequest) -> str | None:
     """Why an engine of this request cannot be opened by `backend` here, with the remedy; None when it can."""
     if request.backend != backend.name:
         return f"built by {request.backend}, and this is {backend.name}; open it with {request.backend}"
-    if not backend.versions():
+    versions = backend.versions()
+    if not versions:
         return f"built by {backend.name}, which is not installed here: {backend.install}"
-    if reason := version_misfit(backend, dict(request.toolchain)):
-        return reason
-    if reason := backend.runs_engine(request) if isinstance(backend, Portable) else backend.runs(request.target):
+    requires = backend.requires(request)
+    gpu = fitting_gpu(requires, request.target, cuda.gpus())
+    machine = gpu_here(gpu) if gpu else cpu_here()
+    processor = hardware_of(requires)
+    for found in evaluate(requires, machine.stating(runtimes=versions).looking_up(requires)):
+        if found.requirement != processor and _keeps_shut(found):
+            return f"{found.words}; {_remedy(found.requirement)}"
+    if reason := backend.runs(machine.target if gpu else request.target) or _processor_lacks(processor, machine):
         return f"built for {request.target.name}, and cannot run here: {reason}; run it on a node that has one"
     return None
 
 
-def version_misfit(backend: Backend, toolchain: Mapping[str, str]) -> str | None:
-    """Why the versions that are installed here do not open what this toolchain has built; the backend is installed."""
-    built, here = packages(toolchain), backend.versions()
-    return backend.unfit(built, here) if isinstance(backend, Choosy) else other_versions(built, here)
-
-
-def packages(toolchain: Mapping[str, str]) -> dict[str, str]:
-    """A toolchain without the backend's own revision, which says nothing about what opens an engine."""
-    return {name: version for name, version in toolchain.items() if not name.startswith(_OWN)}
-
-
-def other_versions(built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
-    """The rule for a backend that is not `Choosy`: every version on record that is also known here is the same.
-
-    Versions are compared as far as both are given: 10.16 stands for every 10.16.x. What no record holds is not asked.
-    """
-    wrong = [name for name in sorted(built.keys() & here.keys()) if not same_version(built[name], here[name])]
-    if built and not built.keys() & here.keys():
-        wrong = sorted(built)
-    if not wrong:
+def fitting_gpu(requires: Sequence[Requirement], target: Target, gpus: Sequence[cuda.Gpu]) -> cuda.Gpu | None:
+    """The GPU to open an engine on: one of its target's own compute capability, else one that it is compatible with;
+    None for an engine of CPUs, and where no GPU will do."""
+    processor = hardware_of(requires)
+    if not isinstance(processor, Gpu):
         return None
-    was, now = (", ".join(f"{name} {found.get(name, 'absent')}" for name in wrong) for found in (built, here))
-    return f"built with {was}, here is {now}; install the version it was built with, or build it again here"
+    fitting = [gpu for gpu in gpus if judge(processor, Machine(gpu.compute_capability)).state == "met"]
+    return min(fitting, key=lambda gpu: gpu.compute_capability != target.compute_capability, default=None)
 
 
-def same_version(built: str, here: str) -> bool:
-    """Whether two versions are equal as far as both are given; what is not all numbers is compared as it stands."""
-    plain = all(part.isdecimal() for part in f"{built}.{here}".split("."))
-    return built == here or (plain and all(a == b for a, b in zip(numbers(built), numbers(here), strict=False)))
+def _keeps_shut(found: Finding) -> bool:
+    """Whether this project's own sessions refuse an engine for it: other than a server, which is told, they ask every
+    runtime to be one that is known to open it."""
+    return found.rules_out or (found.state == "unmet" and isinstance(found.requirement, Runtime))
+
+
+def _processor_lacks(processor: Requirement | None, machine: Machine) -> str | None:
+    """Why an engine's processor is not in this machine, where the backend does not say."""
+    return judge(processor, machine).words or None if processor else None
+
+
+def _remedy(requirement: Requirement) -> str:
+    if isinstance(requirement, Runtime):
+        return "install that version, or build it again here"
+    return "run it on a node that has it, or build it again for this one"

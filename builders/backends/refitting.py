@@ -1,19 +1,18 @@
 """New weights for an engine, without a build: what a backend that can do that offers.
 
-A backend whose engines leave their weights out has an option `strip_weights`; whoever opens such an engine gives the
+A backend whose engines leave their weights out says so (`requirements.Weights`); whoever opens such an engine gives the
 ONNX model with the weights along (`Engine.weights`). Standard library only.
 """
 
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
 
-from enginery.core.types import BuildRequest, Engine
+from enginery.core.types import Backend, BuildRequest, Engine
 
 
-@runtime_checkable
 class Refitting(Protocol):
-    """A backend that can give an engine other weights. Whether a model differs in its weights alone is asked before
-    (`builders.onnx_graphs.structure`)."""
+    """A backend that can give an engine other weights (`Capabilities.refits`). Whether a model differs in its weights
+    alone is asked before (`builders.onnx_graphs.structure`)."""
 
     def refits(self, request: BuildRequest) -> str | None:
         """Why an engine of this request takes no other weights; None when it does. Imports no compiler."""
@@ -31,6 +30,6 @@ class Refitting(Protocol):
         ...
 
 
-def is_stripped(request: BuildRequest) -> bool:
-    """Whether engines of this request leave their weights to the ONNX model."""
-    return dict(request.options).get("strip_weights") is True
+def refitting(backend: Backend) -> Refitting | None:
+    """The backend, where it gives engines other weights; else None."""
+    return cast("Refitting", backend) if backend.capabilities.refits else None

@@ -6,7 +6,7 @@ of the engine it is about. So a server that waits for the description never load
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from enginery.client.fetch import Origin, Way
 from enginery.client.resolve import FALLBACK, Answer, Policy, Resolution, answer
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError
-from enginery.core.hardware.cpu_kinds import EXACT_SESSION, SATURATES
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
+from enginery.core.requirements import SessionOption
 from enginery.registry.evidence.attestations import judged
 from enginery.registry.evidence.speeds import measured_speeds
 from enginery.registry.manifest import EngineEntry, Manifest
@@ -150,8 +150,7 @@ def _bring_weights(store: Store, manifest: Manifest, engine: EngineEntry, dest: 
 
 
 def _weights_name(manifest: Manifest, engine: EngineEntry) -> str | None:
-    stripped = engine.options.get("strip_weights") is True
-    return f"{stem_of(manifest, engine)}.weights.onnx" if stripped else None
+    return f"{stem_of(manifest, engine)}.weights.onnx" if engine.is_stripped else None
 
 
 def description_of(located: Located, engine: EngineEntry) -> bytes:
@@ -187,9 +186,9 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, Any]
     }
     weights = _weights_name(manifest, engine)
     told: dict[str, Any] = {"weights": weights} if weights else {}
-    if SATURATES in engine.notes:
-        told["session_options_without_vnni"] = dict([EXACT_SESSION])
-    return origin | told | {key: value for key, value in asdict(engine).items() if key != "checks"}
+    if options := {item.name: item.value for item in engine.requires if isinstance(item, SessionOption)}:
+        told["session_options_without_vnni"] = options
+    return origin | told | {key: value for key, value in engine.to_json().items() if key != "checks"}
 
 
 def _fallback(store: Store, manifest: Manifest) -> tuple[EngineEntry, ...]:

@@ -4,7 +4,7 @@ A CPU engine has the status that it has on the machine's kind of CPU (`registry.
 
 Order: an engine built for the very product, then for the same compute capability, then for another product of that
 capability (it runs, tuned for other clocks and memory), then one of another capability that was built to be compatible
-(`hardware.compatibility`), then a portable one (target `gpu`), then the ONNX model if the policy allows it; among
+(`requirements`), then a portable one (target `gpu`), then the ONNX model if the policy allows it; among
 equals a proven one before an unproven one; then the faster one, where all that are equal so far were timed on a machine
 of this kind (`speeds`), else by precision, as each kind of hardware likes it; and of several compilers' engines the
 first in the manifest, where they stand as the spec names its backends. A proof says nothing
@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from enginery.client.needs import needs_exact_session, remarks, unmet
 from enginery.core.errors import IntegrityError, UnknownNameError
-from enginery.core.hardware.compatibility import hardware_serves
+from enginery.core.hardware.evaluation import evaluate
 from enginery.core.hardware.machine import Machine
+from enginery.core.hardware.targets import generation_of
+from enginery.core.requirements import Gpu, SessionOption, hardware_of
 from enginery.core.text import join_first
 from enginery.registry.evidence.attestations import JudgedEntry
 from enginery.registry.evidence.speeds import Speed
@@ -136,6 +137,7 @@ def answer(
 
     timed: the speeds of engines, by digest; asked for only where they decide.
     """
+    machine = machine.looking_up(item for entry in entries for item in entry.requires)
     here = [entry.on_cpu(machine.cpu) if isinstance(entry, JudgedEntry) else entry for entry in entries]
     judged = [(entry, rejection(entry, machine, policy)) for entry in here]
     fitting = sorted((entry for entry, reason in judged if reason is None), key=lambda entry: _rank(entry, machine))
@@ -152,8 +154,10 @@ def answer(
 
 def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | None:
     """Why an engine will not do; None if it will."""
-    if (misfit := _misfit(entry, machine)) is not None:
-        return misfit
+    unmet = [found for found in evaluate(entry.requires, machine) if found.rules_out]
+    processor = hardware_of(entry.requires)
+    if misfit := next((found for found in unmet if found.requirement is processor), None):
+        return misfit.words
     if policy.precision is not None and entry.precision != policy.precision:
         return f"{entry.precision}, and {policy.precision} was asked for"
     if not entry.usable:
@@ -162,16 +166,21 @@ def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | Non
         return f"unproven, and only proven engines may be used: {entry.reason}"
     if policy.proven_only and _is_foreign(entry, machine):
         return f"proven on {entry.hardware.sm} and not on {machine.target.sm}, and only proven engines may be used"
-    return unmet(entry, machine)
+    return unmet[0].words if unmet else None
 
 
-def _misfit(entry: EngineEntry, machine: Machine) -> str | None:
-    if entry.target == FALLBACK or (entry.target == PORTABLE and not machine.is_cpu):
-        return None
-    capabilities = entry.compute_capability, machine.compute_capability
-    if entry.target == PORTABLE or not hardware_serves(entry.backend, entry.options, entry.precision, *capabilities):
-        return f"built for {entry.target}; this is {_name(machine)}"
-    return None
+def remarks(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
+    """What could not be checked, or differs without being a reason."""
+    words = [found.words for found in evaluate(entry.requires, machine) if not found.rules_out]
+    if _is_foreign(entry, machine):
+        words.append(f"{entry.status} on {entry.hardware.sm}, and not tried on {machine.target.sm}")
+    return tuple(filter(None, words))
+
+
+def _needs_session_option(entry: EngineEntry, machine: Machine) -> bool:
+    """Whether the machine's CPU would saturate an engine's integer sums, unless it is opened to be exact."""
+    found = evaluate([item for item in entry.requires if isinstance(item, SessionOption)], machine)
+    return any(item.state == "unmet" for item in found)
 
 
 def _is_foreign(entry: EngineEntry, machine: Machine) -> bool:
@@ -185,16 +194,25 @@ def _fit(entry: EngineEntry, machine: Machine) -> tuple[int, str]:
     if entry.target == PORTABLE:
         return 4, "portable"
     if _is_foreign(entry, machine):
-        return 3, f"built for {entry.target}, and compatible with every generation from Ampere on"
+        return 3, f"built for {entry.target}, and compatible with {_reach(entry)}"
     if entry.cpu not in (None, machine.cpu) and machine.cpu:
         return 0 if entry.status == "proven" else 1, f"built for {entry.cpu} CPUs, and this is {machine.cpu}"
     if entry.cpu:
         return 0, f"built for {entry.cpu} CPUs"
     if entry.product == machine.product:
-        return 0, f"built for {_name(machine)}"
+        return 0, f"built for {machine.name}"
     if entry.product is None:
         return 1, f"built for {machine.target.sm}, this GPU's compute capability"
     return 2, f"tuned for {entry.product}, another product of {machine.target.sm}; it runs here, perhaps slower"
+
+
+def _reach(entry: EngineEntry) -> str:
+    """Which GPUs an engine runs on beside its own: 'every generation from Ampere on'."""
+    processor = hardware_of(entry.requires)
+    if not isinstance(processor, Gpu) or processor.match == "family":
+        return "its family"
+    first = generation_of(processor.capability)
+    return f"every generation from {first.family.capitalize() if first else processor.capability} on"
 
 
 def _by_speed(ranked: Sequence[EngineEntry], machine: Machine, speeds: Mapping[str, Speed]) -> Iterator[EngineEntry]:
@@ -214,7 +232,7 @@ def _busy(speed: Speed | None) -> tuple[str, ...]:
 def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, bool, str]:
     preference = CPU_PREFERENCE if machine.is_cpu else GPU_PREFERENCE
     order = preference.index(entry.precision) if entry.precision in preference else len(preference)
-    if needs_exact_session(entry, machine):  # which costs much of what int8 gains, and all of it on small models
+    if _needs_session_option(entry, machine):  # which costs much of what int8 gains, and all of it on small models
         order = preference.index("fp32") + 1
     foreign = entry.cpu != machine.cpu
     return _fit(entry, machine)[0], entry.status != "proven", order, foreign, entry.target
@@ -259,7 +277,7 @@ def _ratio(candidate: Candidate, best: Candidate) -> float | None:
 
 def _nothing_fits(found: Answer) -> str:
     precision = found.policy.precision
-    wanted = _name(found.machine) + (f" in {precision}" if precision else "")
+    wanted = found.machine.name + (f" in {precision}" if precision else "")
     lines = [f"  {unit}: {reason}" for unit, reason in found.rejected] or ["  it has no engines at all"]
     remedy = "add the target to the spec and build, or choose"
     return "\n".join([f"{found.what} has no engine for {wanted}; {remedy}:", *lines])
@@ -268,9 +286,4 @@ def _nothing_fits(found: Answer) -> str:
 def _all_lost(found: Answer) -> str:
     lines = [f"  {unit}: {reason}" for unit, reason in found.lost]
     remedy = f"restore their blobs, or build again; `enginery verify {found.what}` says more"
-    return "\n".join([f"every engine of {found.what} that fits {_name(found.machine)} is lost; {remedy}:", *lines])
-
-
-def _name(machine: Machine) -> str:
-    sm = machine.target.sm
-    return f"{sm} ({machine.product})" if machine.product else sm
+    return "\n".join([f"every engine of {found.what} that fits {found.machine.name} is lost; {remedy}:", *lines])

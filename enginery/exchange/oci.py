@@ -21,6 +21,7 @@ from enginery.core import parsing
 from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
 from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.parsing import Malformed
+from enginery.core.requirements import to_json
 from enginery.registry.evidence.attestations import judged
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.atomic_write import landing, make_folder, reachable, sweep, write_whole
@@ -113,6 +114,7 @@ def annotations_of(manifest: Manifest, entry: EngineEntry) -> dict[str, str]:
         "precision": entry.precision,
         "backend": entry.backend,
         "status": entry.status,
+        "requires": canonical_json([to_json(item) for item in entry.requires]).decode(),
         "toolchain": ", ".join(f"{name} {version}" for name, version in sorted(entry.toolchain.items())) or None,
         "engine": f"sha256:{entry.digest}",
         "engine-bytes": str(entry.size_bytes),

@@ -15,7 +15,9 @@ from enginery.core.errors import IntegrityError
 from enginery.core.names import is_name
 from enginery.core.parsing import Malformed
 from enginery.core.parsing import field as read
+from enginery.core.requirements import Cpu, Gpu, Requirement, Unknown, Weights, to_json
 from enginery.core.types import CPU_KIND, PRECISIONS, Scalar, Shape, ShapeProfile, Target, TensorSpec
+from enginery.registry.requirements import read_requirement
 
 FORMAT = 1
 MAX_BYTES = 16 << 20
@@ -42,7 +44,8 @@ class EngineEntry:
     reason: what stands behind the status, in words.  build_key: digest of the build request.
     graph: digest of the ONNX model it was compiled from.  scales: digest of the calibrated ranges behind an int8 one.
     digest, size_bytes, suffix: the engine's file; None without one.  report: digest of its validation report.
-    checks: how many passed and failed.  notes: what the compiler or a cast said that a person should know.
+    checks: how many passed and failed.  requires: what a machine must have to run it.
+    notes: what the compiler or a cast said that a person should know.
     """
 
     target: str
@@ -65,6 +68,7 @@ class EngineEntry:
     profiles: tuple[ShapeProfile, ...] = ()
     report: str | None = None
     checks: Mapping[str, int] = field(default_factory=lambda: {"passed": 0, "failed": 0})
+    requires: tuple[Requirement, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -78,6 +82,11 @@ class EngineEntry:
         return self.status in USABLE
 
     @property
+    def is_stripped(self) -> bool:
+        """Whether its file leaves the weights to the ONNX model."""
+        return any(isinstance(item, Weights) for item in self.requires)
+
+    @property
     def cpu(self) -> str | None:
         """The kind of CPU that a CPU engine was built for, and proven on if its status says so; None for a GPU's."""
         return self.toolchain.get(CPU_KIND)
@@ -86,6 +95,10 @@ class EngineEntry:
     def hardware(self) -> Target:
         """The target as a value."""
         return Target(self.target, self.compute_capability, self.product)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `read_entry` reads back; requirements that are not known stay as they were written."""
+        return {**asdict(self), "requires": [to_json(item) for item in self.requires]}
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,7 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object, without the digest."""
-        return asdict(self)
+        return {**asdict(replace(self, engines=())), "engines": [entry.to_json() for entry in self.engines]}
 
     def to_bytes(self) -> bytes:
         """The document as it is stored; the same manifest always gives the same bytes. Raises Malformed, ValueError."""
@@ -226,6 +239,7 @@ def read_entry(value: Any, path: str) -> EngineEntry:
         profiles=get("profiles", parsing.many(_profile)),
         report=get("report", parsing.optional(parsing.digest)),
         checks=get("checks", parsing.mapping_of(parsing.count)),
+        requires=get("requires", parsing.many(read_requirement)),
         notes=get("notes", parsing.many(parsing.text)),
     )
     _check_usable(entry, path)
@@ -238,6 +252,8 @@ def _check_usable(entry: EngineEntry, path: str) -> None:
     missing = [name for name, value in facts.items() if value is None]
     if entry.usable and missing:
         raise Malformed(f"{path} ({entry.unit}) is {entry.status} and has no {missing[0]}")
+    if entry.usable and not any(isinstance(item, Gpu | Cpu | Unknown) for item in entry.requires):
+        raise Malformed(f"{path} ({entry.unit}) is {entry.status} and does not say which processor it requires")
 
 
 def _suffix(value: Any, path: str) -> str:

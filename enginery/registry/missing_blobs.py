@@ -49,7 +49,7 @@ def find_lost_of(store: Store, manifest: Manifest) -> dict[str, Loss]:
 def find_lost_engines(store: Store, entries: Sequence[EngineEntry]) -> dict[str, Loss]:
     """What is wrong with engines and the models that hold their weights, by the engine's digest."""
     sizes: dict[str, int | None] = {str(entry.digest): entry.size_bytes for entry in entries}
-    models = {str(entry.digest): entry.graph for entry in entries if entry.options.get("strip_weights") is True}
+    models = {str(entry.digest): entry.graph for entry in entries if entry.is_stripped}
     lost = find_lost(store, {**{model: None for model in models.values() if model}, **sizes})
     found = {digest: lost.get(digest) or lost.get(models.get(digest) or "") for digest in sizes}
     return {digest: loss for digest, loss in found.items() if loss}

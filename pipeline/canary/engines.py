@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def choose_unrun(store: Store, reference: Reference, target: Target, precision: 
     located = locate(store, reference)
     what = f"{located.manifest.model}@{located.manifest.version}"
     entries = judged(store, located.manifest, require(store, located.manifest).counts)
-    machine = Machine.of(target).stating(cpu=this_kind().name if target.is_cpu else None)
+    machine = replace(Machine.of(target), cpu=this_kind().name if target.is_cpu else None)
     policy = Policy(precision, proven_only=located.proven_only)
     timed = partial(measured_speeds, store, located.manifest, machine)
     return Chosen(located.manifest, answer(entries, machine, policy, what, timed).resolution().chosen)
@@ -79,7 +79,8 @@ def opened(store: Store, role: str, chosen: Chosen, folder: Path) -> Iterator[Is
     """The engine, fetched into `folder` and verified, ready to run in a process of its own. role: for messages."""
     entry = chosen.entry
     engine = fetch_engine(store, EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix)), folder)
-    with isolated(role, partial(open_engine, engine)) as session:
+    thread_safe = discovery.capabilities_of(entry.backend).thread_safe
+    with isolated(role, partial(open_engine, engine), thread_safe) as session:
         yield session
 
 

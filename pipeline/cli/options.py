@@ -246,3 +246,33 @@ def say(text: str) -> None:
         JsonLines().tell("remark", message=text)
     else:
         echo(text, err=True)
+
+
+# Runtimes with an option of their own; any other is stated with --runtime.
+_NAMED_RUNTIMES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
+
+
+def runtime_options(where: str) -> Callable[[Command], Command]:
+    """Options that state which versions of runtimes are `where`: read them with `stated_runtimes`."""
+
+    def add(command: Command) -> Command:
+        for name, title in reversed(_NAMED_RUNTIMES.items()):
+            command = click.option(f"--{name}", metavar="VERSION", help=f"{title} {where}.")(command)
+        text = f"Another runtime {where}, by its package; repeat it."
+        return click.option("--runtime", "runtime", multiple=True, metavar="NAME=VERSION", help=text)(command)
+
+    return add
+
+
+def stated_runtimes(given: dict[str, Any]) -> dict[str, str]:
+    """The versions that `runtime_options` were given, by the package's name; takes them out of `given`."""
+    stated: dict[str, str] = {}
+    for text in given.pop("runtime", ()):
+        name, equals, version = text.partition("=")
+        if not (name and equals and version):
+            raise click.BadParameter(
+                f"{text!r} is not NAME=VERSION, such as onnxruntime=1.31.1", param_hint="--runtime"
+            )
+        stated[name.lower().replace("_", "-")] = version
+    named = {name: given.pop(name.replace("-", "_"), None) for name in _NAMED_RUNTIMES}
+    return stated | {name: version for name, version in named.items() if version is not None}

@@ -5,7 +5,7 @@
     serve:
       - {model: digits, on: [l4, h100], precisions: [fp16, int8], proven: true}
       - {model: ranker, channel: candidate}               # on every GPU; the channel says whether proven or not
-    runtimes: {tensorrt: 10.16.1, tensorrt_rtx: 1.7.1}    # what the images that serve have
+    runtimes: {tensorrt: 10.16.1, tensorrt-rtx: 1.7.1}    # what the images that serve have
     planned: {driver: "590.44", tensorrt: "11.4"}         # what is coming: engines that it takes away are said
 
 Without one every model that has a channel must be there on every GPU.
@@ -24,7 +24,7 @@ from enginery.core.types import Precision, Target
 from enginery.registry.store.base import Store
 from enginery.registry.versions.lookup import DEFAULT_CHANNELS, catalogue
 from pipeline.fleet.groups import Hardware
-from pipeline.fleet.inventory import Version
+from pipeline.fleet.inventory import RuntimeName, Version
 from pipeline.spec.document import Kind, load_document
 from pipeline.spec.words import Channel, ModelName, Part, TargetName, VersionName
 
@@ -58,25 +58,12 @@ class Serve(Part):
         return self
 
 
-class Runtimes(Part):
-    """Versions of what serves, or will."""
-
-    tensorrt: Version | None = None
-    tensorrt_rtx: Version | None = None
-
-
-class Planned(Runtimes):
-    """Versions that are coming."""
-
-    driver: Version | None = None
-
-
 class CatalogFile(Part):
     """The whole file."""
 
     serve: tuple[Serve, ...] = Field(min_length=1)
-    runtimes: Runtimes = Runtimes()
-    planned: Planned = Planned()
+    runtimes: dict[RuntimeName, Version] = Field({}, description="versions of what serves, by the package's name")
+    planned: dict[RuntimeName, Version] = Field({}, description="versions that are coming, also of the `driver`")
 
 
 @dataclass(frozen=True)
@@ -96,7 +83,8 @@ class Demand:
 
 @dataclass(frozen=True)
 class Catalog:
-    """All demands. runtimes: versions that serve now.  planned: versions that are coming; by field of `Machine`."""
+    """All demands. runtimes: versions that serve now.  planned: versions that are coming, also of the 'driver'; by the
+    package's name, as in `Machine.runtimes`."""
 
     demands: tuple[Demand, ...]
     runtimes: tuple[tuple[str, str], ...] = ()
@@ -119,7 +107,7 @@ def load_catalog(path: Path) -> Catalog:
         )
         for item in found.serve
     )
-    return Catalog(demands, _stated(found.runtimes), _stated(found.planned), str(path))
+    return Catalog(demands, tuple(found.runtimes.items()), tuple(found.planned.items()), str(path))
 
 
 def whole_registry(store: Store) -> Catalog:
@@ -132,7 +120,3 @@ def _channels(store: Store) -> Iterator[Demand]:
         if listed.channels and listed.model != SELFTEST:
             usual = [name for name in DEFAULT_CHANNELS if name in listed.channels]
             yield Demand(Reference(listed.model, channel=[*usual, *listed.channels][0]))
-
-
-def _stated(part: Any) -> tuple[tuple[str, str], ...]:
-    return tuple((name, value) for name, value in part.model_dump().items() if value is not None)

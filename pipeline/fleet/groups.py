@@ -1,7 +1,7 @@
 """Groups of nodes that are alike as far as engines go, and what is known of a whole fleet."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -82,9 +82,10 @@ class Group:
         """What engines are chosen for."""
         return self.hardware.machine
 
-    def stating(self, **facts: str | int | None) -> "Group":
-        """The group with these facts about its machines; None changes nothing."""
-        return replace(self, hardware=replace(self.hardware, machine=self.machine.stating(**facts)))
+    def stating(self, *, driver: str | None = None, runtimes: Mapping[str, str] | None = None) -> "Group":
+        """The group with these versions on its machines; None changes nothing."""
+        machine = self.machine.stating(driver=driver, runtimes=runtimes)
+        return replace(self, hardware=replace(self.hardware, machine=machine))
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
@@ -97,8 +98,7 @@ class Group:
             "compute_capability": self.machine.compute_capability,
             "driver": self.machine.driver,
             "cuda": self.machine.cuda,
-            "tensorrt": self.machine.tensorrt,
-            "tensorrt_rtx": self.machine.tensorrt_rtx,
+            "runtimes": dict(self.machine.runtimes),
             "memory_bytes": self.machine.memory_bytes,
             "mig": hardware.mig,
             "sharing": hardware.sharing,

@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -52,6 +53,15 @@ def _version(text: str) -> str:
     return text
 
 
+def _runtime_name(text: str) -> str:
+    """As distributions are called: 'onnxruntime-gpu', also for 'onnxruntime_gpu'."""
+    if text != "driver" and get_close_matches(text, ["driver"], cutoff=0.75):
+        raise ValueError("did you mean 'driver'?")
+    if not re.fullmatch(r"[a-z\d][a-z\d._-]{0,99}", text, re.ASCII | re.IGNORECASE):
+        raise ValueError("must be a package's name such as 'onnxruntime-gpu'")
+    return re.sub(r"[._-]+", "-", text).lower()
+
+
 def _capability(text: str) -> str:
     if not re.fullmatch(r"\d{1,2}\.\d", text, re.ASCII):
         raise ValueError("must be a compute capability such as '8.9'")
@@ -59,6 +69,7 @@ def _capability(text: str) -> str:
 
 
 Version = Annotated[str, BeforeValidator(_text), AfterValidator(_version)]
+RuntimeName = Annotated[str, AfterValidator(_runtime_name)]
 Capability = Annotated[str, BeforeValidator(_text), AfterValidator(_capability)]
 
 
@@ -71,8 +82,7 @@ class Written(Closed):
     gpus: int | None = Field(None, ge=0, strict=True, description="GPUs or slices of all of them; default: one a node")
     driver: Version | None = None
     cuda: Version | None = None
-    tensorrt: Version | None = Field(None, description="what serves there")
-    tensorrt_rtx: Version | None = None
+    runtimes: dict[RuntimeName, Version] = Field({}, description="versions of what serves there")
     memory_gib: float | None = Field(None, gt=0, description="of a GPU or slice")
     mig: str | None = Field(None, pattern=r"^\d+[gc][\w.+]*$", description="profile of the slices, '1g.10gb'")
     sharing: Literal["time-slicing", "mps"] | None = None
@@ -96,8 +106,7 @@ class Written(Closed):
             None if self.mig else product,
             self.driver,
             self.cuda,
-            self.tensorrt,
-            self.tensorrt_rtx,
+            self.runtimes,
             memory_bytes=None if self.memory_gib is None else int(self.memory_gib * _GIB),
         )
         return Hardware(machine, label, product, self.mig, self.sharing, self.replicas)

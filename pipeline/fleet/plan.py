@@ -1,7 +1,7 @@
 """What if: other drivers and runtimes, machines that come and go. What dies then, what must be built, for how long."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from enginery.core.errors import InputError
@@ -18,24 +18,24 @@ from pipeline.fleet.work import Work, work_for
 
 @dataclass(frozen=True)
 class Change:
-    """What shall change. driver, tensorrt, tensorrt_rtx: versions that GPU nodes get, those of `on` (empty: all).
+    """What shall change. runtimes: versions that nodes get, those of `on` (empty: all).  driver: of those with GPUs.
 
     add, remove: nodes by product or generation.
     """
 
     driver: str | None = None
-    tensorrt: str | None = None
-    tensorrt_rtx: str | None = None
+    runtimes: Mapping[str, str] = field(default_factory=dict)
     on: tuple[Target, ...] = ()
     add: tuple[tuple[Target, int], ...] = ()
     remove: tuple[tuple[Target, int], ...] = ()
 
     def changed(self, group: Group) -> Group:
         """The group after the change of versions."""
-        if group.machine.is_cpu or (self.on and not group.hardware.is_one_of(self.on)):
+        if self.on and not group.hardware.is_one_of(self.on):
             return group
-        after = group.stating(driver=self.driver, tensorrt=self.tensorrt, tensorrt_rtx=self.tensorrt_rtx)
-        if self.driver is None:
+        driver = None if group.machine.is_cpu else self.driver
+        after = group.stating(driver=driver, runtimes=self.runtimes)
+        if driver is None:
             return after
         # The newest CUDA that the old driver supports says nothing of the new one.
         return replace(after, hardware=replace(after.hardware, machine=replace(after.machine, cuda=None)))
@@ -132,7 +132,7 @@ def _fewer(groups: Sequence[Group], target: Target, count: int) -> Iterator[Grou
 def _new_groups(change: Change, catalog: Catalog) -> Iterator[Group]:
     for target, count in change.add:
         hardware = Hardware(Machine.of(target), target.name, target.product)
-        group = Group(hardware, count, 0 if target.is_cpu else count).stating(**dict(catalog.runtimes))
+        group = Group(hardware, count, 0 if target.is_cpu else count).stating(runtimes=dict(catalog.runtimes))
         yield replace(change, on=()).changed(group)
 
 

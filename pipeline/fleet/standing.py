@@ -140,8 +140,10 @@ def judge(served: Served, machine: Machine, precision: Precision | None, planned
 
 def _planned(machine: Machine, planned: dict[str, str]) -> Machine:
     """The machine with what is planned for it; the CUDA version is the old driver's, and nobody knows the new one's."""
-    after = machine.stating(**planned)
-    return replace(after, cuda=None) if "driver" in planned else after
+    driver = planned.get("driver")
+    runtimes = {name: version for name, version in planned.items() if name != "driver"}
+    after = machine.stating(driver=driver, runtimes=runtimes)
+    return replace(after, cuda=None) if driver else after
 
 
 def _lacking(served: Served, now: Answer, machine: Machine, wanted: Policy) -> Judgement:
@@ -160,7 +162,7 @@ def _lacking(served: Served, now: Answer, machine: Machine, wanted: Policy) -> J
 
 
 def _without_runtimes(machine: Machine) -> Machine:
-    return replace(machine, tensorrt=None, tensorrt_rtx=None)
+    return replace(machine, runtimes={})
 
 
 def _without_versions(machine: Machine) -> Machine:

@@ -148,7 +148,7 @@ def as_built(entry: EngineEntry) -> Built:
     request = request_of(entry)
     graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, entry.scales)
     unit = Unit(request, graph, "cached", "published")
-    return Built(unit, entry.digest, entry.size_bytes or 0, entry.suffix or "", entry.notes)
+    return Built(unit, entry.digest, entry.size_bytes or 0, entry.suffix or "", entry.requires, entry.notes)
 
 
 def published_proof(entry: EngineEntry, store: Store) -> Proof:

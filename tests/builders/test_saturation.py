@@ -10,9 +10,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builders.backends import discovery
 from builders.backends.onnxruntime import OnnxRuntime
-from builders.backends.onnxruntime.cpu import session_options
+from builders.backends.onnxruntime.cpu import SATURATES, session_options
 from builders.backends.onnxruntime.saturation import exact_source, file_may_saturate
-from enginery.core.hardware.cpu_kinds import EXACT_SESSION, KINDS, SATURATES
+from enginery.core.hardware.cpu_kinds import EXACT_SESSION, KINDS
+from enginery.core.requirements import Cpu, SessionOption
 from tests.builders import graphs
 
 U8, S8, S32 = TensorProto.UINT8, TensorProto.INT8, TensorProto.INT32
@@ -92,11 +93,13 @@ def _asks(options: ort.SessionOptions) -> bool:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name in ("x86-64-v3", "x86-64-v4-vnni")])
 def test_an_engine_says_whether_its_weights_saturate_wherever_it_was_built(tmp_path, monkeypatch, kind):
     monkeypatch.setattr("builders.backends.onnxruntime.cpu.this_kind", lambda: kind)
-    notes = {}
+    said = {}
     for value in (64, 65):
         model = product(tmp_path / "m.onnx", ("w", full(value, 4, 2)))
-        notes[value] = OnnxRuntime().build(graphs.request("cpu", backend="onnxruntime"), model, tmp_path).notes
-    assert notes == {64: (), 65: (SATURATES,)}
+        made = OnnxRuntime().build(graphs.request("cpu", backend="onnxruntime"), model, tmp_path)
+        said[value] = made.notes, made.requires
+    needed = (Cpu("cpu"),)
+    assert said == {64: ((), needed), 65: ((SATURATES,), (*needed, SessionOption(*EXACT_SESSION)))}
 
 
 def test_the_option_asks_for_7_bit_weights_and_is_part_of_the_build_key():

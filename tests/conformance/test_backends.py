@@ -14,8 +14,13 @@ import pytest
 
 from builders.backends import discovery
 from builders.execution.process import run_job
+from enginery.core import codec
+from enginery.core.capabilities import Determinism
 from enginery.core.hardware import targets
-from enginery.core.types import PRECISIONS, BuildRequest, Determinism, QuantizationScheme, TensorSpec
+from enginery.core.hardware.evaluation import judge
+from enginery.core.hardware.machine import Machine
+from enginery.core.requirements import Runtime, hardware_of, to_json
+from enginery.core.types import PRECISIONS, BuildRequest, QuantizationScheme, TensorSpec
 from tests.calls import call_job
 from tests.conformance import page
 from tests.conformance.repeats import REPEATED, broken_claims
@@ -24,13 +29,13 @@ from tests.conformance.torture import GRAPHS
 from tests.conformance.trial import backend_of, target_for
 
 ALL = discovery.names()
-# These build a graph in a fraction of a second; others take seconds, and are tried where all is asked for.
-QUICK = ("onnxruntime", "tensorrt-rtx")
+# These take seconds to build a graph, and are tried where all is asked for.
+SLOW = ("aotinductor", "iree", "tvm", "xla")
 ALL_OF_IT = os.environ.get("ENGINERY_CONFORMANCE") == "all"
 INSTALLED = [
     name
     for name in ALL
-    if (name in QUICK or ALL_OF_IT) and backend_of(name).versions() and target_for(backend_of(name))
+    if (name not in SLOW or ALL_OF_IT) and backend_of(name).versions() and target_for(backend_of(name))
 ]
 HEAVY = ("numpy", "onnx", "onnxruntime", "tensorrt", "tensorrt_rtx", "torch", "tvm", "iree", "jax", "torchax", "ray")
 
@@ -88,14 +93,14 @@ def test_two_builds_are_as_alike_as_the_backend_claims(name, tmp_path):
         with np.load(out) as stored:
             answers.append(dict(stored))
     assert digests[0], "nothing was built"
-    assert list(broken_claims(backend_of(name).determinism, digests, answers)) == []
+    assert list(broken_claims(backend_of(name).capabilities.determinism, digests, answers)) == []
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_backend_is_what_the_protocol_says(name):
     cls = discovery.load(name)
     assert cls.name == name and isinstance(cls.revision, int) and cls.revision >= 1
-    assert isinstance(cls.tunes_on_target, bool) and cls.determinism in get_args(Determinism) and cls.install.strip()
+    assert cls.install.strip() and cls.capabilities.determinism in get_args(Determinism)
     assert cls.__dataclass_params__.frozen, "options are values"
     backend = discovery.configure(name, {})
     assert isinstance(backend.scheme(), QuantizationScheme)
@@ -116,6 +121,21 @@ def test_a_refusal_is_a_reason_and_a_remedy_and_comes_for_whatever_is_not_its_bu
             assert reason or backend.serves(hardware), f"{hardware.name} is not served and not refused"
         if not backend.serves(hardware):
             assert backend.runs(hardware), "what is not served does not run"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_an_engine_requires_is_a_function_of_the_request_and_names_its_processor_and_runtime(name):
+    backend = backend_of(name)
+    for hardware in filter(backend.serves, targets.parse_targets("all")):
+        request = dataclasses.replace(
+            probe(name, hardware, "fp16"), toolchain=discovery.toolchain_of(backend, hardware)
+        )
+        requires = backend.requires(request)
+        assert requires == backend.requires(request) and len(set(requires)) == len(requires)
+        processor = hardware_of(requires)
+        assert processor is requires[0] and judge(processor, Machine.of(hardware)).state == "met"
+        assert not backend.versions() or any(isinstance(item, Runtime) for item in requires)
+        assert [codec.decode(json.loads(json.dumps(to_json(item))), type(item)) for item in requires] == list(requires)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -141,6 +161,7 @@ def test_asking_imports_no_compiler():
                 for precision in PRECISIONS:
                     request = BuildRequest("0" * 64, precision, target, name, tensor, tensor, ())
                     backend.serves(target), backend.refuses(request), backend.runs(target), misfit(backend, request)
+                    backend.requires(request)
             backend.scheme(), backend.versions(), backends.options_of(backend)
             if heavy := set({HEAVY!r}) & set(sys.modules):
                 sys.exit(f"{{name}} has imported {{heavy}}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from builders.backends import discovery
 from enginery.client.fetch import Way
 from enginery.client.pull import Pulled, ask, bring, bring_best
 from enginery.client.resolve import Policy
@@ -17,7 +18,9 @@ from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import Reference
 from enginery.core.proof.report import Approved, Check, Report, approve
+from enginery.core.requirements import Memory, for_target
 from enginery.core.types import ShapeProfile, Target, TensorSpec
+from enginery.registry.build_request import stated
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import FileStore, Store
 from enginery.registry.store.keys import blob_key
@@ -53,15 +56,25 @@ def engine(
         outputs=(TensorSpec("logits", "float32", ("batch", 10)),),
         profiles=(ShapeProfile((("image", (1, 1, 8, 8), (8, 1, 8, 8), (32, 1, 8, 8)),)),),
     )
+    memory = () if found.is_cpu else (Memory(len(content)),)
+    entry = replace(entry, requires=(for_target(found), *memory))
     return replace(entry, report=store.put_bytes(canonical_json(report(entry).to_json())))
+
+
+def with_requirements(entry: EngineEntry) -> EngineEntry:
+    """The entry with what its backend says that an engine of its request requires."""
+    backend = discovery.configure(entry.backend, dict(entry.options))
+    memory = () if entry.hardware.is_cpu else (Memory(entry.size_bytes or 0),)
+    return replace(entry, requires=(*backend.requires(stated(entry)), *memory))
 
 
 def refusal(target: str = "sm_75", precision: str = "fp32") -> EngineEntry:
     """An entry without an engine."""
     found = parse_targets(target)[0]
     return EngineEntry(
-        found.name, precision, "tensorrt-rtx", "refused", "no FP32 GEMM; use fp16", found.compute_capability
-    )
+        found.name, precision, "tensorrt-rtx", "refused", "no FP32 GEMM; use fp16", found.compute_capability,
+        requires=(for_target(found),),
+    )  # fmt: skip
 
 
 def report(

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from enginery.core.digest import digest_of_file
+from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError
-from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.requirements import Requirement, Weights, for_target
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 
 @dataclass(frozen=True)
 class Whole:
     name: ClassVar[str] = "whole"
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "it is part of the tests"
+    capabilities: ClassVar[Capabilities] = Capabilities("bytes", refits=True)
 
     strip_weights: bool = False
     refittable: bool = True
@@ -38,6 +38,10 @@ class Whole:
     def refuses(self, request: BuildRequest) -> str | None:
         return None
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        weights = (Weights(request.model),) if self.strip_weights else ()
+        return (for_target(request.target), *weights)
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         return self._engine(request, model, workdir / "engine.refitting")
 
@@ -53,7 +57,7 @@ class Whole:
         if self.strip_weights:
             path = workdir / "refitted.refitting"
             path.write_bytes(engine.path.read_bytes())
-            return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix)
+            return Engine.of_file(self, request, path)
         return self._engine(request, model, workdir / "refitted.refitting")
 
     def _engine(self, request: BuildRequest, model: Path, path: Path) -> Engine:
@@ -66,7 +70,7 @@ class Whole:
                 if len(tensor.dims) and tensor.data_type == onnx.TensorProto.FLOAT:
                     tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * 0, tensor.name))
         onnx.save(loaded, path)
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix)
+        return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
         return None

@@ -23,7 +23,7 @@ MAX_BYTES = 256 << 20
 _KINDS = "biuf"
 
 
-class Recorder:
+class Recorder(Session):
     """A session that keeps every answer."""
 
     def __init__(self, session: Session) -> None:
@@ -39,7 +39,7 @@ class Recorder:
         return found
 
 
-class Recording:
+class Recording(Session):
     """Plays answers back. Raises DataError for a question that is not among them, IntegrityError for a broken one."""
 
     def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], answers: Mapping[str, Any]) -> None:

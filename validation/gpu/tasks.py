@@ -15,7 +15,6 @@ from validation.gpu.devices import Device
 from validation.gpu.models import KitModel
 
 # An option that says whether a session replays a CUDA graph: both are measured where a backend has it.
-GRAPHS = "cuda_graphs"
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def other_tasks(model: KitModel, device: Device, only: Sequence[str] = ()) -> It
         return
     for name in chosen(only):
         backend = discovery.configure(name, {})
-        if backend.tunes_on_target or not_here(backend, device.target):
+        if backend.capabilities.tunes_on_target or not_here(backend, device.target):
             continue
         for generation in GENERATIONS:
             if generation.compute_capability != device.target.compute_capability:
@@ -123,7 +122,7 @@ def _task(backend: Backend, model: KitModel, target: Target, options: Mapping[st
 
 def _variants(backend: Backend, device: Device) -> list[dict[str, Scalar]]:
     """The defaults; and the other way about CUDA graphs, where the backend has the option."""
-    known = discovery.option_fields(type(backend))
-    if device.is_cpu or GRAPHS not in known:
+    option = backend.capabilities.options.cuda_graphs
+    if device.is_cpu or not option:
         return [{}]
-    return [{}, {GRAPHS: not known[GRAPHS][1]}]
+    return [{}, {option: not dict(discovery.options_of(backend))[option]}]

@@ -26,7 +26,6 @@ from validation.golden.golden_set import GoldenSet
 from validation.gpu.cases import load_cases
 from validation.gpu.probes import build_for_any_generation
 from validation.gpu.recorded import Recorder
-from validation.gpu.timing.clocks import DeviceClock
 from validation.gpu.timing.peers import Peer, TorchSession, make_peer, open_peer
 from validation.latency.measurement.loop import latencies
 from validation.latency.measurement.paired import judge as judge_race
@@ -244,8 +243,8 @@ def _row(session: Session, inputs: Tensors, terms: Terms) -> Json:
         "busy": surroundings["busy"],
         "device": None,
     }
-    if isinstance(session, DeviceClock):
-        device = np.array(session.device_seconds(inputs, _DEVICE_RUNS if terms.device == "cuda" else 10))
+    if seconds := session.device_seconds(inputs, _DEVICE_RUNS if terms.device == "cuda" else 10):
+        device = np.array(seconds)
         found["device"] = {
             "runs": len(device),
             "median_s": float(np.median(device)),

@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from builders.backends.fitting import check_fits
 from builders.backends.installed import PackageNotFoundError, version
 from builders.execution.workdir import require_plain
-from enginery.core.digest import digest_of_file
+from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import EngineryError, InputError
 from enginery.core.hardware import cpu_kinds, cuda
-from enginery.core.hardware.cpu_levels import HOST, host_level, lacking, level_of
-from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.hardware.cpu_levels import HOST, host_level, level_of
+from enginery.core.requirements import Instructions, Requirement, for_target, same_versions
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 if TYPE_CHECKING:
     import torch
@@ -61,10 +62,10 @@ class AotInductor:
 
     name: ClassVar[str] = "aotinductor"
     revision: ClassVar[int] = 2
-    tunes_on_target: ClassVar[bool] = True
-    determinism: ClassVar[Determinism] = "budget"
     install: ClassVar[str] = "pip install 'enginery[export]', and a C++ compiler (apt-get install g++)"
-    build_only: ClassVar[tuple[str, ...]] = ("c++",)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="budget", tunes_on_target=True, options=SharedOptions(cpu_level="cpu")
+    )
 
     cpu: str = "host"
     threads: int = 0
@@ -123,6 +124,11 @@ class AotInductor:
 
         return _cpu_refusal(request) or profile_bounds.refusal(request, "AOTInductor")
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        """The torch that built it, and the CPU's instructions; nothing of the C++ compiler."""
+        torch = same_versions(dict(request.toolchain), "torch")
+        return (for_target(request.target), *torch, Instructions(level_of(request)))
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Compile `model` into WORKDIR/engine.pt2.
 
@@ -136,7 +142,7 @@ class AotInductor:
         with warnings.catch_warnings(action="ignore"), _own_cache(workdir), _instructions(level_of(request)):
             program, faults = _program(request, model)
             self._compile(program, path, {_FAULTS: json.dumps(faults)})
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, ".pt2")
+        return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
         """CPUs are at hand. GPUs: whether one of that compute capability is here, and torch has CUDA."""
@@ -145,20 +151,6 @@ class AotInductor:
         if "+cpu" in self.versions().get("torch", "+cpu"):
             return "torch has no CUDA on this machine"
         return cuda.lacking(target)
-
-    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
-        """Why an engine cannot be opened here: no torch or another one, or a CPU without its instructions. The C++
-        compiler is nothing that a serving node needs."""
-        if "torch" not in here:
-            return f"it needs torch, which is not installed; {self.install}"
-        if built.get("torch", here["torch"]) != here["torch"]:
-            return f"built with torch {built['torch']}, here is {here['torch']}; build it again"
-        if missing := lacking(level := built.get("cpu", "x86-64-v3")):
-            return (
-                f"built for {level} CPUs, and this one has no {', '.join(missing)}; "
-                f"build it with backends.aotinductor.cpu: {host_level()}"
-            )
-        return None
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:

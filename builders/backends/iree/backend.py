@@ -5,21 +5,22 @@ Dynamic dimensions stay dynamic: one engine holds all profiles. An engine for a 
 when the engine is loaded; none was ever run.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from builders.backends import profile_bounds
-from builders.backends.fitting import check_fits, other_versions
+from builders.backends.fitting import check_fits
 from builders.backends.installed import PackageNotFoundError, version
 from builders.execution.workdir import require_plain
-from enginery.core.digest import digest_of_file
+from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import InputError
 from enginery.core.hardware import cpu_kinds, cuda
-from enginery.core.hardware.cpu_levels import HOST, LEVELS, check_cpu, host_level, level_of
-from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.hardware.cpu_levels import HOST, LEVELS, host_level, level_of
+from enginery.core.requirements import Instructions, Requirement, for_target, same_versions
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 _TITLE = "IREE"
 _DISTRIBUTIONS = ("iree-base-compiler", "iree-base-runtime")
@@ -47,9 +48,8 @@ class Iree:
 
     name: ClassVar[str] = "iree"
     revision: ClassVar[int] = 2
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "pip install 'enginery[iree]'"
+    capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", options=SharedOptions(cpu_level="cpu"))
 
     cpu: str = "x86-64-v3"
     optimization: str = "O2"
@@ -86,6 +86,11 @@ class Iree:
             or (None if self.versions() else f"IREE is not installed; {self.install}")
         )
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        """The very versions that built it, and of the CPU the instructions of its level."""
+        code = (Instructions(level_of(request)),) if request.target.is_cpu else ()
+        return (for_target(request.target), *same_versions(dict(request.toolchain), *_DISTRIBUTIONS), *code)
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Compile `model` into WORKDIR/engine.vmfb.
 
@@ -96,24 +101,18 @@ class Iree:
 
         require_plain(workdir, "IREE")
         path = compile_model(model, workdir, self._flags(request))
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix)
+        return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
         """A CPU is always at hand; of GPUs, one of that compute capability must be."""
         return cuda.lacking(target)
 
-    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
-        """See `fitting.Choosy`: the very versions that built it; of the CPU `open` asks more than equality."""
-        return other_versions({name: built[name] for name in built if name != "cpu"}, here)
-
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        """Load an engine. Raises as `check_fits` and `check_cpu` do. Never run on a GPU."""
+        """Load an engine. Raises as `check_fits` does. Never run on a GPU."""
         from builders.backends.iree.session import open_engine
 
         check_fits(self, engine)
-        if engine.request.target.is_cpu:
-            check_cpu(engine)
         with open_engine(engine, self._device(engine.request.target)) as session:
             yield session
 

@@ -17,25 +17,24 @@ the rounding of its weights, not of its activations; explicit pairs of Cast in a
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from builders.backends.fitting import check_fits
 from builders.backends.installed import PackageNotFoundError, version
 from builders.backends.onnxruntime.reasons import failures, why_unreadable, words_of
 from builders.backends.run_profiles import RunProfile
-from enginery.core.digest import digest_of_file
+from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError, InputError, ModelError
-from enginery.core.hardware.compatibility import numbers
-from enginery.core.hardware.cpu_kinds import SATURATES, this_kind, why_no_proof
+from enginery.core.hardware.cpu_kinds import EXACT_SESSION, this_kind, why_no_proof
+from enginery.core.requirements import Requirement, SessionOption, for_target, later_versions
 from enginery.core.types import (
     BuildRequest,
-    Determinism,
     Engine,
     QuantizationScheme,
     Session,
@@ -61,6 +60,8 @@ _SLOWER_FUSIONS = ("SkipLayerNormFusion", "BiasGeluFusion")
 # Threads that wait for the next operator stay awake so long. Asleep at once, they cost a small net 15 to 50 µs a run to
 # wake; ONNX Runtime's default keeps them busy for some 20 ms after each run, on cores that builds share.
 _SPIN_US = "200"
+# The note of an engine whose file holds int8 weights that saturate there (`saturation`).
+SATURATES = f"its int8 weights saturate on x86-64 without VNNI: open it there with {' = '.join(EXACT_SESSION)}"
 _FLOATS = {"float": "float32", "double": "float64"}  # ONNX Runtime's names that differ from numpy's
 _IO = {
     *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
@@ -82,11 +83,14 @@ class OnnxRuntime:
 
     name: ClassVar[str] = "onnxruntime"
     revision: ClassVar[int] = 4
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "pip install onnxruntime"
-    # Its MatMulNBits does, by default (session.qdq_matmulnbits_accuracy_level 4): see `discovery.rounds_activations`.
-    rounds_activations: ClassVar[bool] = True
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="bytes",
+        times_nodes=True,
+        opens_parts=True,
+        thread_safe=True,
+        rounds_activations=True,  # in MatMulNBits, by default (session.qdq_matmulnbits_accuracy_level 4)
+    )
 
     graph_optimization: str = "extended"
     intra_op_threads: int = 0
@@ -135,6 +139,14 @@ class OnnxRuntime:
             return f"onnxruntime is not installed; {self.install}"
         return None
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        """A CPU, the very kind for a saved layout; of other releases a remark: they read an ONNX file, later ones all.
+        Whether its sums may saturate, the file alone tells (`build`)."""
+        toolchain = dict(request.toolchain)
+        only = toolchain.get("cpu", "") if self.graph_optimization == "all" else ""
+        saved = later_versions(toolchain, "onnxruntime", strict=False, remark="saved by onnxruntime")
+        return (for_target(request.target, only=only), *saved)
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Optimise `model` into WORKDIR/engine.onnx and open it once. Raises ModelError with ONNX Runtime's reason."""
         from builders.backends.onnxruntime.file import settle
@@ -152,31 +164,21 @@ class OnnxRuntime:
         if self.graph_optimization != "none":
             fuse_bias(path)
             split_convolutions(path)
-        self.session(path)
-        notes += (SATURATES,) if file_may_saturate(path) else ()
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, ".onnx", notes)
+        self.open_part(path)
+        saturates = file_may_saturate(path)
+        also = (SessionOption(*EXACT_SESSION),) if saturates else ()
+        notes += (SATURATES,) if saturates else ()
+        return Engine.of_file(self, request, path, notes, also)
 
     def runs(self, target: Target) -> str | None:
         """A CPU is always at hand."""
         return None if target.is_cpu else f"onnxruntime runs on the CPU here, not on {target.name}"
 
-    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
-        """See `fitting.Choosy`: an engine is an ONNX file, which later releases read; a saved layout is one CPU's."""
-        was, now = built.get("onnxruntime", ""), here["onnxruntime"]
-        if numbers(was) > numbers(now):
-            return f"saved by onnxruntime {was}, here is {now}; install onnxruntime {was} or later, or build it here"
-        if "cpu" in built and built["cpu"] != this_kind().name:
-            return (
-                f"it is laid out for a {built['cpu']} CPU, this one is {this_kind().name}; "
-                "build it here, or with graph_optimization='extended'"
-            )
-        return None
-
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
         """Load the engine. Raises as `check_fits` does, and ModelError when it cannot be read."""
         check_fits(self, engine)
-        with self.session(engine.path) as session:
+        with self.open_part(engine.path) as session:
             yield session
 
     def load_runtime(self) -> None:
@@ -192,12 +194,13 @@ class OnnxRuntime:
             engine.path, inputs, runs, workdir, lambda: session_options(level, self.intra_op_threads), open_model
         )
 
-    def session(self, path: Path) -> "OrtSession":
-        """Open a file as its engines are opened: an engine, or a part of one."""
-        return OrtSession(path, level=_LEVELS[self.graph_optimization][1], threads=self.intra_op_threads)
+    def open_part(self, path: Path, *, as_written: bool = False) -> "OrtSession":
+        """See `parts.PartOpening`."""
+        level = "ORT_DISABLE_ALL" if as_written else _LEVELS[self.graph_optimization][1]
+        return OrtSession(path, level=level, threads=self.intra_op_threads)
 
 
-class OrtSession:
+class OrtSession(Session):
     """An ONNX model opened on the CPU.
 
     optimized: False runs the graph exactly as written, which is what a reference needs.
@@ -207,9 +210,6 @@ class OrtSession:
     profiles: shapes that it answers for; none means every shape of its inputs.
     Raises ModelError, naming the operator where that is the reason, when the model cannot be read or run.
     """
-
-    # ONNX Runtime lets several threads run one session at once.
-    thread_safe: ClassVar[Literal[True]] = True
 
     def __init__(
         self,
@@ -249,8 +249,8 @@ class OrtSession:
         except failures() as error:
             raise ModelError(f"{self._name}: onnxruntime failed while running: {words_of(error)}") from error
 
-    def prepared(self, inputs: Tensors) -> Callable[[], object]:
-        """See `run_profiles.Prepared`: ONNX Runtime's own call on these inputs, checked here. Raises as `run` does."""
+    def prepare_call(self, inputs: Tensors) -> Callable[[], object]:
+        """ONNX Runtime's own call on these inputs, checked here. Raises as `run` does."""
         self.run(inputs)
         return partial(self._session.run, self._output_names, dict(inputs))
 

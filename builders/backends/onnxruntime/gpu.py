@@ -13,7 +13,7 @@ the CPU wheel, whose Python API is the same.
 
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,20 +32,11 @@ from builders.backends.onnxruntime.gpu_session import (
     provider_failures,
 )
 from builders.backends.onnxruntime.reasons import words_of
-from enginery.core.digest import digest_of_file
+from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import EngineryError, InputError, ModelError
 from enginery.core.hardware import cuda
-from enginery.core.hardware.compatibility import numbers
-from enginery.core.types import (
-    BuildRequest,
-    Determinism,
-    Engine,
-    Precision,
-    QuantizationScheme,
-    Session,
-    ShapeProfile,
-    Target,
-)
+from enginery.core.requirements import Requirement, driver_for, for_target, later_versions, same_versions
+from enginery.core.types import BuildRequest, Engine, Precision, QuantizationScheme, Session, ShapeProfile, Target
 
 _TENSORRT_WHEELS = ("tensorrt", *(f"tensorrt-{cuda}-libs" for cuda in ("cu12", "cu13")))
 
@@ -59,11 +50,10 @@ class _OnnxRuntimeGpu(ABC):
 
     name: ClassVar[str]
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "budget"
     provider: ClassVar[str]
     precisions: ClassVar[dict[Precision, str]]
     install: ClassVar[str] = INSTALL
+    capabilities: ClassVar[Capabilities] = Capabilities(determinism="budget", thread_safe=True)
 
     cpu_operators: bool = False
 
@@ -92,6 +82,10 @@ class _OnnxRuntimeGpu(ABC):
             if spec.dtype == "bfloat16":
                 return f"{spec.name!r} is bfloat16, which onnxruntime takes from no numpy array; cast it to float32"
         return self._misinstalled()
+
+    @abstractmethod
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        """See the providers."""
 
     @abstractmethod
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
@@ -166,18 +160,15 @@ class OnnxRuntimeCuda(_OnnxRuntimeGpu):
         if self.memory_mib < 0:
             raise InputError(f"backends.{self.name}.memory_mib: {self.memory_mib} is negative; 0 means no limit")
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        """A release as new as the one that wrote it: an engine is an ONNX file, which later releases read."""
+        return (for_target(request.target), *later_versions(dict(request.toolchain), "onnxruntime-gpu"))
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Write the graph with its weights into WORKDIR/engine.onnx. Raises ModelError when it is no valid model."""
         path = workdir / "engine.onnx"
         write_whole(model, path)
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, ".onnx")
-
-    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
-        """See `fitting.Choosy`: an engine is an ONNX file, which later releases read."""
-        was, now = built.get("onnxruntime-gpu", ""), here["onnxruntime-gpu"]
-        if numbers(was) <= numbers(now):
-            return None
-        return f"written by onnxruntime-gpu {was}, here is {now}; install {was} or later, or build it here"
+        return Engine.of_file(self, request, path)
 
     def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:  # noqa: ARG002
         """CUDA alone; ONNX Runtime adds the CPU for what computes shapes."""
@@ -199,7 +190,12 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
     """
 
     name: ClassVar[str] = "onnxruntime-tensorrt"
-    tunes_on_target: ClassVar[bool] = True
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="budget",
+        tunes_on_target=True,
+        thread_safe=True,
+        options=SharedOptions(workspace_mib="workspace_mib"),
+    )
     provider: ClassVar[str] = TENSORRT
     precisions: ClassVar[dict[Precision, str]] = {
         "int8-dynamic": "TensorRT takes no activation scales made at run time; use int8 with calibration",
@@ -219,6 +215,12 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
     def versions(self) -> dict[str, str]:
         """Versions of the wheel with the provider and, where they are wheels, of TensorRT's libraries."""
         return _installed("onnxruntime-gpu") and _installed("onnxruntime-gpu", *_TENSORRT_WHEELS)
+
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        """The very versions that built it, and a driver for their CUDA."""
+        toolchain = dict(request.toolchain)
+        runtimes = same_versions(toolchain, "onnxruntime-gpu", *_TENSORRT_WHEELS)
+        return (for_target(request.target), *runtimes, *driver_for(toolchain))
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Compile `model` into WORKDIR/engine.onnx, on the first GPU of the target.
@@ -243,7 +245,7 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
         except provider_failures() as error:
             words = f"{model.name}: onnxruntime cannot compile it for TensorRT: {words_of(error)}"
             raise ModelError(f"{words}; `enginery plan --backend tensorrt-rtx` may name the operator") from error
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, ".onnx", left_over(path))
+        return Engine.of_file(self, request, path, left_over(path))
 
     def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:
         """TensorRT, and CUDA for what it does not take."""

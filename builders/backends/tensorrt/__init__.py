@@ -7,7 +7,7 @@ served by the same calls, which tests check by name against the bindings of each
     flavour.py    what both share: options, refusals, build, open      rtx.py, full.py   what each has of its own
     network.py    from a request to the serialized engine: parser, configuration, profiles
     progress.py   phases of a build, and an early end when it is asked for
-    words.py      what TensorRT says, in words with a remedy           fitting.py        may this engine be opened here?
+    words.py      what TensorRT says, in words with a remedy
     session.py    running an engine                                    profile.py        the time of its layers
     layers.py     what the engine inspector tells of layers and tactics
     plugins.py    shared libraries of operators                        refit.py          new weights for an engine

@@ -3,26 +3,39 @@
 import importlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from builders.backends.fitting import check_fits
+from builders.backends.fitting import check_fits, fitting_gpu
 from builders.backends.installed import PackageNotFoundError, version
 from builders.backends.run_profiles import RunProfile
 from builders.backends.tensorrt.network import add_profiles, check_model, has_profile, parsed
 from builders.backends.tensorrt.progress import monitor
-from builders.backends.tensorrt.runtime.fitting import fitting_gpu, version_misfit
 from builders.backends.tensorrt.runtime.opening import Opening
 from builders.backends.tensorrt.words import builder_reason, clean, ran_out_of_memory, recorder
 from builders.execution.process import enter_phase, heed_stop
-from enginery.core.digest import digest_of_file
+from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import EngineryError, InputError, StepError
 from enginery.core.hardware import cuda
-from enginery.core.hardware.compatibility import hardware_lacks
-from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors
+from enginery.core.requirements import Requirement, Runtime, driver_for, for_target
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors
 
+# Both flavours have these.
+OPTIONS = SharedOptions(workspace_mib="workspace_mib", cuda_graphs="cuda_graphs", wide_profile=("profiles", "wide"))
+# The first compute capability that has a precision.
+LEAST = {"bf16": (8, 0), "fp8": (8, 9)}
 _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"}
+
+
+def hardware_lacks(precision: str, capability: tuple[int, int]) -> str | None:
+    """Why a GPU cannot compute in a precision, with what to use instead."""
+    sm = "sm_{}{}".format(*capability)
+    if precision == "bf16" and capability < LEAST["bf16"]:
+        return f"{sm} has no bfloat16; use fp16"
+    if precision == "fp8" and capability < LEAST["fp8"]:
+        return f"{sm} has no FP8 (e4m3), which begins with sm_89; use int8"
+    return None
 
 
 def wheels(api: str) -> tuple[str, ...]:
@@ -45,12 +58,11 @@ class Flavour:
 
     name: ClassVar[str]
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "budget"
     title: ClassVar[str]
     module: ClassVar[str]
     distributions: ClassVar[tuple[str, ...]]
     install: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
 
     workspace_mib: int = 0
     tf32: bool = False
@@ -92,6 +104,11 @@ class Flavour:
             return f"{self.name} compiles for GPUs, not for {request.target.name}; use onnxruntime"
         return self._hardware_refusal(request) or self._io_refusal(request) or self._missing()
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        """A GPU of that compute capability, the release that built it, whichever of its wheels tells, and a driver."""
+        toolchain = dict(request.toolchain)
+        return (for_target(request.target), self._runtime(toolchain), *driver_for(toolchain))
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Compile `model` into WORKDIR/engine.<suffix>.
 
@@ -107,23 +124,13 @@ class Flavour:
         path = workdir / f"engine.{self.name}"
         path.write_bytes(self._plan(trt, said, request, model, workdir))
         notes = tuple(dict.fromkeys(clean(text) for level, text in said.messages if level == "WARNING"))
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix, notes)
+        return Engine.of_file(self, request, path, notes)
 
     def runs(self, target: Target) -> str | None:
         """Whether a GPU of that compute capability is in this machine."""
         if target.is_cpu:
             return f"{self.name} engines run on GPUs"
         return cuda.lacking(target)
-
-    def runs_engine(self, request: BuildRequest) -> str | None:
-        """See `runtime.fitting.Portable`: an engine with hardware compatibility has other GPUs to run on."""
-        if fitting_gpu(request, cuda.gpus()):
-            return None
-        return self.runs(request.target) or f"no GPU here has {request.precision}"
-
-    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
-        """See `fitting.Choosy`: the release that built it, whichever of its wheels are installed, and its plugins."""
-        return version_misfit(self.name, {field.name: getattr(self, field.name) for field in fields(self)}, built, here)
 
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
         """Load an engine on the first GPU that fits.
@@ -133,7 +140,8 @@ class Flavour:
         from builders.backends.tensorrt.runtime.session import open_engine
 
         check_fits(self, engine)
-        gpu = fitting_gpu(engine.request, cuda.gpus())
+        request = engine.request
+        gpu = fitting_gpu(self.requires(request), request.target, cuda.gpus())
         if gpu is None:
             raise EngineryError(f"{engine.path.name}: the GPU that it was to run on is gone; run it again")
         return open_engine(self._import(), recorder(self.module), engine, self._opening(Opening(gpu.index)))
@@ -151,6 +159,12 @@ class Flavour:
             if not isinstance(session, EngineSession):
                 raise EngineryError(f"{engine.path.name}: this session has no layers to time")
             return profiled(self._import(), session, inputs, runs)
+
+    def _runtime(self, toolchain: Mapping[str, str]) -> Runtime:
+        """The release that built an engine."""
+        packages = tuple(name for name in self.distributions if name != self.name)
+        built = next((toolchain[name] for name in (self.name, *packages) if name in toolchain), "")
+        return Runtime(self.name, built, self.title, packages=packages)
 
     def _plan(self, trt: Any, said: Any, request: BuildRequest, model: Path, workdir: Path) -> bytes:
         """The serialized engine."""

@@ -1,23 +1,32 @@
 """Full TensorRT, which tunes on the GPU it builds for. Its build was never run: the libraries were not at hand."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from builders.backends.tensorrt.edition import Flavour, wheels
+from builders.backends.tensorrt.edition import LEAST, OPTIONS, Flavour, wheels
 from builders.backends.tensorrt.layers import kept_layers
 from builders.backends.tensorrt.runtime import plugins as libraries
 from builders.backends.tensorrt.runtime.opening import Opening
 from builders.backends.tensorrt.runtime.refit import refit, serialized
 from builders.backends.tensorrt.timing import keep_grown, merged, use_given
 from builders.backends.tensorrt.words import recorder
-from enginery.core.digest import digest_of_file
+from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError
 from enginery.core.hardware import cuda
-from enginery.core.types import BuildRequest, Engine, Target
+from enginery.core.requirements import Gpu, Library, Product, Requirement, Runtime, Weights
+from enginery.core.types import NO_LAYERS, BuildRequest, Engine, Target
+from enginery.core.version_numbers import numbers
 
 _LEVELS = ("none", "same_compute_capability", "ampere_plus")
+_AMPERE = (8, 0)
+# Major versions whose engines, if they are version compatible, the next one runs, too.
+_NEXT_MAJOR = {8: 10, 10: 11}
 _VERBOSITY = {"none": "NONE", "names": "LAYER_NAMES_ONLY", "detailed": "DETAILED"}
+
+
+_OTHER_PRODUCT = "TensorRT warns of errors on another product, but for engines with hardware_compatibility"
 
 
 @dataclass(frozen=True)
@@ -35,11 +44,18 @@ class TensorRT(Flavour):
     """
 
     name: ClassVar[str] = "tensorrt"
-    tunes_on_target: ClassVar[bool] = True
     title: ClassVar[str] = "TensorRT"
     module: ClassVar[str] = "tensorrt"
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt")
     install: ClassVar[str] = "pip install 'enginery[tensorrt]' on a node with that GPU, or use tensorrt-rtx"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="budget",
+        tunes_on_target=True,
+        refits=True,
+        timing_cache=True,
+        times_nodes=True,
+        options=OPTIONS,
+    )
 
     optimization_level: int = 3
     hardware_compatibility: str = "none"
@@ -68,14 +84,28 @@ class TensorRT(Flavour):
         """As the base class, and what its own options cannot do."""
         return super().refuses(request) or self._options_refusal(request)
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        """As the base class, by its options, with the plugins, and the weights that a stripped engine leaves out.
+
+        Sources: NVIDIA, TensorRT 11.4 documentation, "Engine Compatibility" and "Support Matrix"; the documentation of
+        `HardwareCompatibilityLevel` in the bindings. Not tried on a GPU.
+        """
+        found = list(super().requires(request))
+        if self.hardware_compatibility == "ampere_plus":
+            found[0] = Gpu(request.target.name, max(_AMPERE, LEAST.get(request.precision, _AMPERE)), "at_least")
+        if request.target.product and self.hardware_compatibility == "none":
+            found.append(Product(request.target.product, _OTHER_PRODUCT))
+        found += [Library(path, digest) for path, digest in libraries.on_record(dict(request.toolchain))]
+        return (*found, *([Weights(request.model)] if self.strip_weights else []))
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """As the base class, with what the inspector tells of the layers, where it can, as an extra file."""
         engine = super().build(request, model, workdir)
         if self.layer_information == "none":
-            return engine
+            return replace(engine, notes=(*engine.notes, f"{NO_LAYERS}: layer_information was none"))
         path, reason = kept_layers(self._import(), recorder(self.module), engine.path, self._load_plugins)
         if path is None:
-            return replace(engine, notes=(*engine.notes, f"layers and tactics are not on record: {reason}"))
+            return replace(engine, notes=(*engine.notes, f"{NO_LAYERS}: {reason}"))
         return replace(engine, extras=(("layers", path),))
 
     def refits(self, request: BuildRequest) -> str | None:  # noqa: ARG002 - see `Refitting`
@@ -103,7 +133,7 @@ class TensorRT(Flavour):
             loaded = load(runtime, said, engine, self._opening(Opening(0)))
             refit(trt, said, loaded, model)
             path.write_bytes(serialized(trt, loaded, said))
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, engine.suffix)
+        return Engine.of_file(self, request, path)
 
     def timing_place(self) -> tuple[str, str] | None:
         """See `TimingCached`: TensorRT tunes on the first GPU."""
@@ -113,6 +143,15 @@ class TensorRT(Flavour):
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
         """See `TimingCached`."""
         return merged(self._import(), recorder(self.module), older, newer)
+
+    def _runtime(self, toolchain: Mapping[str, str]) -> Runtime:
+        """One that is version compatible runs with later releases of its major version and some of the next, too."""
+        found = super()._runtime(toolchain)
+        if not (self.version_compatible and (parts := numbers(found.version))):
+            return found
+        majors = [_NEXT_MAJOR[parts[0]]] if parts[0] in _NEXT_MAJOR else []
+        ranges = [(found.version, str(parts[0] + 1)), *((str(major), str(major + 1)) for major in majors)]
+        return replace(found, loads=tuple(ranges))
 
     def _prepare(self, builder: Any) -> None:
         self._load_plugins(builder)

@@ -7,11 +7,13 @@ version compatibility and the engine inspector need a GPU or a library that is n
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
-from builders.backends.tensorrt.edition import Flavour, wheels
+from builders.backends.tensorrt.edition import OPTIONS, Flavour, wheels
 from builders.backends.tensorrt.runtime.opening import Opening
-from enginery.core.types import BuildRequest
+from enginery.core.capabilities import Capabilities
+from enginery.core.types import NO_LAYERS, BuildRequest, Engine
 
 _CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
 
@@ -25,6 +27,17 @@ class TensorRTRTX(Flavour):
     module: ClassVar[str] = "tensorrt_rtx"
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt-rtx")
     install: ClassVar[str] = "pip install tensorrt-rtx (Linux, x86-64)"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="budget",
+        times_nodes=True,
+        options=OPTIONS,
+    )
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        """As the base class; its inspector tells nothing without a GPU."""
+        engine = super().build(request, model, workdir)
+        reason = "TensorRT-RTX's inspector needs a GPU, and engines are built without one"
+        return replace(engine, notes=(*engine.notes, f"{NO_LAYERS}: {reason}"))
 
     def _hardware_refusal(self, request: BuildRequest) -> str | None:
         target = request.target

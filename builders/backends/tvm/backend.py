@@ -7,22 +7,23 @@ were never run.
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from builders.backends import profile_bounds
-from builders.backends.fitting import check_fits, other_versions
+from builders.backends.fitting import check_fits
 from builders.backends.installed import PackageNotFoundError, version
 from builders.backends.nvcc import INSTALL, find_nvcc
 from builders.backends.tvm import records
-from enginery.core.digest import digest_of_file
+from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import InputError
 from enginery.core.hardware import cpu_kinds, cuda
-from enginery.core.hardware.cpu_levels import HOST, LEVELS, check_cpu, cpu_name, host_level, lacking, level_of
-from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.hardware.cpu_levels import HOST, LEVELS, cpu_name, host_level, lacking, level_of
+from enginery.core.requirements import Instructions, Requirement, driver_for, for_target, same_versions
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 _TITLE = "TVM"
 _DISTRIBUTIONS = ("apache-tvm", "apache-tvm-ffi")
@@ -44,11 +45,10 @@ class Tvm:
 
     name: ClassVar[str] = "tvm"
     revision: ClassVar[int] = 2
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "outputs"
     install: ClassVar[str] = "pip install 'enginery[tvm]'"
-    build_only: ClassVar[tuple[str, ...]] = ("nvcc",)
-    gpu_tools: ClassVar[tuple[str, ...]] = ("nvcc",)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="outputs", timing_cache=True, gpu_tools=("nvcc",), options=SharedOptions(cpu_level="cpu")
+    )
 
     cpu: str = "x86-64-v3"
     fast_math: bool = False
@@ -90,6 +90,13 @@ class Tvm:
             or _tool_refusal(request.target)
         )
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        """The very versions that built it, the CPU's instructions, also beside a GPU, whose kernels are nvcc's."""
+        toolchain = dict(request.toolchain)
+        runtimes = same_versions(toolchain, *_DISTRIBUTIONS)
+        driver = () if request.target.is_cpu else driver_for(toolchain)
+        return (for_target(request.target), *runtimes, Instructions(level_of(request)), *driver)
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Compile `model` into WORKDIR/engine.so.
 
@@ -99,23 +106,18 @@ class Tvm:
 
         seconds = self.tune_minutes * 60
         path, notes = compile_model(request, model, workdir, fast_math=self.fast_math, tune_s=seconds)
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix, notes=notes)
+        return Engine.of_file(self, request, path, notes)
 
     def runs(self, target: Target) -> str | None:
         """A CPU is always at hand; of GPUs, one of that compute capability must be."""
         return cuda.lacking(target)
 
-    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
-        """See `fitting.Choosy`: the very versions that built it, but for nvcc, and for the CPU, which `open` asks."""
-        return other_versions({name: built[name] for name in built if name in _DISTRIBUTIONS}, here)
-
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        """Load an engine. Raises as `check_fits` and `check_cpu` do. Never run on a GPU."""
+        """Load an engine. Raises as `check_fits` does. Never run on a GPU."""
         from builders.backends.tvm.session import open_engine
 
         check_fits(self, engine)
-        check_cpu(engine)
         with open_engine(engine) as session:
             yield session
 

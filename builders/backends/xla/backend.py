@@ -9,7 +9,7 @@ takes as long. Nothing is padded: a model may mix what shares a batch.
 JAX's own `serialize_executable` would store machine code, and is a pickle: not used.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,11 @@ from typing import ClassVar
 from builders.backends import profile_bounds
 from builders.backends.fitting import check_fits
 from builders.backends.installed import PackageNotFoundError, version
-from enginery.core.digest import digest_of_file
+from enginery.core.capabilities import Capabilities
 from enginery.core.errors import InputError
 from enginery.core.hardware import cuda
-from enginery.core.hardware.compatibility import numbers
-from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.requirements import Requirement, for_target, later_versions
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 _IO = {"float64", "float32", "float16", "bfloat16", "bool"} | {
     f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)
@@ -41,9 +41,8 @@ class Xla:
 
     name: ClassVar[str] = "xla"
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "pip install 'enginery[xla]'"
+    capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", thread_safe=True)
 
     matmul_precision: str = "highest"
     kept_sizes: int = 32
@@ -81,13 +80,17 @@ class Xla:
                 return f"{spec.name!r} is {spec.dtype}, which XLA does not take; cast it to float32 or int64"
         return self._open_dim(request) or (None if self.versions() else f"jax is not installed; {self.install}")
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        """A jaxlib as new as the one that wrote it: later releases read what an earlier one wrote."""
+        return (for_target(request.target), *later_versions(dict(request.toolchain), "jaxlib"))
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Trace `model` and write WORKDIR/engine.xla. Raises ModelError naming the node that cannot be compiled."""
         from builders.backends.xla.export import export
 
         path = workdir / "engine.xla"
         export(request, model, path, self.matmul_precision)
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, ".xla")
+        return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
         """A CPU is always at hand; for a GPU, whether one of that capability is here, and JAX's plugin for it."""
@@ -110,13 +113,6 @@ class Xla:
 
         with XlaSession(engine, self.kept_sizes) as session:
             yield session
-
-    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
-        """See `fitting.Choosy`: later releases read what an earlier one wrote."""
-        was, now = built.get("jaxlib", ""), here["jaxlib"]
-        if numbers(was) <= numbers(now):
-            return None
-        return f"written by jaxlib {was}, here is {now}; pip install 'jax>={was}', or build it here"
 
     def load_runtime(self) -> None:
         """Import JAX."""

@@ -19,8 +19,6 @@ THIS_MACHINE = "cpu"
 # The entry of an ONNX Runtime session that makes int8 exact where its kernels saturate, by uint8 weights
 # (onnxruntime_session_options_config_keys.h). It does so wherever it is set, and with VNNI it only costs speed.
 EXACT_SESSION = ("session.x64quantprecision", "1")
-# The note of an engine whose file holds int8 weights that saturate there (`builders.backends.onnxruntime.saturation`).
-SATURATES = f"its int8 weights saturate on x86-64 without VNNI: open it there with {' = '.join(EXACT_SESSION)}"
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ import platform
 from functools import cache
 from pathlib import Path
 
-from enginery.core.errors import EngineryError
-from enginery.core.types import BuildRequest, Engine
+from enginery.core.types import BuildRequest
 
 # Level -> the flags it adds to the one before, as /proc/cpuinfo spells them (pni is SSE3, abm is LZCNT).
 _ADDED: dict[str, frozenset[str]] = {
@@ -69,13 +68,3 @@ def level_of(request: BuildRequest) -> str:
     """The level that a request with an option `cpu` names; of 'host', the one of the machine that planned it."""
     level = str(dict(request.options).get("cpu", HOST))
     return dict(request.toolchain).get("cpu", host_level()) if level == HOST else level
-
-
-def check_cpu(engine: Engine) -> None:
-    """Raise EngineryError when this CPU lacks what the engine's code was compiled for."""
-    level = level_of(engine.request)
-    if missing := lacking(level):
-        raise EngineryError(
-            f"{engine.path.name} is compiled for {level}, and this CPU has no {', '.join(missing)}; run it on another, "
-            f"or build it with backends.{engine.request.backend}.cpu = {host_level()!r}"
-        )

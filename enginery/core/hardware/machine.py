@@ -1,20 +1,26 @@
 """What a machine has, as far as it decides which engine runs there; and what `--target auto` means here.
 
 The compute capability, product, memory and CUDA version come from the driver's own library, the driver's version from
-NVML (nvidia-ml-py, if installed) or the kernel module, the runtimes' from what is installed for Python. A runtime that
-is not a Python package (Triton's, a C++ server's) is not seen: it stays unknown, and can be stated. What is unknown is
-None, is no reason to refuse an engine, and is said beside it. Not run on a GPU.
+NVML (nvidia-ml-py, if installed) or the kernel module, the runtimes' from what is installed for Python, looked up for
+the engines that are in question. A runtime that is not a Python package (Triton's, a C++ server's) is not seen: it
+stays unknown, and can be stated. What is unknown is None, is no reason to refuse an engine, and is said beside it. Not
+run on a GPU.
 """
 
 import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from enginery.core.digest import digest_of_file
 from enginery.core.errors import InputError, UnknownNameError
-from enginery.core.hardware.cpu_kinds import kind_named, kind_of, this_kind
-from enginery.core.hardware.cuda import Gpu, cuda_version, gpus
+from enginery.core.hardware import cpu_levels, cuda
+from enginery.core.hardware.cpu_kinds import kind_named, this_kind
+from enginery.core.hardware.cpu_levels import LEVELS, flags_of_level
+from enginery.core.hardware.cuda import Gpu
 from enginery.core.hardware.targets import CPU, parse_targets, product_of
+from enginery.core.requirements import Library, Requirement, Runtime
 from enginery.core.text import format_bytes
 from enginery.core.types import Target
 
@@ -22,7 +28,6 @@ AUTO = "auto"
 
 # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  ..."
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
-_RUNTIMES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx", "onnxruntime": "onnxruntime"}
 
 
 @dataclass(frozen=True)
@@ -31,19 +36,20 @@ class Machine:
 
     cpu: the kind of CPU (`enginery.core.hardware.cpu_kinds`).
     product: short name as in `hardware.targets` ('l4').  driver: of the GPU, '580.65.06'.  cuda: the newest that the
-    driver supports, '13.0'.  tensorrt, tensorrt_rtx, onnxruntime: versions of the runtimes.  memory_bytes: of the GPU.
-    here: whether it is this machine, where anything else that is installed can be asked for.
+    driver supports, '13.0'.  memory_bytes: of the GPU.
+    runtimes: versions by the distribution's name ('tensorrt-rtx'); one that is not in it is unknown.
+    libraries: SHA-256 of shared libraries by path, '' for one that is not there.
+    here: whether it is this machine, where anything that is installed can be looked up.
     """
 
     compute_capability: tuple[int, int] | None = None
     product: str | None = None
     driver: str | None = None
     cuda: str | None = None
-    tensorrt: str | None = None
-    tensorrt_rtx: str | None = None
-    onnxruntime: str | None = None
+    runtimes: Mapping[str, str] = field(default_factory=dict, hash=False)
     memory_bytes: int | None = None
     cpu: str | None = None
+    libraries: Mapping[str, str] = field(default_factory=dict, hash=False)
     here: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -68,12 +74,52 @@ class Machine:
         """Whether it has no GPU."""
         return self.compute_capability is None
 
+    @property
+    def name(self) -> str:
+        """For people: 'sm_89 (l4)', 'cpu'."""
+        return f"{self.target.sm} ({self.product})" if self.product else self.target.sm
+
+    @property
+    def saturates(self) -> bool:
+        """Whether the CPU's int8 kernels are known to add in 16 bits (`CpuKind.saturates`)."""
+        kind = kind_named(self.cpu) if self.cpu else None
+        return kind is not None and kind.saturates
+
     def known(self) -> dict[str, str]:
         """What is known beside the kind of machine, for people."""
-        found = {"driver": self.driver, "CUDA": self.cuda, "TensorRT": self.tensorrt, "TensorRT-RTX": self.tensorrt_rtx}
-        found |= {"onnxruntime": self.onnxruntime, "memory": format_bytes(self.memory_bytes) or None}
-        found |= {"CPU": self.cpu if self.is_cpu else None}
+        found = {"driver": self.driver, "CUDA": self.cuda, **self.runtimes}
+        found |= {"memory": format_bytes(self.memory_bytes) or None, "CPU": self.cpu if self.is_cpu else None}
         return {name: value for name, value in found.items() if value is not None}
+
+    def version_of(self, *names: str) -> str | None:
+        """The version of the first of these distributions that is known; None where none is."""
+        return next((self.runtimes[name] for name in names if name in self.runtimes), None)
+
+    def lacking_instructions(self, level: str, flags: Iterable[str] = ()) -> tuple[str, ...] | None:
+        """Flags of a level of x86-64 (or another architecture), and of `flags`, that the CPU lacks; None: unknown."""
+        if self.here:
+            return cpu_levels.lacking(level) or tuple(sorted(set(flags) - cpu_levels.machine_flags()))
+        kind = kind_named(self.cpu) if self.cpu else None
+        if kind is None:
+            return None
+        if not kind.has_level(level):
+            return (level,)
+        has = kind.flags | (flags_of_level(kind.level) if kind.level in LEVELS else frozenset())
+        return tuple(sorted(set(flags) - has))
+
+    def looking_up(self, requires: Iterable[Requirement]) -> "Machine":
+        """This very machine with the versions and libraries that are installed of those required; else itself."""
+        if not self.here:
+            return self
+        runtimes, libraries = dict(self.runtimes), dict(self.libraries)
+        for item in requires:
+            if isinstance(item, Runtime) and self.version_of(item.name, *item.packages) is None:
+                found = ((name, _installed(name)) for name in (item.name, *item.packages))
+                runtimes |= next(({name: version} for name, version in found if version), {})
+            elif isinstance(item, Library) and item.path not in libraries:
+                path = Path(item.path)
+                libraries[item.path] = digest_of_file(path) if path.is_file() else ""
+        return replace(self, runtimes=runtimes, libraries=libraries)
 
     @classmethod
     def of(cls, target: Target) -> "Machine":
@@ -85,20 +131,31 @@ class Machine:
     def named(cls, name: str = AUTO) -> "Machine":
         """The machine that a target's name stands for; `auto` is this one, with all that can be seen of it.
 
-        `cpu` is this machine's CPU. Its onnxruntime, which decides nothing, is remarked on for any CPU.
+        `cpu` is this machine's CPU.
         Raises UnknownNameError for a name that stands for none or several, or GPUs of several generations here.
         """
         if name == AUTO:
             return local_machine()
         target = target_named(name)
-        named = cls.of(target)
-        if not named.is_cpu:
-            return named
-        return named.stating(onnxruntime=_installed("onnxruntime"), cpu=kind_of(target))
+        return cpu_here() if target == CPU else cls.of(target)
 
-    def stating(self, **facts: str | int | None) -> "Machine":
+    def stating(
+        self,
+        *,
+        driver: str | None = None,
+        cuda: str | None = None,
+        memory_bytes: int | None = None,
+        runtimes: Mapping[str, str | None] | None = None,
+    ) -> "Machine":
         """The machine with these facts in place of what was seen; None changes nothing."""
-        return replace(self, **{name: value for name, value in facts.items() if value is not None})  # type: ignore[arg-type]
+        stated = {name: version for name, version in (runtimes or {}).items() if version is not None}
+        return replace(
+            self,
+            driver=driver or self.driver,
+            cuda=cuda or self.cuda,
+            memory_bytes=self.memory_bytes if memory_bytes is None else memory_bytes,
+            runtimes={**self.runtimes, **stated},
+        )
 
 
 def target_named(name: str) -> Target:
@@ -113,19 +170,28 @@ def target_named(name: str) -> Target:
 
 def local_target() -> Target:
     """This machine's target. Raises UnknownNameError when it has GPUs of several generations: a person must choose."""
-    return _target_of(gpus())
+    return _target_of(cuda.gpus())
 
 
 def local_machine() -> Machine:
     """This machine. Of several GPUs of one generation the smallest memory counts. Raises as `local_target` does."""
-    found = gpus()
-    machine = Machine.of(_target_of(found))
-    installed = {fact: _installed(name) for fact, name in _RUNTIMES.items()}
-    machine = replace(machine, here=True)
+    found = cuda.gpus()
     if not found:
-        return machine.stating(**installed, cpu=this_kind().name)
-    memory = min(gpu.memory_bytes for gpu in found) or None
-    return machine.stating(driver=driver_version(), cuda=cuda_version(), memory_bytes=memory, **installed)
+        return cpu_here()
+    memory = min(gpu.memory_bytes for gpu in found)
+    return replace(gpu_here(found[0]), product=_target_of(found).product, memory_bytes=memory or None)
+
+
+def cpu_here() -> Machine:
+    """This machine as what runs engines on its CPU."""
+    return Machine(cpu=this_kind().name, here=True)
+
+
+def gpu_here(gpu: Gpu) -> Machine:
+    """This machine as what runs engines on one of its GPUs."""
+    machine = replace(Machine.of(_target(gpu)), here=True)
+    memory = gpu.memory_bytes or None
+    return machine.stating(driver=driver_version(), cuda=cuda.cuda_version(), memory_bytes=memory)
 
 
 def _target_of(found: tuple[Gpu, ...]) -> Target:

@@ -11,10 +11,12 @@ from typing import Any
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
 from enginery.core.errors import InputError, IntegrityError
-from enginery.core.hardware.compatibility import hardware_serves
 from enginery.core.hardware.cpu_kinds import kind_named
+from enginery.core.hardware.evaluation import judge
+from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.parsing import Malformed
+from enginery.core.requirements import hardware_of
 from enginery.core.types import Target
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
@@ -75,8 +77,9 @@ def attach_canary(store: Store, manifest: Manifest, found: CanaryVerdict) -> Non
 
 def _runs(entry: EngineEntry, target: str) -> bool:
     """Whether an engine may have run on a target of canaries, by what it was built for."""
-    here = parse_targets(target)[0].compute_capability if target.startswith("sm_") else None
-    return hardware_serves(entry.backend, entry.options, entry.precision, entry.compute_capability, here)
+    capability = parse_targets(target)[0].compute_capability if target.startswith("sm_") else None
+    processor = hardware_of(entry.requires)
+    return processor is not None and judge(processor, Machine(capability)).state != "unmet"
 
 
 def canaries(store: Store, manifest: Manifest) -> list[CanaryVerdict]:

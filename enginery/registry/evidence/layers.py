@@ -1,13 +1,14 @@
-"""What a compiler tells of the layers of a version's engines: blobs beside them, as TensorRT's inspector wrote them.
+"""What a compiler tells of the layers of a version's engines: blobs beside them, as its inspector wrote them.
 
 The JSON is a list of layers, each a name alone or an object with names, types, formats and the chosen tactic, by how
-much the engine was built to tell (backends.tensorrt.layer_information).
+much the engine was built to tell.
 """
 
 from typing import Any
 
 from enginery.core import parsing
 from enginery.core.errors import IntegrityError, UnknownNameError
+from enginery.core.types import NO_LAYERS
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
 
@@ -53,12 +54,9 @@ def _entry(manifest: Manifest, unit: str) -> EngineEntry:
 
 
 def _why_not(entry: EngineEntry) -> str:
-    if entry.backend == "tensorrt-rtx":
-        return "TensorRT-RTX's inspector needs a GPU, and engines are built without one"
-    if entry.backend != "tensorrt":
-        return f"{entry.backend} tells none"
-    told = next((note for note in entry.notes if note.startswith("layers and tactics")), "")
-    return told.partition(": ")[2] or f"layer_information was {entry.options.get('layer_information', 'not asked for')}"
+    """The reason that the build left in a note."""
+    told = next((note for note in entry.notes if note.startswith(NO_LAYERS)), "")
+    return told.partition(": ")[2] or f"{entry.backend} tells none"
 
 
 def _tensors(items: Any) -> str:

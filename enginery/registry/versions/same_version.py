@@ -5,7 +5,7 @@ differs, and whoever pulls gets the same. Such a run is the version that is ther
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from enginery.core import parsing
@@ -54,7 +54,7 @@ def _read(store: Store, model: str, version: str) -> Manifest | None:
 
 def _said(manifest: Manifest) -> bytes:
     """What a manifest says of its engines and of how they are proven, but for the reports' digests."""
-    entries = sorted((entry.unit, asdict(replace(entry, report=None))) for entry in manifest.engines)
+    entries = sorted((entry.unit, replace(entry, report=None).to_json()) for entry in manifest.engines)
     spec = {name: part for name, part in manifest.spec.items() if name not in _MAKING}
     validation = {name: part for name, part in dict(spec.pop("validation", {})).items() if name != "latency"}
     golden = dict(spec.pop("golden", None) or {}).get("metric")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pipeline.cli.options import emit_json, json_option, registry_option, say
+from pipeline.cli.options import emit_json, json_option, registry_option, runtime_options, say, stated_runtimes
 
 if TYPE_CHECKING:
     from pipeline.orchestration.fleet.reconcile import Reconciled, Sources
@@ -53,14 +53,7 @@ def source_options(command: Command) -> Command:
 
 
 @click.group(invoke_without_command=True)
-@click.option(
-    "--tensorrt", metavar="VERSION", help="Version of TensorRT on the nodes, where the inventory does not say it."
-)
-@click.option(
-    "--tensorrt-rtx",
-    metavar="VERSION",
-    help="Version of TensorRT-RTX on the nodes, where the inventory does not say it.",
-)
+@runtime_options("on the nodes, where the inventory does not say it")
 @click.option("--apply", is_flag=True, help="Start builds and proofs of what is missing on the Prefect server.")
 @source_options
 @click.pass_context
@@ -89,8 +82,7 @@ def fleet(ctx: click.Context, /, apply: bool, as_json: bool, **chosen: Any) -> N
 
 @fleet.command()
 @click.option("--driver", metavar="VERSION", help="New driver version of the GPU nodes, e.g. 590.44.")
-@click.option("--tensorrt", metavar="VERSION", help="New TensorRT version, e.g. 11.4.")
-@click.option("--tensorrt-rtx", metavar="VERSION", help="New TensorRT-RTX version, e.g. 1.8.")
+@runtime_options("that the nodes get, e.g. 11.4")
 @click.option("--on", metavar="TARGETS", show_default="all", help="Nodes that get the new versions, e.g. l4,hopper.")
 @click.option("--add", multiple=True, metavar="PRODUCT=NODES", help="Nodes to be added, e.g. b200=16; repeat it.")
 @click.option("--remove", multiple=True, metavar="PRODUCT=NODES", help="Nodes to be removed, e.g. t4=8; repeat it.")
@@ -107,16 +99,19 @@ def plan(as_json: bool, **chosen: Any) -> None:
     from pipeline.fleet.prediction import predictor
     from pipeline.orchestration.fleet.reconcile import compared
 
-    versions = {name: check_version(name, chosen.pop(name)) for name in ("driver", "tensorrt", "tensorrt_rtx")}
+    driver, runtimes = check_version("driver", chosen.pop("driver")), _runtimes(chosen)
     named = (chosen.pop("on") or "").replace(",", " ").split()
     change = Change(
-        **versions,
+        driver,
+        runtimes,
         on=tuple(target for name in named for target in parse_targets(name)),
         add=tuple(map(parse_nodes, chosen.pop("add"))),
         remove=tuple(map(parse_nodes, chosen.pop("remove"))),
     )
     if change == Change(on=change.on):
-        raise click.UsageError("nothing changes: give --driver, --tensorrt, --tensorrt-rtx, --add or --remove")
+        raise click.UsageError(
+            "nothing changes: give --driver, --tensorrt, --tensorrt-rtx, --runtime, --add or --remove"
+        )
     store, sources = _opened(chosen)
     found = make_plan(*compared(store, sources), change, predictor(store))
     if as_json:
@@ -128,12 +123,20 @@ def plan(as_json: bool, **chosen: Any) -> None:
 def _opened(chosen: dict[str, Any]) -> "tuple[Any, Sources]":
     from enginery.registry.store.base import open_store
     from pipeline.fleet.cluster import Access
-    from pipeline.fleet.inventory import check_version
     from pipeline.orchestration.fleet.reconcile import Sources
 
     access = Access(chosen["kubeconfig"], chosen["context"], chosen["timeout"])
-    runtimes = [check_version(name, chosen.get(name)) for name in ("tensorrt", "tensorrt_rtx")]
-    return open_store(chosen["registry"]), Sources(chosen["inventory"], access, chosen["catalog"], *runtimes)
+    return open_store(chosen["registry"]), Sources(chosen["inventory"], access, chosen["catalog"], _runtimes(chosen))
+
+
+def _runtimes(chosen: dict[str, Any]) -> dict[str, str]:
+    """Raises InputError for what is no version."""
+    from pipeline.fleet.inventory import check_version
+
+    stated = stated_runtimes(chosen)
+    for name, version in stated.items():
+        check_version(name, version)
+    return stated
 
 
 def _refuse_options_before(ctx: click.Context) -> None:

@@ -14,7 +14,9 @@ from pipeline.cli.options import (
     progress_options,
     reference_argument,
     registry_option,
+    runtime_options,
     say,
+    stated_runtimes,
     trust_option,
 )
 from pipeline.cli.tables import echo
@@ -29,8 +31,7 @@ _MACHINE = (
     engine_options,
     click.option("--driver", metavar="VERSION", help="GPU driver of that machine, e.g. 580.65.06."),
     click.option("--cuda", metavar="VERSION", help="Newest CUDA that this driver supports, e.g. 13.0."),
-    click.option("--tensorrt", metavar="VERSION", help="TensorRT on that machine."),
-    click.option("--tensorrt-rtx", metavar="VERSION", help="TensorRT-RTX on that machine."),
+    runtime_options("on that machine"),
     click.option("--memory", "memory_gib", type=click.FloatRange(0, min_open=True), help="GPU memory in GiB."),
 )
 _POLICY = (
@@ -130,7 +131,7 @@ def _machine(given: dict[str, Any]) -> "Machine":
     from enginery.core.hardware.machine import Machine
 
     memory = given["memory_gib"]
-    stated = {name: given[name] for name in ("driver", "cuda", "tensorrt", "tensorrt_rtx")}
+    stated = {"driver": given["driver"], "cuda": given["cuda"], "runtimes": stated_runtimes(dict(given))}
     return Machine.named(given["target"]).stating(**stated, memory_bytes=memory and int(memory * (1 << 30)))
 
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.backends.refitting import is_stripped
+from builders.backends import discovery
 from enginery.core.errors import IntegrityError
 from enginery.core.proof.report import Check
 from enginery.core.proof.spread import Spread
+from enginery.core.requirements import Weights
 from enginery.core.types import Engine, Precision, Session
 from enginery.registry.store.base import Store
 from pipeline.values import EngineBlob, Json, Proof
@@ -36,8 +37,11 @@ def fetch(store: Store, digest: str, dest: Path) -> Path:
 def fetch_engine(store: Store, blob: EngineBlob, folder: Path) -> Engine:
     """An engine, verified, with the model that has its weights where its own file leaves them out."""
     path = fetch(store, blob.digest, folder / f"engine{blob.suffix}")
-    weights = fetch(store, blob.request.model, folder / "weights.onnx") if is_stripped(blob.request) else None
-    return Engine(blob.request, path, blob.digest, path.stat().st_size, blob.suffix, weights=weights)
+    request = blob.request
+    requires = discovery.configure(request.backend, dict(request.options)).requires(request)
+    stripped = any(isinstance(item, Weights) for item in requires)
+    weights = fetch(store, request.model, folder / "weights.onnx") if stripped else None
+    return Engine(request, path, blob.digest, path.stat().st_size, blob.suffix, requires, weights=weights)
 
 
 def golden_set(store: Store, digest: str, workdir: Path) -> "GoldenSet":

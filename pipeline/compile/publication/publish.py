@@ -9,6 +9,7 @@ from enginery.core.errors import EngineryError
 from enginery.core.hardware.host import describe_host
 from enginery.core.moment import now
 from enginery.core.proof.report import Approved, approve
+from enginery.core.requirements import for_target
 from enginery.core.user import user
 from enginery.registry.evidence.latencies import attach_latency
 from enginery.registry.manifest import EngineEntry, Manifest
@@ -23,7 +24,7 @@ from pipeline.compile.verdict import Judged
 from pipeline.outcome import EngineResult, Outcome
 from pipeline.progress.events import VersionSettled
 from pipeline.spec.model import ModelSpec
-from pipeline.values import BuildPlan, Exported, Json, Unit
+from pipeline.values import BuildPlan, Built, Exported, Json, Unit
 
 
 def check_required(plan: BuildPlan) -> None:
@@ -165,7 +166,8 @@ def resolved_spec(spec: ModelSpec) -> Json:
     return {**resolved, "validation": spec.validation.model_dump(mode="json", exclude_unset=True)}
 
 
-def _unit_fields(unit: Unit) -> Json:
+def _unit_fields(unit: Unit, built: Built | None = None) -> Json:
+    """What an entry has of its unit; without an engine it requires the processor that the unit is for."""
     request = unit.request
     return {
         "target": request.target.name,
@@ -181,6 +183,7 @@ def _unit_fields(unit: Unit) -> Json:
         "inputs": request.inputs,
         "outputs": request.outputs,
         "profiles": request.profiles,
+        "requires": built.requires if built and built.requires else (for_target(request.target),),
     }
 
 
@@ -202,7 +205,7 @@ def entry_of(item: Judged, report: str) -> EngineEntry:
     """The manifest's entry of a unit with an engine. report: digest of its validation report."""
     built = item.built
     return EngineEntry(
-        **_unit_fields(built.unit),
+        **_unit_fields(built.unit, built),
         status="proven" if item.verdict == "proven" else "unproven",
         reason=item.reason,
         digest=built.digest,

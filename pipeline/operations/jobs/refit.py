@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from builders.backends import discovery
-from builders.backends.refitting import Refitting, is_stripped
+from builders.backends.refitting import refitting
 from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
 from enginery.core.errors import InputError, ModelError
+from enginery.core.requirements import Weights
 from enginery.core.types import BuildRequest
 from enginery.registry.store.base import open_store
 from pipeline.compile.jobs.blobs import fetch, fetch_engine
@@ -33,17 +34,19 @@ class RefitEngine:
         old, wanted = self.before, self.request
         backend = discovery.configure(wanted.backend, dict(wanted.options))
         discovery.check_toolchain(backend, wanted)
-        if not isinstance(backend, Refitting):
+        refitter = refitting(backend)
+        if refitter is None:
             raise InputError(f"engines of {wanted.backend} cannot be refitted")
         enter_phase("fetching")
         model = fetch(place, wanted.model, workdir / "new.onnx")
         _check_alike(fetch(place, old.request.model, workdir / "old.onnx"), model)
         enter_phase("refitting")
         begun = time.monotonic()
-        made = backend.refit(fetch_engine(place, old, workdir), model, wanted, workdir)
+        made = refitter.refit(fetch_engine(place, old, workdir), model, wanted, workdir)
         seconds = round(time.monotonic() - begun, 3)
         enter_phase("storing")
-        how = "weights left to the ONNX model" if is_stripped(wanted) else "weights replaced"
+        stripped = any(isinstance(item, Weights) for item in made.requires)
+        how = "weights left to the ONNX model" if stripped else "weights replaced"
         note = f"refitted from {self.origin}, engine {old.digest[:12]}: {how}, kernels kept"
         engine = replace(made, request=wanted, notes=(*made.notes, note))
         return record_engine(place, engine, seconds, {}, refitted_from=old.digest)

@@ -32,9 +32,9 @@ def carry(store: Store, manifest: Manifest, folder: Path, targets: Collection[st
             f"{manifest.model}@{manifest.version} has no engine to carry{' for that target' if targets else ''}; "
             f"`enginery show {manifest.model}@{manifest.version}` lists what it has"
         )
-    if stripped := [entry.unit for entry in chosen if entry.options.get("strip_weights") is True]:
+    if stripped := [entry.unit for entry in chosen if entry.is_stripped]:
         raise InputError(
-            f"{', '.join(stripped)}: without weights of its own (strip_weights), which it takes from the registry; "
+            f"{', '.join(stripped)}: without weights of its own, which it takes from the registry; "
             "prove it on a node that reaches that, or carry other targets"
         )
     place = folder / "engines"

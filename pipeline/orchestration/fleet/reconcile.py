@@ -1,6 +1,7 @@
 """The fleet against the registry: all that `enginery fleet` says, as one value, for the command and for a flow."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,12 @@ from pipeline.orchestration.fleet.events import messages
 @dataclass(frozen=True)
 class Sources:
     """What to compare. inventory: a file, '-' for standard input; None reads the cluster.  catalog: None is every model
-    with a channel.  tensorrt, tensorrt_rtx: versions that serve, where neither catalog nor inventory says them."""
+    with a channel.  runtimes: versions that serve, by the package's name, where no inventory says them."""
 
     inventory: Path | None = None
     access: Access = field(default_factory=Access)
     catalog: Path | None = None
-    tensorrt: str | None = None
-    tensorrt_rtx: str | None = None
+    runtimes: Mapping[str, str] = field(default_factory=dict)
 
     def fleet(self, catalog: Catalog) -> Fleet:
         """The machines, with the runtimes that the catalog or these options state. An inventory's own come first.
@@ -35,21 +35,7 @@ class Sources:
         """
         found = read_inventory(self.inventory) if self.inventory else read_cluster(self.access)
         stated = {**dict(catalog.runtimes), **self.runtimes}
-        groups = (
-            group
-            if group.machine.is_cpu
-            else group.stating(
-                **{name: value for name, value in stated.items() if getattr(group.machine, name) is None}
-            )
-            for group in found.groups
-        )
-        return found.with_groups(groups)
-
-    @property
-    def runtimes(self) -> dict[str, str]:
-        """Versions that the options state."""
-        given = {"tensorrt": self.tensorrt, "tensorrt_rtx": self.tensorrt_rtx}
-        return {name: value for name, value in given.items() if value is not None}
+        return found.with_groups(group.stating(runtimes={**stated, **group.machine.runtimes}) for group in found.groups)
 
     def wanted(self, store: Store) -> Catalog:
         """The catalog, with what the options state. Raises SpecError."""

@@ -20,6 +20,7 @@ from builders.backends.aotinductor import backend as module
 from builders.backends.onnxruntime import OrtSession
 from enginery.core.errors import DataError, EngineryError, InputError
 from enginery.core.hardware.cpu_levels import host_level
+from enginery.core.requirements import Cpu, Instructions, Runtime
 from enginery.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 
@@ -202,19 +203,17 @@ def test_another_cpu_another_torch_and_a_closed_session_are_refused(engine, monk
         opened.run(arrays(1, 1))
     other = tuple((name, "9.9" if name == "torch" else value) for name, value in engine.request.toolchain)
     wrong = replace(engine, request=replace(engine.request, toolchain=other))
-    with pytest.raises(EngineryError, match=r"built with torch 9.9, here is"), AotInductor().open(wrong):
+    with pytest.raises(EngineryError, match=r"needs torch 9.9, found 2"), AotInductor().open(wrong):
         pass
     monkeypatch.setattr("enginery.core.hardware.cpu_levels.machine_flags", frozenset)
-    with pytest.raises(EngineryError, match=r"for x86-64-v\d CPUs, and this one has no .*fma"):
+    with pytest.raises(EngineryError, match=r"compiled for x86-64-v\d, and this CPU has no .*fma"):
         AotInductor().open(engine).__enter__()
 
 
 def test_what_an_engine_needs_where_it_is_opened_is_no_compiler(engine):
-    built, here = dict(engine.request.toolchain), AotInductor().versions()
-    assert AotInductor().unfit(built, {name: here[name] for name in ("torch", "cpu")}) is None
-    assert AotInductor().unfit(built, here | {"c++": "1.0"}) is None
-    assert "needs torch" in AotInductor().unfit(built, {})
-    assert "has no riscv" in AotInductor().unfit(built | {"cpu": "riscv"}, here)
+    built = dict(engine.request.toolchain)
+    level = built["cpu"]
+    assert engine.requires == (Cpu("cpu"), Runtime("torch", built["torch"]), Instructions(level))
 
 
 def test_files_that_are_no_package_of_ours_are_refused_before_torch_reads_them(engine, tmp_path):

@@ -62,7 +62,7 @@ def test_a_saved_layout_makes_the_cpu_part_of_the_toolchain_and_other_cpus_are_r
         assert "com.microsoft.nchwc" in domains(engine.path)
     with backend.open(engine):
         pass
-    monkeypatch.setattr(module, "this_kind", lambda: CpuKind("arm64", "aarch64"))
+    monkeypatch.setattr("enginery.core.hardware.machine.this_kind", lambda: CpuKind("arm64", "aarch64"))
     with pytest.raises(EngineryError, match="laid out for"), backend.open(engine):
         pass
 

@@ -183,7 +183,7 @@ def test_an_engine_of_other_versions_is_refused_where_its_tensorrt_engines_would
     made = OnnxRuntimeTensorRT()
     wanted = dataclasses.replace(request(made), toolchain=(("onnxruntime-gpu", "1.30.0"),))
     with (
-        pytest.raises(EngineryError, match=r"built with onnxruntime-gpu 1\.30\.0, here is onnxruntime-gpu 1\.31\.1"),
+        pytest.raises(EngineryError, match=r"needs onnxruntime-gpu 1\.30\.0, found 1\.31\.1; install that"),
         made.open(Engine(wanted, tmp_path / "engine.onnx", "0" * 64, 1, ".onnx")),
     ):
         pass

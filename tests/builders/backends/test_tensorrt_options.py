@@ -15,7 +15,7 @@ from builders.backends.tensorrt.runtime import plugins
 from builders.backends.tensorrt.runtime.refit import refit
 from builders.backends.tensorrt.words import recorder
 from enginery.core.errors import EngineryError, InputError, StepError
-from enginery.core.types import BuildRequest
+from enginery.core.types import NO_LAYERS, BuildRequest
 from tests.builders import graphs
 
 RTX = TensorRTRTX()
@@ -160,7 +160,7 @@ def test_the_code_of_full_tensorrt_builds_with_the_library_at_hand(trt, tmp_path
     assert engine.extras == () and "layers and tactics are not on record: " in engine.notes[-1]
     quiet = OverRtx(layer_information="none")
     notes = quiet.build(REQUEST, tmp_path / "model.onnx", tmp_path).notes
-    assert not [note for note in notes if "layers" in note]
+    assert [note for note in notes if "layers" in note] == [f"{NO_LAYERS}: layer_information was none"]
 
 
 def test_layers_that_the_inspector_tells_are_kept(tmp_path):

@@ -11,11 +11,12 @@ from builders.backends import discovery
 from builders.backends.nvcc import Nvcc, find_nvcc, generation
 from builders.backends.onnxruntime import OrtSession
 from builders.backends.shape_profiles import profiles
-from builders.backends.timing_caches import GIVEN, GROWN, TimingCached
+from builders.backends.timing_caches import GIVEN, GROWN
 from builders.backends.tvm import Tvm
 from builders.backends.tvm import backend as tvm
 from builders.backends.tvm import cuda as tvm_cuda
 from enginery.core.errors import DataError, EngineryError, InputError, ModelError
+from enginery.core.requirements import Driver, Gpu, Runtime
 from enginery.core.types import Dim
 from pipeline.sources.onnx_model import specs_of
 from tests.builders import graphs, native_graphs
@@ -92,9 +93,12 @@ def test_the_versions_that_make_the_code_are_in_the_key(installed):
 
 
 def test_a_node_that_only_runs_engines_needs_no_nvcc(installed):
-    built = {"apache-tvm": "0.27", "apache-tvm-ffi": "0.27", "nvcc": "13.0", "cpu": "x86-64-v4"}
-    assert TVM.unfit(built, {"apache-tvm": "0.27", "apache-tvm-ffi": "0.27"}) is None
-    assert "built with apache-tvm 0.27" in TVM.unfit(built, {"apache-tvm": "0.28", "apache-tvm-ffi": "0.27"})
+    built = {"apache-tvm": "0.27", "apache-tvm-ffi": "0.27", "nvcc": "13.0"}
+    requires = TVM.requires(dataclasses.replace(own_request("l4"), toolchain=tuple(built.items())))
+    assert [item for item in requires if isinstance(item, Runtime)] == [
+        Runtime("apache-tvm", "0.27"), Runtime("apache-tvm-ffi", "0.27")
+    ]  # fmt: skip
+    assert requires[0] == Gpu("l4", (8, 9)) and requires[-1] == Driver("580", "13")
 
 
 def test_an_option_it_does_not_know_names_the_known():
@@ -256,7 +260,7 @@ def test_tuning_is_for_cpus_of_that_level(installed, monkeypatch):
     assert tuning.refuses(own_request()) is None
     place = tuning.timing_place()
     assert place is not None and place[1] == "tvm-0.27-x86-64-v3"
-    assert TVM.timing_place() is None and isinstance(TVM, TimingCached)
+    assert TVM.timing_place() is None
     monkeypatch.setattr("enginery.core.hardware.cpu_levels.machine_flags", frozenset)
     assert re.search(r"this CPU has no .*avx2.*, and kernels are tuned by running them", tuning.refuses(own_request()))
 

@@ -98,7 +98,7 @@ def test_a_destination_that_is_a_file_is_named(store: Store, tmp_path: Path) -> 
     ],
 )
 def test_auto_is_this_machines_gpu_or_its_cpu(gpus: list, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "gpus", lambda: tuple(gpus))
+    monkeypatch.setattr("enginery.core.hardware.cuda.gpus", lambda: tuple(gpus))
     assert machine.target_named("auto") == target
 
 
@@ -107,6 +107,6 @@ def test_a_target_must_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownNameError, match="is several: sm_80, sm_86"):
         machine.target_named("ampere")
     two = (Gpu(0, "NVIDIA L4", (8, 9)), Gpu(1, "Tesla T4", (7, 5)))
-    monkeypatch.setattr(machine, "gpus", lambda: two)
+    monkeypatch.setattr("enginery.core.hardware.cuda.gpus", lambda: two)
     with pytest.raises(UnknownNameError, match="sm_75, sm_89"):
         machine.target_named("auto")

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from enginery.client.resolve import PORTABLE, Policy, Resolution, answer
 from enginery.core.errors import UnknownNameError
-from enginery.core.hardware.cpu_kinds import SATURATES
+from enginery.core.hardware.cpu_kinds import EXACT_SESSION
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import GENERATIONS, parse_targets
+from enginery.core.requirements import Cpu, Gpu, SessionOption, for_target
 from enginery.core.types import PRECISIONS, Target
 from enginery.registry.evidence.attestations import JudgedEntry
 from enginery.registry.evidence.speeds import Speed
@@ -22,8 +23,10 @@ CPU = parse_targets("cpu")[0]
 
 def entry(target: str, precision: str = "fp16", status: str = "proven") -> EngineEntry:
     found = Target(PORTABLE) if target == PORTABLE else parse_targets(target)[0]
+    requires = (Gpu(PORTABLE, (0, 0), "at_least") if target == PORTABLE else for_target(found),)
     return EngineEntry(
-        found.name, precision, "any", status, "because", found.compute_capability, found.product  # type: ignore[arg-type]
+        found.name, precision, "any", status, "because", found.compute_capability, found.product,  # type: ignore[arg-type]
+        requires=requires,
     )  # fmt: skip
 
 
@@ -169,15 +172,18 @@ def on_cpus(precision: str, built_for: str = "x86-64-v4-vnni", **on: str) -> Jud
     status = statuses.get(built_for, ("unproven", ""))[0]
     return JudgedEntry(
         "cpu", precision, "onnxruntime", status, "because", digest=precision.encode().hex().ljust(64, "0"),
-        toolchain={"enginery-cpu": built_for}, on=statuses,
+        toolchain={"enginery-cpu": built_for}, requires=(Cpu("cpu"),), on=statuses,
     )  # type: ignore[arg-type]  # fmt: skip
 
 
+SATURATES = (Cpu("cpu"), SessionOption(*EXACT_SESSION))
+
+
 def test_a_server_is_told_how_to_open_an_engine_whose_weights_saturate_there() -> None:
-    engine = replace(on_cpus("int8", v4_vnni="proven"), notes=("the floor", SATURATES))
+    engine = replace(on_cpus("int8", v4_vnni="proven"), requires=SATURATES)
     said = "x86-64-v3 has no VNNI: open it with session.x64quantprecision = 1, or its sums saturate"
     assert said in answer([engine], V3, Policy()).candidates[0].remarks
-    assert said not in answer([replace(engine, notes=())], V3, Policy()).candidates[0].remarks
+    assert said not in answer([replace(engine, requires=(Cpu("cpu"),))], V3, Policy()).candidates[0].remarks
     assert not answer([engine], VNNI, Policy()).candidates[0].remarks
 
 
@@ -230,7 +236,7 @@ def test_what_was_timed_on_a_busy_machine_is_not_ranked_by_speed_and_says_so() -
 
 
 def test_int8_that_needs_the_exact_session_comes_behind_fp32_until_it_was_timed() -> None:
-    whole = replace(on_cpus("int8", v4_vnni="proven", v3="proven"), notes=(SATURATES,))
+    whole = replace(on_cpus("int8", v4_vnni="proven", v3="proven"), requires=SATURATES)
     reduced = on_cpus("int8", v4_vnni="proven", v3="proven")
     fp32 = on_cpus("fp32", v4_vnni="proven", v3="proven")
     assert answer([whole, fp32], VNNI, Policy()).candidates[0].entry == whole

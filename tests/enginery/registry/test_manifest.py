@@ -1,15 +1,22 @@
 import json
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from enginery.client.resolve import Policy, answer
 from enginery.core.digest import canonical_json, digest_of
 from enginery.core.errors import IntegrityError
+from enginery.core.hardware.evaluation import evaluate
+from enginery.core.hardware.machine import Machine
+from enginery.core.parsing import Malformed
+from enginery.core.requirements import KINDS, Gpu, Memory, Runtime, to_json
 from enginery.core.types import ShapeProfile, TensorSpec
 from enginery.registry.manifest import EngineEntry, Manifest, parse
+from enginery.registry.requirements import read_requirement
 
 D = "d" * 64
 ENTRY = EngineEntry(
@@ -30,6 +37,7 @@ ENTRY = EngineEntry(
     profiles=(ShapeProfile((("image", (1, 1, 8, 8), (8, 1, 8, 8), (32, 1, 8, 8)),)),),
     report=D,
     checks={"passed": 3, "failed": 0},
+    requires=(Gpu("sm_89", (8, 9)), Runtime("tensorrt-rtx", "1.7.1", "TensorRT-RTX", loads=(("1", "2"),)), Memory(5)),
     notes=("two layers stay in fp32",),
 )
 MANIFEST = Manifest(
@@ -82,6 +90,14 @@ def entry_with(**changes: Any) -> list[Any]:
     return [{**json.loads(canonical_json(MANIFEST.to_json()))["engines"][0], **changes}]
 
 
+SM89 = {"kind": "gpu", "target": "sm_89", "capability": [8, 9], "match": "exact"}
+
+
+def entry_without(name: str) -> list[Any]:
+    (entry,) = entry_with()
+    return [{key: value for key, value in entry.items() if key != name}]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -110,11 +126,63 @@ def entry_with(**changes: Any) -> list[Any]:
         ({"engines": entry_with(inputs=[{"name": "x", "dtype": "float32", "shape": [None]}])}, "shape"),
         ({"engines": entry_with(profiles=[{"inputs": [["x", [1]]]}])}, "profiles"),
         ({"engines": entry_with(options={"x": [1]})}, "options.x"),
+        ({"engines": entry_without("requires")}, r"engines\[0\].requires is missing"),
+        ({"engines": entry_with(requires=[])}, "unproven and does not say which processor it requires"),
+        ({"engines": entry_with(requires={})}, "requires"),
+        ({"engines": entry_with(requires=[1])}, r"requires\[0\] is '1'"),
+        ({"engines": entry_with(requires=[{"target": "l4"}])}, r"requires\[0\].kind is missing"),
+        ({"engines": entry_with(requires=[{"kind": 5}])}, r"requires\[0\].kind is '5'"),
+        ({"engines": entry_with(requires=[{**SM89, "capability": [8]}])}, r"requires\[0\]: Gpu.capability"),
+        ({"engines": entry_with(requires=[{**SM89, "target": None}])}, r"requires\[0\]: Gpu.target is None"),
+        ({"engines": entry_with(requires=[{"kind": "memory", "size_bytes": True}])}, "Memory.size_bytes is True"),
     ],
 )
 def test_every_field_is_checked_even_when_the_digest_fits(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(IntegrityError, match=words):
         parse(resealed(**changes))
+
+
+@pytest.mark.parametrize(
+    ("newer", "kind"),
+    [
+        ({"kind": "qubits", "count": 9, "of": [{"kind": "logical"}]}, "qubits"),
+        ({**SM89, "clusters": 4}, "gpu"),
+        ({**SM89, "match": "arch"}, "arch"),
+        ({"kind": "x" * 9999}, "xxxx"),
+    ],
+)
+def test_what_a_newer_writer_requires_rules_out_that_engine_alone(newer: dict[str, Any], kind: str) -> None:
+    whole, other = entry_with()[0], entry_with(target="l4", product="l4", requires=[newer])[0]
+    data = resealed(engines=[whole, other])
+    found = parse(data)
+    assert found.to_bytes() == data and found.digest == json.loads(data)["digest"]
+    machine = Machine((8, 9), "l4")
+    answered = answer(found.engines, machine, Policy())
+    assert [item.entry.unit for item in answered.candidates] == ["sm_89 int8 tensorrt-rtx"]
+    ((unit, reason),) = answered.rejected
+    assert unit == "l4 int8 tensorrt-rtx" and f"{kind}" in reason and "which this enginery does not know" in reason
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 1 << 70) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.sampled_from([*sorted(KINDS), "qubits"]),
+    st.dictionaries(st.text(max_size=6), json_values, max_size=3),
+    st.data(),
+)
+def test_whatever_stands_there_is_read_or_refused_with_the_field(kind: str, extra: dict[str, Any], data: Any) -> None:
+    names = [field.name for field in fields(KINDS[kind])] if kind in KINDS else []
+    given = {name: data.draw(json_values) for name in names} | extra | {"kind": kind}
+    with suppress(Malformed):
+        requirement = read_requirement(json.loads(json.dumps(given)), "engines[0].requires[0]")
+        assert canonical_json(to_json(requirement)) == canonical_json(given)
+        for machine in (Machine(), Machine((8, 9), "l4", "580.1", "13.0", {"x": "1"}, 1 << 30)):
+            evaluate((requirement,), machine)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"format": NaN}', b"{}"])

@@ -9,7 +9,7 @@ from enginery.registry.runs.history import Expectation
 from enginery.registry.store.base import Store
 from enginery.registry.store.keys import registered_key
 from enginery.registry.versions.publish import publish
-from tests.enginery.registries import approval, draft, engine
+from tests.enginery.registries import approval, draft, engine, with_requirements
 
 RTX = {"tensorrt-rtx-cu13-bindings": "1.7.1.116", "enginery-tensorrt-rtx": "1"}
 TRT = {"tensorrt-cu13-libs": "10.16.1.11", "tensorrt": "10.16.1.11", "enginery-tensorrt": "1"}
@@ -31,7 +31,7 @@ def built(
         full = backend == "tensorrt"
         toolchain, options = (TRT, TRT_OPTIONS) if full else (RTX, RTX_OPTIONS)
         entry = replace(entry, backend=backend, toolchain=toolchain, options=options)
-    return with_key(replace(entry, graph=store.put_bytes(b"graph")))
+    return with_key(with_requirements(replace(entry, graph=store.put_bytes(b"graph"))))
 
 
 def with_key(entry: EngineEntry) -> EngineEntry:

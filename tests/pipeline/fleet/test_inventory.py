@@ -16,7 +16,7 @@ GROUPS = """
 groups:
   - {product: l4, driver: 570.124.06, count: 40, memory_gib: 22.5}
   - {product: NVIDIA-A100-SXM4-80GB, mig: 1g.10gb, count: 2, gpus: 14}
-  - {product: t4, sharing: mps, replicas: 4, tensorrt: "11.4"}
+  - {product: t4, sharing: mps, replicas: 4, runtimes: {tensorrt: "11.4"}}
   - {capability: "8.7", count: 3}
   - {product: NVIDIA-Thor, capability: "11.0"}
   - {product: cpu, count: 3}
@@ -37,7 +37,9 @@ def test_groups_as_a_person_writes_them(tmp_path: Path) -> None:
     ]  # fmt: skip
     machines = {group.name: group.machine for group in found.groups}
     assert machines["l4"] == Machine((8, 9), "l4", "570.124.06", memory_bytes=int(22.5 * GIB))
-    assert machines["a100 mig-1g.10gb"] == Machine((8, 0)) and machines["t4 shared by 4"].tensorrt == "11.4"
+    assert machines["a100 mig-1g.10gb"] == Machine((8, 0)) and machines["t4 shared by 4"].runtimes == {
+        "tensorrt": "11.4"
+    }
 
 
 def test_the_same_as_json(tmp_path: Path) -> None:
@@ -116,7 +118,7 @@ serve:
   - {model: digits, on: [l4, hopper], precisions: [fp16, int8], proven: true}
   - {model: ranker, version: "3"}
 runtimes: {tensorrt: 10.16.1}
-planned: {driver: "590.44", tensorrt_rtx: "1.8"}
+planned: {driver: "590.44", tensorrt_rtx: "1.8", Their.Runtime: "2"}
 """
     found = load_catalog(file(tmp_path, text))
     first, second = found.demands
@@ -124,7 +126,7 @@ planned: {driver: "590.44", tensorrt_rtx: "1.8"}
     assert [target.name for target in first.on] == ["l4", "sm_90"]
     assert second.reference == Reference("ranker", version="3") and second.on == GPUS
     assert dict(found.runtimes) == {"tensorrt": "10.16.1"}
-    assert dict(found.planned) == {"driver": "590.44", "tensorrt_rtx": "1.8"}
+    assert dict(found.planned) == {"driver": "590.44", "tensorrt-rtx": "1.8", "their-runtime": "2"}
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ planned: {driver: "590.44", tensorrt_rtx: "1.8"}
         ("serve:\n- {model: Digits}", ":2: serve.0.model: model name 'Digits'"),
         ("serve:\n- model: digits\n  channel: a\n  version: b", ":2: serve.0: has both channel and version; keep one"),
         ("serve: [{model: a}]\nplaned: {driver: '1'}", ":2: planed: unknown key; did you mean 'planned'?"),
-        ("serve: [{model: a}]\nplanned: {drivr: '1'}", ":2: planned.drivr: unknown key; did you mean 'driver'?"),
+        ("serve: [{model: a}]\nplanned: {drivr: '1'}", ":2: planned.drivr: 'drivr': did you mean 'driver'?"),
     ],
 )
 def test_each_mistake_of_a_catalog_has_its_line(tmp_path: Path, text: str, wanted: str) -> None:

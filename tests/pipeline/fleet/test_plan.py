@@ -64,19 +64,19 @@ def todo(found: Plan) -> list[str]:
 
 def test_another_tensorrt_kills_what_it_does_not_run_and_each_unit_is_built_once(store: Store, fleet: Fleet) -> None:
     newer = Fleet(()).with_groups([group("h200", 4), group("l4", 40), group("l4", 6, memory_bytes=24 << 30)])
-    found = plan(store, newer, tensorrt="11.4")
+    found = plan(store, newer, runtimes={"tensorrt": "11.4"})
     why = "needs TensorRT 10.16.1.11, found 11.4"
     assert dead(found) == {("digits@1", "h200"): why, ("digits@1", "l4"): why}
     assert todo(found) == ["build digits@1 l4 fp16 tensorrt", "build digits@1 h200 fp16 tensorrt"]
     (l4, h200) = (item for item in found.work if item.ready)
     assert (l4.nodes, l4.groups, h200.nodes) == (46, ("l4",), 4)
-    assert {group.machine.tensorrt for group in found.after.groups} == {"11.4"}
+    assert {group.machine.runtimes["tensorrt"] for group in found.after.groups} == {"11.4"}
     # What serves nobody now is not called dying: ranker has nothing for h200.
     assert ("ranker@1", "h200") in {(item.served.name, item.group.name) for item in found.waiting}
 
 
 def test_a_newer_driver_kills_nothing_and_makes_old_nodes_serve(store: Store, fleet: Fleet) -> None:
-    before = plan(store, fleet, tensorrt="10.16.1")
+    before = plan(store, fleet, runtimes={"tensorrt": "10.16.1"})
     assert ("digits@1", "l4") in {(item.served.name, item.group.name) for item in before.waiting}
     found = plan(store, fleet, driver="590.44")
     assert dead(found) == {} and {item.served.name for item in found.waiting} == {"ranker@1"}
@@ -88,7 +88,7 @@ def test_a_newer_driver_kills_nothing_and_makes_old_nodes_serve(store: Store, fl
 
 
 def test_only_the_nodes_that_are_named_change(store: Store, fleet: Fleet) -> None:
-    found = plan(store, fleet, tensorrt="11.4", on=parse_targets("hopper"))
+    found = plan(store, fleet, runtimes={"tensorrt": "11.4"}, on=parse_targets("hopper"))
     assert set(dead(found)) == {("digits@1", "h200")}
 
 
@@ -107,7 +107,7 @@ def test_nodes_that_come_need_engines_if_their_spec_and_a_compiler_allow(store: 
 def test_nodes_that_go_leave_engines_idle_and_the_oldest_driver_goes_first(store: Store, fleet: Fleet) -> None:
     found = plan(store, fleet, driver="590.44", remove=(parse_nodes("t4=8"), parse_nodes("l4=10")))
     assert [(item.name, item.nodes) for item in found.after.groups] == [("l4", 36), ("h200", 4)]
-    kept = plan(store, fleet, tensorrt="10.16.1", remove=(parse_nodes("l4=10"),))
+    kept = plan(store, fleet, runtimes={"tensorrt": "10.16.1"}, remove=(parse_nodes("l4=10"),))
     assert [(item.machine.driver, item.nodes) for item in kept.after.groups if item.name == "l4"] == [("580.95.05", 36)]
     now = Fleet(()).with_groups([group("t4", 8), group("l4", 2)])
     gone = plan(store, now, remove=(parse_nodes("t4=8"),))
@@ -122,14 +122,14 @@ def test_how_long_is_summed_over_what_is_known_and_the_rest_is_said(store: Store
         known = {"l4": Took(600, 3), "h200": Took(1200, 2), "sm_100": None}
         return known.get(request.target.name)
 
-    found = plan(store, fleet, predict, driver="590.44", tensorrt="11.4", add=(parse_nodes("b200=1"),))
+    found = plan(store, fleet, predict, driver="590.44", runtimes={"tensorrt": "11.4"}, add=(parse_nodes("b200=1"),))
     assert found.hours.hours == pytest.approx(0.5) and (found.hours.fewest, found.hours.most) == (2, 3)
     assert found.hours.words.startswith(
         "about 0.50 GPU hours for 2 units, each predicted from 2 to 3 finished builds; "
     )
     unknown = [item.name for item in found.work if item.unit.kind == "build" and not item.refused and not item.expected]
     assert found.hours.unknown == len(unknown) and "digits@1 sm_100 fp16 tensorrt" in unknown
-    nothing = plan(store, fleet, driver="590.44", tensorrt="11.4")
+    nothing = plan(store, fleet, driver="590.44", runtimes={"tensorrt": "11.4"})
     assert nothing.hours.words == "how long it takes is not known: no build like these is on record"
 
 
@@ -142,7 +142,7 @@ def test_the_order_is_nodes_then_channel_then_time(store: Store) -> None:
         return {"slow": Took(900, 1), "quick": Took(9, 1)}.get(model)
 
     fleet = Fleet(()).with_groups([group("l4", 5), group("h200", 6)])
-    found = plan(store, fleet, predict, tensorrt="11.4")
+    found = plan(store, fleet, predict, runtimes={"tensorrt": "11.4"})
     assert todo(found) == [
         "build listed@1 sm_90 bf16 tensorrt",
         "build quick@1 sm_90 fp32 tensorrt",

@@ -9,6 +9,7 @@ from enginery.core.errors import UnavailableError
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import parse_reference
+from enginery.core.requirements import Gpu
 from enginery.registry.store.base import FileStore, Store
 from enginery.registry.store.keys import channel_key, manifest_key
 from enginery.registry.versions import channels
@@ -25,10 +26,12 @@ from tests.pipeline.fleet import nodes
 from tests.pipeline.fleet.fleets import built, nothing_known, published, with_key, without_engine
 
 
-def group(name: str, count: int = 1, mig: str | None = None, **facts: str | int) -> Group:
+def group(
+    name: str, count: int = 1, mig: str | None = None, runtimes: dict[str, str] | None = None, **facts: str | int
+) -> Group:
     target = parse_targets(name)[0]
     product = None if mig else target.product
-    machine = Machine(target.compute_capability, product).stating(**{"driver": "580.95.05", **facts})
+    machine = Machine(target.compute_capability, product).stating(**{"driver": "580.95.05", **facts}, runtimes=runtimes)  # type: ignore[arg-type]
     return Group(Hardware(machine, name, target.product, mig), count, count)
 
 
@@ -68,10 +71,20 @@ def digits(store: Store) -> Store:
         (group("a100", mig="1g.10gb"), "unproven", "sm_80 fp16 tensorrt-rtx", "no sm_80 here"),
         (group("t4"), "missing", None, "t4 fp16 tensorrt-rtx: failed: out of memory in the compiler"),
         (group("b200"), "missing", None, "no engine for sm_100; digits@1 has cpu, h200, l4, sm_80, t4"),
-        (group("h200", tensorrt="11.4.0"), "broken", "h200 fp16 tensorrt", "needs TensorRT 10.16.1.11, found 11.4.0"),
-        (group("h200", tensorrt="10.16.1"), "covered", "h200 fp16 tensorrt", "built for sm_90 (h200)"),
+        (
+            group("h200", runtimes={"tensorrt": "11.4.0"}),
+            "broken",
+            "h200 fp16 tensorrt",
+            "needs TensorRT 10.16.1.11, found 11.4.0",
+        ),
+        (group("h200", runtimes={"tensorrt": "10.16.1"}), "covered", "h200 fp16 tensorrt", "built for sm_90 (h200)"),
         (group("h200", driver="570.124.06"), "broken", "h200 fp16 tensorrt", "needs driver >= 580, found 570.124.06"),
-        (group("l4", tensorrt_rtx="1.8"), "broken", "l4 int8 tensorrt-rtx", "needs TensorRT-RTX 1.7.1.116, found 1.8"),
+        (
+            group("l4", runtimes={"tensorrt-rtx": "1.8"}),
+            "broken",
+            "l4 int8 tensorrt-rtx",
+            "needs TensorRT-RTX 1.7.1.116, found 1.8",
+        ),
         (group("l4", memory_bytes=3), "missing", None, "needs at least "),
     ],
 )
@@ -103,8 +116,8 @@ def test_where_only_a_proven_engine_will_do_it_is_taken_before_one_that_fits_bet
 
 def test_only_the_driver_being_too_old_is_told_from_another_runtime(digits: Store) -> None:
     (old,) = stand(digits, demand(), group("h200", driver="535.1"))
-    (both,) = stand(digits, demand(), group("h200", driver="535.1", tensorrt="11.4"))
-    (other,) = stand(digits, demand(), group("h200", tensorrt="11.4"))
+    (both,) = stand(digits, demand(), group("h200", driver="535.1", runtimes={"tensorrt": "11.4"}))
+    (other,) = stand(digits, demand(), group("h200", runtimes={"tensorrt": "11.4"}))
     assert (old.too_old, both.too_old, other.too_old) == (True, True, False)
 
 
@@ -125,6 +138,7 @@ def test_each_precision_that_is_asked_for_is_a_row(digits: Store) -> None:
 
 def test_a_portable_engine_covers_every_gpu(store: Store) -> None:
     portable = with_key(replace(built(store, "sm_80", status="proven"), target=PORTABLE, compute_capability=None))
+    portable = replace(portable, requires=(Gpu(PORTABLE, (0, 0), "at_least"),))
     published(store, "digits", [portable])
     found = stand(store, demand(), group("t4"), group("b200"))
     assert [(item.state, item.fit) for item in found] == [("covered", "portable")] * 2

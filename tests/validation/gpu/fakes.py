@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from builders.backends import discovery
-from enginery.core.digest import digest_of_file
+from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import EngineryError
-from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors
+from enginery.core.requirements import Requirement, for_target
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors
 from validation.gpu.devices import Device
 
 HOPPER = Device("cuda", Target("sm_90", (9, 0), "h100"), "NVIDIA H100", "NVIDIA-H100-PCIe", driver="580.1", cuda="13.0")
@@ -25,9 +26,8 @@ class Fake:
 
     name: ClassVar[str] = "fake"
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "it is not to be had"
+    capabilities: ClassVar[Capabilities] = Capabilities("bytes", options=SharedOptions(cuda_graphs="cuda_graphs"))
 
     how: str = "right"
     cuda_graphs: bool = False
@@ -45,12 +45,15 @@ class Fake:
     def refuses(self, request: BuildRequest) -> str | None:
         return "no such generation" if self.only_sm and request.target.sm != self.only_sm else None
 
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        return (for_target(request.target),)
+
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         if self.how == "no build":
             raise EngineryError("the compiler says no")
         path = workdir / "engine.fake"
         path.write_bytes(model.read_bytes())
-        return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix, (request.target.name,))
+        return Engine.of_file(self, request, path, (request.target.name,))
 
     def runs(self, target: Target) -> str | None:
         return None
@@ -62,7 +65,7 @@ class Fake:
         yield _Session(engine, self.how)
 
 
-class _Session:
+class _Session(Session):
     def __init__(self, engine: Engine, how: str) -> None:
         from onnx.reference import ReferenceEvaluator
 

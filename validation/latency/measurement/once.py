@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from builders.backends.run_profiles import DeviceMemory, DeviceTimed, Prepared
 from enginery.arrays.npz import Array
 from enginery.core.types import Session, Tensors
 from validation.latency.measurement.buckets import Bucket
@@ -125,7 +124,7 @@ class _Size:
         self._inputs = {name: array.copy() for name, array in taken(session, bucket.inputs).items()}
         self._session = session
         self._first_s = timed(lambda: session.run(self._inputs))
-        own = session.prepared(self._inputs) if isinstance(session, Prepared) else None
+        own = session.prepare_call(self._inputs)
         share = 1 - RUNTIME_SHARE if own else 1.0
         self._of_session = _Timed(lambda: session.run(self._inputs), seconds * share, least)
         self._of_runtime = _Timed(own, seconds * RUNTIME_SHARE, least) if own else None
@@ -139,14 +138,15 @@ class _Size:
 
     def runs(self) -> Runs:
         """What was measured."""
-        session, inputs = self._session, self._inputs
+        session = self._session
+        device = session.device_seconds(self._inputs, DEVICE_RUNS)
         return Runs(
             session=self._of_session.series(),
             runtime=self._of_runtime.series() if self._of_runtime else None,
             first_s=self._first_s,
             memory_bytes=self._memory_bytes,
-            device_bytes=session.used_bytes() if isinstance(session, DeviceMemory) else None,
-            device_s=median(session.device_seconds(inputs, DEVICE_RUNS)) if isinstance(session, DeviceTimed) else None,
+            device_bytes=session.used_bytes(),
+            device_s=median(device) if device else None,
         )
 
 

@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from builders.backends.run_profiles import Prepared
 from enginery.arrays.npz import Array
 from enginery.core.types import Session, Tensors
 from validation.latency.measurement.loop import latencies, timed
@@ -105,7 +104,7 @@ def _runners(sessions: tuple[Session, Session], inputs: Tensors) -> list[Callabl
     """What is timed of either, the same kind of both."""
     given = [taken(session, inputs) for session in sessions]
     pairs = list(zip(sessions, given, strict=True))
-    own = [session.prepared(arrays) for session, arrays in pairs if isinstance(session, Prepared)]
+    own = [call for session, arrays in pairs if (call := session.prepare_call(arrays))]
     return own if len(own) == len(pairs) else [partial(session.run, arrays) for session, arrays in pairs]
 
 

@@ -14,12 +14,12 @@ import statistics
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builders.backends.run_profiles import Prepared
 from enginery.core.types import Session
 from validation.latency.measurement.loop import latencies
 
@@ -119,7 +119,7 @@ def _times(opens: Opener, model: "ModelProto", inputs: dict[str, Any], workdir: 
     path.write_bytes(model.SerializeToString())
     with opens(path) as session:
         session.run(inputs)
-        call = session.prepared(inputs) if isinstance(session, Prepared) else lambda: session.run(inputs)
+        call = session.prepare_call(inputs) or partial(session.run, inputs)
         return latencies(call, seconds, _LEAST)
 
 

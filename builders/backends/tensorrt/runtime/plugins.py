@@ -7,7 +7,7 @@ under the same path is another engine, and a worker whose library differs refuse
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,11 @@ def paths(option: str) -> tuple[str, ...]:
 def digests(libraries: Iterable[str]) -> dict[str, str]:
     """'plugin PATH' -> digest of each library, 'absent' for one that is not there: entries of a toolchain."""
     return {f"{KEY}{path}": _digest(path) for path in libraries}
+
+
+def on_record(toolchain: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(path, digest) of each library of a toolchain."""
+    return [(name.removeprefix(KEY), digest) for name, digest in toolchain.items() if name.startswith(KEY)]
 
 
 def missing(libraries: Iterable[str], option: str) -> str | None:

@@ -2,10 +2,11 @@ import platform
 
 import pytest
 
-from enginery.core.errors import EngineryError
+from builders.backends.fitting import misfit
+from builders.backends.tvm import Tvm
 from enginery.core.hardware import cpu_levels
-from enginery.core.hardware.cpu_levels import LEVELS, check_cpu, host_level, lacking, level_of
-from enginery.core.types import Engine
+from enginery.core.hardware.cpu_levels import LEVELS, host_level, lacking, level_of
+from enginery.core.requirements import Instructions
 from tests.builders import graphs
 
 V2 = {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}
@@ -42,21 +43,21 @@ def test_another_architecture_is_its_own_level(cpu):
     assert host_level() == "aarch64" and lacking("aarch64") == () and lacking("x86-64") == ("x86_64",)
 
 
-def engine(path, level, toolchain=()):
-    request = graphs.request("cpu", backend="tvm", options=(("cpu", level),), toolchain=toolchain)
-    return Engine(request, path / "engine.so", "", 0, ".so")
+def planned(level, toolchain=()):
+    return graphs.request("cpu", backend="tvm", options=(("cpu", level),), toolchain=toolchain)
 
 
-def test_an_engine_for_a_better_cpu_is_refused_with_what_this_one_can_run(cpu, tmp_path):
+def test_an_engine_for_a_better_cpu_is_refused_with_what_this_one_lacks(cpu, monkeypatch):
     cpu(V3)
-    check_cpu(engine(tmp_path, "x86-64-v3"))
-    with pytest.raises(EngineryError, match=r"x86-64-v4, .* no avx512bw, .* backends\.tvm\.cpu = 'x86-64-v3'"):
-        check_cpu(engine(tmp_path, "x86-64-v4"))
+    monkeypatch.setattr(Tvm, "versions", lambda self: {"apache-tvm": "1"})
+    assert misfit(Tvm(), planned("x86-64-v3")) is None
+    reason = misfit(Tvm(cpu="x86-64-v4"), planned("x86-64-v4"))
+    assert reason.startswith("compiled for x86-64-v4, and this CPU has no avx512bw, ")
+    assert reason.endswith("; run it on a node that has it, or build it again for this one")
 
 
-def test_of_host_the_level_of_the_machine_that_planned_it_counts(cpu, tmp_path):
+def test_of_host_the_level_of_the_machine_that_planned_it_counts(cpu):
     cpu(V3)
-    planned = engine(tmp_path, "host", (("cpu", "x86-64-v4"),))
-    assert level_of(planned.request) == "x86-64-v4"
-    with pytest.raises(EngineryError, match="x86-64-v4"):
-        check_cpu(planned)
+    request = planned("host", (("cpu", "x86-64-v4"),))
+    assert level_of(request) == "x86-64-v4"
+    assert Instructions("x86-64-v4") in Tvm(cpu="host").requires(request)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from enginery.core.errors import IntegrityError, UnknownNameError
+from enginery.core.types import NO_LAYERS
 from enginery.registry.evidence.layers import COLUMNS, layers_of, row
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store, open_store
@@ -37,6 +38,7 @@ def published(store: Store, told: Any = TOLD) -> Manifest:
     trt = replace(trt, report=store.put_bytes(json.dumps({**json.loads(store.read_blob(str(trt.report))),
                   "backend": "tensorrt", "unit": trt.unit}).encode()))  # fmt: skip
     rtx, cpu = engine(store, "sm_89", "fp16", "unproven"), engine(store)
+    rtx = replace(rtx, notes=("a warning", f"{NO_LAYERS}: TensorRT-RTX's inspector needs a GPU"))
     layers = store.put_bytes(json.dumps(told).encode())
     base = draft(store)
     base = replace(base, sources={**base.sources, f"layers {trt.unit}": layers})
@@ -74,8 +76,8 @@ def test_odd_layers_are_shown_as_far_as_they_go() -> None:
 @pytest.mark.parametrize(
     ("unit", "words"),
     [
-        ("sm_89", "the layers of sm_89 fp16 tensorrt-rtx: TensorRT-RTX's inspector needs a GPU"),
-        ("cpu", "onnxruntime tells none"),
+        ("sm_89", "the layers of sm_89 fp16 tensorrt-rtx: tensorrt-rtx left nothing on them when it built the engine"),
+        ("cpu", "the layers of cpu fp32 onnxruntime: it was not asked to"),
         ("sm_90", "'sm_90' is none of the units of digits@1"),
         ("", "'' is none of the units"),
     ],

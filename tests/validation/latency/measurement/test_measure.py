@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from enginery.core.errors import EngineryError, ModelError
-from enginery.core.types import TensorSpec
+from enginery.core.types import Session, TensorSpec
 from validation.latency.measurement import measure, once
 from validation.latency.measurement.buckets import Bucket
 from validation.latency.measurement.measure import Asked, Speed, measure_speed
@@ -20,7 +20,7 @@ from validation.latency.measurement.paired import race
 BUCKET = Bucket({"batch": 2}, {"x": np.zeros(2, "f"), "other": np.zeros(1)}, 2)
 
 
-class Plain:
+class Plain(Session):
     inputs = (TensorSpec("x", "float32", ("batch",)),)
     outputs = ()
 
@@ -40,7 +40,7 @@ class Own(Plain):
     def __init__(self) -> None:
         self.calls = 0
 
-    def prepared(self, inputs):
+    def prepare_call(self, inputs):
         assert inputs.keys() == {"x"}
 
         def call() -> None:

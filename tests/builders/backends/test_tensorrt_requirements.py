@@ -1,0 +1,135 @@
+"""What engines of TensorRT require: which release loads them, on which GPU; asked before anything is loaded."""
+
+import dataclasses
+
+import pytest
+
+from builders.backends import discovery
+from builders.backends.fitting import fitting_gpu, misfit
+from builders.backends.tensorrt import TensorRT, TensorRTRTX
+from enginery.core.errors import EngineryError
+from enginery.core.hardware.cuda import Gpu
+from enginery.core.hardware.evaluation import evaluate, judge
+from enginery.core.hardware.machine import Machine
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.requirements import Library, Requirement, Runtime, Weights, hardware_of
+from enginery.core.types import BuildRequest
+from tests.builders import graphs
+
+COMPATIBLE = {"version_compatible": True}
+
+
+def required(request: BuildRequest) -> tuple[Requirement, ...]:
+    return discovery.configure(request.backend, dict(request.options)).requires(request)
+
+
+def request_of(backend="tensorrt", options=None, precision="fp16", target="sm_80", built="10.16.1.11"):
+    made = graphs.request(target, precision, backend, options=tuple((options or {}).items()))
+    return dataclasses.replace(made, toolchain=((backend, built),))
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "built", "here", "serves"),
+    [
+        ("tensorrt", {}, "10.16.1.11", "10.16.1.11", True),
+        ("tensorrt", {}, "10.16.1.11", "10.16", True),
+        ("tensorrt", {}, "10.16.1.11", "10.16.0.72", False),
+        ("tensorrt", COMPATIBLE, "10.16.1.11", "10.16.0.72", False),
+        ("tensorrt", COMPATIBLE, "10.13.0.35", "10.16.1.11", True),
+        ("tensorrt", COMPATIBLE, "10.16.1.11", "11.4.0.106", True),
+        ("tensorrt", COMPATIBLE, "10.16.1.11", "12.0", False),
+        ("tensorrt", COMPATIBLE, "11.0.0.114", "11.4.0.106", True),
+        ("tensorrt", COMPATIBLE, "11.4.0.106", "10.16.1.11", False),
+        ("tensorrt", COMPATIBLE, "8.6.1", "10.16.1.11", True),
+        ("tensorrt", COMPATIBLE, "8.6.1", "9.3", False),
+        ("tensorrt", COMPATIBLE, "8.6.1", "11.4.0.106", False),
+        ("tensorrt", COMPATIBLE, "of our own", "11.4.0.106", False),
+        ("tensorrt-rtx", {}, "1.7.1.116", "1.8.0.1", False),
+    ],
+)
+def test_which_release_loads_an_engine(backend, options, built, here, serves):
+    (runtime,) = (item for item in required(request_of(backend, options, built=built)) if isinstance(item, Runtime))
+    found = judge(runtime, Machine(runtimes={backend: here}))
+    assert found.state == ("met" if serves else "unmet") and found.rules_out is not serves
+
+
+AMPERE_PLUS = {"hardware_compatibility": "ampere_plus"}
+
+
+@pytest.mark.parametrize(
+    ("options", "precision", "built", "here", "serves"),
+    [
+        ({}, "fp16", "sm_80", "sm_80", True),
+        ({}, "fp16", "sm_80", "sm_90", False),
+        ({"hardware_compatibility": "same_compute_capability"}, "fp16", "sm_80", "sm_86", False),
+        (AMPERE_PLUS, "fp16", "sm_80", "sm_90", True),
+        (AMPERE_PLUS, "fp16", "sm_90", "sm_86", True),
+        (AMPERE_PLUS, "fp16", "sm_80", "sm_75", False),
+        (AMPERE_PLUS, "bf16", "sm_80", "sm_86", True),
+        (AMPERE_PLUS, "fp8", "sm_90", "sm_86", False),
+        (AMPERE_PLUS, "fp16", "sm_80", "cpu", False),
+    ],
+)
+def test_which_gpu_runs_an_engine(options, precision, built, here, serves):
+    processor = hardware_of(required(request_of(options=options, precision=precision, target=built)))
+    assert (judge(processor, Machine.of(parse_targets(here)[0])).state == "met") is serves
+
+
+def gpu(index, major, minor):
+    return Gpu(index, f"GPU {index}", (major, minor))
+
+
+def test_the_gpu_that_an_engine_was_built_for_comes_first():
+    wide, strict = (request_of(options=options) for options in (AMPERE_PLUS, {}))
+
+    def chosen(request, *gpus):
+        return fitting_gpu(required(request), request.target, gpus)
+
+    assert chosen(wide, gpu(0, 9, 0), gpu(1, 8, 0)).index == 1
+    assert chosen(wide, gpu(0, 7, 5), gpu(1, 9, 0)).index == 1
+    assert chosen(wide, gpu(0, 7, 5)) is None
+    assert chosen(strict, gpu(0, 9, 0)) is None
+
+
+BUILT = (("plugin /opt/a.so", "a" * 64), ("tensorrt", "10.16.1.11"), ("tensorrt-cu12-libs", "10.16.1.11"))
+
+
+@pytest.mark.parametrize(
+    ("here", "words"),
+    [("a" * 64, ""), ("", "/opt/a.so, which is not on this machine"), ("b" * 64, "/opt/a.so, which is another one")],
+)
+def test_an_engine_of_another_plugin_is_told_before_it_is_loaded(here, words):
+    requires = required(dataclasses.replace(request_of(), toolchain=BUILT))
+    assert Library("/opt/a.so", "a" * 64) in requires
+    found = [
+        item.words for item in evaluate(requires, Machine((8, 0), libraries={"/opt/a.so": here})) if item.rules_out
+    ]
+    assert (words in found[0]) if words else not found
+
+
+def test_an_engine_without_its_weights_says_whose_it_takes():
+    request = request_of(options={"strip_weights": True})
+    assert Weights(request.model) in required(request) and Weights(request.model) not in required(request_of())
+
+
+@pytest.mark.parametrize("backend", [TensorRT(), TensorRTRTX()])
+def test_nothing_is_imported_for_an_engine_that_does_not_fit(tmp_path, monkeypatch, backend):
+    monkeypatch.setattr("enginery.core.hardware.cuda.gpus", lambda: (gpu(0, 8, 9),))
+    monkeypatch.setattr(type(backend), "_import", lambda self: pytest.fail("imported"))
+    monkeypatch.setattr(type(backend), "versions", lambda self: {self.name: "99.1"})
+    engine = graphs.an_engine(tmp_path, b"plan", backend.name)
+    old = dataclasses.replace(engine.request, toolchain=((backend.name, "1.2.3"),))
+    with pytest.raises(EngineryError, match=r"needs TensorRT(-RTX)? 1\.2\.3, found 99\.1; install that version"):
+        backend.open(dataclasses.replace(engine, request=old))
+    elsewhere = graphs.an_engine(tmp_path, b"plan", backend.name, "sm_90")
+    with pytest.raises(EngineryError, match=r"no sm_90 GPU on this machine, which has GPU 0 \(sm_89\)"):
+        backend.open(elsewhere)
+
+
+def test_any_of_its_wheels_tells_the_release(monkeypatch):
+    monkeypatch.setattr("enginery.core.hardware.cuda.gpus", lambda: (gpu(0, 8, 0),))
+    monkeypatch.setattr(TensorRTRTX, "versions", lambda self: {"tensorrt-rtx-cu12-libs": "1.7.1"})
+    assert misfit(TensorRTRTX(), request_of("tensorrt-rtx", built="1.7.1.116")) is None
+    assert "needs TensorRT-RTX 1.8.0, found 1.7.1" in str(
+        misfit(TensorRTRTX(), request_of("tensorrt-rtx", built="1.8.0"))
+    )

@@ -1,0 +1,52 @@
+"""What chooses, pulls and compares engines names no compiler: what an engine requires stands in its manifest."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from builders.backends import discovery
+
+ROOT = Path(__file__).parents[3]
+# Whichever of them are there: the registry, the client and the fleet, and the values that they are about.
+ROOMS = ("enginery/core", "enginery/registry", "enginery/client", "enginery/registry", "pipeline/fleet",
+         "enginery/core/hardware/requirements.py", "enginery/core/hardware/machine.py")  # fmt: skip
+# The model as it was exported is served as an ONNX file, by the runtime of that name (docs/client.md).
+ALLOWED = {("pull.py", "onnxruntime")}
+
+
+def _files() -> Iterator[Path]:
+    for room in ROOMS:
+        path = ROOT / room
+        yield from [path] if path.is_file() else path.rglob("*.py")
+
+
+def test_no_module_names_an_installed_backend_or_an_option_of_one() -> None:
+    names = set(discovery.names())
+    options = {option for name in names for option in discovery.option_fields(discovery.load(name)) if "_" in option}
+    known = {name.replace("_", "-") for name in names} | options
+    assert {"tensorrt-rtx", "onnxruntime", "hardware_compatibility", "strip_weights"} <= known
+    found = {
+        (path.name, node.value)
+        for path in _files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and {node.value, node.value.replace("_", "-")} & known
+    }
+    assert found == ALLOWED
+
+
+def test_no_module_looks_for_backends() -> None:
+    for path in _files():
+        found = {
+            alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        if path.name != "work.py":  # the fleet asks whether what is missing could be built
+            assert not found & {
+                "builders.backends.discovery",
+                "builders.backends.fitting",
+                "builders.backends.fitting.misfit",
+            }, path
