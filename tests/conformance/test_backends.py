@@ -151,18 +151,19 @@ def test_a_backend_that_is_not_installed_refuses_with_how_to_install_it(name, mo
 def test_asking_imports_no_compiler():
     code = f"""if True:
         import sys
-        from builders import backends, targets
+        from builders.backends import discovery
         from builders.backends.fitting import misfit
+        from enginery.core.hardware import targets
         from enginery.core.types import PRECISIONS, BuildRequest, TensorSpec
         tensor = (TensorSpec("x", "float32", (1, 4)),)
-        for name in backends.names():
-            backend = backends.configure(name, {{}})
+        for name in discovery.names():
+            backend = discovery.configure(name, {{}})
             for target in targets.parse_targets("all"):
                 for precision in PRECISIONS:
                     request = BuildRequest("0" * 64, precision, target, name, tensor, tensor, ())
                     backend.serves(target), backend.refuses(request), backend.runs(target), misfit(backend, request)
                     backend.requires(request)
-            backend.scheme(), backend.versions(), backends.options_of(backend)
+            backend.scheme(), backend.versions(), discovery.options_of(backend)
             if heavy := set({HEAVY!r}) & set(sys.modules):
                 sys.exit(f"{{name}} has imported {{heavy}}")
         """

@@ -11,16 +11,16 @@ import pytest
 from builders.backends import discovery
 from enginery.core.capabilities import SharedOptions
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROOMS = ("builders", "validation", "pipeline", "enginery")
 OURS = {entry.name: entry.value for entry in discovery._entries().values() if entry.value.startswith("builders.")}
 # 'builders/backends/tensorrt' of 'builders.backends.tensorrt:TensorRT'.
-FOLDERS = {"/".join(value.partition(":")[0].split(".")[:2]) for value in OURS.values()}
+FOLDERS = {"/".join(value.partition(":")[0].split(".")[:3]) for value in OURS.values()}
 COMPILERS = {"onnxruntime", "tensorrt", "tensorrt_rtx", "iree", "tvm", "tvm_ffi", "jax", "jaxlib"}
 # Options whose names are words of their own: whoever writes one of them down speaks of that option.
-OPTIONS = {option for name in OURS for option in discovery.option_fields(discovery.load(name)) if "_" in option} - {
-    "memory_mib"
-}  # which is the spec's build.memory_mib as well
+# memory_mib is the spec's build.memory_mib as well.
+OPTIONS = {option for name in OURS for option in discovery.option_fields(discovery.load(name)) if "_" in option}
+OPTIONS -= {"memory_mib"}
 
 # Who knows one all the same, and why.
 IMPORTS = {
@@ -62,7 +62,7 @@ def texts(tree: ast.Module) -> set[object]:
 
 
 def is_known(module: str) -> bool:
-    return module.split(".")[0] in COMPILERS or "/".join(module.split(".")[:2]) in FOLDERS
+    return module.split(".")[0] in COMPILERS or "/".join(module.split(".")[:3]) in FOLDERS
 
 
 def excepted(name: str, exceptions: dict[str, str]) -> bool:
