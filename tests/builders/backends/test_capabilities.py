@@ -1,7 +1,6 @@
 """Nobody outside of a backend's own folder knows its class, its name or its options: what is asked of it is a value."""
 
 import ast
-from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -38,27 +37,26 @@ NAMES = {
 
 
 @cache
-def sources() -> tuple[tuple[str, ast.Module], ...]:
-    paths = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
-    names = [path.relative_to(ROOT).as_posix() for path in paths]
-    return tuple(
-        (name, ast.parse(path.read_text()))
-        for name, path in zip(names, paths, strict=True)
+def sources() -> dict[str, tuple[set[str], set[object]]]:
+    """What every file outside of the backends' folders imports, and its constants."""
+    paths = {path.relative_to(ROOT).as_posix(): path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))}
+    return {
+        name: read(ast.parse(path.read_text()))
+        for name, path in paths.items()
         if not any(name.startswith(f"{folder}/") for folder in FOLDERS)
-    )
+    }
 
 
-def imported(tree: ast.Module) -> Iterator[str]:
+def read(tree: ast.Module) -> tuple[set[str], set[object]]:
+    modules, constants = set[str](), set[object]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def texts(tree: ast.Module) -> set[object]:
-    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Constant):
+            constants.add(node.value)
+    return modules, constants
 
 
 def is_known(module: str) -> bool:
@@ -70,27 +68,27 @@ def excepted(name: str, exceptions: dict[str, str]) -> bool:
 
 
 def test_no_other_file_imports_a_backend_or_its_compiler():
-    found = {name: sorted(set(filter(is_known, imported(tree)))) for name, tree in sources()}
+    found = {name: sorted(filter(is_known, modules)) for name, (modules, _) in sources().items()}
     assert {name: modules for name, modules in found.items() if modules and not excepted(name, IMPORTS)} == {}
 
 
 def test_no_other_file_names_a_backend():
     """The toy's, which is in a distribution of its own, is in no file at all."""
-    found = {name: sorted(map(str, texts(tree) & {*OURS, "toy", "toy-compiler"})) for name, tree in sources()}
+    found = {name: sorted(map(str, texts & {*OURS, "toy", "toy-compiler"})) for name, (_, texts) in sources().items()}
     assert {name: told for name, told in found.items() if told and not excepted(name, NAMES)} == {}
 
 
 def test_no_other_file_names_an_option():
-    found = {name: sorted(map(str, texts(tree) & OPTIONS)) for name, tree in sources()}
+    found = {name: sorted(map(str, texts & OPTIONS)) for name, (_, texts) in sources().items()}
     found.pop("enginery/core/capabilities.py", None)
     assert {name: told for name, told in found.items() if told} == {}
 
 
 def test_every_exception_is_needed():
-    known = dict(sources())
+    known = sources()
     assert all(any(name == path or path.startswith(f"{name}/") for path in known) for name in (*IMPORTS, *NAMES))
     for name in NAMES:
-        assert texts(known[name]) & OURS.keys(), f"{name} names none any more"
+        assert known[name][1] & OURS.keys(), f"{name} names none any more"
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
