@@ -8,12 +8,12 @@ configures this one, and who uses it knows of no backend.
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from builders.backends.onnxruntime.cpu import OrtSession, open_model
 from builders.backends.onnxruntime.file import embed_shapes, restore_names
 from builders.backends.onnxruntime.reasons import words_of
 from enginery.core.errors import ModelError
+from enginery.core.untyped import Untyped
 
 __all__ = ["ReferenceSession", "accepts", "embed_shapes", "open_interpreter", "restore_names", "words_of"]
 
@@ -28,7 +28,7 @@ class ReferenceSession(OrtSession):
     """
 
     def __init__(self, model: Path, *, threads: int = 0, name: str | None = None, plan_buffers: bool = True) -> None:
-        def opened(path: Path, options: Any) -> Any:
+        def opened(path: Path, options: Untyped) -> Untyped:
             options.enable_mem_reuse = plan_buffers
             return open_model(path, options, name=name)
 
@@ -43,7 +43,7 @@ def open_interpreter(
     threads: int = 0,
     entries: Mapping[str, str] = MappingProxyType({}),
     save: str = "",
-) -> Any:
+) -> Untyped:
     """ONNX Runtime's own session of a model, for whoever feeds it many times and checks nothing.
 
     what: what errors call the model.  optimized: whether it may fuse nodes and lay tensors out for this CPU.

@@ -12,7 +12,6 @@ models over 2 GB work.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper
@@ -22,6 +21,7 @@ from builders.reference import embed_shapes, open_interpreter, words_of
 from enginery.arrays.arrays import Array
 from enginery.core.errors import ModelError
 from enginery.core.types import Tensors
+from enginery.core.untyped import Untyped
 from pipeline.graphs.graph import constants, element_types
 
 EXTREMES, TOTAL = ("ReduceMin", "ReduceMax", "Size"), "ReduceL1"
@@ -33,10 +33,6 @@ _SAVING = {
     "session.optimized_model_external_initializers_file_name": "optimized.weights",
     "session.optimized_model_external_initializers_min_size_in_bytes": str(EXTERNAL_FROM_BYTES),
 }
-
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class Measured:
 class Tapped:
     """An open session, and where in it each tensor is measured; `whole` are those whose values leave it."""
 
-    session: "ort.InferenceSession"
+    session: Untyped
     places: Mapping[str, str]
     whole: frozenset[str]
 
@@ -97,9 +93,7 @@ def open_tapped(
     return Tapped(_open(workdir / "tapped.onnx", threads, {}, optimized=False), places, frozenset(whole))
 
 
-def _open(
-    model: Path, threads: int, entries: Mapping[str, str], *, optimized: bool, save: str = ""
-) -> "ort.InferenceSession":
+def _open(model: Path, threads: int, entries: Mapping[str, str], *, optimized: bool, save: str = "") -> Untyped:
     given = {"session.intra_op.allow_spinning": "0", **entries}
     return open_interpreter(
         model, "the model for calibration", optimized=optimized, threads=threads, entries=given, save=save
