@@ -8,7 +8,7 @@ Standard library only: a serving node imports it.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from enginery.core.version_numbers import numbers
 
@@ -17,14 +17,8 @@ Capability = tuple[int, int]
 _DRIVER_OF_CUDA = {12: "525", 13: "580"}
 
 
-class _Strict:
-    """Rules the engine out on a machine that is known not to meet it."""
-
-    strict: ClassVar[bool] = True
-
-
 @dataclass(frozen=True)
-class Gpu(_Strict):
+class Gpu:
     """A GPU of a compute capability. target: the name of what the engine was built for ('l4').
 
     match: 'exact', 'family' (the same major number, and at least the minor one) or 'at_least'.
@@ -34,10 +28,11 @@ class Gpu(_Strict):
     capability: Capability
     match: str = "exact"
     kind: Literal["gpu"] = "gpu"
+    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Cpu(_Strict):
+class Cpu:
     """A machine that runs models on its CPU. target: the name of what the engine was built for ('cpu').
 
     only: the one kind of CPU (`enginery.core.hardware.cpu_kinds`) that it is laid out for; '' is any.
@@ -46,16 +41,18 @@ class Cpu(_Strict):
     target: str
     only: str = ""
     kind: Literal["cpu"] = "cpu"
+    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Instructions(_Strict):
+class Instructions:
     """Instructions that native code of the engine has. level: of x86-64, or an architecture.  flags: beyond it, as
     /proc/cpuinfo spells them."""
 
     level: str
     flags: tuple[str, ...] = ()
     kind: Literal["instructions"] = "instructions"
+    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -85,20 +82,22 @@ class Runtime:
 
 
 @dataclass(frozen=True)
-class Driver(_Strict):
+class Driver:
     """A driver of the GPU, at least of that version. cuda: the CUDA version that stands in for an unknown driver."""
 
     version: str
     cuda: str = ""
     kind: Literal["driver"] = "driver"
+    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Memory(_Strict):
+class Memory:
     """Memory of the GPU, in bytes."""
 
     size_bytes: int
     kind: Literal["memory"] = "memory"
+    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -112,12 +111,13 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Library(_Strict):
+class Library:
     """A shared library with operators of the engine: the very file. sha256: its digest."""
 
     path: str
     sha256: str
     kind: Literal["library"] = "library"
+    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -131,19 +131,21 @@ class SessionOption:
 
 
 @dataclass(frozen=True)
-class Weights(_Strict):
+class Weights:
     """The ONNX model beside the engine, which leaves its weights out. model: its digest. Whoever pulls brings it."""
 
     model: str
     kind: Literal["weights"] = "weights"
+    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Unknown(_Strict):
+class Unknown:
     """A requirement that a newer writer has. kind: its name.  text: as it was written, as canonical JSON."""
 
     kind: str
     text: str
+    strict: ClassVar[bool] = True
 
 
 # What a backend may ask for.
@@ -157,7 +159,7 @@ def hardware_of(requires: Iterable[Requirement]) -> Gpu | Cpu | None:
     return next((item for item in requires if isinstance(item, Gpu | Cpu)), None)
 
 
-def to_json(requirement: Requirement) -> dict[str, object]:
+def to_json(requirement: Requirement) -> dict[str, Any]:
     """A requirement as a JSON object that names its kind; an unknown one as it was read."""
     if isinstance(requirement, Unknown):
         return dict(json.loads(requirement.text))

@@ -80,7 +80,8 @@ def open_isolated(store: Store, role: str, chosen: ChosenEngine, folder: Path) -
     """The engine, fetched into `folder` and verified, ready to run in a process of its own. role: for messages."""
     entry = chosen.entry
     engine = fetch_engine(store, EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix)), folder)
-    with isolate(role, partial(open_engine, engine)) as session:
+    thread_safe = discovery.capabilities_of(entry.backend).thread_safe
+    with isolate(role, partial(open_engine, engine), thread_safe) as session:
         yield session
 
 

@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from enginery.core.errors import EngineryError
 from enginery.core.types import Session, Tensors, TensorSpec
 from enginery.core.untyped import Untyped
-from pipeline.canary.workers import Workers, is_thread_safe
+from pipeline.canary.workers import Workers
 from validation.canary.concurrent import Timed, TrafficSegment
 from validation.canary.replay import ReplayClock, ServedRequest, serve
 
@@ -93,13 +93,14 @@ class IsolatedSession:
 
 
 @contextmanager
-def isolate(role: str, opener: Opener) -> Iterator[IsolatedSession]:
+def isolate(role: str, opener: Opener, thread_safe: bool = False) -> Iterator[IsolatedSession]:
     """The engine that `opener` opens in a process of its own; opener is pickled.
 
     Raises the EngineryError that `opener` raises, and one for whatever else ends the opening. role: whose engine it is.
+    thread_safe: whether several threads may run one session of it at once.
     """
     ours, theirs = get_context("spawn").Pipe()
-    process = get_context("spawn").Process(target=_serve, args=(theirs, opener), daemon=True)
+    process = get_context("spawn").Process(target=_serve, args=(theirs, opener, thread_safe), daemon=True)
     # Ctrl-C goes to every process of the terminal; only the canary itself answers it. Starting the tracker unblocks it.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -130,7 +131,7 @@ def _await_opening(role: str, process: BaseProcess, connection: Connection) -> S
     return found
 
 
-def _serve(connection: Connection, opener: Opener) -> None:
+def _serve(connection: Connection, opener: Opener, thread_safe: bool) -> None:
     """Answer requests until the other end is closed."""
     os.dup2(2, 1)  # what an engine prints is no result
     with ExitStack() as stack, suppress(EOFError, BrokenPipeError):
@@ -145,9 +146,9 @@ def _serve(connection: Connection, opener: Opener) -> None:
         while True:
             asked = connection.recv()
             if isinstance(asked, Prepare):
-                if not is_thread_safe(session):
+                if not thread_safe:
                     stack.close()  # each thread opens its own, and the memory is wanted for those
-                workers = Workers(opener, session, asked.in_flight, asked.warmup)
+                workers = Workers(opener, session, thread_safe, asked.in_flight, asked.warmup)
                 connection.send(workers.failure)
             elif isinstance(asked, TrafficSegment) and workers:
                 answers = workers.serve_segment(asked)

@@ -1,6 +1,6 @@
 """Threads of an engine's process: as many requests in flight as there are threads.
 
-They share a session that several threads may run at once (`types.ThreadSafe`). Of any other each thread opens
+They share a session that several threads may run at once (`Capabilities.thread_safe`). Of any other each thread opens
 one of its own, which holds the engine's memory once more, as a server with so many instances does.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from enginery.core.errors import EngineryError
-from enginery.core.types import Session, Tensors, ThreadSafe
+from enginery.core.types import Session, Tensors
 from validation.canary.concurrent import Timed, TrafficSegment, serve_requests
 from validation.canary.replay import ReplayClock, serve
 
@@ -21,15 +21,11 @@ Job = tuple[TrafficSegment, list[Timed | None], float]
 LEAD_S = 0.002
 
 
-def is_thread_safe(session: Session) -> bool:
-    """Whether several threads may run a session at once."""
-    return isinstance(session, ThreadSafe) and session.thread_safe
-
-
 class Workers:
     """Threads that answer segments. failure: why an engine could not be opened in one of them; None: all are ready.
 
-    opener, session: the engine, and the session of it that is open already.  warmup: inputs that each thread runs.
+    opener, session: the engine, and the session of it that is open already.  thread_safe: whether several threads may
+    run that at once.  warmup: inputs that each thread runs.
     They end with the process, whatever they do.
     """
 
@@ -37,10 +33,11 @@ class Workers:
         self,
         opener: Callable[[], AbstractContextManager[Session]],
         session: Session,
+        thread_safe: bool,
         in_flight: int,
         warmup: Sequence[Tensors],
     ) -> None:
-        self._opener = (lambda: nullcontext(session)) if is_thread_safe(session) else opener
+        self._opener = (lambda: nullcontext(session)) if thread_safe else opener
         self._warmup, self._count = warmup, in_flight
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[EngineryError | None] = queue.SimpleQueue()

@@ -10,7 +10,7 @@ from enginery.core.errors import UnknownNameError
 from enginery.registry.evidence.quantization import RECIPE
 from enginery.registry.manifest import EngineEntry, Manifest
 from pipeline.compile.run_context import Workshop
-from pipeline.compile.steps.attributions import TAPPABLE, Suspect, attribute
+from pipeline.compile.steps.attributions import Suspect, attribute
 from pipeline.compile.steps.engines import recall_engine
 from pipeline.operations.revalidate import as_built, spec_of
 from pipeline.values import Attributed, Built, Flavour, Recipe
@@ -76,7 +76,7 @@ def _suspects(manifest: Manifest, entries: Sequence[EngineEntry], shop: Workshop
 
 
 def _cannot(built: Built, entry: EngineEntry) -> str | None:
-    if entry.backend not in TAPPABLE:
+    if not discovery.capabilities_of(entry.backend).opens_parts:
         return f"engines of {entry.backend} cannot be tapped yet; only their graph was taken apart"
     if built.digest is None:
         return f"its build failed ({entry.reason}), so there is no engine"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from builders.backends.onnxruntime import OrtSession
+from builders.reference import ReferenceSession
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError
 from enginery.core.reports.proof import Check
@@ -85,7 +85,7 @@ def export(
     groups = samples or list(random_groups(request.inputs, request.dims))
     with write_model(request, model_file, workdir, known) as source:
         golden = freeze(groups, request.inputs, request.dims, source.run, labels)
-    with OrtSession(model_file, optimized=False, name="the exported model") as session:
+    with ReferenceSession(model_file, name="the exported model") as session:
         golden = replace(golden, noise=_noise(request, model_file, session, golden))
         golden_digest = golden.save(golden_file)
         budget = budgets("export", "fp32", golden.noise).override(limits or {})
@@ -180,7 +180,7 @@ def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
     names = _choose_outputs(model, request.outputs)
     given = workdir / "source.onnx"
     save_onnx(model, given)
-    with OrtSession(given, optimized=False, name=str(request.root / request.file)) as session:
+    with ReferenceSession(given, name=str(request.root / request.file)) as session:
         yield _Source(lambda: model, names, session.run)
     given.unlink()
 

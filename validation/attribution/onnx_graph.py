@@ -33,7 +33,7 @@ class OnnxGraph:
     def __init__(self, path: Path, workdir: Path, opens: Opener, *, fuses: bool) -> None:
         import onnx
 
-        from builders.backends.onnxruntime.file import embed_shapes, restore_names
+        from builders.reference import embed_shapes, restore_names
 
         workdir.mkdir(parents=True, exist_ok=True)
         self._path, self._workdir, self._opens, self._count = path, workdir, opens, 0

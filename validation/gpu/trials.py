@@ -28,7 +28,6 @@ from validation.gpu.cases import load_cases
 from validation.gpu.probes import build_for_any_generation
 from validation.gpu.recorded import PackedArray, RecordingSession
 from validation.gpu.results import BatchLatency, DeviceLatency, Outcome, PeerComparison, TrialOutcome
-from validation.gpu.timing.clocks import DeviceClock
 from validation.gpu.timing.peaks import Peaks, measure_peaks
 from validation.gpu.timing.peers import Peer, TorchSession, make_peer, open_peer
 from validation.latency.measurement.loop import latencies
@@ -229,12 +228,14 @@ def _row(session: Session, inputs: Tensors, terms: TrialTerms) -> BatchLatency:
         median_s=float(np.median(kept)),
         quantiles=quantiles(kept),
         busy=tuple(busy),
-        device=_on_device(session, inputs, terms) if isinstance(session, DeviceClock) else None,
+        device=_on_device(session, inputs, terms),
     )
 
 
-def _on_device(session: DeviceClock, inputs: Tensors, terms: TrialTerms) -> DeviceLatency:
-    taken = np.array(session.device_seconds(inputs, _DEVICE_RUNS if terms.device == "cuda" else 10))
+def _on_device(session: Session, inputs: Tensors, terms: TrialTerms) -> DeviceLatency | None:
+    taken = session.device_seconds(inputs, _DEVICE_RUNS if terms.device == "cuda" else 10)
+    if not taken:
+        return None
     low, median, high = (float(np.quantile(taken, share)) for share in (0.1, 0.5, 0.9))
     return DeviceLatency(len(taken), median, low, high)
 

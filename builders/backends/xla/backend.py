@@ -18,10 +18,11 @@ from typing import ClassVar
 from builders.backends import profile_bounds
 from builders.backends.fitting import check_fits
 from builders.backends.installed import PackageNotFoundError, version
+from enginery.core.capabilities import Capabilities
 from enginery.core.errors import InputError
 from enginery.core.hardware import cuda
 from enginery.core.requirements import Requirement, for_target, later_versions
-from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 _IO = {"float64", "float32", "float16", "bfloat16", "bool"} | {
     f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)
@@ -40,9 +41,8 @@ class Xla:
 
     name: ClassVar[str] = "xla"
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "pip install 'enginery[xla]'"
+    capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", thread_safe=True)
 
     matmul_precision: str = "highest"
     kept_sizes: int = 32

@@ -59,7 +59,7 @@ class AttributeGraph:
 
     def run(self, context: WorkerContext) -> AttributionFound:
         """The attribution, in the store. Raises IntegrityError for a recipe that cannot be read."""
-        from builders.backends.onnxruntime import OrtSession
+        from builders.reference import ReferenceSession
         from validation.attribution.attribute import attribute
         from validation.comparison.sessions import expected_checks
 
@@ -67,12 +67,12 @@ class AttributeGraph:
         frozen = golden_set(place, self.golden, workdir)
         original = fetch(place, self.reference, workdir / "reference.onnx")
 
-        with OrtSession(original, optimized=False) as session:
+        with ReferenceSession(original) as session:
             budget = graph_limits(original, session, precision, frozen, self.limits, metric, workdir).budgets
             expected = _answered(frozen, session, workdir / "answered.safetensors")
 
         def judged(path: Path, cases: "GoldenSet") -> Sequence[Check]:
-            with OrtSession(path, optimized=False) as actual:
+            with ReferenceSession(path) as actual:
                 checks = expected_checks("quantization", actual, cases, budget)
                 return proof_of(checks, actual, cases, metric if cases is expected else None, "graph").checks
 
@@ -110,7 +110,7 @@ class AttributeEngine:
 
     def run(self, context: WorkerContext) -> AttributionFound:
         """The attribution, in the store. Raises InputError for an engine of another backend."""
-        from builders.backends.onnxruntime import OrtSession
+        from builders.reference import ReferenceSession
         from validation.attribution.attribute import attribute
         from validation.attribution.onnx_graph import OnnxGraph
         from validation.comparison.sessions import drift_checks
@@ -120,7 +120,7 @@ class AttributeEngine:
         request = opened.request
         frozen = golden_set(place, self.golden, workdir)
         graph = runnable(fetch(place, request.model, workdir / "graph.onnx"), request.precision)
-        with OrtSession(graph, optimized=False) as expected, opened.open(opened.path) as actual:
+        with ReferenceSession(graph) as expected, opened.open(opened.path) as actual:
             held = engine_limits(graph, expected, request, frozen, self.limits, workdir).loosest()
             if self.sizes:  # the limits are the golden set's
                 frozen, metric = cases_of(self.sizes, frozen, request), None
@@ -154,10 +154,10 @@ def _failing_edges(golden: "GoldenSet", found: "Attribution", before: Sequence[C
 
 
 def _graph(path: Path, workdir: Path) -> "OnnxGraph":
-    from builders.backends.onnxruntime import OrtSession
+    from builders.reference import ReferenceSession
     from validation.attribution.onnx_graph import OnnxGraph
 
-    return OnnxGraph(path, workdir, lambda file: OrtSession(file, optimized=False), fuses=False)
+    return OnnxGraph(path, workdir, lambda file: ReferenceSession(file), fuses=False)
 
 
 def _failed(checks: Sequence[Check]) -> list[str]:

@@ -34,11 +34,7 @@ class Sources:
         """
         found = read_inventory(self.inventory) if self.inventory else read_cluster(self.access)
         stated = {**dict(catalog.runtimes), **self.runtimes}
-        groups = (
-            group if group.machine.is_cpu else group.stating(runtimes={**stated, **group.machine.runtimes})
-            for group in found.groups
-        )
-        return found.with_groups(groups)
+        return found.with_groups(group.stating(runtimes={**stated, **group.machine.runtimes}) for group in found.groups)
 
     def wanted(self, store: Store) -> Catalog:
         """The catalog, with what the options state. Raises SpecError."""

@@ -61,7 +61,7 @@ def test_traffic_without_times_goes_one_by_one() -> None:
 @pytest.mark.parametrize("safe", [True, False])
 def test_threads_share_a_session_that_allows_it_and_open_their_own_otherwise(safe: bool) -> None:
     inputs = {"x": np.ones((1, 4), np.float32)}
-    with isolate("candidate", partial(opened, 3, safe)) as session:
+    with isolate("candidate", partial(opened, 3), safe) as session:
         session.prepare(3, [])
         answers = list(session.serve_segment(TrafficSegment([0.0] * 6, [inputs] * 6)))
     rows = [one.served.outputs["y"][0] for one in answers if one.served.outputs is not None]
@@ -73,8 +73,8 @@ def test_threads_share_a_session_that_allows_it_and_open_their_own_otherwise(saf
 def test_large_answers_come_one_by_one_and_no_more_are_held_than_the_bound(monkeypatch) -> None:
     bound, answer, count = 4 << 20, 2 << 20, 60
     monkeypatch.setattr(concurrent, "HELD_BYTES", bound)
-    opener = partial(opened, 1, True, answer=answer)
-    with isolate("candidate", opener) as candidate, isolate("baseline", opener) as baseline:
+    opener = partial(opened, 1, answer=answer)
+    with isolate("candidate", opener, True) as candidate, isolate("baseline", opener, True) as baseline:
         for session in (candidate, baseline):
             session.prepare(4, [])
         tracemalloc.start()
@@ -90,14 +90,14 @@ def test_large_answers_come_one_by_one_and_no_more_are_held_than_the_bound(monke
 
 
 def test_an_engine_that_cannot_be_opened_so_often_says_what_to_do() -> None:
-    opener = partial(opened, 2, False, most=2)
+    opener = partial(opened, 2, most=2)
     with isolate("candidate", opener) as session, pytest.raises(EngineryError, match=r"out of memory.*--in-flight"):
         session.prepare(2, [])
 
 
 def test_a_canary_in_flight_compares_what_each_request_met(tmp_path, manifests) -> None:
     pace = ReplayPace(warmup=2, in_flight=3)
-    written = replayed(tmp_path, manifests, partial(opened, 1, True), partial(opened, 1, True), 400, pace=pace)
+    written = replayed(tmp_path, manifests, partial(opened, 1), partial(opened, 1), 400, pace, True)
     seen = read_both(*(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")))
     assert seen[0].request == seen[1].request == list(range(400)) and all(seen[0].ok) and seen[0].time == seen[1].time
     assert written.report.traffic.in_flight == 3
@@ -109,8 +109,8 @@ def test_a_canary_in_flight_compares_what_each_request_met(tmp_path, manifests) 
 @pytest.mark.parametrize(("how", "words"), [("exit", "exit status 3"), ("sys.exit", "exit status 4")])
 def test_a_candidate_that_dies_in_flight_is_not_promoted(tmp_path, manifests, how, words) -> None:
     pace = ReplayPace(warmup=2, in_flight=3)
-    dying = partial(opened, 1, True, how=how, at=205)
-    written = replayed(tmp_path, manifests, dying, partial(opened, 1, True), 400, pace=pace)
+    dying = partial(opened, 1, how=how, at=205)
+    written = replayed(tmp_path, manifests, dying, partial(opened, 1), 400, pace, True)
     assert written.report.verdict != "PASS"
     ends = [item.note for item in written.report.criteria if item.name == "logs to the end"]
     assert f"the candidate's engine ended its process: {words}, among requests" in ends[0]

@@ -43,6 +43,7 @@ def replayed(
     baseline: partial,
     count: int = 800,
     pace: ReplayPace | None = None,
+    thread_safe: bool = False,
 ) -> WrittenReport:
     """A canary of engines in processes of their own."""
     reference = parse_reference("digits@1")
@@ -53,7 +54,7 @@ def replayed(
     canary = CanaryExecution(wanted, sides, LIMITS, "a test", traffic(count, 1e-5), lambda _: None)
     with ExitStack() as stack:
         sessions = [
-            stack.enter_context(isolate(role, opener))
+            stack.enter_context(isolate(role, opener, thread_safe))
             for role, opener in (("candidate", candidate), ("baseline", baseline))
         ]
         return canary.run(sessions[0], sessions[1], None)

@@ -164,7 +164,7 @@ def test_a_fault_in_an_engine_is_told_in_the_names_of_its_graph(
     reference, limits = graph(net, tmp_path, "graph"), default_budget("engine", "fp32")
 
     def result(path: Path) -> object:
-        tapped = OnnxGraph(path, path.parent / "taps", OnnxRuntime().session, fuses=True)
+        tapped = OnnxGraph(path, path.parent / "taps", OnnxRuntime().open_part, fuses=True)
         return attribute("engine", "fp32", reference, tapped, golden_of(data()), limits, ["sqnr_db"])
 
     clean = result(engine(net, tmp_path / "clean"))
@@ -193,7 +193,7 @@ def test_many_slices_that_become_one_split_are_taken_apart(tmp_path: Path) -> No
     reference = graph(net, tmp_path, "graph")
     path = engine(faulty, tmp_path / "engine")
     assert [item.op_type for item in onnx.load(path).graph.node].count("Split") == 1
-    tapped = OnnxGraph(path, tmp_path / "taps", OnnxRuntime().session, fuses=True)
+    tapped = OnnxGraph(path, tmp_path / "taps", OnnxRuntime().open_part, fuses=True)
     values = {"x": np.random.default_rng(0).normal(size=(8, count)).astype(np.float32)}
     limits = default_budget("engine", "fp32")
     found = attribute("engine", "fp32", reference, tapped, golden_of(values), limits, ["sqnr_db"])

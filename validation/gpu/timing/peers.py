@@ -33,7 +33,7 @@ PEERS: Mapping[str, str] = {
 _MODES = {"compile": "default", "compile-autotune": "max-autotune"}
 
 
-class TorchSession:
+class TorchSession(Session):
     """A module on a device as a session: arrays in, arrays out, copies included."""
 
     def __init__(self, request: BuildRequest, module: "Module", device: str) -> None:
@@ -51,7 +51,7 @@ class TorchSession:
         return {spec.name: np.asarray(value.cpu().numpy()) for spec, value in zip(self.outputs, found, strict=True)}
 
     def device_seconds(self, inputs: Tensors, runs: int) -> list[float]:
-        """See `DeviceClock`."""
+        """Seconds of each of `runs` runs, copies left out."""
         import torch
 
         placed = self._place(inputs)

@@ -11,7 +11,7 @@ import pytest
 
 from enginery.core.errors import EngineryError, ModelError
 from enginery.core.reports.latency import EngineLatency
-from enginery.core.types import TensorSpec
+from enginery.core.types import Session, TensorSpec
 from validation.latency.measurement import measure, once
 from validation.latency.measurement.buckets import BucketInputs
 from validation.latency.measurement.measure import measure_engine
@@ -21,7 +21,7 @@ from validation.latency.measurement.paired import run_interleaved
 BUCKET = BucketInputs({"batch": 2}, {"x": np.zeros(2, "f"), "other": np.zeros(1)}, 2)
 
 
-class Plain:
+class Plain(Session):
     inputs = (TensorSpec("x", "float32", ("batch",)),)
     outputs = ()
 
@@ -41,7 +41,7 @@ class Own(Plain):
     def __init__(self) -> None:
         self.calls = 0
 
-    def prepared(self, inputs):
+    def prepare_call(self, inputs):
         assert inputs.keys() == {"x"}
 
         def call() -> None:
