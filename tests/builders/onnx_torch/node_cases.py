@@ -16,8 +16,7 @@ from onnx import TensorProto, numpy_helper
 
 from builders.errors import ModelError
 from builders.onnx_torch import operators
-from builders.onnx_torch.module import OnnxModule
-from builders.onnx_torch.reading import read_model
+from builders.onnx_torch.module import OnnxModule, read_model
 from builders.torch_arrays import to_array, to_tensor
 
 TORCH_REFUSED = "torch cannot run it"  # as the module says it: no refusal of ours
