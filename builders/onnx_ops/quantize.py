@@ -110,8 +110,11 @@ def conv_integer(
         zero = zero.reshape((-1, *[1] * (weight.ndim - 1)))
     wide = xp.exact_dtype(None)
     parts = (xp.astype(shifted(xp, part, by, 0), wide) for part, by in ((x, x_zero), (weight, zero)))
-    geometry = {"auto_pad": auto_pad, "dilations": dilations, "kernel_shape": kernel_shape}
-    return xp.astype(conv(xp, *parts, group=group, pads=pads, strides=strides, **geometry), xp.int32)
+    made = conv(
+        xp, *parts, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads,
+        strides=strides,
+    )  # fmt: skip
+    return xp.astype(made, xp.int32)
 
 
 @operator("QLinearConv")
@@ -122,8 +125,10 @@ def qlinear_conv(
     kernel_shape: list[int] | None = None, pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Array:  # fmt: skip
     """The convolution of integers, scaled and rounded back to integers."""
-    geometry = {"auto_pad": auto_pad, "dilations": dilations, "kernel_shape": kernel_shape}
-    sums = conv_integer(xp, x, weight, x_zero, weight_zero, group=group, pads=pads, strides=strides, **geometry)
+    sums = conv_integer(
+        xp, x, weight, x_zero, weight_zero, auto_pad=auto_pad, dilations=dilations, group=group,
+        kernel_shape=kernel_shape, pads=pads, strides=strides,
+    )  # fmt: skip
     channels = (-1, *[1] * (x.ndim - 2))
     sums = sums if bias is None else sums + bias.reshape(channels)
     scale = (x_scale * weight_scale).reshape(channels)

@@ -56,10 +56,14 @@ def _truth(name: str, function: Function) -> None:
         return _of(_each(lambda *numbers: bool(function(*numbers)), *values), _BOOL)
 
 
-for _name, _function in {"Add": python.add, "Sub": python.sub, "Mul": python.mul, "Neg": python.neg}.items():
-    _arithmetic(_name, _function)
-_arithmetic("Div", _quotient)
-for _name, _function in {
+_ARITHMETIC: dict[str, Function] = {
+    "Add": python.add,
+    "Sub": python.sub,
+    "Mul": python.mul,
+    "Neg": python.neg,
+    "Div": _quotient,
+}
+_TRUTHS: dict[str, Function] = {
     "Equal": python.eq,
     "Greater": python.gt,
     "GreaterOrEqual": python.ge,
@@ -68,7 +72,10 @@ for _name, _function in {
     "Not": python.not_,
     "And": lambda a, b: a and b,
     "Or": lambda a, b: a or b,
-}.items():
+}
+for _name, _function in _ARITHMETIC.items():
+    _arithmetic(_name, _function)
+for _name, _function in _TRUTHS.items():
     _truth(_name, _function)
 
 

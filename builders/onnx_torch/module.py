@@ -16,6 +16,7 @@ from builders.onnx_ops import Body, Lookups, Program, operators, reading
 from builders.onnx_ops.table import MOST_NUMBERS
 from builders.onnx_torch.arrays import NARROW, TORCH, asarray, dtype
 
+Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 
@@ -35,7 +36,7 @@ class OnnxModule(torch.nn.Module):
         self._program = Program(body, TORCH, folded=MOST_NUMBERS)
         self._attribute_of = dict(_safe_names(list(self._program.constants)))
         for name, plain in self._attribute_of.items():
-            tensor = _named(f"constant {name!r}", lambda name=name: asarray(self._program.constants.pop(name)))
+            tensor = _named(f"constant {name!r}", asarray, self._program.constants.pop(name))
             if tensor.is_floating_point():
                 self.register_parameter(plain, torch.nn.Parameter(tensor, requires_grad=False))
             else:
@@ -79,7 +80,7 @@ def read_model(model: ModelProto) -> Body:
 def _checked(body: Body, around: Mapping[str, np.dtype[Any]]) -> Body:
     elements = {**around, **body.elements}
     for name in (name for name in body.inputs if name in body.elements):
-        _named(f"input {name!r}", lambda name=name: dtype(elements[name]))
+        _named(f"input {name!r}", dtype, elements[name])
     for node in body.nodes:
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
             for name in node.inputs:
@@ -90,9 +91,10 @@ def _checked(body: Body, around: Mapping[str, np.dtype[Any]]) -> Body:
     return body
 
 
-def _named(what: str, run: Callable[[], Made]) -> Made:
+def _named(what: str, run: Callable[[Given], Made], given: Given) -> Made:
+    """What the function makes of a value; a ModelError of its names the value."""
     try:
-        return run()
+        return run(given)
     except ModelError as error:
         raise ModelError(f"{what}: {error}") from error
 

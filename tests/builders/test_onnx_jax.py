@@ -134,7 +134,7 @@ def test_what_depends_on_constants_alone_is_computed_once_and_large_constants_be
 
 
 def test_operators_that_only_their_function_body_explains_are_put_in(tmp_path):
-    node = helper.make_node("AffineGrid", ["x", "size"], ["y"], name="grid")
+    node = helper.make_node("AffineGrid", ["x", "size"], ["y"], name="grid", align_corners=0)
     values = [("x", 1, (1, 2, 3))], [("y", 1, (1, 4, 3, 2))]
     graph = read_graph(graphs.save(tmp_path / "m.onnx", [node], *values, [("size", np.array([1, 1, 4, 3]))]))
     assert "AffineGrid" not in {node.op_type for node in graph.nodes} and len(graph.nodes) > 3
