@@ -85,7 +85,10 @@ def read_model(model: ModelProto, known: Collection[str]) -> Body:
             raise ModelError(f"{value.name!r} is no tensor; only tensors can be inputs and outputs")
     if model.graph.sparse_initializer:
         raise ModelError("the model has sparse tensors; export it with dense ones")
-    return _body(ir.from_proto(_inlined(model, known)).graph, opset)
+    try:
+        return _body(ir.from_proto(_inlined(model, known)).graph, opset)
+    except ir.serde.SerdeError as error:
+        raise ModelError(f"the model is invalid: {error.__cause__ or error}; export it again") from error
 
 
 def _inlined(model: ModelProto, known: Collection[str]) -> ModelProto:
