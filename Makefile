@@ -64,7 +64,7 @@ conformance: $(VENV)/.installed
 	@$(INSTALL) '.[test,examples,tvm,iree,xla]'
 	rm -rf build/conformance
 	ENGINERY_CONFORMANCE=all ENGINERY_CONFORMANCE_FOUND=build/conformance $(BIN)/python -m pytest -n auto --maxprocesses 2 --dist worksteal --timeout 3600 tests/conformance \
-	  tests/builders/test_iree.py tests/builders/test_tvm.py tests/builders/test_xla.py
+	  tests/builders/backends/test_iree.py tests/builders/backends/test_tvm.py tests/builders/backends/test_xla.py
 	$(BIN)/python -m tests.conformance.page --found build/conformance
 
 node-tests: $(VENV)/.installed

@@ -22,8 +22,8 @@ import numpy as np
 from tests.faults.proof_table import with_tables
 from tests.validation.canary.cells import CELLS, errors_of
 from tests.validation.canary.simulated_logs import LIMITS, SIMULATIONS
-from validation.canary.judge import judge
-from validation.canary.pairing import evidence_of
+from validation.canary.judging.judge import judge
+from validation.canary.judging.pairing import evidence_of
 from validation.statistics.rates import lower
 
 PAGE = Path(__file__).parents[1] / "docs" / "canary.md"

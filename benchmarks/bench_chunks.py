@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from builders.digest import digest_of_bytes
-from pipeline.registry.names import parse_reference
-from pipeline.registry.store import Store, open_store
-from pipeline.registry.versions import locate
+from enginery.core.digest import digest_of_bytes
+from enginery.core.names import parse_reference
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.versions.lookup import locate
 
 SMALLEST, LARGEST = 1 << 14, 1 << 18
 GEAR = np.random.default_rng(7).integers(0, 1 << 32, 256, dtype=np.uint64).astype(np.uint32)

@@ -26,12 +26,12 @@ import onnxruntime as ort
 import torch
 from torch import nn
 
-from builders.cpu_kinds import EXACT_SESSION, this_kind
-from builders.onnxruntime import OnnxRuntime
-from builders.onnxruntime.cpu import open_model, session_options
-from builders.types import BuildRequest, Target
-from pipeline.quantization.graphs.placement import tensors_to_measure
-from pipeline.quantization.graphs.sites import prepared
+from builders.backends.onnxruntime import OnnxRuntime
+from builders.backends.onnxruntime.cpu import open_model, session_options
+from enginery.core.hardware.cpu_kinds import EXACT_SESSION, this_kind
+from enginery.core.types import BuildRequest, Target
+from pipeline.quantization.insertion.insertion_points import prepared
+from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.write import write
 

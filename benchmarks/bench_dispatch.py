@@ -26,17 +26,17 @@ from typing import Any
 import psutil
 
 from benchmarks import noop
-from builders.dispatch import RayExecutor
-from builders.jobs import UNWATCHED, Job, Watch, WorkerContext
-from builders.types import BuildRequest, TensorSpec
-from pipeline.compile import InProcess
-from pipeline.jobs.engines import BuildEngine
-from pipeline.plan import Selection, plan_builds
-from pipeline.registry.store import Store, open_store
+from builders.execution.jobs import UNWATCHED, Job, Watch, WorkerContext
+from builders.execution.ray import RayExecutor
+from enginery.core.types import BuildRequest, TensorSpec
+from enginery.registry.store.base import Store, open_store
+from pipeline.compile.composition import InProcess
+from pipeline.compile.jobs.engines import BuildEngine
+from pipeline.compile.plan import Selection, plan_builds
+from pipeline.compile.run_context import Workshop
+from pipeline.compile.steps.engines import build
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.engines import build
 from pipeline.values import Exported, Flavour, Graph, OnnxModel, Proof, Unit
-from pipeline.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = ("cpu", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
@@ -178,7 +178,7 @@ def main() -> None:
     noop.install()
     print(json.dumps({"load_before": round(os.getloadavg()[0], 1), "cpus": os.cpu_count()}), flush=True)
     with RayExecutor() as warm:  # one Ray for all sides
-        warm.run(Job("warm", "builders.oom:oom_kills", {}))
+        warm.run(Job("warm", "builders.execution.oom:oom_kills", {}))
         _timed(_warm(), range(64))
         for counts, isolated in ((given.reused, False), (given.fresh, True)):
             for count in map(int, filter(None, counts.split(","))):

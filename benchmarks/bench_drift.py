@@ -39,7 +39,7 @@ def work(row: str, expected: np.ndarray, actual: np.ndarray) -> Callable[[], obj
         return lambda: (expected.sum(), actual.sum())
     if row == "polygraphy":
         return polygraphy(expected, actual)
-    from validation.drift import measure
+    from validation.metrics.drift import measure
 
     also = ("rows", "ulp") if "ulp" in row else ()
     return lambda: measure(expected, actual, also=also, threads=1 if "one" in row else 0)

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from builders.jobs import Job
-from builders.process import run_job
-from builders.types import Dim, TensorSpec
-from pipeline.jobs.latency import LatencyTerms, MeasureEngine
+from builders.execution.jobs import Job
+from builders.execution.process import run_job
+from enginery.core.types import Dim, TensorSpec
+from pipeline.compile.jobs.latency import LatencyTerms, MeasureEngine
 from tests.faults.bench import Bench, BuiltEngine
 from tests.faults.families import FAMILIES, Family
 from tests.pipeline.quantization.small_nets import build

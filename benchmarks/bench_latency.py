@@ -6,7 +6,7 @@ Runtime's own defaults, for nets of 1 and of 8 inputs, in blocks that take turns
 medians, their median over the rounds and their quartiles. Beside it the call that `OrtSession.prepared` gives.
 
 The second. Bare: the mean over a plain loop that reads the clock twice in all. Ours: the mean of what
-`validation.latency.loop` measures, and the wall-clock time that it takes for each run. Interleaved, round by round; the
+`validation.latency.measurement.loop` measures, and the wall-clock time that it takes for each run. Interleaved, round by round; the
 median of the rounds' ratios, with their quartiles.
 """
 
@@ -21,10 +21,10 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from builders.onnxruntime import OrtSession
+from builders.backends.onnxruntime import OrtSession
 from tests.pipeline.quantization.small_nets import build
 from tests.validation.latency.nets import big_addition, huge_product, many_tiny
-from validation.latency.loop import latencies
+from validation.latency.measurement.loop import latencies
 
 NETS = {
     "one tiny node": lambda: many_tiny(1),

@@ -23,22 +23,22 @@ from typing import Any
 import numpy as np
 import onnx
 
-from builders.onnxruntime import OnnxRuntime, OrtSession
-from builders.types import BuildRequest, QuantizationScheme, Target
-from pipeline.export import export
-from pipeline.quantization.calibration.methods import MinMax
-from pipeline.quantization.calibration.methods import ranges as chosen_ranges
-from pipeline.quantization.calibration.observations import Observations
-from pipeline.quantization.calibration.observe import observe
-from pipeline.quantization.choice.chosen import Chosen, Floor
-from pipeline.quantization.choice.runs import grouped
-from pipeline.quantization.choice.search import choose
-from pipeline.quantization.graphs.sites import activations
+from builders.backends.onnxruntime import OnnxRuntime, OrtSession
+from enginery.core.types import BuildRequest, QuantizationScheme, Target
+from pipeline.quantization.insertion.insertion_points import activations
 from pipeline.quantization.schemes.qdq import quantize_int8
+from pipeline.quantization.search.chosen import Chosen, Floor
+from pipeline.quantization.search.search import choose
+from pipeline.quantization.settings.runs import grouped
+from pipeline.quantization.statistics.methods import MinMax
+from pipeline.quantization.statistics.methods import ranges as chosen_ranges
+from pipeline.quantization.statistics.observations import Observations
+from pipeline.quantization.statistics.observe import observe
+from pipeline.sources.export import export
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.file import load_spec
-from validation.drift import measure
-from validation.samples import Samples
+from validation.data.samples import Samples
+from validation.metrics.drift import measure
 
 SPEC = Path(__file__).parents[1] / "examples" / "minilm" / "minilm.yaml"
 GPU = QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")

@@ -21,15 +21,15 @@ import numpy as np
 import yaml
 
 from benchmarks import noop
-from builders.codec import decode, encode, result_type
-from builders.jobs import UNWATCHED, Job, Watch
-from builders.local import LocalExecutor
-from pipeline.compile import InProcess, prepare
-from pipeline.plan import Selection
-from pipeline.registry.store import Store, open_store
+from builders.execution.jobs import UNWATCHED, Job, Watch
+from builders.execution.local import LocalExecutor
+from enginery.core.codec import decode, encode, result_type
+from enginery.registry.store.base import Store, open_store
+from pipeline.compile.composition import InProcess, prepare
+from pipeline.compile.plan import Selection
+from pipeline.compile.run_context import Workshop
 from pipeline.spec.file import load_spec
 from pipeline.values import EngineRecord
-from pipeline.workshop import Workshop
 
 TARGETS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"]
 PRECISIONS = ["fp32", "fp16", "bf16"]

@@ -118,23 +118,23 @@ def by_enginery(endpoint: str, folder: str, digest: str, keep: bool) -> dict[str
 
 
 def by_sha256(**task: Any) -> dict[str, float]:
-    from pipeline.registry import seals
+    from enginery.registry.store import blob_digest
 
-    seals._library = lambda: None  # type: ignore[assignment]
+    blob_digest._library = lambda: None  # type: ignore[assignment]
     return by_enginery(**task)
 
 
 def by_transport(**task: Any) -> dict[str, float]:
-    from pipeline.registry import seals
+    from enginery.registry.store import blob_digest
 
     class Nothing:
-        def __init__(self, seal: seals.Seal) -> None:
+        def __init__(self, seal: blob_digest.Seal) -> None:
             self.hexdigest = lambda: seal.expected
 
         def update(self, data: Any) -> None:
             pass
 
-    seals.Seal.hasher = lambda self: Nothing(self)  # type: ignore[assignment,method-assign]
+    blob_digest.Seal.hasher = lambda self: Nothing(self)  # type: ignore[assignment,method-assign]
     return by_enginery(**task)
 
 
@@ -203,11 +203,11 @@ def fill(folder: Path, endpoint: str, mib: int) -> str:
     """Publish random bytes as an engine, in a folder, and copy that to the bucket; the engine's digest."""
     import boto3
 
-    from builders.digest import canonical_json, digest_of
-    from pipeline.registry.manifest import EngineEntry, Manifest
-    from pipeline.registry.publish import publish
-    from pipeline.registry.store import open_store
-    from validation.report import Check, Report, approve
+    from enginery.core.digest import canonical_json, digest_of
+    from enginery.core.proof.report import Check, Report, approve
+    from enginery.registry.manifest import EngineEntry, Manifest
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.publish import publish
 
     engine, root = folder / "engine", folder / "registry"
     with engine.open("wb") as stream:

@@ -19,8 +19,8 @@ import onnx
 import tensorrt_rtx as trt
 from onnx import TensorProto, helper, numpy_helper
 
-from builders.tensorrt.progress import monitor
-from builders.tensorrt.words import recorder
+from builders.backends.tensorrt.progress import monitor
+from builders.backends.tensorrt.words import recorder
 
 RNG = np.random.default_rng(0)
 

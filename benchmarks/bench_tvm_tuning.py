@@ -3,7 +3,7 @@
     python -m benchmarks.bench_tvm_tuning [--minutes 2] [--turns 2]
 
 A network of three convolutions at 3x56x56, batch 1. Each turn goes on from the records of the one before. Ratios of
-medians with 95 % intervals, engines opened anew and run in blocks in a drawn order (`validation.latency.against`).
+medians with 95 % intervals, engines opened anew and run in blocks in a drawn order (`validation.latency.measurement.paired`).
 """
 
 import argparse
@@ -16,12 +16,13 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from builders import backends, targets
-from builders.onnxruntime import OrtSession
-from builders.timing import GIVEN, GROWN
-from builders.tvm import Tvm
-from builders.types import BuildRequest, Engine, TensorSpec
-from validation.latency.against import judge, race
+from builders.backends import discovery
+from builders.backends.onnxruntime import OrtSession
+from builders.backends.timing_caches import GIVEN, GROWN
+from builders.backends.tvm import Tvm
+from enginery.core.hardware import targets
+from enginery.core.types import BuildRequest, Engine, TensorSpec
+from validation.latency.measurement.paired import judge, race
 
 NETWORK = """<ir_version: 9, opset_import: ["" : 17]>
 g (float[1, 3, 56, 56] x) => (float[1, 10] y) {
@@ -50,7 +51,7 @@ def built(backend: Tvm, model: Path, workdir: Path) -> Engine:
     workdir.mkdir(exist_ok=True)
     cpu = targets.parse_targets("cpu")[0]
     inputs, outputs = (TensorSpec("x", "float32", (1, 3, 56, 56)),), (TensorSpec("y", "float32", (1, 10)),)
-    chosen = backends.options_of(backend), backends.toolchain_of(backend)
+    chosen = discovery.options_of(backend), discovery.toolchain_of(backend)
     begun = time.monotonic()
     engine = backend.build(BuildRequest("0" * 64, "fp32", cpu, "tvm", inputs, outputs, (), *chosen), model, workdir)
     print(f"built in {time.monotonic() - begun:.1f} s; {'; '.join(engine.notes) or 'untuned'}", flush=True)

@@ -15,11 +15,11 @@ def our_quantize(
     """reuse: keep what was seen beside the data; another method then costs no inference."""
     import onnx
 
-    from builders.types import QuantizationScheme
-    from pipeline.quantization.calibration.methods import method, ranges
-    from pipeline.quantization.calibration.observations import Observations
-    from pipeline.quantization.calibration.observe import observe
+    from enginery.core.types import QuantizationScheme
     from pipeline.quantization.schemes.qdq import quantize_int8
+    from pipeline.quantization.statistics.methods import method, ranges
+    from pipeline.quantization.statistics.observations import Observations
+    from pipeline.quantization.statistics.observe import observe
 
     chosen, kept = method(name, percentile), data.with_suffix(".observations")
     if reuse and kept.exists():
@@ -34,8 +34,8 @@ def our_quantize(
 
 
 def our_samples(data: Path) -> Any:
-    from builders.types import Dim, TensorSpec
-    from validation.samples import Samples
+    from enginery.core.types import Dim, TensorSpec
+    from validation.data.samples import Samples
 
     spec = TensorSpec("x", "float32", ("batch", 3, SIZE, SIZE))
     return Samples.open(data, (spec,), (Dim("batch", 1, 1, 64),))
@@ -72,13 +72,13 @@ def our_search(model: Path, data: Path, out: Path, activation: Any, ranges_by: s
     """What a spec with `quantization.smoothing: auto` gives, without a floor: every convolution in int8."""
     import onnx
 
-    from builders.types import Dim, QuantizationScheme, TensorSpec
-    from pipeline.quantization.calibration.methods import method, ranges
-    from pipeline.quantization.calibration.observations import Observations
-    from pipeline.quantization.calibration.observe import observe
-    from pipeline.quantization.choice.runs import grouped
-    from pipeline.quantization.choice.search import choose
+    from enginery.core.types import Dim, QuantizationScheme, TensorSpec
     from pipeline.quantization.schemes.qdq import quantize_int8
+    from pipeline.quantization.search.search import choose
+    from pipeline.quantization.settings.runs import grouped
+    from pipeline.quantization.statistics.methods import method, ranges
+    from pipeline.quantization.statistics.observations import Observations
+    from pipeline.quantization.statistics.observe import observe
 
     kept = data.with_suffix(".observations")
     seen = (

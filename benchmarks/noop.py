@@ -7,12 +7,12 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
 
-from builders import backends
-from builders.digest import digest_of_file
-from builders.errors import EngineryError
-from builders.jobs import WorkerContext
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
-from pipeline.jobs.engines import BuildEngine
+from builders.backends import discovery
+from builders.execution.jobs import WorkerContext
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from pipeline.compile.jobs.engines import BuildEngine
 from pipeline.values import EngineRecord
 
 
@@ -55,9 +55,9 @@ class Noop:
 
 
 def install() -> None:
-    """Have `builders.backends` find it, in this process."""
-    known = backends._entries()
-    known["noop"] = EntryPoint("noop", "benchmarks.noop:Noop", backends.GROUP)
+    """Have `builders.backends.discovery` find it, in this process."""
+    known = discovery._entries()
+    known["noop"] = EntryPoint("noop", "benchmarks.noop:Noop", discovery.GROUP)
 
 
 @dataclass(frozen=True)

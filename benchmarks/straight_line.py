@@ -9,31 +9,31 @@ from pathlib import Path
 
 import onnx
 
-from builders import backends
-from builders.digest import digest_of_file
-from builders.errors import EngineryError
-from builders.onnxruntime import OrtSession
-from builders.shape_profiles import profiles
-from builders.types import BuildRequest, Engine
-from pipeline.export import export
-from pipeline.plan import Candidate, Selection, candidates
-from pipeline.quantization.calibration.methods import MinMax, ranges
-from pipeline.quantization.calibration.observations import Observations
-from pipeline.quantization.calibration.observe import observe
-from pipeline.quantization.graphs.placement import tensors_to_measure
-from pipeline.quantization.graphs.sites import activations, prepared
+from builders.backends import discovery
+from builders.backends.onnxruntime import OrtSession
+from builders.backends.shape_profiles import profiles
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Engine
+from pipeline.compile.plan import Candidate, Selection, candidates
+from pipeline.quantization.insertion.insertion_points import activations, prepared
+from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.write import write
+from pipeline.quantization.statistics.methods import MinMax, ranges
+from pipeline.quantization.statistics.observations import Observations
+from pipeline.quantization.statistics.observe import observe
+from pipeline.sources.export import export
 from pipeline.sources.onnx_model import save_onnx, specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Flavour
-from validation.budget import default_budget
-from validation.compare import drift_checks, task_check
-from validation.golden import GoldenSet
-from validation.samples import Samples
-from validation.task import TaskMetric
+from validation.comparison.sessions import drift_checks, task_check
+from validation.comparison.task import TaskMetric
+from validation.data.samples import Samples
+from validation.golden.golden_set import GoldenSet
+from validation.limits.budget import default_budget
 
 
 def main(spec_path: Path, folder: Path) -> None:
@@ -118,7 +118,7 @@ def build_and_check(spec: ModelSpec, item: Candidate, graph: Path, golden: Golde
         inputs,
         outputs,
         tuple(profiles(inputs, spec.named_dims())),
-        backends.options_of(item.backend),
+        discovery.options_of(item.backend),
         tuple(sorted(item.backend.versions().items())),
     )
     if item.backend.refuses(request):

@@ -6,8 +6,6 @@ A key that is not in values.yaml is refused, so that a misspelt value is no sile
 from collections.abc import Mapping
 from typing import Any
 
-from builders.targets import GENERATIONS, names
-from builders.types import PRECISIONS
 from charts.kubernetes_names import (
     ANNOTATIONS,
     CIDR,
@@ -23,6 +21,8 @@ from charts.kubernetes_names import (
     ref,
 )
 from charts.kubernetes_schema import DEFINITIONS, EGRESS
+from enginery.core.hardware.targets import GENERATIONS, names
+from enginery.core.types import PRECISIONS
 
 # A whole number of CPUs may be given as one. So few bytes may not: `16` and `512m` were never meant. Nothing is none.
 _MORE_THAN_0 = r"([0-9]*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*)"

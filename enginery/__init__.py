@@ -15,10 +15,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from enginery.api import build
-    from pipeline.registry.client import Client, Command, Machine, Policy, Post, pull
+    from enginery.client.client import Client, Command, Machine, Policy, Post, pull
+    from enginery.recording.recorder import ObservationLog, Recorder
+    from pipeline.api import build
     from pipeline.spec.file import load_spec
-    from validation.canary.recorder import ObservationLog, Recorder
 
 __all__ = [
     "Client",
@@ -33,13 +33,13 @@ __all__ = [
     "pull",
 ]
 
-_CLIENT = "pipeline.registry.client"
+_CLIENT = "enginery.client.client"
 
 _HOMES = {
     **dict.fromkeys(("Client", "Command", "Machine", "Policy", "Post", "pull"), _CLIENT),
-    "ObservationLog": "validation.canary.recorder",
-    "Recorder": "validation.canary.recorder",
-    "build": "enginery.api",
+    "ObservationLog": "enginery.recording.recorder",
+    "Recorder": "enginery.recording.recorder",
+    "build": "pipeline.api",
     "load_spec": "pipeline.spec.file",
 }
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from builders.types import BuildFailure
+from enginery.core.types import BuildFailure
 from pipeline.values import Attributed, Json
 
 

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from builders.types import (
+from enginery.core.proof.report import Check
+from enginery.core.proof.spread import Spread
+from enginery.core.types import (
     BuildFailure,
     BuildRequest,
     Dim,
@@ -13,8 +15,6 @@ from builders.types import (
     TensorSpec,
     WeightLevels,
 )
-from validation.report import Check
-from validation.spread import Spread
 
 Json = dict[str, Any]
 # Kinds of int8 activations, as in `QuantizationScheme`.
@@ -118,7 +118,7 @@ class Exported:
     """A model with the golden set it is proven by, and the parity of framework and ONNX. notes: for people.
 
     blake3: of the model's file, where who uploaded it had the library.  reads: digest of all that it was made from.
-    golden_inputs: digest of the digests of the golden samples (`validation.overlap`); None where they are random.
+    golden_inputs: digest of the digests of the golden samples (`validation.data.overlap`); None where they are random.
     """
 
     model: OnnxModel

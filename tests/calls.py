@@ -5,7 +5,7 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
-from builders.jobs import Job, WorkerContext
+from builders.execution.jobs import Job, WorkerContext
 
 
 @dataclass(frozen=True)

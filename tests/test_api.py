@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import enginery
-from builders.errors import InputError, SpecError
-from enginery.api import _joined
-from pipeline.registry.store import open_store
-from pipeline.run import RunOptions
+from enginery.core.errors import InputError, SpecError
+from enginery.registry.store.base import open_store
+from pipeline.api import _joined
+from pipeline.orchestration.run import RunOptions
 from tests.pipeline.projects import Project, write_project
 
 

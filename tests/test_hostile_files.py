@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders.digest import digest_of
-from builders.errors import DataError, EngineryError
-from builders.types import Dim, TensorSpec
+from enginery.core.digest import digest_of
+from enginery.core.errors import DataError, EngineryError
+from enginery.core.proof.report import Report
+from enginery.core.types import Dim, TensorSpec
+from enginery.recording.traffic import encoded as encoded_inputs
+from enginery.recording.traffic import read_traffic
 from pipeline.canary.verdicts import read_report_file
+from tests.enginery.registries import engine, report
 from tests.hostile import damaged, documents, either, encoded
-from tests.pipeline.registry.registries import engine, report
 from tests.validation.canary.reports import report as canary_report
+from validation.canary.judging.pairing import evidence_of
 from validation.canary.observations import Observations, add_to, read_head, read_observations
-from validation.canary.pairing import evidence_of
-from validation.canary.traffic import encoded as encoded_inputs
-from validation.canary.traffic import read_traffic
-from validation.golden import GoldenSet, freeze
-from validation.report import Report
-from validation.samples import Samples
+from validation.data.samples import Samples
+from validation.golden.golden_set import GoldenSet, freeze
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 FEW = settings(max_examples=int(os.environ.get("ENGINERY_HOSTILE_EXAMPLES", "60")))
@@ -182,7 +182,7 @@ def test_what_hunts_have_found(place: Path) -> None:
 
 
 def test_reports(tmp_path: Path) -> None:
-    from pipeline.registry.store import open_store
+    from enginery.registry.store.base import open_store
 
     valid = report(engine(open_store(tmp_path / "registry", create=True))).to_json()
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from enginery.registry.store.base import open_store
 from pipeline.cli import enginery
-from pipeline.registry.store import open_store
-from tests.pipeline.registry.registries import engine, publish_engines
-from tests.pipeline.registry.trust.keys import private, private_pem, written
+from tests.enginery.registries import engine, publish_engines
+from tests.enginery.registry.trust.keys import private, private_pem, written
 
 SECRET = "hunter2hunter2"
 URIS = (

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from builders.errors import ModelError
 from builders.onnx_ops.library import Array, Library, NumpyArray
 from builders.onnx_ops.reading import Body, Node
 from builders.onnx_ops.table import (
@@ -20,6 +19,7 @@ from builders.onnx_ops.table import (
     Value,
     known_constant,
 )
+from enginery.core.errors import ModelError
 
 Values = dict[str, Value]
 

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from onnx import ModelProto, TensorProto, helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from builders.errors import ModelError
 from builders.onnx_ops.library import NumpyArray
+from enginery.core.errors import ModelError
 
 NEWEST_OPSET = 28
 _OWN_DOMAINS = ("", "ai.onnx")

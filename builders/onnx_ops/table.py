@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from builders.errors import ModelError
 from builders.onnx_ops.library import Array, Library, NumpyArray
+from enginery.core.errors import ModelError
 
 Numbers = list[Any]
 ObjectArray = np.ndarray[Any, np.dtype[np.object_]]

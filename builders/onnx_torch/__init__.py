@@ -15,7 +15,7 @@ from builders import onnx_ops
 from builders.onnx_torch.arrays import TORCH
 from builders.onnx_torch.module import OnnxModule, read
 from builders.onnx_torch.program import ordered, program_of
-from builders.types import BuildRequest
+from enginery.core.types import BuildRequest
 
 __all__ = ["operators", "to_guarded_program", "to_module", "to_program"]
 

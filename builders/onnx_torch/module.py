@@ -11,10 +11,10 @@ import torch
 from onnx import ModelProto
 from torch import Tensor
 
-from builders.errors import ModelError
 from builders.onnx_ops import Body, Lookups, Program, operators, reading
 from builders.onnx_ops.table import MOST_NUMBERS
 from builders.onnx_torch.arrays import NARROW, TORCH, asarray, dtype
+from enginery.core.errors import ModelError
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")

@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from builders.errors import ModelError
 from builders.onnx_ops import Body
-from builders.types import BuildRequest, TensorSpec
+from enginery.core.errors import ModelError
+from enginery.core.types import BuildRequest, TensorSpec
 
 _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from builders.errors import InputError
+from enginery.core.errors import InputError
+from enginery.core.hardware.machine import target_named
+from enginery.core.names import Reference, check_channel, check_model, check_version
+from enginery.registry.store.base import Store
+from enginery.registry.versions import channels, lookup
 from pipeline.canary.engines import check_shared_gpu, choose, choose_unrun
 from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.canary.targets import attach
 from pipeline.intake.places import place_at
-from pipeline.registry import channels, versions
-from pipeline.registry.machine import target_named
-from pipeline.registry.names import Reference, check_channel, check_model, check_version
-from pipeline.registry.store import Store
 from pipeline.values import Json
 from validation.canary.replay import Pace
 from validation.canary.report import read_report
@@ -57,7 +57,7 @@ def sides_of(store: Store, wanted: Wanted) -> tuple[Reference, Reference] | str:
     Raises UnknownNameError for a version that is not there, UntrustedError, UnavailableError.
     """
     model, channel = check_model(wanted.model), check_channel(wanted.channel)
-    candidate = versions.load(store, model, check_version(wanted.version))
+    candidate = lookup.load(store, model, check_version(wanted.version))
     incumbent = channels.read(store, model, channel)
     if incumbent is None:
         return f"{model}:{channel} serves nothing yet; there is nothing to compare with"

@@ -6,24 +6,24 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from builders import backends
-from builders.cpu_kinds import this_kind
-from builders.cuda import DEFAULT_MODE, gpus
-from builders.errors import InputError
-from builders.fitting import open_engine
-from builders.types import Target
+from builders.backends import discovery
+from builders.backends.fitting import open_engine
+from enginery.client.resolve import Policy, answer
+from enginery.core.errors import InputError
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.hardware.cuda import DEFAULT_MODE, gpus
+from enginery.core.hardware.machine import Machine
+from enginery.core.names import Reference
+from enginery.core.types import Target
+from enginery.registry.build_request import request_of
+from enginery.registry.evidence.attestations import judged
+from enginery.registry.evidence.speeds import measured_speeds
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.store.base import Store
+from enginery.registry.trust import require
+from enginery.registry.versions.lookup import locate
 from pipeline.canary.isolated import IsolatedSession, isolated
-from pipeline.jobs.blobs import fetch_engine
-from pipeline.registry.attestations import judged
-from pipeline.registry.machine import Machine
-from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.names import Reference
-from pipeline.registry.requests import request_of
-from pipeline.registry.resolve import Policy, answer
-from pipeline.registry.speeds import measured_speeds
-from pipeline.registry.store import Store
-from pipeline.registry.trust import require
-from pipeline.registry.versions import locate
+from pipeline.compile.jobs.blobs import fetch_engine
 from pipeline.values import EngineBlob
 
 
@@ -54,7 +54,7 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
     chosen = choose_unrun(store, reference, target, precision)
     # Not the engine's own hardware: one that is compatible with this kind of machine may be built for another.
     entry = chosen.entry
-    if reason := backends.configure(entry.backend, dict(entry.options)).runs(target):
+    if reason := discovery.configure(entry.backend, dict(entry.options)).runs(target):
         what = f"{chosen.manifest.model}@{chosen.manifest.version}"
         raise InputError(f"{what}: {entry.unit} does not run here: {reason}; run this on a node that has it")
     return chosen

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from builders.errors import InputError
-from builders.types import Session
+from enginery.core.errors import InputError
+from enginery.core.types import Session
+from enginery.recording.traffic import Traffic
 from validation.canary.concurrent import MOST_IN_FLIGHT, peak
 from validation.canary.observations import read_observations
 from validation.canary.replay import Clock, Pace, RemoteSession, serve
-from validation.canary.traffic import Traffic
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from builders.errors import EngineryError
-from builders.types import Session, Tensors, TensorSpec
+from enginery.core.errors import EngineryError
+from enginery.core.types import Session, Tensors, TensorSpec
 from pipeline.canary.workers import Workers, is_thread_safe
 from validation.canary.concurrent import Segment, Timed
 from validation.canary.replay import Clock, Served, serve

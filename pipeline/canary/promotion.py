@@ -3,15 +3,15 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from builders.digest import digest_of_bytes
-from builders.errors import InputError
-from builders.text import join_first
+from enginery.core.digest import digest_of_bytes
+from enginery.core.errors import InputError
+from enginery.core.text import join_first
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.atomic_write import reachable
+from enginery.registry.store.base import Store
+from enginery.registry.versions import channels
+from enginery.registry.versions.policies import CanaryPass
 from pipeline.canary.verdicts import promotion_refusal, read_report_file
-from pipeline.registry import channels
-from pipeline.registry.landing import reachable
-from pipeline.registry.manifest import Manifest
-from pipeline.registry.policies import CanaryPass
-from pipeline.registry.store import Store
 from validation.canary.report import read_report
 
 

@@ -7,26 +7,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from builders.cpu_kinds import this_kind
-from builders.digest import digest_of_file
-from builders.errors import InputError
-from builders.types import Session, Target
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import InputError
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.names import Reference
+from enginery.core.types import Session, Target
+from enginery.recording.append import LineFile
+from enginery.recording.recorder import end_of, header_of
+from enginery.recording.traffic import Traffic, read_traffic
+from enginery.registry.store.atomic_write import make_folder, reachable
+from enginery.registry.store.base import Store
 from pipeline.canary.engines import Chosen, check_alike, check_shared_gpu, choose, opened
 from pipeline.canary.in_flight import InFlight, in_flight_of
 from pipeline.canary.verdicts import Written, facts, thresholds_of, write_report
-from pipeline.registry.landing import make_folder, reachable
-from pipeline.registry.names import Reference
-from pipeline.registry.store import Store
-from validation.canary.append import LineFile
 from validation.canary.concurrent import SegmentSession, replay_concurrently
-from validation.canary.judge import Judgement, Looks, judge
+from validation.canary.judging.judge import Judgement, Looks, judge
+from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.thresholds import Quality, Thresholds
 from validation.canary.observations import Observations, add_to
-from validation.canary.pairing import evidence_of
-from validation.canary.recorder import end_of, header_of
 from validation.canary.replay import Clock, Pace, Pair, RemoteSession, replay
 from validation.canary.report import make_report
-from validation.canary.thresholds import Quality, Thresholds
-from validation.canary.traffic import Traffic, read_traffic
 
 SIDES = ("candidate", "baseline")
 LEAST_PER_LOOK = 100

@@ -4,18 +4,18 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from builders.errors import ConflictError, InputError, UnknownNameError
+from enginery.core.errors import ConflictError, InputError, UnknownNameError
+from enginery.core.names import check_channel, check_model
+from enginery.core.user import user
+from enginery.registry.evidence.canaries import CanaryVerdict, canaries, covers
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store
+from enginery.registry.trust import require
+from enginery.registry.versions import channels, lookup
+from enginery.registry.versions.channels import Channel
 from pipeline.canary.promotion import canary_passes
 from pipeline.canary.targets import MISSING, attach, required, standings
 from pipeline.canary.verdicts import roll_back
-from pipeline.registry import channels, versions
-from pipeline.registry.canaries import CanaryVerdict, canaries, covers
-from pipeline.registry.channels import Channel
-from pipeline.registry.manifest import Manifest
-from pipeline.registry.names import check_channel, check_model
-from pipeline.registry.store import Store
-from pipeline.registry.trust import require
-from pipeline.user import user
 from validation.canary.report import MOST_BYTES, read_report
 
 Say = Callable[[str], None]
@@ -36,7 +36,7 @@ def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str
     serving = channels.read(store, check_model(model), check_channel(channel))
     if serving is None:
         return f"{model}:{channel} serves nothing; there is nothing to move"
-    candidate = versions.load(store, model, str(found.candidate.get("version")))
+    candidate = lookup.load(store, model, str(found.candidate.get("version")))
     if found.verdict == "FAIL" and serving.manifest == candidate.digest:
         counting = required(store, serving)
         if any(covers(ran_on, target) for target in counting):
@@ -52,7 +52,7 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
     Raises UnknownNameError for no such model, UntrustedError as `settle`.
     """
     serving = channels.read(store, check_model(model), check_channel(channel))
-    found = versions.versions(store, model)
+    found = lookup.versions(store, model)
     if not found:
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginery list` shows what there is")
     if serving is None:
@@ -61,7 +61,7 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
     told = _roll_back(store, failed.report, channel) if failed else ""
     if failed and channels.read(store, model, channel) != serving:
         return told
-    advanced = _advance(store, versions.load(store, model, found[-1]), serving, say)
+    advanced = _advance(store, lookup.load(store, model, found[-1]), serving, say)
     return f"{told}; {advanced}" if told else advanced
 
 
@@ -71,7 +71,7 @@ def _failed(store: Store, serving: Channel) -> CanaryVerdict | None:
     if serving.previous() is None:
         return None
     *before, promoted = serving.standing()
-    found = canaries(store, versions.load(store, serving.model, serving.version))
+    found = canaries(store, lookup.load(store, serving.model, serving.version))
     counting = required(store, serving) if found else ()
     failed = [
         item

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from pipeline.registry import policies, versions
-from pipeline.registry.attestations import judged
-from pipeline.registry.canaries import (
+from enginery.core.names import check_model, check_version
+from enginery.registry.evidence.attestations import judged
+from enginery.registry.evidence.canaries import (
     UNKNOWN,
     CanaryVerdict,
     attach_canary,
@@ -14,10 +14,10 @@ from pipeline.registry.canaries import (
     served,
     verdict_on,
 )
-from pipeline.registry.channels import Channel
-from pipeline.registry.manifest import Manifest
-from pipeline.registry.names import check_model, check_version
-from pipeline.registry.store import Store
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store
+from enginery.registry.versions import lookup, policies
+from enginery.registry.versions.channels import Channel
 from validation.canary.report import CanaryReport
 
 MISSING = "MISSING"
@@ -43,7 +43,7 @@ def attach(store: Store, found: CanaryReport, blob: str) -> CanaryVerdict:
     that does not say what was compared.
     """
     named = {**found.candidate}
-    manifest = versions.load(store, check_model(named.get("model", "")), check_version(named.get("version", "")))
+    manifest = lookup.load(store, check_model(named.get("model", "")), check_version(named.get("version", "")))
     unit = " ".join(named.get(name, "?") for name in ("target", "precision", "backend"))
     verdict = CanaryVerdict(
         target=str(found.document.get("target") or UNKNOWN),
@@ -64,13 +64,13 @@ def required(store: Store, channel: Channel) -> tuple[str, ...]:
     """Targets whose verdicts count for a channel: those of its policy, else all that it serves today."""
     if named := policies.of_channel(store, channel.model, channel.name).canary_on:
         return named
-    return _targets(store, versions.load(store, channel.model, channel.version), channel.proven_only)
+    return _targets(store, lookup.load(store, channel.model, channel.version), channel.proven_only)
 
 
 def standings(store: Store, candidate: Manifest, channel: Channel) -> list[Standing]:
     """The verdict on each target that counts, of the candidate against what the channel serves now."""
     found = canaries(store, candidate)
-    served_now = versions.load(store, channel.model, channel.version)
+    served_now = lookup.load(store, channel.model, channel.version)
     sides = [_targets(store, manifest, channel.proven_only) for manifest in (candidate, served_now)]
     return [_standing(name, candidate, channel, found, sides) for name in required(store, channel)]
 

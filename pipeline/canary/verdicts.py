@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from builders.errors import ConflictError, InputError, UnknownNameError
-from builders.host import describe_host
-from builders.targets import parse_targets
-from pipeline.moment import now
-from pipeline.registry import channels
-from pipeline.registry.canaries import canary_target
-from pipeline.registry.channels import Channel
-from pipeline.registry.landing import reachable, write_whole
-from pipeline.registry.manifest import Manifest
-from pipeline.registry.store import Store
-from pipeline.workshop import versions
-from validation.canary.judge import Looks, judge
+from enginery.core.errors import ConflictError, InputError, UnknownNameError
+from enginery.core.hardware.host import describe_host
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.moment import now
+from enginery.registry.evidence.canaries import canary_target
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.atomic_write import reachable, write_whole
+from enginery.registry.store.base import Store
+from enginery.registry.versions import channels
+from enginery.registry.versions.channels import Channel
+from pipeline.compile.run_context import versions
+from validation.canary.judging.judge import Looks, judge
+from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.thresholds import Quality, Thresholds
 from validation.canary.observations import Observations, read_both
 from validation.canary.page import render
-from validation.canary.pairing import evidence_of
 from validation.canary.report import MOST_BYTES, CanaryReport, continued, make_report, read_report
-from validation.canary.thresholds import Quality, Thresholds
 
 DEFAULTS = "the documented defaults"
 
@@ -44,7 +44,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Asked:
-    """How to judge observations. planned, previous: see `validation.canary.judge.Looks`."""
+    """How to judge observations. planned, previous: see `validation.canary.judging.judge.Looks`."""
 
     limits: Thresholds
     source: str

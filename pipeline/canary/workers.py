@@ -1,6 +1,6 @@
 """Threads of an engine's process: as many requests in flight as there are threads.
 
-They share a session that several threads may run at once (`builders.types.ThreadSafe`). Of any other each thread opens
+They share a session that several threads may run at once (`enginery.core.types.ThreadSafe`). Of any other each thread opens
 one of its own, which holds the engine's memory once more, as a server with so many instances does.
 """
 
@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from builders.errors import EngineryError
-from builders.types import Session, Tensors, ThreadSafe
+from enginery.core.errors import EngineryError
+from enginery.core.types import Session, Tensors, ThreadSafe
 from validation.canary.concurrent import Segment, Timed, serve_requests
 from validation.canary.replay import Clock, serve
 

@@ -18,13 +18,13 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from builders.targets import parse_targets
-from builders.types import Precision, Target
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.names import Reference
+from enginery.core.types import Precision, Target
+from enginery.registry.store.base import Store
+from enginery.registry.versions.lookup import DEFAULT_CHANNELS, catalogue
 from pipeline.fleet.groups import Hardware
 from pipeline.fleet.inventory import Version
-from pipeline.registry.names import Reference
-from pipeline.registry.store import Store
-from pipeline.registry.versions import DEFAULT_CHANNELS, catalogue
 from pipeline.spec.document import Kind, load_document
 from pipeline.spec.words import Channel, ModelName, Part, TargetName, VersionName
 

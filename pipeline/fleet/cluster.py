@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from builders.errors import InputError, UnavailableError
+from enginery.core.errors import InputError, UnavailableError
 from pipeline.fleet.groups import Fleet
 from pipeline.fleet.inventory import fleet_of_nodes
 

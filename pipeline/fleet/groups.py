@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from builders.types import Target
-from pipeline.registry.machine import Machine
+from enginery.core.hardware.machine import Machine
+from enginery.core.types import Target
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Hardware:
     machine: what engines are chosen for, as a pod on such a node sees it. A MIG slice has no product there: it is no
     whole GPU of that product, and what was tuned for one is not tuned for it.
     label: what the node calls its GPU, without what MIG and sharing add ('NVIDIA-A100-SXM4-40GB').
-    product: its short name ('a100'), also of a slice; None for one that `builders.targets` does not have.
+    product: its short name ('a100'), also of a slice; None for one that `enginery.core.hardware.targets` does not have.
     mig: the slice, '1g.10gb'.  sharing: 'time-slicing' or 'mps', by `replicas` pods at once.
     """
 

@@ -17,11 +17,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from builders.errors import InputError, SpecError, UnknownNameError
-from builders.targets import GENERATIONS, generation_of, parse_targets
+from enginery.core.errors import InputError, SpecError, UnknownNameError
+from enginery.core.hardware.machine import Machine
+from enginery.core.hardware.targets import GENERATIONS, generation_of, parse_targets
 from pipeline.fleet.groups import Fleet, Group, Hardware, LeftOut, Part, grouped
 from pipeline.fleet.labels import parts_of
-from pipeline.registry.machine import Machine
 from pipeline.spec.document import Kind, parse_document
 from pipeline.spec.words import Part as Closed
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from builders.targets import product_of
+from enginery.core.hardware.machine import Machine
+from enginery.core.hardware.targets import product_of
 from pipeline.fleet.groups import Hardware, LeftOut, Part
-from pipeline.registry.machine import Machine
 
 _NVIDIA = "nvidia.com/"
 _SLICES = re.compile(r"nvidia\.com/mig-(.+)\.count")

@@ -4,16 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from builders.errors import InputError
-from builders.targets import parse_targets
-from builders.types import Target
+from enginery.core.errors import InputError
+from enginery.core.hardware.machine import Machine
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.types import Target
 from pipeline.fleet.catalog import Catalog
 from pipeline.fleet.groups import Fleet, Group, Hardware
 from pipeline.fleet.prediction import Hours, Predictor, total
 from pipeline.fleet.served import Served
 from pipeline.fleet.standing import Known, Standing, standings, unwanted
 from pipeline.fleet.work import Work, work_for
-from pipeline.registry.machine import Machine
 
 
 @dataclass(frozen=True)

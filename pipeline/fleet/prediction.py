@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from builders.types import BuildRequest
-from pipeline.history import Expectation, History
-from pipeline.registry.store import Store
+from enginery.core.types import BuildRequest
+from enginery.registry.runs.history import Expectation, History
+from enginery.registry.store.base import Store
 
 Predictor = Callable[[str, BuildRequest], Expectation | None]
 

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from builders.errors import EngineryError, UnavailableError
-from builders.targets import parse_targets
-from builders.types import Target
+from enginery.client.pull import look
+from enginery.client.resolve import Policy
+from enginery.core.errors import EngineryError, UnavailableError
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.types import Target
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.store.base import Store
+from enginery.registry.store.keys import registered_key
 from pipeline.fleet.catalog import Demand
-from pipeline.registry.keys import registered_key
-from pipeline.registry.manifest import EngineEntry, Manifest
-from pipeline.registry.pull import look
-from pipeline.registry.resolve import Policy
-from pipeline.registry.store import Store
 
 # Requests on their way at once, for a registry that is far away.
 _AT_ONCE = 16

@@ -1,17 +1,17 @@
-"""How a model stands on a group of nodes, as `pipeline.registry.resolve` judges its engines for their machine."""
+"""How a model stands on a group of nodes, as `enginery.client.resolve` judges its engines for their machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from builders.text import join_first
-from builders.types import Precision
+from enginery.client.resolve import PORTABLE, Answer, Policy, answer
+from enginery.core.hardware.machine import Machine
+from enginery.core.text import join_first
+from enginery.core.types import Precision
+from enginery.registry.manifest import EngineEntry
 from pipeline.fleet.catalog import Catalog, Demand
 from pipeline.fleet.groups import Group
 from pipeline.fleet.served import Served
-from pipeline.registry.machine import Machine
-from pipeline.registry.manifest import EngineEntry
-from pipeline.registry.resolve import PORTABLE, Answer, Policy, answer
 
 # From worst to best. missing: nothing was built for this hardware.  broken: what was built does not run with the driver
 # and runtime that are there.  unproven: it never ran on its hardware.  breaking: it will not run with those planned.

@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from builders import backends
-from builders.errors import EngineryError
-from builders.types import BuildRequest, Precision, Target
+from builders.backends import discovery
+from enginery.client.resolve import CPU_PREFERENCE, GPU_PREFERENCE
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Precision, Target
+from enginery.registry.build_request import request_of
+from enginery.registry.manifest import EngineEntry
+from enginery.registry.runs.history import Expectation
+from enginery.registry.versions.lookup import DEFAULT_CHANNELS
 from pipeline.fleet.prediction import Predictor
 from pipeline.fleet.standing import Standing
-from pipeline.history import Expectation
-from pipeline.registry.manifest import EngineEntry
-from pipeline.registry.requests import request_of
-from pipeline.registry.resolve import CPU_PREFERENCE, GPU_PREFERENCE
-from pipeline.registry.versions import DEFAULT_CHANNELS
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _refusal(entry: EngineEntry, target: Target) -> str:
 @lru_cache(4096)
 def _refused(request: BuildRequest) -> str:
     try:
-        backend = backends.configure(request.backend, dict(request.options))
+        backend = discovery.configure(request.backend, dict(request.options))
     except EngineryError:
         return ""
     return (backend.refuses(request) or "") if backend.versions() else ""

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from builders.errors import InputError, IntegrityError, SpecError
-from builders.workdir import workdir
+from builders.execution.workdir import workdir
+from enginery.core.errors import InputError, IntegrityError, SpecError
+from enginery.core.names import check_model
+from enginery.registry.registered_specs import Bundle, find
+from enginery.registry.store.atomic_write import make_folder, reachable
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.keys import check_digest
 from pipeline.intake.places import place_at
-from pipeline.registry.keys import check_digest
-from pipeline.registry.landing import make_folder, reachable
-from pipeline.registry.names import check_model
-from pipeline.registry.registered import Bundle, find
-from pipeline.registry.store import Store, open_store
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
 

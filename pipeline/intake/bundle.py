@@ -8,10 +8,10 @@ the code would show: installed packages, modules imported by a computed name, an
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from builders.digest import digest_of_file
-from builders.errors import InputError
-from pipeline.registry.landing import reachable
-from pipeline.registry.registered import Bundle, outside
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import InputError
+from enginery.registry.registered_specs import Bundle, outside
+from enginery.registry.store.atomic_write import reachable
 from pipeline.sources.source_files import source_files
 from pipeline.spec.model import ModelSpec
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from builders.errors import InputError, UnavailableError
-from builders.workdir import workdir
+from builders.execution.workdir import workdir
+from enginery.core.errors import InputError, UnavailableError
+from enginery.core.names import inside
+from enginery.registry.store.atomic_write import landing, make_folder, reachable
 from pipeline.intake.bundle import MOST_BYTES
-from pipeline.registry.landing import landing, make_folder, reachable
-from pipeline.registry.names import inside
 
 MOST_OBJECTS = 100_000
 
@@ -65,8 +65,8 @@ class Bucket:
 
     def refresh(self) -> None:
         """Fetch what is new, delete what is gone."""
-        from pipeline.registry.s3.listing import objects_below
-        from pipeline.registry.s3.place import parse_place
+        from enginery.registry.store.s3.listing import objects_below
+        from enginery.registry.store.s3.place import parse_place
 
         place = parse_place(self.uri)
         found = {item.name: item for item in objects_below(place) if _good(item.name)}
@@ -86,15 +86,15 @@ class Bucket:
 
     def has(self, name: str) -> bool:
         """See `Place.has`."""
-        from pipeline.registry.s3.listing import objects_below
-        from pipeline.registry.s3.place import parse_place
+        from enginery.registry.store.s3.listing import objects_below
+        from enginery.registry.store.s3.place import parse_place
 
         return any(item.name == name for item in objects_below(parse_place(self.uri)))
 
     def _fetch(self, name: str) -> None:
-        from pipeline.registry.s3.answers import Declined
-        from pipeline.registry.s3.place import parse_place
-        from pipeline.registry.s3.reading import stream_blob
+        from enginery.registry.store.s3.answers import Declined
+        from enginery.registry.store.s3.place import parse_place
+        from enginery.registry.store.s3.reading import stream_blob
 
         path = self.folder / name
         with reachable(f"writing {path}"):

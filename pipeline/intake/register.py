@@ -1,16 +1,16 @@
 """Putting a spec and its files into a registry, from where any worker that reaches it can build them."""
 
-from builders.digest import canonical_json
-from builders.errors import ConflictError
+from enginery.core.digest import canonical_json
+from enginery.core.errors import ConflictError
+from enginery.core.moment import now
+from enginery.core.user import user
+from enginery.registry.registered_specs import KEPT, Registration, parse
+from enginery.registry.store.base import Store
+from enginery.registry.store.documents import change
+from enginery.registry.store.keys import registered_key
+from enginery.registry.writers.guard import writing
 from pipeline.intake.bundle import MOST_BYTES, bundle_of
-from pipeline.moment import now
-from pipeline.registry.documents import change
-from pipeline.registry.keys import registered_key
-from pipeline.registry.registered import KEPT, Registration, parse
-from pipeline.registry.store import Store
-from pipeline.registry.writers.guard import writing
 from pipeline.spec.model import ModelSpec
-from pipeline.user import user
 
 
 def register(store: Store, spec: ModelSpec, most_bytes: int = MOST_BYTES) -> tuple[Registration, bool]:

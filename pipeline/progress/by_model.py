@@ -8,7 +8,7 @@ from pipeline.progress.events import Event, Progress, Silent, StepEvent
 from pipeline.progress.json_lines import JsonLines
 
 if TYPE_CHECKING:
-    from pipeline.runs.state import RunState
+    from enginery.registry.runs.state import RunState
 
 
 def by_model(display: Progress) -> Progress:

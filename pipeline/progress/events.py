@@ -5,12 +5,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from builders.jobs import Unwatched, Usage
+from builders.execution.jobs import Unwatched, Usage
 
 if TYPE_CHECKING:
-    from pipeline.history import Expectation
+    from enginery.registry.runs.history import Expectation
+    from enginery.registry.runs.state import RunState
     from pipeline.outcome import Outcome
-    from pipeline.runs.state import RunState
     from pipeline.values import BuildPlan
 
 State = Literal["done", "cached", "built", "refitted", "failed"]

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from builders.visible import visible_json
-from pipeline.moment import precise_now
+from enginery.core.moment import precise_now
+from enginery.core.visible import visible_json
 from pipeline.progress import events
 from pipeline.progress.clocks import Clocks
 

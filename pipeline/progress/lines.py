@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from builders.visible import visible
+from enginery.core.visible import visible
 from pipeline.progress import events
 from pipeline.progress.clocks import Clocks
 

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from builders.text import join_first
-from builders.visible import visible
+from enginery.core.text import join_first
+from enginery.core.visible import visible
 from pipeline.progress import events
 from pipeline.progress.clocks import Clocks
 

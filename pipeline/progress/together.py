@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pipeline.progress.events import Event, Progress
 
 if TYPE_CHECKING:
-    from pipeline.runs.state import RunState
+    from enginery.registry.runs.state import RunState
 
 
 def together(display: Progress, *others: Progress) -> Progress:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from builders.plural import pluralize
-from builders.text import join_first
+from enginery.core.text import join_first, pluralize
 
 _LEFT = "left in"
 

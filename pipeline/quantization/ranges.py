@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from builders.digest import digest_of
-from builders.errors import DataError
+from enginery.core.digest import digest_of
+from enginery.core.errors import DataError
 
 FORMAT = 2
 

@@ -15,8 +15,8 @@ import onnx_ir as ir
 from google.protobuf.message import Error as ProtobufError  # type: ignore[import-untyped]
 from onnx_ir.passes import common
 
-from builders.errors import ModelError
-from builders.types import TensorSpec
+from enginery.core.errors import ModelError
+from enginery.core.types import TensorSpec
 from pipeline.sources.bounded import at_most
 from pipeline.sources.functions import inlined
 from pipeline.sources.walk import all_tensors

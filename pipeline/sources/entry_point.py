@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from builders.errors import ModelError
-from builders.text import suggest
+from enginery.core.errors import ModelError
+from enginery.core.text import suggest
 from pipeline.sources.source_files import search_folders, source_files
 
 REASON_CHARACTERS = 500

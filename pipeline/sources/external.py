@@ -4,7 +4,7 @@ from pathlib import Path
 
 import onnx
 
-from builders.errors import ModelError
+from enginery.core.errors import ModelError
 from pipeline.sources.walk import all_tensors
 
 LARGEST_BYTES = (1 << 31) - 1

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from builders.errors import ModelError
+from enginery.core.errors import ModelError
 from pipeline.sources.walk import all_graphs, all_nodes
 
 # Operators that multiply with their constants, where no infinity is meant. Elsewhere one may be a mask or a bound.

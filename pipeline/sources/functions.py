@@ -11,8 +11,8 @@ from graphlib import CycleError, TopologicalSorter
 import onnx
 from onnx import inliner
 
-from builders.bodies import list_bodies
-from builders.errors import ModelError
+from builders.onnx_graphs.bodies import list_bodies
+from enginery.core.errors import ModelError
 from pipeline.sources.walk import nodes_in
 
 MOST_NODES = 1_000_000

@@ -11,9 +11,9 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
-from builders.digest import digest_of_bytes
-from builders.errors import ModelError
-from builders.types import TensorSpec
+from enginery.core.digest import digest_of_bytes
+from enginery.core.errors import ModelError
+from enginery.core.types import TensorSpec
 from pipeline.sources.canonical import canonical
 from pipeline.sources.external import LARGEST_BYTES, checked_files, embed, inside
 from pipeline.sources.walk import all_nodes, has_sparse, texts

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from builders.types import Dim, Scalar, TensorSpec
+from enginery.core.types import Dim, Scalar, TensorSpec
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from builders.errors import ModelError
+from enginery.core.errors import ModelError
 
 
 def search_folders(root: Path, entry: Path) -> tuple[Path, ...]:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from builders.errors import ModelError
-from builders.text import join_first
-from builders.types import Dim, Tensors, TensorSpec
+from enginery.core.errors import ModelError
+from enginery.core.text import join_first
+from enginery.core.types import Dim, Tensors, TensorSpec
 from pipeline.sources.entry_point import call_entry_point, place, reason
 from pipeline.sources.finite import check_finite
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 
-from builders.bodies import list_bodies
+from builders.onnx_graphs.bodies import list_bodies
 
 
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:

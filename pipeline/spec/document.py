@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from builders.errors import SpecError
+from enginery.core.errors import SpecError
 from pipeline.spec.mistakes import mistake_lines
 
 LARGEST_BYTES = 1 << 20

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from builders.errors import InputError, SpecError
+from enginery.core.errors import InputError, SpecError
 from pipeline.spec.document import Kind, load_document
 from pipeline.spec.mistakes import line_of
 from pipeline.spec.model import ModelSpec

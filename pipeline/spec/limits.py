@@ -4,10 +4,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from builders.types import Precision
+from enginery.core.types import Precision
 from pipeline.spec.contract import Contract
 from pipeline.spec.words import File, Mistakes, Part, as_value_error, off
-from validation.canary.thresholds import MOST_BURST, Thresholds
+from validation.canary.judging.thresholds import MOST_BURST, Thresholds
 
 
 class Metric(Part):

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from builders.text import suggest
+from enginery.core.text import suggest
 from pipeline.spec.words import Loc, Mistakes, shown
 
 # What a value must be, by pydantic's type of the mistake.

@@ -7,9 +7,10 @@ from typing import Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from builders import backends, targets
-from builders.errors import EngineryError
-from builders.types import CALIBRATED, PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
+from builders.backends import discovery as backends
+from enginery.core.errors import EngineryError
+from enginery.core.hardware import targets
+from enginery.core.types import CALIBRATED, PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
 from pipeline.spec.limits import Golden, JointLimits, Validation
 from pipeline.spec.quantization import Calibration, Quantization
 from pipeline.spec.source import DimRange, Input, Source

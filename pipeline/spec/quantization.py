@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.registry.names import inside
+from enginery.core.names import inside
 from pipeline.spec.words import Loc, Mistakes, Part
 
 
@@ -112,7 +112,7 @@ class Quantization(Part):
 
     @property
     def searches(self) -> tuple[str, ...]:
-        """The keys by which int8 is chosen by trial (`pipeline.quantization.choice`); empty when it is not."""
+        """The keys by which int8 is chosen by trial (`pipeline.quantization.search`); empty when it is not."""
         asked = {
             "smoothing": self.smoothing != "none",
             "floor": self.floor is not None,

@@ -4,8 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from builders.types import Dim, Scalar
-from pipeline.registry.names import inside
+from enginery.core.names import inside
+from enginery.core.types import Dim, Scalar
 from pipeline.spec.words import Axis, File, Mistakes, Part, Size
 
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from builders import targets
-from builders.errors import EngineryError, UnknownNameError
-from pipeline.registry.names import check_channel, check_model, check_version, inside
+from enginery.core.errors import EngineryError, UnknownNameError
+from enginery.core.hardware import targets
+from enginery.core.names import check_channel, check_model, check_version, inside
 
 LARGEST_SIZE = 1 << 31
 _LONGEST_SHOWN = 80

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from builders import errors
+from enginery.core import errors
 
 
 def add(a: int, b: int) -> int:
@@ -202,7 +202,7 @@ def chatter_and_crash(lines: int) -> None:
 
 def phases(names: list[str]) -> None:
     """Enter one phase after another, each with a line on stdout that a slow reader might miss."""
-    from builders.process import enter_phase
+    from builders.execution.process import enter_phase
 
     for name in names:
         enter_phase(name)
@@ -219,7 +219,7 @@ def sleep_once(path: str) -> str:
 
 
 def end_when_asked(after_s: float, workdir: Path) -> None:
-    from builders.process import heed_stop
+    from builders.execution.process import heed_stop
 
     asked = heed_stop()
     (workdir / "begun").write_text("it heeds")

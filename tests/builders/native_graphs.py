@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper
 
-from builders import backends
-from builders.types import BuildRequest, ShapeProfile, TensorSpec
+from builders.backends import discovery
+from enginery.core.types import BuildRequest, ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 FLOAT = TensorProto.FLOAT
@@ -28,8 +28,8 @@ def request_for(backend, inputs, outputs, target="cpu", precision="fp32", sizes=
         inputs=specs[0],
         outputs=specs[1],
         profiles=(profile,) if named else (),
-        options=backends.options_of(backend),
-        toolchain=backends.toolchain_of(backend),
+        options=discovery.options_of(backend),
+        toolchain=discovery.toolchain_of(backend),
     )
 
 

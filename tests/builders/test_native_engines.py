@@ -5,16 +5,16 @@ import shutil
 import numpy as np
 import pytest
 
-from builders import backends
-from builders.errors import EngineryError
-from builders.onnxruntime import OrtSession
+from builders.backends import discovery
+from builders.backends.onnxruntime import OrtSession
+from enginery.core.errors import EngineryError
 from tests.builders import graphs, native_graphs
 from tests.builders.native_graphs import ran
 
 
 @pytest.fixture(params=["iree", "tvm"])
 def compiler(request):
-    found = backends.configure(request.param, {})
+    found = discovery.configure(request.param, {})
     if not found.versions() or not shutil.which("g++"):
         pytest.skip(f"{request.param} is not installed, or g++, which TVM links with")
     return found
@@ -37,10 +37,10 @@ def test_bool_and_int64_come_back_as_they_are(compiler, tmp_path):
 
 
 def test_an_engine_for_a_better_cpu_is_not_opened(compiler, tmp_path, monkeypatch):
-    options, toolchain = backends.options_of(compiler), backends.toolchain_of(compiler)
+    options, toolchain = discovery.options_of(compiler), discovery.toolchain_of(compiler)
     request = graphs.request("cpu", backend=compiler.name, options=options, toolchain=toolchain)
     engine = compiler.build(request, graphs.mlp(tmp_path / "m.onnx"), tmp_path)
-    monkeypatch.setattr("builders.cpu_levels.machine_flags", frozenset)
+    monkeypatch.setattr("enginery.core.hardware.cpu_levels.machine_flags", frozenset)
     with (
         pytest.raises(EngineryError, match=r"compiled for x86-64-v3, and this CPU has no .*avx2"),
         compiler.open(engine),

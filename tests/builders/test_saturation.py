@@ -8,11 +8,11 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from builders import backends
-from builders.cpu_kinds import EXACT_SESSION, KINDS, SATURATES
-from builders.onnxruntime import OnnxRuntime
-from builders.onnxruntime.cpu import session_options
-from builders.onnxruntime.saturation import exact_source, file_may_saturate
+from builders.backends import discovery
+from builders.backends.onnxruntime import OnnxRuntime
+from builders.backends.onnxruntime.cpu import session_options
+from builders.backends.onnxruntime.saturation import exact_source, file_may_saturate
+from enginery.core.hardware.cpu_kinds import EXACT_SESSION, KINDS, SATURATES
 from tests.builders import graphs
 
 U8, S8, S32 = TensorProto.UINT8, TensorProto.INT8, TensorProto.INT32
@@ -91,7 +91,7 @@ def _asks(options: ort.SessionOptions) -> bool:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name in ("x86-64-v3", "x86-64-v4-vnni")])
 def test_an_engine_says_whether_its_weights_saturate_wherever_it_was_built(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr("builders.onnxruntime.cpu.this_kind", lambda: kind)
+    monkeypatch.setattr("builders.backends.onnxruntime.cpu.this_kind", lambda: kind)
     notes = {}
     for value in (64, 65):
         model = product(tmp_path / "m.onnx", ("w", full(value, 4, 2)))
@@ -100,7 +100,7 @@ def test_an_engine_says_whether_its_weights_saturate_wherever_it_was_built(tmp_p
 
 
 def test_the_option_asks_for_7_bit_weights_and_is_part_of_the_build_key():
-    plain, reduced = OnnxRuntime(), backends.configure("onnxruntime", {"reduced_range": True})
+    plain, reduced = OnnxRuntime(), discovery.configure("onnxruntime", {"reduced_range": True})
     assert (plain.scheme().weight_levels, reduced.scheme().weight_levels) == (127, 64)
-    keys = {graphs.request("cpu", options=backends.options_of(tool)).key for tool in (plain, reduced)}
+    keys = {graphs.request("cpu", options=discovery.options_of(tool)).key for tool in (plain, reduced)}
     assert len(keys) == 2

@@ -116,6 +116,6 @@ def test_the_command_registers_the_flow_with_its_schedule(sample: str, apply: bo
     done = CliRunner().invoke(enginery, [*fleet_command(sample)[1:], "--print-yaml"])
     assert done.exit_code == 0, done.output
     (entry,) = yaml.safe_load(done.output)["deployments"]
-    assert entry["entrypoint"] == "pipeline.flows.reconcile_fleet.reconcile_fleet"
+    assert entry["entrypoint"] == "pipeline.orchestration.flows.reconcile_fleet.reconcile_fleet"
     assert entry["parameters"]["apply"] is apply
     assert entry["schedules"] == [{"cron": cron, "timezone": "UTC"}]

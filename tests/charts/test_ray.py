@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from builders.errors import InputError
-from builders.targets import GENERATIONS
 from charts import renders
-from pipeline.kuberay.workers import RAY_VERSION
+from enginery.core.errors import InputError
+from enginery.core.hardware.targets import GENERATIONS
+from pipeline.orchestration.kuberay.workers import RAY_VERSION
 from tests.charts.kube import EXAMPLES, Object, everything, label, objects_in, sample_objects
 
 RESERVED = {"num-cpus", "num-gpus", "memory", "resources"}
@@ -99,7 +99,7 @@ def test_kueue_is_told_what_it_needs() -> None:
 
 
 def test_groups_have_the_labels_that_builds_ask_for() -> None:
-    """As `pipeline.steps.engines` asks Ray: enginery/sm is a generation's name; a product is one of its products."""
+    """As `pipeline.compile.steps.engines` asks Ray: enginery/sm is a generation's name; a product is one of its products."""
     known = {item.sm: item.products for item in GENERATIONS}
     for name, spec in clusters():
         for group in spec["workerGroupSpecs"]:
@@ -129,7 +129,7 @@ def test_the_ray_cluster_is_made_by_a_job_and_not_by_helm() -> None:
         assert not [path for path, text in texts.items() if re.search("^kind: RayCluster", text, re.MULTILINE)], name
         (container,) = job(name)["spec"]["template"]["spec"]["containers"]
         module, file, owner, of = container["command"][2:]
-        assert (module, owner, of) == ("pipeline.kuberay.apply", "--owner", "enginery-ray")
+        assert (module, owner, of) == ("pipeline.orchestration.kuberay.apply", "--owner", "enginery-ray")
         assert importlib.util.find_spec(module)
         folder, _, key = file.rpartition("/")
         assert folder in {mount["mountPath"] for mount in container["volumeMounts"]}

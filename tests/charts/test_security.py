@@ -9,15 +9,7 @@ from typing import Any
 import pytest
 
 from charts import renders
-from tests.charts.kube import (
-    EXAMPLES,
-    Object,
-    containers,
-    everything,
-    label,
-    pod_specs,
-    sample_objects,
-)
+from tests.charts.kube import EXAMPLES, Object, containers, everything, label, pod_specs, sample_objects
 from tests.charts.restricted import violations
 
 PINNED = re.compile(r"^[a-z0-9][a-z0-9./:-]*@sha256:[0-9a-f]{64}$")
@@ -130,7 +122,7 @@ def test_rights_are_those_that_the_prefect_worker_uses_and_no_others(sample: str
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
 
 
-# What pipeline/kuberay/kubernetes.py calls.
+# What pipeline/orchestration/kuberay/kubernetes.py calls.
 RAY_APPLY = {
     ("ray.io", "rayclusters"): {"create", "get", "update"},
     ("", "configmaps"): {"get"},

@@ -19,7 +19,7 @@ from urllib3.exceptions import HTTPError
 
 from tests.cluster.api import Api, RefusedError, wait_for
 from tests.cluster.assets import Assets
-from tests.pipeline.flows.server import end
+from tests.pipeline.orchestration.flows.server import end
 
 log = logging.getLogger("cluster")
 PORTS = ("api", "client", "peer", "kube-controller-manager", "kube-scheduler", "metrics", "probes")

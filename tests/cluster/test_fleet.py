@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.registry.store import open_store
+from enginery.registry.store.base import open_store
 from tests.cluster.conftest import Cluster
 from tests.cluster.nodes import DRIVER
 from tests.cluster.release import Release

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 
-from builders.digest import digest_of_file
-from builders.errors import EngineryError
-from builders.onnxruntime import OnnxRuntime
-from builders.types import BuildRequest, Engine, Session, Tensors
+from builders.backends.onnxruntime import OnnxRuntime
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Engine, Session, Tensors
 
 
 @dataclass(frozen=True)

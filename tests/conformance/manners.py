@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import onnx
 
-from builders.errors import DataError, EngineryError
-from builders.fitting import check_fits
-from builders.profiles import Prepared
-from builders.types import Backend, Dim, Engine, Session, Target
+from builders.backends.fitting import check_fits
+from builders.backends.run_profiles import Prepared
+from enginery.core.errors import DataError, EngineryError
+from enginery.core.types import Backend, Dim, Engine, Session, Target
 from pipeline.sources.onnx_model import specs_of
 from tests.conformance.torture.graph import model, noise
 from tests.conformance.trial import answer_reason, fresh, request_for

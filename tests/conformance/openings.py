@@ -4,17 +4,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from builders import backends
-from builders.digest import digest_of_file
-from builders.errors import EngineryError
-from builders.targets import parse_targets
-from builders.types import Backend, Engine, Target
+from builders.backends import discovery
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.types import Backend, Engine, Target
 
 
 def foreign(backend: Backend, engine: Engine) -> Iterator[tuple[str, Engine, str]]:
     """Engines that do not fit here: what is wrong with each, and a word that its refusal must have."""
     request = engine.request
-    for name in backends.names():
+    for name in discovery.names():
         if name != backend.name:
             yield f"an engine of {name}", replace(engine, request=replace(request, backend=name)), name
     elsewhere = [target for target in parse_targets("all") if backend.runs(target)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from builders import backends
+from builders.backends import discovery
 from tests.conformance.outcomes import Outcome
 from tests.conformance.survey import survey
 from tests.conformance.torture import GRAPHS
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--found", type=Path)
     asked = parser.parse_args(arguments)
     bad = []
-    for name, target, found in _given(asked.found) if asked.found else _tried(asked.backends or backends.names()):
+    for name, target, found in _given(asked.found) if asked.found else _tried(asked.backends or discovery.names()):
         if ":" not in name:  # what has no entry point yet is not what this project shows
             record("torture", name, target, found)
         print(f"{name} {target}: {counts_of(found.values())}", file=sys.stderr)

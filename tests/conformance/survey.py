@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from builders.errors import StepError
-from builders.jobs import Limits
-from builders.process import run_job
-from builders.targets import parse_targets
+from builders.execution.jobs import Limits
+from builders.execution.process import run_job
+from enginery.core.errors import StepError
+from enginery.core.hardware.targets import parse_targets
 from tests.calls import call_job
 from tests.conformance.outcomes import Outcome
 

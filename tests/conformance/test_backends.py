@@ -12,9 +12,10 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from builders import backends, targets
-from builders.process import run_job
-from builders.types import PRECISIONS, BuildRequest, Determinism, QuantizationScheme, TensorSpec
+from builders.backends import discovery
+from builders.execution.process import run_job
+from enginery.core.hardware import targets
+from enginery.core.types import PRECISIONS, BuildRequest, Determinism, QuantizationScheme, TensorSpec
 from tests.calls import call_job
 from tests.conformance import page
 from tests.conformance.repeats import REPEATED, broken_claims
@@ -22,7 +23,7 @@ from tests.conformance.survey import survey
 from tests.conformance.torture import GRAPHS
 from tests.conformance.trial import backend_of, target_for
 
-ALL = backends.names()
+ALL = discovery.names()
 # These build a graph in a fraction of a second; others take seconds, and are tried where all is asked for.
 QUICK = ("onnxruntime", "tensorrt-rtx")
 ALL_OF_IT = os.environ.get("ENGINERY_CONFORMANCE") == "all"
@@ -92,13 +93,15 @@ def test_two_builds_are_as_alike_as_the_backend_claims(name, tmp_path):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_backend_is_what_the_protocol_says(name):
-    cls = backends.load(name)
+    cls = discovery.load(name)
     assert cls.name == name and isinstance(cls.revision, int) and cls.revision >= 1
     assert isinstance(cls.tunes_on_target, bool) and cls.determinism in get_args(Determinism) and cls.install.strip()
     assert cls.__dataclass_params__.frozen, "options are values"
-    backend = backends.configure(name, {})
+    backend = discovery.configure(name, {})
     assert isinstance(backend.scheme(), QuantizationScheme)
-    assert json.loads(json.dumps(backends.options_of(backend))) == [list(item) for item in backends.options_of(backend)]
+    assert json.loads(json.dumps(discovery.options_of(backend))) == [
+        list(item) for item in discovery.options_of(backend)
+    ]
     assert dataclasses.replace(backend) == backend and hash(backend) == hash(dataclasses.replace(backend))
     assert all(isinstance(item, str) and item for pair in backend.versions().items() for item in pair)
 
@@ -117,7 +120,7 @@ def test_a_refusal_is_a_reason_and_a_remedy_and_comes_for_whatever_is_not_its_bu
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_backend_that_is_not_installed_refuses_with_how_to_install_it(name, monkeypatch):
-    cls = backends.load(name)
+    cls = discovery.load(name)
     served = [hardware for hardware in targets.parse_targets("all") if backend_of(name).serves(hardware)]
     monkeypatch.setattr(cls, "versions", lambda self: {})
     reasons = [backend_of(name).refuses(probe(name, hardware, "fp16")) for hardware in served]
@@ -129,8 +132,8 @@ def test_asking_imports_no_compiler():
     code = f"""if True:
         import sys
         from builders import backends, targets
-        from builders.fitting import misfit
-        from builders.types import PRECISIONS, BuildRequest, TensorSpec
+        from builders.backends.fitting import misfit
+        from enginery.core.types import PRECISIONS, BuildRequest, TensorSpec
         tensor = (TensorSpec("x", "float32", (1, 4)),)
         for name in backends.names():
             backend = backends.configure(name, {{}})

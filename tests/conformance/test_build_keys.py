@@ -10,9 +10,10 @@ import onnx
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
-from builders import backends, targets
-from builders.shape_profiles import profiles
-from builders.types import BuildRequest, Dim, ShapeProfile, TensorSpec
+from builders.backends import discovery
+from builders.backends.shape_profiles import profiles
+from enginery.core.hardware import targets
+from enginery.core.types import BuildRequest, Dim, ShapeProfile, TensorSpec
 from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx, specs_of
 from tests.conformance.torture.graph import BATCH, model, noise
 
@@ -46,11 +47,11 @@ def key_of_file(path, backend: str = "onnxruntime", dims: tuple[Dim, ...] = BATC
     plain = canonical(load_onnx(path, path.parent))
     digest = save_onnx(plain, path.with_name("canonical.onnx"))
     inputs, outputs = specs_of(plain)
-    tool = backends.configure(backend, {})
+    tool = discovery.configure(backend, {})
     hardware = targets.parse_targets("cpu")[0]
     return BuildRequest(
         digest, "fp32", hardware, backend, inputs, outputs, tuple(profiles(inputs, dims)),
-        backends.options_of(tool), backends.toolchain_of(tool),
+        discovery.options_of(tool), discovery.toolchain_of(tool),
     ).key  # fmt: skip
 
 
@@ -267,24 +268,24 @@ def test_every_part_of_a_request_is_in_its_key_and_each_in_its_own_way():
     assert replace(REQUEST).key == REQUEST.key
 
 
-@pytest.mark.parametrize("name", backends.names())
+@pytest.mark.parametrize("name", discovery.names())
 def test_every_option_of_every_backend_is_in_the_key(name):
-    tool = backends.configure(name, {})
-    options = dict(backends.options_of(tool))
+    tool = discovery.configure(name, {})
+    options = dict(discovery.options_of(tool))
     keys = {replace(REQUEST, backend=name, options=tuple(sorted(options.items()))).key}
-    for option, (kind, default) in backends.option_fields(type(tool)).items():
+    for option, (kind, default) in discovery.option_fields(type(tool)).items():
         other = {bool: not default, int: 7919, float: 0.123, str: "another"}[kind]
         keys.add(replace(REQUEST, backend=name, options=tuple(sorted({**options, option: other}.items()))).key)
     assert len(keys) == 1 + len(options)
 
 
-@pytest.mark.parametrize("name", backends.names())
+@pytest.mark.parametrize("name", discovery.names())
 def test_every_version_and_the_revision_of_every_backend_are_in_the_key(name, monkeypatch):
-    cls = backends.load(name)
+    cls = discovery.load(name)
     monkeypatch.setattr(cls, "versions", lambda self: {"compiler": "1.0", "runtime": "2.0"})
-    tool = backends.configure(name, {})
-    before = replace(REQUEST, toolchain=backends.toolchain_of(tool)).key
+    tool = discovery.configure(name, {})
+    before = replace(REQUEST, toolchain=discovery.toolchain_of(tool)).key
     monkeypatch.setattr(cls, "revision", cls.revision + 1)
-    revised = replace(REQUEST, toolchain=backends.toolchain_of(tool)).key
+    revised = replace(REQUEST, toolchain=discovery.toolchain_of(tool)).key
     monkeypatch.setattr(cls, "versions", lambda self: {"compiler": "1.0", "runtime": "2.1"})
-    assert len({before, revised, replace(REQUEST, toolchain=backends.toolchain_of(tool)).key}) == 3
+    assert len({before, revised, replace(REQUEST, toolchain=discovery.toolchain_of(tool)).key}) == 3

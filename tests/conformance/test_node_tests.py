@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from builders.process import run_job
+from builders.execution.process import run_job
 from tests.calls import call_job
 from tests.conformance import page
 from tests.conformance.node_tests import BACKENDS, known_failures, surprises

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 import enginery
-from builders import targets
-from builders.types import BuildRequest, TensorSpec
+from enginery.core.hardware import targets
+from enginery.core.types import BuildRequest, TensorSpec
 from tests.conformance.test_backends import ALL_OF_IT, INSTALLED
 from tests.conformance.trial import backend_of, target_for
 

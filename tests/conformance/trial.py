@@ -13,16 +13,17 @@ from typing import Any, cast
 import numpy as np
 import onnx
 
-from builders import backends, targets
-from builders.digest import digest_of_file
-from builders.errors import EngineryError
-from builders.fitting import check_fits
-from builders.shape_profiles import profiles
-from builders.types import Backend, BuildRequest, Dim, Precision, Session, Target, Tensors, TensorSpec
+from builders.backends import discovery
+from builders.backends.fitting import check_fits
+from builders.backends.shape_profiles import profiles
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
+from enginery.core.hardware import targets
+from enginery.core.types import Backend, BuildRequest, Dim, Precision, Session, Target, Tensors, TensorSpec
 from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx, specs_of
 from tests.conformance.outcomes import Kind, Outcome
-from validation.budget import default_budget
-from validation.compare import case_checks
+from validation.comparison.sessions import case_checks
+from validation.limits.budget import default_budget
 
 _LONGEST = 600
 
@@ -53,7 +54,7 @@ class Item:
 def backend_of(name: str) -> Backend:
     """An installed backend, or 'package.module:Class' for one that is not."""
     module, colon, cls = name.partition(":")
-    return cast("Backend", getattr(import_module(module), cls)()) if colon else backends.configure(name, {})
+    return cast("Backend", getattr(import_module(module), cls)()) if colon else discovery.configure(name, {})
 
 
 def target_for(backend: Backend) -> Target | None:
@@ -127,7 +128,7 @@ def request_for(
     path, inputs, outputs = model
     return BuildRequest(
         digest_of_file(path), precision, target, backend.name, inputs, outputs, tuple(profiles(inputs, dims)),
-        backends.options_of(backend), backends.toolchain_of(backend),
+        discovery.options_of(backend), discovery.toolchain_of(backend),
     )  # fmt: skip
 
 

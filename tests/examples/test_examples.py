@@ -6,23 +6,23 @@ import numpy as np
 import onnx
 import pytest
 
-from builders import backends
-from builders.digest import digest_of_file
-from builders.onnxruntime import OrtSession
-from builders.shape_profiles import profiles
-from builders.targets import parse_targets
-from builders.types import BuildRequest
-from pipeline.export import Exported, export
+from builders.backends import discovery
+from builders.backends.onnxruntime import OrtSession
+from builders.backends.shape_profiles import profiles
+from enginery.core.digest import digest_of_file
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.types import BuildRequest
 from pipeline.sources.entry_point import call_entry_point, importing_from
+from pipeline.sources.export import Exported, export
 from pipeline.sources.onnx_model import specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
-from validation.budget import default_budget
-from validation.compare import expected_checks, task_check
-from validation.golden import GoldenSet
-from validation.samples import Samples
-from validation.task import TaskMetric
+from validation.comparison.sessions import expected_checks, task_check
+from validation.comparison.task import TaskMetric
+from validation.data.samples import Samples
+from validation.golden.golden_set import GoldenSet
+from validation.limits.budget import default_budget
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("digits", "encoder")
@@ -69,7 +69,7 @@ def test_onnxruntime_optimised_agrees_too(exported):
 
 def test_tensorrt_rtx_compiles_it(exported, tmp_path):
     spec, done = exported
-    backend = backends.configure("tensorrt-rtx", {})
+    backend = discovery.configure("tensorrt-rtx", {})
     inputs, outputs = specs_of(onnx.load(done.onnx))
     ranges = tuple(profiles(inputs, spec.named_dims()))
     (target,) = parse_targets("sm_89")

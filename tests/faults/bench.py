@@ -9,23 +9,23 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from builders import backends
-from builders.jobs import Request, Result, WorkerContext
-from builders.targets import CPU
-from builders.types import BuildRequest, Dim, Precision, ShapeProfile, TensorSpec
-from pipeline.jobs.attribution import AttributeEngine, AttributeGraph, AttributionFound
-from pipeline.jobs.calls import Calls
-from pipeline.jobs.engines import BuildEngine, CheckEngine, ContractTerms
-from pipeline.jobs.fuzz import FuzzEngine, FuzzTerms
-from pipeline.jobs.graphs import CheckGraph
-from pipeline.jobs.model import ExportModel
-from pipeline.registry.store import open_store
+from builders.backends import discovery
+from builders.execution.jobs import Request, Result, WorkerContext
+from enginery.core.hardware.targets import CPU
+from enginery.core.proof.report import Check
+from enginery.core.types import BuildRequest, Dim, Precision, ShapeProfile, TensorSpec
+from enginery.registry.store.base import open_store
+from pipeline.compile.jobs.attribution import AttributeEngine, AttributeGraph, AttributionFound
+from pipeline.compile.jobs.calls import Calls
+from pipeline.compile.jobs.engines import BuildEngine, CheckEngine, ContractTerms
+from pipeline.compile.jobs.graphs import CheckGraph
+from pipeline.compile.jobs.model import ExportModel
+from pipeline.operations.jobs.fuzz import FuzzEngine, FuzzTerms
 from pipeline.sources.request import ExportRequest
 from pipeline.values import EngineBlob, ModelShapes
 from tests.faults.nets import BATCH, ROWS
 from validation.attribution.result import Attribution
-from validation.report import Check
-from validation.task import TaskMetric
+from validation.comparison.task import TaskMetric
 
 METRIC = TaskMetric("logits", 0.95)
 Limits = Mapping[str, float | None]
@@ -97,10 +97,10 @@ class Bench:
         return BuiltEngine(self, self._request(claimed, precision), self._request(actual, precision))
 
     def _request(self, model: str, precision: Precision) -> BuildRequest:
-        backend = backends.configure("onnxruntime", {"intra_op_threads": 1})
+        backend = discovery.configure("onnxruntime", {"intra_op_threads": 1})
         ends = [{dim.name: getattr(dim, end) for dim in self.dims} for end in ("min", "opt", "max")]
         profile = ShapeProfile(tuple((item.name, *(item.at(sizes) for sizes in ends)) for item in self.inputs))  # type: ignore[misc]
-        names = backends.options_of(backend), backends.toolchain_of(backend)
+        names = discovery.options_of(backend), discovery.toolchain_of(backend)
         return BuildRequest(model, precision, CPU, "onnxruntime", self.inputs, self.outputs, (profile,), *names)
 
 

@@ -8,9 +8,10 @@ from zlib import crc32
 import numpy as np
 from onnx import ModelProto
 
-from builders.onnxruntime import OnnxRuntime, OrtSession
-from builders.types import Precision
-from pipeline.jobs.blobs import runnable
+from builders.backends.onnxruntime import OnnxRuntime, OrtSession
+from enginery.core.proof.report import Check, describe
+from enginery.core.types import Precision
+from pipeline.compile.jobs.blobs import runnable
 from pipeline.quantization.schemes.write import write
 from tests.faults.bench import Bench, BuiltEngine
 from tests.faults.families import FAMILIES, Family, floats_of
@@ -18,7 +19,6 @@ from tests.faults.honest import KERNELS
 from tests.faults.plants import PLANTS, Plant
 from tests.faults.sessions import ONLY, SESSIONS, faulty_sessions
 from tests.pipeline.quantization.small_nets import CPU, ranges_of
-from validation.report import Check, describe
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4")
 # The family that bf16 is too coarse for: its graph is a fault.

@@ -5,28 +5,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from builders.errors import DataError, IntegrityError
-from builders.local import LocalExecutor
-from pipeline.golden import write_frozen
-from pipeline.registry.keys import manifest_key
-from pipeline.registry.manifest import Manifest
-from pipeline.registry.store import FileStore, open_store
-from pipeline.registry.verify import verify
+from builders.execution.local import LocalExecutor
+from enginery.core.errors import DataError, IntegrityError
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import FileStore, open_store
+from enginery.registry.store.keys import manifest_key
+from enginery.registry.verification.verify import verify
+from pipeline.compile.run_context import Workshop
+from pipeline.compile.steps.golden import settle_golden
+from pipeline.operations.golden import write_frozen
 from pipeline.spec.file import load_spec
-from pipeline.steps.golden import settle_golden
-from pipeline.workshop import Workshop
+from tests.enginery.registries import engine, publish_engines
 from tests.faults.bench import Bench
 from tests.faults.nets import mlp, rows
 from tests.faults.table import Caught, Fault, number
 from tests.pipeline.projects import write_project
-from tests.pipeline.registry.registries import engine, publish_engines
 from tests.validation.canary.reports import observations, report
 from tests.validation.contracts.test_rebuilds import rebuilt
-from validation.budget import Budgets, default_budget
-from validation.canary.judge import judge
-from validation.canary.pairing import evidence_of
+from validation.canary.judging.judge import judge
+from validation.canary.judging.pairing import evidence_of
 from validation.canary.report import read_report
 from validation.contracts.rebuilds import reproducibility
+from validation.limits.budget import Budgets, default_budget
 
 
 def in_registry(spoil: Callable[[FileStore, Manifest], None]) -> Callable[[Path], Caught]:

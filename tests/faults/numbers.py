@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, numpy_helper
 
-from builders.onnxruntime import OrtSession
-from builders.types import TensorSpec
-from pipeline.jobs.blobs import fetch, golden_set
+from builders.backends.onnxruntime import OrtSession
+from enginery.core.proof.report import Check
+from enginery.core.types import TensorSpec
+from pipeline.compile.jobs.blobs import fetch, golden_set
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.bench import Bench
@@ -17,9 +18,8 @@ from tests.faults.nets import COUNTED, after, mlp, rows, with_swapped, without
 from tests.faults.table import Caught, Fault, blamed, caught
 from tests.pipeline.quantization.small_nets import CPU, build, maker, ranges_of, run, x_net
 from tests.validation.attribution.planted import weight, with_attribute, with_names, with_weight
-from validation.budget import budgets
-from validation.compare import expected_checks
-from validation.report import Check
+from validation.comparison.sessions import expected_checks
+from validation.limits.budget import budgets
 
 SQNR, REL = "engine sqnr_db", "engine max_rel"
 TENSORS = ("x", "h", "n", "m", "logits")

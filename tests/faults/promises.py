@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from builders.types import TensorSpec
+from enginery.core.proof.report import Check
+from enginery.core.types import TensorSpec
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.bench import Bench, Limits
 from tests.faults.nets import COUNTED, MLP, after, mlp, rows
 from tests.faults.table import Caught, Fault, blamed, caught
 from tests.pipeline.quantization.small_nets import CPU, build, ranges_of
 from tests.validation.attribution.planted import with_attribute, with_names
-from validation.report import Check
 
 TENSORS = ("x", "h", "n", "m", "logits")
 BITWISE = {"bitwise": {"runs": 3}}

@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from builders.types import Session, Tensors
-from pipeline.jobs import engines
+from enginery.core.types import Session, Tensors
+from pipeline.compile.jobs import engines
 from validation.calls.allowance import SIZES_SHARE, Allowance
 
 if TYPE_CHECKING:

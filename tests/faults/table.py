@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from enginery.core.proof.report import Check
 from validation.attribution.result import Attribution, Row
-from validation.budget import at_most
-from validation.report import Check
+from validation.limits.budget import at_most
 
 PAGE = Path(__file__).parents[2] / "docs" / "validation.md"
 START, END = "<!-- planted faults: written by `python -m tests.faults --write` -->\n\n", "\n<!-- end -->\n"

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from builders.types import Precision
+from enginery.core.proof.report import Check
+from enginery.core.types import Precision
 from tests.faults.campaign import Subject
 from tests.faults.families import FAMILIES
 from tests.faults.nets import after
 from tests.faults.plants import element_type
-from validation.report import Check
 
 HALVED_AT_7 = """
     lengths = Shape(image) first = Gather(lengths, k_0i) size = Squeeze(first)

@@ -19,8 +19,8 @@ FILES = {
     "builders/__init__.py": "",
     "validation/__init__.py": "",
     "pipeline/__init__.py": "",
-    "pipeline/commands/__init__.py": "",
-    "pipeline/commands/pull.py": (
+    "pipeline/cli/__init__.py": "",
+    "pipeline/cli/registry/pull.py": (
         "import click\n@click.command()\ndef pull():\n    from pipeline.client import Client\n    Client().fetch()\n"
     ),
     "pipeline/client.py": (
@@ -29,9 +29,10 @@ FILES = {
     ),
     "pipeline/store.py": "class Client: ...\ndef read(): return {}\ndef held(): return 'pipeline.work:build'\n",
     "pipeline/work.py": (
-        "import pipeline.publication\ndef build(x: dict, y: int): ...\ndef _idle():\n" + "    pass\n" * 200
+        "import pipeline.compile.publication.publish\ndef build(x: dict, y: int): ...\ndef _idle():\n"
+        + "    pass\n" * 200
     ),
-    "pipeline/publication.py": "from pipeline import work\ndef publish_version(): work.build({}, 1)\n",
+    "pipeline/compile/publication/publish.py": "from pipeline import work\ndef publish_version(): work.build({}, 1)\n",
     "benchmarks/bench.py": "one\ntwo\n",
     "tests/test_it.py": "one\n",
 }
@@ -84,10 +85,10 @@ def test_each_figure_counts_what_it_says(tree, name):
 
 
 def test_circles_and_what_a_function_crosses_are_named(tree):
-    assert graphs.import_circles(tree) == [["pipeline.publication", "pipeline.work"]]
-    pull = tree.modules["pipeline.commands.pull"]
+    assert graphs.import_circles(tree) == [["pipeline.compile.publication.publish", "pipeline.work"]]
+    pull = tree.modules["pipeline.cli.registry.pull"]
     assert graphs.crossed(tree, pull, pull.functions[0]) == {
-        "pipeline.commands.pull",
+        "pipeline.cli.registry.pull",
         "pipeline.client",
         "pipeline.store",
     }

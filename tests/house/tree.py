@@ -23,7 +23,7 @@ class Module:
 
     @property
     def name(self) -> str:
-        """Its dotted name: `pipeline.registry` for `pipeline/registry/__init__.py`."""
+        """Its dotted name: `enginery.registry` for `enginery/registry/__init__.py`."""
         parts = self.path.with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.enginery.s3_server import BUCKET, ENVIRONMENT, FOREIGN, serving
 from tests.pipeline.projects import Project, write_project
-from tests.pipeline.registry.s3_server import BUCKET, ENVIRONMENT, FOREIGN, serving
 
 
 @pytest.fixture

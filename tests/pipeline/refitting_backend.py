@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders.digest import digest_of_file
-from builders.errors import EngineryError
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Whole:
         return None
 
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
-        from builders.onnxruntime import OrtSession
+        from builders.backends.onnxruntime import OrtSession
 
         return OrtSession(engine.weights if self.strip_weights and engine.weights else engine.path)
 

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from builders.errors import SpecError
-from pipeline.registry.store import open_store
-from pipeline.registry.versions import load
+from enginery.core.errors import SpecError
+from enginery.registry.store.base import open_store
+from enginery.registry.versions.lookup import load
+from pipeline.compile.steps.keys import contract_of
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.keys import contract_of
 from tests.pipeline.projects import Project
 from validation.contracts.boxes import Boxes
 from validation.contracts.contract import Contract

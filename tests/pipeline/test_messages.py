@@ -4,8 +4,8 @@ import numpy as np
 import onnx
 import pytest
 
-from builders.errors import UnavailableError
-from pipeline.registry.filestore import FileStore
+from enginery.core.errors import UnavailableError
+from enginery.registry.store.folder import FileStore
 from tests.pipeline.projects import Project, arrays
 
 

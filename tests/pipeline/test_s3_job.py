@@ -4,11 +4,11 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from pipeline.provenance import STATEMENT
-from pipeline.registry import versions
-from pipeline.registry.s3.client import client
-from pipeline.registry.s3.place import parse_place
-from pipeline.registry.store import open_store
+from enginery.registry.store.base import open_store
+from enginery.registry.store.s3.client import client
+from enginery.registry.store.s3.place import parse_place
+from enginery.registry.versions import lookup
+from pipeline.compile.publication.provenance import STATEMENT
 from tests.pipeline.projects import Project
 
 
@@ -33,7 +33,7 @@ def test_build_promote_pull_and_verify_in_a_bucket(project: Project, s3_uri: str
     pulled = project.run("pull", "tiny:stable", "--target", "cpu", "--dest", tmp_path / "out", "--json").json
     assert pulled["digest"] == engine["digest"] and Path(pulled["path"]).stat().st_size == engine["size"]
     store = open_store(s3_uri)
-    manifest = versions.load(store, "tiny", "1")
+    manifest = lookup.load(store, "tiny", "1")
     assert manifest.blake3.get(engine["digest"]) == blake3(Path(pulled["path"]).read_bytes()).hexdigest()
     onnx = manifest.sources["onnx"]
     assert manifest.blake3.get(onnx) == blake3(store.read_blob(onnx)).hexdigest()

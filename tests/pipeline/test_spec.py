@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders.errors import SpecError
-from builders.types import PRECISIONS
+from enginery.core.errors import SpecError
+from enginery.core.types import PRECISIONS
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
 from tests.pipeline.projects import SPEC, Project

@@ -6,17 +6,17 @@ from typing import Any, NoReturn
 import onnx
 import pytest
 
-from builders.errors import EngineryError, StepError
-from builders.jobs import UNWATCHED, Job, Watch
-from pipeline import steps
-from pipeline.registry.store import open_store
+from builders.execution.jobs import UNWATCHED, Job, Watch
+from enginery.core.errors import EngineryError, StepError
+from enginery.registry.store.base import open_store
+from pipeline.compile import steps
+from pipeline.compile.run_context import Workshop
+from pipeline.compile.steps.attributions import Suspect
+from pipeline.compile.verdict import Judged, make_report
 from pipeline.spec.file import load_spec
-from pipeline.steps.attributions import Suspect
 from pipeline.values import Flavour, Observed, Searched
-from pipeline.verdict import Judged, make_report
-from pipeline.workshop import Workshop
+from tests.pipeline.compile.test_steps import EXPORTED, an_engine
 from tests.pipeline.projects import Project
-from tests.pipeline.test_steps import EXPORTED, an_engine
 
 LIMITS = {
     "export_s": 11,

@@ -4,10 +4,10 @@ import hashlib
 import math
 from dataclasses import replace
 
+from enginery.core.proof.report import Check, Report, describe
+from enginery.core.proof.spread import Spread, Worst
 from tests.validation.latency.reports import latency_report
 from validation.attribution.result import Attribution, Error, Row, Taps
-from validation.report import Check, Report, describe
-from validation.spread import Spread, Worst
 
 TARGETS = ["cpu", "sm_75", "sm_80", "sm_86", "sm_89", "l4", "sm_90", "sm_120"]
 SQNR = {"fp32": 118.2, "fp16": 61.4, "bf16": 39.7, "int8": 23.6}

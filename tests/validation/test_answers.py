@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, save
 
-from builders.errors import EngineryError
-from builders.onnxruntime import OrtSession
-from builders.types import TensorSpec
-from validation.budget import Budget
-from validation.compare import drift_checks, expected_checks, run, task_check
-from validation.golden import Case, GoldenSet, freeze
-from validation.report import judge
-from validation.task import TaskMetric
+from builders.backends.onnxruntime import OrtSession
+from enginery.core.errors import EngineryError
+from enginery.core.proof.report import judge
+from enginery.core.types import TensorSpec
+from validation.comparison.sessions import drift_checks, expected_checks, run, task_check
+from validation.comparison.task import TaskMetric
+from validation.golden.golden_set import Case, GoldenSet, freeze
+from validation.limits.budget import Budget
 
 SPECS = [TensorSpec("x", "float32", ("batch", 3))]
 LIMITS = Budget(sqnr_db=80)

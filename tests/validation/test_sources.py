@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from builders.errors import DataError
-from builders.types import Dim, TensorSpec
-from validation.generated import GeneratedSamples
-from validation.samples import Samples
+from enginery.core.errors import DataError
+from enginery.core.types import Dim, TensorSpec
+from validation.data.generated import GeneratedSamples
+from validation.data.samples import Samples
 
 IMAGE = TensorSpec("image", "float32", ("batch", 1, 4, 4))
 MASK = TensorSpec("mask", "int64", ("batch", 3))

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from builders.types import Dim, TensorSpec
-from validation.budget import Budget, Budgets, default_budget
-from validation.compare import drift_checks
-from validation.drift import measure
-from validation.golden import GoldenSet, freeze
-from validation.limits import Limits
-from validation.report import describe
+from enginery.core.proof.report import describe
+from enginery.core.types import Dim, TensorSpec
+from validation.comparison.sessions import drift_checks
+from validation.golden.golden_set import GoldenSet, freeze
+from validation.limits.budget import Budget, Budgets, default_budget
+from validation.limits.on_demand import Limits
+from validation.metrics.drift import measure
 
 SPECS = [TensorSpec("x", "float32", ("batch", 8))]
 DIMS = [Dim("batch", 1, 4, 16)]

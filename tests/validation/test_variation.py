@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from builders.types import Dim, TensorSpec
-from validation.budget import Budget, Budgets
-from validation.compare import drift_checks, expected_checks
-from validation.drift import measure
-from validation.golden import Case, GoldenSet, freeze
-from validation.limits import Limits
-from validation.report import describe
+from enginery.core.proof.report import describe
+from enginery.core.types import Dim, TensorSpec
+from validation.comparison.sessions import drift_checks, expected_checks
+from validation.golden.golden_set import Case, GoldenSet, freeze
+from validation.limits.budget import Budget, Budgets
+from validation.limits.on_demand import Limits
+from validation.metrics.drift import measure
 
 SPECS = [TensorSpec("x", "float32", ("batch", 8))]
 DIMS = [Dim("batch", 1, 4, 24)]

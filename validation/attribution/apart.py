@@ -5,13 +5,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Self
 
-from builders.errors import EngineryError
-from builders.types import Session, Tensors, TensorSpec
+from enginery.arrays.npz import Array
+from enginery.core.errors import EngineryError
+from enginery.core.types import Session, Tensors, TensorSpec
 from validation.attribution.cuts import Segment
 from validation.attribution.onnx_graph import LOCAL
 from validation.attribution.tappable import Tappable
-from validation.compare import run
-from validation.npz import Array
+from validation.comparison.sessions import run
 
 
 @dataclass

@@ -14,17 +14,17 @@ the errors add up, and the ranking says where most of them come from.
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
-from builders.errors import EngineryError
-from builders.types import Tensors
+from enginery.core.errors import EngineryError
+from enginery.core.types import Tensors
 from validation.attribution.cuts import spread
 from validation.attribution.result import Attribution, Finding, ranked
 from validation.attribution.sweep import USUAL, Chosen, Size, Sweep, blame_lone, blame_slice, error_of
 from validation.attribution.tappable import Tappable
-from validation.budget import Budget
-from validation.compare import run
-from validation.golden import GoldenSet
-from validation.slice_limits import FEWEST
-from validation.tally import samples_of
+from validation.comparison.sessions import run
+from validation.golden.golden_set import GoldenSet
+from validation.limits.budget import Budget
+from validation.metrics.slice_limits import FEWEST
+from validation.metrics.tally import samples_of
 
 MOST_ROUNDS = 8
 

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builders.bodies import list_reads
-from builders.types import Session, Tensors, TensorSpec
+from builders.onnx_graphs.bodies import list_reads
+from enginery.core.types import Session, Tensors, TensorSpec
 from validation.attribution.tappable import Step
-from validation.compare import run
+from validation.comparison.sessions import run
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
@@ -32,7 +32,7 @@ class OnnxGraph:
     def __init__(self, path: Path, workdir: Path, opens: Opener, *, fuses: bool) -> None:
         import onnx
 
-        from builders.onnxruntime.file import embed_shapes, restore_names
+        from builders.backends.onnxruntime.file import embed_shapes, restore_names
 
         workdir.mkdir(parents=True, exist_ok=True)
         self._path, self._workdir, self._opens, self._count = path, workdir, opens, 0
@@ -117,7 +117,7 @@ class OnnxGraph:
 
 
 def _name(node: "NodeProto") -> str:
-    """Its name, or what a rewrite would call it (`pipeline.quantization.graphs.graph.tidy`)."""
+    """Its name, or what a rewrite would call it (`pipeline.graphs.graph.tidy`)."""
     return node.name or f"{node.op_type}_{next((name for name in node.output if name), '')}"
 
 

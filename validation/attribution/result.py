@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from builders.errors import IntegrityError
-from validation.drift import Drift
-from validation.slice_limits import worst_slice
+from enginery.core.errors import IntegrityError
+from validation.metrics.drift import Drift
+from validation.metrics.slice_limits import worst_slice
 
 FORMAT = 1
 # Rows that are kept.
@@ -53,7 +53,7 @@ class Error:
         return (-bool(self.note), -min(self.nonfinite, 1), -self.unequal, self.sqnr_db)
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers that JSON cannot hold as strings, as in `validation.report`."""
+        """Numbers that JSON cannot hold as strings, as in `enginery.core.proof.report`."""
         return {name: _to_json(value) for name, value in asdict(self).items()}
 
     @classmethod

@@ -7,17 +7,17 @@ from typing import overload
 
 import numpy as np
 
-from builders.errors import EngineryError
-from builders.types import Session, Tensors, TensorSpec
+from enginery.arrays.npz import Array
+from enginery.core.errors import EngineryError
+from enginery.core.types import Session, Tensors, TensorSpec
 from validation.attribution.apart import Apart
 from validation.attribution.cuts import Segment, segments, shared, spread, unjoined, windows
 from validation.attribution.result import Error, Row, Taps, ranked
 from validation.attribution.tappable import Tappable
-from validation.budget import HONEST_DB, MARGIN_DB, MOST_DB, Budget, within
-from validation.compare import run
-from validation.drift import Drift, is_exact, measure
-from validation.golden import Case
-from validation.npz import Array
+from validation.comparison.sessions import run
+from validation.golden.golden_set import Case
+from validation.limits.budget import HONEST_DB, MARGIN_DB, MOST_DB, Budget, within
+from validation.metrics.drift import Drift, is_exact, measure
 
 MOST_CUTS = 64
 MOST_CASES = 4

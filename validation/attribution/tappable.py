@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from builders.types import Session, Tensors, TensorSpec
+from enginery.core.types import Session, Tensors, TensorSpec
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from enginery.core.proof.report import Check, describe
 from validation.attribution.result import Attribution, Error, Row
-from validation.report import Check, describe
 
 COLUMNS = ("#", "node", "op", "own error", "inherited", "tensor", "why")
 SHOWN = 12

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from builders.types import Dim, TensorSpec
+from enginery.core.proof.report import Check
+from enginery.core.types import Dim, TensorSpec
 from validation.calls.allowance import Allowance
 from validation.calls.pool import pool_of
 from validation.calls.repeated import Repeats
 from validation.calls.sizes import size_checks
-from validation.comparison import golden_drifts
+from validation.comparison.outputs import golden_drifts
 from validation.fuzz.groups import Groups
 from validation.fuzz.outcome import Pair
-from validation.golden import GoldenSet
-from validation.report import Check
+from validation.golden.golden_set import GoldenSet
 
 
 def call_checks(

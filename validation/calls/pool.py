@@ -7,12 +7,12 @@ from itertools import islice
 
 import numpy as np
 
-from builders.types import Dim, Precision, Session, Tensors, TensorSpec
+from enginery.arrays.npz import Array
+from enginery.core.types import Dim, Precision, Session, Tensors, TensorSpec
+from validation.data.samples import sizes_of
 from validation.fuzz.cases import FuzzCase
 from validation.fuzz.values import make
-from validation.golden import edge_sizes
-from validation.npz import Array
-from validation.samples import sizes_of
+from validation.golden.golden_set import edge_sizes
 
 # Edges beside the size of the golden cases, smallest first: small ones leave time for many calls.
 MOST_EDGES = 3

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from builders.types import Session
+from enginery.arrays.npz import Array
+from enginery.core.proof.report import Check, describe
+from enginery.core.types import Session
 from validation.calls.pool import Bits, Repeated
-from validation.compare import limited_checks
-from validation.limits import StagedLimits
-from validation.npz import Array
-from validation.report import Check, describe
+from validation.comparison.sessions import limited_checks
+from validation.limits.on_demand import StagedLimits
 
 # Answers that are kept at a time beside the first ones, and their bytes.
 MOST_KEPT, MOST_KEPT_BYTES = 32, 64 << 20

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from builders.types import Dim, Tensors, TensorSpec
+from enginery.arrays.npz import Array
+from enginery.core.proof.report import Check
+from enginery.core.types import Dim, Tensors, TensorSpec
 from validation.calls.allowance import Allowance
 from validation.fuzz.cases import FuzzCase
 from validation.fuzz.outcome import Outcome, Pair, try_case
 from validation.fuzz.values import make
-from validation.golden import edge_sizes
-from validation.npz import Array
-from validation.report import Check
+from validation.golden.golden_set import edge_sizes
 
 # Grids up to so many sizes are enumerated, as far as the time goes; of larger ones about so many can be drawn.
 MOST_ENUMERATED = 1 << 12

@@ -23,10 +23,10 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from builders.types import Session, Tensors
-from validation.canary.outputs import digest_of_outputs
+from enginery.core.types import Session, Tensors
+from enginery.recording.outputs import digest_of_outputs
+from enginery.recording.traffic import Request, Traffic
 from validation.canary.replay import Answer, Clock, Pace, Pair, Served, pair_of, serve
-from validation.canary.traffic import Request, Traffic
 
 # Threads of one engine, at most: more would wait for each other in Python instead of in the engine.
 MOST_IN_FLIGHT = 32

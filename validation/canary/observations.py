@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from builders.digest import is_digest
-from builders.errors import DataError
-from validation.canary.lines import JsonLines, Record, number_in, text_in, truth_in
-from validation.canary.recorder import END, FORMAT, IDENTITY, OBSERVATIONS
+from enginery.core.digest import is_digest
+from enginery.core.errors import DataError
+from enginery.recording.lines import JsonLines, Record, number_in, text_in, truth_in
+from enginery.recording.recorder import END, FORMAT, IDENTITY, OBSERVATIONS
 from validation.statistics.evidence import Array, Side
 
 MOST_LINE_BYTES = 1 << 20

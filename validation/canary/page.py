@@ -6,11 +6,11 @@ What observations and specs hold anybody may have written: the template escapes 
 from collections.abc import Mapping
 from typing import Any
 
-from validation.canary.describing import describe_interval, describe_power, describe_value
-from validation.canary.outputs import EQUAL_DB
+from enginery.recording.outputs import EQUAL_DB
+from validation.canary.judging.describing import describe_interval, describe_power, describe_value
+from validation.canary.judging.thresholds import probability
 from validation.canary.pictures import criteria_svg, differences_svg, ecdf_svg, over_time_svg
-from validation.canary.thresholds import probability
-from validation.html import templates
+from validation.reporting.html import templates
 
 TONES = {"PASS": "proven", "FAIL": "failed", "INSUFFICIENT": "unproven"}
 SYMBOLS = {"PASS": "✓", "FAIL": "✕", "INSUFFICIENT": "?"}

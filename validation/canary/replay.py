@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from builders.types import Session, Tensors
-from validation.canary.outputs import Difference, difference, digest_of_outputs
-from validation.canary.traffic import Request, Traffic
+from enginery.core.types import Session, Tensors
+from enginery.recording.outputs import Difference, difference, digest_of_outputs
+from enginery.recording.traffic import Request, Traffic
 
 WARMUP = 20
 

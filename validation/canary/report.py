@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from builders.digest import digest_of, is_digest
-from builders.errors import InputError, IntegrityError
-from validation.canary.criteria import VERDICTS, Verdict, verdict_of
-from validation.canary.judge import Judgement, Looks, overall
+from enginery.core.digest import digest_of, is_digest
+from enginery.core.errors import InputError, IntegrityError
+from enginery.recording.recorder import IDENTITY
+from validation.canary.judging.criteria import VERDICTS, Verdict, verdict_of
+from validation.canary.judging.judge import Judgement, Looks, overall
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import Observations
-from validation.canary.recorder import IDENTITY
 from validation.canary.shown import shown
-from validation.canary.thresholds import Thresholds
 from validation.statistics.evidence import Evidence
 
 FORMAT = 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from validation.canary.criteria import REPLICATES
+from validation.canary.judging.criteria import REPLICATES
 from validation.canary.observations import Observations
 from validation.statistics.distributions import NORMAL
 from validation.statistics.evidence import Array, Evidence, Side

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from builders.errors import DataError
-from validation.npz import Array, stored_arrays
+from enginery.arrays.npz import Array, stored_arrays
+from enginery.core.errors import DataError
 
 START = 0.0
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from builders.types import Tensors
-from validation.npz import Array
+from enginery.arrays.npz import Array
+from enginery.core.types import Tensors
 
 Form = Literal["xyxy", "xywh", "cxcywh"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from validation.npz import Array
+from enginery.arrays.npz import Array
 
 BINS = 15
 

@@ -6,18 +6,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from builders.errors import EngineryError
-from builders.types import Dim, Session, Tensors, TensorSpec
-from validation.budget import Budgets
-from validation.compare import run
+from enginery.core.errors import EngineryError
+from enginery.core.proof.report import Check
+from enginery.core.types import Dim, Session, Tensors, TensorSpec
+from validation.comparison.sessions import run
 from validation.contracts.distribution import Distributional
 from validation.contracts.likeness import Likeness
 from validation.contracts.predicates import Structure
 from validation.contracts.repeats import Repeats, repeat_checks
 from validation.contracts.two_sample import two_sample_checks
-from validation.golden import Case, GoldenSet
-from validation.report import Check
-from validation.samples import sizes_of
+from validation.data.samples import sizes_of
+from validation.golden.golden_set import Case, GoldenSet
+from validation.limits.budget import Budgets
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from builders.types import Tensors
+from enginery.arrays.npz import Array
+from enginery.core.proof.report import Check
+from enginery.core.types import Tensors
 from validation.contracts.calibration import Calibration, Forecasts
 from validation.contracts.distribution import Rows as Limits
 from validation.contracts.sequences import rows_of
-from validation.drift import is_exact
-from validation.golden import Case
-from validation.npz import Array
-from validation.report import Check
-from validation.rows import TOP_K, Rows, measure_rows
+from validation.golden.golden_set import Case
+from validation.metrics.drift import is_exact
+from validation.metrics.rows import TOP_K, Rows, measure_rows
 
 # Nats that an impossible entry (a logit of -inf) lies below its row's greatest: e^-200 is far below float32's smallest.
 IMPOSSIBLE = 200.0

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from builders.errors import InputError
-from builders.types import Tensors
+from enginery.arrays.npz import Array
+from enginery.core.errors import InputError
+from enginery.core.types import Tensors
 from validation.contracts.boxes import Boxes
 from validation.contracts.sequences import End, Sequence, rows_of, up_to
-from validation.npz import Array
 
 Order = Literal["ascending", "descending", "strictly ascending", "strictly descending"]
 

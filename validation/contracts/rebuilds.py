@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from validation.budget import Budgets
-from validation.compare import case_checks
+from enginery.core.proof.report import Check
+from validation.comparison.sessions import case_checks
 from validation.contracts.repeats import digest
-from validation.golden import GoldenSet
-from validation.report import Check
+from validation.golden.golden_set import GoldenSet
+from validation.limits.budget import Budgets
 
 
 @dataclass(frozen=True)

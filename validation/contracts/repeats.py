@@ -11,14 +11,14 @@ from itertools import islice
 
 import numpy as np
 
-from builders.types import Dim, Session, Tensors
-from validation.budget import Budget, Budgets, within
-from validation.compare import run
-from validation.drift import is_exact, measure
-from validation.golden import GoldenSet
-from validation.npz import Array
-from validation.report import Check
-from validation.samples import resize
+from enginery.arrays.npz import Array
+from enginery.core.proof.report import Check
+from enginery.core.types import Dim, Session, Tensors
+from validation.comparison.sessions import run
+from validation.data.samples import resize
+from validation.golden.golden_set import GoldenSet
+from validation.limits.budget import Budget, Budgets, within
+from validation.metrics.drift import is_exact, measure
 
 # Of the golden set; each costs some runs, and shows the same kernels.
 MOST_CASES = 4

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from validation.npz import Array
+from enginery.arrays.npz import Array
 
 
 @dataclass(frozen=True)

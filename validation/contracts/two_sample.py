@@ -15,14 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from builders.errors import EngineryError, InputError
-from builders.types import Session, Tensors
-from validation.compare import run
+from enginery.arrays.npz import Array
+from enginery.core.errors import EngineryError, InputError
+from enginery.core.proof.report import Check
+from enginery.core.types import Session, Tensors
+from validation.comparison.sessions import run
 from validation.contracts.distribution import Seeds
-from validation.drift import is_exact
-from validation.golden import GoldenSet
-from validation.npz import Array
-from validation.report import Check
+from validation.golden.golden_set import GoldenSet
+from validation.metrics.drift import is_exact
 
 SEED = 0
 # Permutations for each step of alpha that is to be told apart, and how many are held at once.

@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from builders.errors import InputError
-from builders.types import Dim, sizes_product
+from enginery.core.errors import InputError
+from enginery.core.types import Dim, sizes_product
 
 Values = Literal["realistic", "zeros", "ones", "extreme", "denormal", "nan"]
 VALUES: tuple[Values, ...] = get_args(Values)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import overload
 
-from builders.types import Tensors
-from validation.golden import GoldenSet, case_kinds
+from enginery.core.types import Tensors
+from validation.golden.golden_set import GoldenSet, case_kinds
 
 # More of them stay on disk. Part of what a case is: another number draws other groups.
 MOST_GROUPS = 32

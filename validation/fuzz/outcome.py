@@ -10,17 +10,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from builders.errors import DataError, EngineryError
-from builders.types import Precision, Session, Tensors
-from validation.budget import Budget
-from validation.compare import case_checks, run
-from validation.comparison import edge_checks
-from validation.drift import Drift, is_exact
+from enginery.arrays.npz import Array
+from enginery.core.errors import DataError, EngineryError
+from enginery.core.proof.report import Check, describe
+from enginery.core.types import Precision, Session, Tensors
+from validation.comparison.outputs import edge_checks
+from validation.comparison.sessions import case_checks, run
 from validation.fuzz.cases import FuzzCase
 from validation.fuzz.values import reach
-from validation.limits import Limits, StagedLimits
-from validation.npz import Array
-from validation.report import Check, describe
+from validation.limits.budget import Budget
+from validation.limits.on_demand import Limits, StagedLimits
+from validation.metrics.drift import Drift, is_exact
 
 Word = Literal["ok", "refused", "not judged", "failed"]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from builders.types import Dim, Tensors, TensorSpec
-from validation.batches import leading_dim
+from enginery.core.types import Dim, Tensors, TensorSpec
+from validation.data.batches import leading_dim
 from validation.fuzz.cases import FuzzCase, Values
 from validation.fuzz.outcome import Outcome, Pair, try_case
 from validation.fuzz.values import make

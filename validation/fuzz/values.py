@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from builders.types import Precision, Tensors, TensorSpec
-from validation.batches import enough_samples, leading_dim
+from enginery.arrays.npz import Array
+from enginery.core.types import Precision, Tensors, TensorSpec
+from validation.data.batches import enough_samples, leading_dim
+from validation.data.samples import resize
 from validation.fuzz.cases import VALUES, FuzzCase
-from validation.npz import Array
-from validation.samples import resize
 
 # Largest finite numbers, and smallest normal ones, of what an engine computes in. int8 and fp8 compute around in fp32.
 _HALF = (65504.0, 2.0**-14)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
-from builders.errors import EngineryError
+from enginery.core.errors import EngineryError
 from validation.gpu.kit import Asked, run_kit
 from validation.gpu.models import MODELS, PRECISIONS, SIZES
 from validation.gpu.page import page
-from validation.gpu.peers import PEERS
 from validation.gpu.results import Results
+from validation.gpu.timing.peers import PEERS
 
 _PASSING = ("passed", "done", "skipped")
 

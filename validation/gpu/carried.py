@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from builders.digest import canonical_json, digest_of_file, is_digest
-from builders.errors import IntegrityError
-from builders.types import BuildRequest, Scalar
+from enginery.core.digest import canonical_json, digest_of_file, is_digest
+from enginery.core.errors import IntegrityError
+from enginery.core.types import BuildRequest, Scalar
 
 KIND, FORMAT = "enginery-carried", 1
 Json = dict[str, Any]

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from builders.digest import canonical_json, digest_of_file, is_digest
-from builders.errors import DataError, IntegrityError
-from validation.golden import Case, GoldenSet
-from validation.npz import Array, stored_arrays
+from enginery.arrays.npz import Array, stored_arrays
+from enginery.core.digest import canonical_json, digest_of_file, is_digest
+from enginery.core.errors import DataError, IntegrityError
+from validation.golden.golden_set import Case, GoldenSet
 
 FORMAT = 1
 _BROKEN = (DataError, OSError, ValueError, KeyError, TypeError, AttributeError, EOFError)

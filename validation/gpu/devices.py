@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from builders import cuda
-from builders.errors import UnavailableError
-from builders.installed import PackageNotFoundError, version
-from builders.targets import CPU, product_of
-from builders.types import Target
+from builders.backends.installed import PackageNotFoundError, version
+from enginery.core.errors import UnavailableError
+from enginery.core.hardware import cuda
+from enginery.core.hardware.targets import CPU, product_of
+from enginery.core.types import Target
 
 _DISTRIBUTIONS = ("enginery", "torch", "triton", "numpy", "onnx")
 

@@ -7,26 +7,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from builders import backends
-from builders.errors import EngineryError, StepError
-from builders.host import describe_host
-from builders.jobs import Job, Limits, Request
-from builders.process import run_job
-from builders.types import BuildRequest, Precision, Target
-from validation.double import DoubleSession
-from validation.golden import freeze
+from builders.backends import discovery as backends
+from builders.execution.jobs import Job, Limits, Request
+from builders.execution.process import run_job
+from enginery.core.errors import EngineryError, StepError
+from enginery.core.hardware.host import describe_host
+from enginery.core.types import BuildRequest, Precision, Target
+from validation.golden.golden_set import freeze
 from validation.gpu import devices
 from validation.gpu.carried import Carried, CarriedEngine
 from validation.gpu.cases import load_cases, save_cases
 from validation.gpu.devices import Device
 from validation.gpu.models import PRECISIONS, KitModel, Size, write
-from validation.gpu.peaks import Peaks
-from validation.gpu.peers import PEERS, Peer
 from validation.gpu.probes import ANY_GENERATION, any_generation_task
 from validation.gpu.results import Json, Results, now
 from validation.gpu.tasks import Skipped, Task, model_key, other_tasks, own_tasks
+from validation.gpu.timing.peaks import Peaks
+from validation.gpu.timing.peers import PEERS, Peer
 from validation.gpu.trying import MeasurePeaks, ProveCarried, Terms, TryEngine, TryPeer
-from validation.latency.graph_costs import graph_costs
+from validation.latency.roofline.graph_costs import graph_costs
+from validation.limits.float64 import DoubleSession
 
 # Names of the roofs by what a model computes in; TF32 is off in engines.
 _KINDS = {"fp32": "float32", "fp16": "float16"}
@@ -172,7 +172,7 @@ def _models(bench: _Bench) -> Iterator[KitModel]:
 
 def golden_digest(model: KitModel) -> str:
     """What names the cases of one of the kit's models: they follow from its bytes."""
-    from builders.digest import digest_of, digest_of_file
+    from enginery.core.digest import digest_of, digest_of_file
 
     return digest_of({"kit": digest_of_file(model.path)})
 

@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from builders.types import Dim, Precision, ShapeProfile, TensorSpec
-from validation.npz import Array
+from enginery.arrays.npz import Array
+from enginery.core.types import Dim, Precision, ShapeProfile, TensorSpec
 
 Size = Literal["real", "small"]
 SIZES: tuple[Size, ...] = ("real", "small")

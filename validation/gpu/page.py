@@ -6,9 +6,9 @@ Without results it says that there are none. Nothing is added by hand, so nothin
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from builders.text import format_bytes
-from validation.gpu.peers import PEERS
+from enginery.core.text import format_bytes
 from validation.gpu.results import Json, Results
+from validation.gpu.timing.peers import PEERS
 
 _HEAD = """\
 # What was seen on GPUs

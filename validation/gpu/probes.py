@@ -8,10 +8,10 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from builders import backends
-from builders.digest import digest_of_file
-from builders.errors import EngineryError
-from builders.types import BuildRequest, Engine
+from builders.backends import discovery
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Engine
 from validation.gpu.devices import Device
 from validation.gpu.models import KitModel
 from validation.gpu.tasks import Task, model_key, request_for
@@ -22,9 +22,9 @@ ANY_GENERATION = "any generation"
 
 def any_generation_task(model: KitModel, device: Device) -> Task | None:
     """The probe, where TensorRT for RTX is installed and the device is a GPU."""
-    if device.is_cpu or BACKEND not in backends.names():
+    if device.is_cpu or BACKEND not in discovery.names():
         return None
-    backend = backends.configure(BACKEND, {})
+    backend = discovery.configure(BACKEND, {})
     if not backend.versions():
         return None
     request = request_for(backend, model, device.target)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from builders.errors import DataError, IntegrityError
-from builders.types import Session, Tensors, TensorSpec
-from validation.npz import Array
+from enginery.arrays.npz import Array
+from enginery.core.errors import DataError, IntegrityError
+from enginery.core.types import Session, Tensors, TensorSpec
 
 Json = dict[str, Any]
 # Of one array, unpacked: a small text must not fill the memory of whoever reads it.

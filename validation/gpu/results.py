@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from builders.digest import canonical_json
-from builders.errors import IntegrityError
+from enginery.core.digest import canonical_json
+from enginery.core.errors import IntegrityError
 
 KIND, FORMAT = "enginery-gpu-results", 1
 # Answers of carried engines are in it.

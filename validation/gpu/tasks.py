@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from builders import backends
-from builders.targets import GENERATIONS
-from builders.types import Backend, BuildRequest, Scalar, Target
+from builders.backends import discovery
+from enginery.core.hardware.targets import GENERATIONS
+from enginery.core.types import Backend, BuildRequest, Scalar, Target
 from validation.gpu.devices import Device
 from validation.gpu.models import KitModel
 
@@ -51,13 +51,13 @@ class Skipped:
 def own_tasks(models: Sequence[KitModel], device: Device, only: Sequence[str] = ()) -> Iterator[Task | Skipped]:
     """Each backend for this very device. only: names of backends; empty for all."""
     for name in chosen(only):
-        backend = backends.configure(name, {})
+        backend = discovery.configure(name, {})
         if reason := not_here(backend, device.target):
             yield Skipped(name, "", name, "", device.target.name, reason)
             continue
         for model in models:
             for options in _variants(backend, device):
-                yield _task(backends.configure(name, options), model, device.target, options)
+                yield _task(discovery.configure(name, options), model, device.target, options)
 
 
 def other_tasks(model: KitModel, device: Device, only: Sequence[str] = ()) -> Iterator[Task | Skipped]:
@@ -68,7 +68,7 @@ def other_tasks(model: KitModel, device: Device, only: Sequence[str] = ()) -> It
     if device.is_cpu:
         return
     for name in chosen(only):
-        backend = backends.configure(name, {})
+        backend = discovery.configure(name, {})
         if backend.tunes_on_target or not_here(backend, device.target):
             continue
         for generation in GENERATIONS:
@@ -79,8 +79,8 @@ def other_tasks(model: KitModel, device: Device, only: Sequence[str] = ()) -> It
 def chosen(only: Sequence[str]) -> list[str]:
     """Names of the registered backends, or those of them that are asked for. Raises UnknownNameError for another."""
     for name in only:
-        backends.load(name)
-    return list(only) or backends.names()
+        discovery.load(name)
+    return list(only) or discovery.names()
 
 
 def not_here(backend: Backend, target: Target) -> str:
@@ -92,7 +92,7 @@ def not_here(backend: Backend, target: Target) -> str:
 
 def request_for(backend: Backend, model: KitModel, target: Target) -> BuildRequest:
     """The kit's request: the whole range of the batch in one profile."""
-    from builders.digest import digest_of_file
+    from enginery.core.digest import digest_of_file
 
     return BuildRequest(
         model=digest_of_file(model.path),
@@ -102,8 +102,8 @@ def request_for(backend: Backend, model: KitModel, target: Target) -> BuildReque
         inputs=model.inputs,
         outputs=model.outputs,
         profiles=(model.profile,),
-        options=backends.options_of(backend),
-        toolchain=backends.toolchain_of(backend, target),
+        options=discovery.options_of(backend),
+        toolchain=discovery.toolchain_of(backend, target),
     )
 
 
@@ -123,7 +123,7 @@ def _task(backend: Backend, model: KitModel, target: Target, options: Mapping[st
 
 def _variants(backend: Backend, device: Device) -> list[dict[str, Scalar]]:
     """The defaults; and the other way about CUDA graphs, where the backend has the option."""
-    known = backends.option_fields(type(backend))
+    known = discovery.option_fields(type(backend))
     if device.is_cpu or GRAPHS not in known:
         return [{}]
     return [{}, {GRAPHS: not known[GRAPHS][1]}]

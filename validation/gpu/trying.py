@@ -1,4 +1,4 @@
-"""One try, in a process of its own (`builders.process`): build, load, prove, time, race; what comes out is JSON.
+"""One try, in a process of its own (`builders.execution.process`): build, load, prove, time, race; what comes out is JSON.
 
 A driver or a compiler that crashes takes down this one try. What goes wrong is an answer: where it went wrong, and in
 whose words.
@@ -14,27 +14,27 @@ from typing import Any, Literal
 
 import numpy as np
 
-from builders import backends
-from builders.errors import EngineryError, UnavailableError
-from builders.jobs import WorkerContext
-from builders.plural import pluralize
-from builders.process import enter_phase
-from builders.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
-from validation.budget import budgets
-from validation.compare import expected_checks, run
-from validation.golden import GoldenSet
+from builders.backends import discovery
+from builders.execution.jobs import WorkerContext
+from builders.execution.process import enter_phase
+from enginery.core.errors import EngineryError, UnavailableError
+from enginery.core.proof.report import Check, describe
+from enginery.core.text import pluralize
+from enginery.core.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
+from validation.comparison.sessions import expected_checks, run
+from validation.golden.golden_set import GoldenSet
 from validation.gpu.cases import load_cases
-from validation.gpu.clocks import DeviceClock
-from validation.gpu.peers import Peer, TorchSession, make_peer, open_peer
 from validation.gpu.probes import build_for_any_generation
 from validation.gpu.recorded import Recorder
-from validation.latency.against import judge as judge_race
-from validation.latency.against import race
-from validation.latency.loop import latencies
-from validation.latency.quantiles import quantiles
-from validation.latency.surroundings import Watch
-from validation.latency.warmup import warm_up
-from validation.report import Check, describe
+from validation.gpu.timing.clocks import DeviceClock
+from validation.gpu.timing.peers import Peer, TorchSession, make_peer, open_peer
+from validation.latency.measurement.loop import latencies
+from validation.latency.measurement.paired import judge as judge_race
+from validation.latency.measurement.paired import race
+from validation.latency.measurement.quantiles import quantiles
+from validation.latency.measurement.system_load import Watch
+from validation.latency.measurement.warmup import warm_up
+from validation.limits.budget import budgets
 
 Json = dict[str, Any]
 Outcome = Literal["passed", "wrong", "build failed", "load failed", "run failed", "crashed", "not finished"]
@@ -80,7 +80,7 @@ class TryEngine:
 
     def run(self, context: WorkerContext) -> Json:
         """What became of it, with its times."""
-        backend = backends.configure(self.request.backend, dict(self.options))
+        backend = discovery.configure(self.request.backend, dict(self.options))
         found: Json = {}
 
         def build() -> Engine:
@@ -135,10 +135,10 @@ class ProveCarried:
     def run(self, context: WorkerContext) -> Json:  # noqa: ARG002 - the protocol's
         """Versions, answers and times, or what went wrong."""
         wanted, path = self.request, self.engine
-        backend = backends.configure(wanted.backend, dict(self.options))
+        backend = discovery.configure(wanted.backend, dict(self.options))
         carried = Engine(wanted, path, self.digest, path.stat().st_size, path.suffix)
         golden, _ = load_cases(self.cases)
-        found: Json = {"versions": dict(backends.toolchain_of(backend)), "answers": {}}
+        found: Json = {"versions": dict(discovery.toolchain_of(backend)), "answers": {}}
         try:
             found |= _loaded(lambda: backend.open(carried), lambda session: _answered(session, golden, wanted, found))
             found |= _timed(lambda: backend.open(carried), golden, self.terms)
@@ -155,7 +155,7 @@ class MeasurePeaks:
 
     def run(self, context: WorkerContext) -> Json:  # noqa: ARG002 - the protocol's
         """`Peaks` as JSON."""
-        from validation.gpu.peaks import measure_peaks
+        from validation.gpu.timing.peaks import measure_peaks
 
         return {"outcome": "done", "peaks": measure_peaks(self.device).to_json()}
 
@@ -221,7 +221,7 @@ def _sizes(session: Session, golden: GoldenSet) -> list[Tensors]:
 
 
 def _narrowed(session: Session, inputs: Tensors) -> dict[str, Any]:
-    """As `compare.run` gives inputs to a session that takes fp16."""
+    """As `comparison.sessions.run` gives inputs to a session that takes fp16."""
     halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
     return {name: array.astype(np.float16) if name in halves else array for name, array in inputs.items()}
 

@@ -4,9 +4,9 @@ import os
 import platform
 from typing import Any
 
-from builders.cpu_kinds import this_kind
-from builders.cpu_levels import cpu_name
-from builders.cuda import gpus
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.hardware.cpu_levels import cpu_name
+from enginery.core.hardware.cuda import gpus
 
 
 def machine() -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from validation.latency.roofs import Roofs
+from validation.latency.roofline.roofs import Roofs
 from validation.latency.words import count_text
 from validation.plots.charts import Curve, Point, ecdf, loglog, spanning
 from validation.plots.marks import Axis, Colour, Key, Line

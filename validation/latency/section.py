@@ -20,7 +20,7 @@ from validation.latency.words import (
 
 
 def sections(latencies: Mapping[str, Sequence[Mapping[str, Any]]], pictures: bool = True) -> list[dict[str, Any]]:
-    """One per report. latencies: by the engine's digest, as `pipeline.registry.latencies` gives them."""
+    """One per report. latencies: by the engine's digest, as `enginery.registry.evidence.latencies` gives them."""
     found = [_section(report, pictures) for each in latencies.values() for report in each]
     return sorted(found, key=lambda section: str(section["name"]))
 

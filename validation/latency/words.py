@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from builders.text import join_first
-from validation.latency.between import LEAST_PROCESSES
+from enginery.core.text import join_first
 from validation.latency.machine import machine_text
+from validation.latency.measurement.between import LEAST_PROCESSES
 from validation.plots.texts import seconds_text
 
 Json = Mapping[str, Any]

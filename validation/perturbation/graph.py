@@ -9,18 +9,18 @@ between fused operators; and FLIPS, how many elements of each tensor fall to the
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from validation.npz import Array
+from enginery.arrays.npz import Array
 from validation.perturbation.nodes import Nodes
 from validation.perturbation.operators import COPIES, CORRECT, RANDOM, SIZES, graphs_in, inlined, types_of
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-    from builders.types import Precision
+    from enginery.core.types import Precision
 
 SKIP, FLIPS = "rounding/skip", "rounding/flips"
 # Relative, of each result in fp32: so many rounding units, for other kernels and orders of summation. 32 is the margin
-# of fp32 in `validation.budget`, for the same reason; integer kernels add exactly.
+# of fp32 in `validation.limits.budget`, for the same reason; integer kernels add exactly.
 UNIT = 2.0**-24
 MANY_UNITS, FEW_UNITS = 32, 8
 # Of a step: what requantization in fp32 may decide otherwise, for values of up to 255 steps.

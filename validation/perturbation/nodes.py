@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from validation.npz import Array
+from enginery.arrays.npz import Array
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto

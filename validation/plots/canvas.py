@@ -30,7 +30,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import LogLocator, MaxNLocator
 from matplotlib.transforms import IdentityTransform
 
-from builders.visible import visible
+from enginery.core.visible import visible
 from validation.plots.marks import Axis, Band, Bars, Colour, Dot, Key, Line, Mark, Plot, Text
 from validation.plots.theme import SENTINELS, themed
 

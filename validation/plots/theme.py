@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import get_args
 from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 
-from builders.visible import visible
+from enginery.core.visible import visible
 from validation.plots.marks import Colour, Plot
 
 COLOURS: tuple[Colour, ...] = get_args(Colour)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from validation.drift import Drift
-from validation.npz import Array
+from enginery.arrays.npz import Array
+from validation.metrics.drift import Drift
+from validation.metrics.slice_limits import HONEST_MARGIN
+from validation.metrics.slices import AxisSums, Slices
 from validation.rounding.decisions import Decisions
-from validation.slice_limits import HONEST_MARGIN
-from validation.slices import AxisSums, Slices
 
 _THOUSANDTH, _OTHER = 3.09, 1.3
 # Of so many samples one, less two, may be further off than three of four of an engine's samples must be; from so many

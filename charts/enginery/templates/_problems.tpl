@@ -44,7 +44,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* Of annotations for Ray's pods: pipeline/kuberay reads the chart's own. Argument: {path, annotations}. */}}
+{{/* Of annotations for Ray's pods: pipeline/orchestration/kuberay reads the chart's own. Argument: {path, annotations}. */}}
 {{- define "enginery.problems.annotations" -}}
 {{- $path := .path -}}
 {{- range $name, $_ := .annotations }}

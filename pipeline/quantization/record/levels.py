@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from pipeline.quantization.calibration.histogram import LogHistogram
+from pipeline.quantization.statistics.histogram import LogHistogram
 
 Floats = NDArray[np.float64]
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
-from pipeline.quantization.graphs.graph import constants, consumers
+from pipeline.graphs.graph import constants, consumers
 from pipeline.quantization.record.levels import NAMES
 
 # What moves or converts values and keeps their distribution: a pair behind one is the pair of the tensor before it.

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from pipeline.quantization.calibration.observations import Observations, Seen
-from pipeline.quantization.graphs.graph import constants
-from pipeline.quantization.graphs.grids import GRIDS
-from pipeline.quantization.graphs.sites import prepared
+from pipeline.graphs.graph import constants
+from pipeline.graphs.grids import GRIDS
+from pipeline.quantization.insertion.insertion_points import prepared
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.record.levels import Levels, decibels, rebinned
 from pipeline.quantization.record.pairs import Pair, pairs
 from pipeline.quantization.record.work import share, weighted_macs
+from pipeline.quantization.statistics.observations import Observations, Seen
 
 FORMAT = 1
 # Histograms are kept for this many activations, those with the lowest SQNR, in so many bins.

@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 
 from onnx import ModelProto, NodeProto, TensorProto
 
-from pipeline.quantization.calibration.observations import Observations
-from pipeline.quantization.graphs.graph import constants
-from pipeline.quantization.graphs.sites import OP_TYPES
-from validation.latency.macs import per_value
+from pipeline.graphs.graph import constants
+from pipeline.quantization.insertion.insertion_points import OP_TYPES
+from pipeline.quantization.statistics.observations import Observations
+from validation.latency.roofline.macs import per_value
 
 
 def weighted_macs(model: ModelProto, seen: Observations) -> dict[str, int]:

@@ -14,20 +14,12 @@ from typing import Literal
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from builders.bodies import list_bodies, list_captured
-from builders.errors import ModelError
-from pipeline.quantization.graphs.graph import (
-    constants,
-    element_types,
-    finish,
-    opset_of,
-    raise_opset,
-    rename_captured,
-    tidy,
-)
-from pipeline.quantization.graphs.halves import HALVES, Half
-from pipeline.quantization.graphs.overflow import obstacle, too_large
-from pipeline.quantization.graphs.schemas import can_narrow, narrowable, retype, typed_by_attribute
+from builders.onnx_graphs.bodies import list_bodies, list_captured
+from enginery.core.errors import ModelError
+from pipeline.graphs.graph import constants, element_types, finish, opset_of, raise_opset, rename_captured, tidy
+from pipeline.graphs.half_floats import HALVES, Half
+from pipeline.graphs.schemas import can_narrow, narrowable, retype, typed_by_attribute
+from pipeline.quantization.insertion.overflow import obstacle, too_large
 from pipeline.quantization.notes import CastNotes, Kept
 from pipeline.quantization.ranges import Ranges
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from pipeline.quantization.graphs.graph import finish
-from pipeline.quantization.graphs.grids import GRIDS
-from pipeline.quantization.graphs.sites import Site, find_sites, prepared
+from pipeline.graphs.graph import finish
+from pipeline.graphs.grids import GRIDS
+from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepared
 from pipeline.quantization.notes import Kept, QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.insertion import Insertion, weight_scales

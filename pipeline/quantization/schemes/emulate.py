@@ -8,7 +8,7 @@ onnxruntime's own CPU path does less: it keeps fp32 between fp16 nodes (seen in 
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from pipeline.quantization.graphs.graph import element_types, finish, rename_captured, tidy
+from pipeline.graphs.graph import element_types, finish, rename_captured, tidy
 
 HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 

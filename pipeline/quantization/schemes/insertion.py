@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from pipeline.quantization.graphs.graph import constants
-from pipeline.quantization.graphs.grids import GRIDS, SMALLEST_SCALE, Grid
+from pipeline.graphs.graph import constants
+from pipeline.graphs.grids import GRIDS, SMALLEST_SCALE, Grid
 
 
 class Insertion:

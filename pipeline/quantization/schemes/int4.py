@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from builders.types import QuantizationScheme
-from pipeline.quantization.graphs.graph import constants, finish, tidy_from
-from pipeline.quantization.graphs.grids import GRIDS
-from pipeline.quantization.graphs.sites import Site, find_sites, prepared
+from enginery.core.types import QuantizationScheme
+from pipeline.graphs.graph import constants, finish, tidy_from
+from pipeline.graphs.grids import GRIDS
+from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepared
 from pipeline.quantization.notes import Kept, QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float

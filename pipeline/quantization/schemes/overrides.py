@@ -1,12 +1,12 @@
-"""Precision by hand: the spec's `quantization.overrides`, resolved to one precision for each node that they name."""
+"""Precision by hand: the spec's `overrides`, resolved to one precision for each node that they name."""
 
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from builders.errors import InputError
-from builders.text import suggest
+from enginery.core.errors import InputError
+from enginery.core.text import suggest
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto

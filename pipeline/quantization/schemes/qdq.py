@@ -19,22 +19,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from builders.errors import DataError
-from builders.types import QuantizationScheme
-from pipeline.quantization.graphs.graph import finish, tidy_from
-from pipeline.quantization.graphs.grids import GRIDS
-from pipeline.quantization.graphs.placement import joints, residuals
-from pipeline.quantization.graphs.sites import Site, find_sites, prepared
-from pipeline.quantization.graphs.stems import fold_stems, quantize_before_blocks
+from enginery.core.errors import DataError
+from enginery.core.types import QuantizationScheme
+from pipeline.graphs.graph import finish, tidy_from
+from pipeline.graphs.grids import GRIDS
+from pipeline.quantization.insertion.first_convolutions import fold_stems, quantize_before_blocks
+from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepared
+from pipeline.quantization.insertion.placement import joints, residuals
 from pipeline.quantization.notes import Kept, QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
-from pipeline.quantization.schemes.insertion import (
-    Insertion,
-    has_quantizable_bias,
-    weight_scales,
-    widened_for_bias,
-)
+from pipeline.quantization.schemes.insertion import Insertion, has_quantizable_bias, weight_scales, widened_for_bias
 from pipeline.quantization.schemes.overrides import OverridePrecision, in_fp32
 
 QDQ_TYPES = ("QuantizeLinear", "DequantizeLinear")

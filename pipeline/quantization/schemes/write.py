@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from onnx import ModelProto
 
-from builders.errors import DataError
-from builders.types import Precision, QuantizationScheme
-from pipeline.quantization.graphs.sites import prepared
+from enginery.core.errors import DataError
+from enginery.core.types import Precision, QuantizationScheme
+from pipeline.quantization.insertion.insertion_points import prepared
 from pipeline.quantization.notes import CastNotes, QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float

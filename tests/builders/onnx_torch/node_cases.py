@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from onnx import TensorProto, numpy_helper
 
-from builders.errors import ModelError
+from builders.onnx_ops.torch_arrays import to_array, to_tensor
 from builders.onnx_torch import operators
 from builders.onnx_torch.module import OnnxModule, read_model
-from builders.torch_arrays import to_array, to_tensor
+from enginery.core.errors import ModelError
 
 TORCH_REFUSED = "torch cannot run it"  # as the module says it: no refusal of ours
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from builders.errors import ModelError
+from builders.backends.onnxruntime import OrtSession
+from builders.onnx_ops.torch_arrays import to_tensor
 from builders.onnx_torch import to_guarded_program, to_program
-from builders.onnxruntime import OrtSession
-from builders.torch_arrays import to_tensor
-from builders.types import ShapeProfile, TensorSpec
+from enginery.core.errors import ModelError
+from enginery.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 from tests.builders.onnx_torch.test_module import branched
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import builders.tensorrt
+import builders.backends.tensorrt
 
 # What the methods that make something give back. Functions of the bindings say so in their documentation.
 MADE_BY = {
@@ -40,7 +40,7 @@ _MODULE = ("trt", "self._trt")
 
 def modules() -> dict[str, Path]:
     """Our modules that call TensorRT, by name."""
-    folder = Path(builders.tensorrt.__file__).parent
+    folder = Path(builders.backends.tensorrt.__file__).parent
     return {path.stem: path for path in sorted(folder.glob("*.py"))}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from builders.types import Dim, Precision, TensorSpec
+from enginery.core.types import Dim, Precision, TensorSpec
 
 Array = np.ndarray[Any, Any]
 Feed = dict[str, Array]

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from builders.errors import EngineryError
-from builders.types import TensorSpec
+from enginery.core.errors import EngineryError
+from enginery.core.types import TensorSpec
 from tests.pipeline.canary.dying import end
 
 _opened, _barrier = 0, threading.Barrier(1)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from builders.errors import DataError
-from builders.types import TensorSpec
+from enginery.core.errors import DataError
+from enginery.core.types import TensorSpec
 
 
 class Dying:

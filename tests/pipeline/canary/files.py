@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from enginery.recording.recorder import header_of
+from enginery.registry.manifest import Manifest
 from pipeline.canary.engines import Chosen
-from pipeline.registry.manifest import Manifest
 from tests.validation.canary.simulated import pair_evidence
-from validation.canary.recorder import header_of
 
 
 def identity(manifest: Manifest) -> dict[str, str]:

@@ -7,22 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builders import cpu_kinds
-from builders.cpu_kinds import this_kind
-from builders.errors import UnavailableError
+from enginery.core.errors import UnavailableError
+from enginery.core.hardware import cpu_kinds
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.recording.recorder import ObservationLog
+from enginery.registry.evidence.canaries import canaries
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.versions import channels, lookup
 from pipeline.canary import engines, run
 from pipeline.canary.automatic import Wanted, canary
 from pipeline.canary.settle import settle
-from pipeline.compile import InProcess
-from pipeline.flows import canary as flows
+from pipeline.compile.composition import InProcess
+from pipeline.orchestration.flows import canary as flows
 from pipeline.progress import Silent
-from pipeline.registry import channels, versions
-from pipeline.registry.canaries import canaries
-from pipeline.registry.manifest import Manifest
-from pipeline.registry.store import Store, open_store
+from tests.enginery.registries import engine, publish_engines
 from tests.pipeline.projects import Project
-from tests.pipeline.registry.registries import engine, publish_engines
-from validation.canary.recorder import ObservationLog
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_flow_run_asks_for_no_worker_of_a_group_for_whose_gpu_there_is_no_engi
     fakes: dict[str, Any] = {"PrefectRunner": InProcess, "FlowProgress": lambda _: Silent()}
     for name, fake in (fakes | {"get_run_logger": lambda: logging.getLogger("x")}).items():
         monkeypatch.setattr(flows, name, fake)
-    monkeypatch.setattr("builders.dispatch.cluster.connect", connect)
+    monkeypatch.setattr("builders.execution.ray.cluster.connect", connect)
     (tmp_path / "digits.jsonl").touch()
 
     def run(target: str) -> Any:
@@ -80,7 +80,7 @@ def test_a_flow_run_asks_for_no_worker_of_a_group_for_whose_gpu_there_is_no_engi
     assert (skipped.name, skipped.message) == ("Skipped", said)
     for content in ("three", "four"):
         publish_engines(store, [engine(store, "sm_89", data=content.encode())], content, channel=None)
-    channels.promote(store, versions.load(store, "digits", "3"), "stable")
+    channels.promote(store, lookup.load(store, "digits", "3"), "stable")
     with pytest.raises(UnavailableError, match="it looks for Ray"):
         flows.canary.fn("digits", "4", store.uri, traffic=str(tmp_path), target="l4", executor="ray")
 
@@ -97,7 +97,7 @@ def test_recorded_traffic_gives_a_verdict_for_each_kind_of_machine_that_the_regi
     found = canary(store, Wanted("tiny", "2", traffic=str(tmp_path), target="cpu"), lambda _: None)
     assert found.verdict in ("INSUFFICIENT", "FAIL") and found.report and store.has(found.report)
     assert found.document and found.document["candidate"]["version"] == "2"
-    (kept,) = canaries(store, versions.load(store, "tiny", "2"))
+    (kept,) = canaries(store, lookup.load(store, "tiny", "2"))
     assert (kept.target, kept.verdict, kept.report) == (this_kind().name, found.verdict, found.report)
     assert found.document["target"] == kept.target and kept.against == "1"
     assert "tiny:stable was not moved to 2" in settle(store, "tiny", "stable", found.report, lambda _: None)
@@ -109,7 +109,7 @@ def test_recorded_traffic_gives_a_verdict_for_each_kind_of_machine_that_the_regi
         monkeypatch.setattr(module, "this_kind", lambda: other)
     again = canary(store, Wanted("tiny", "2", traffic=str(tmp_path), target="cpu"), lambda _: None)
     assert again.document and again.document["traffic"]["in_flight"] == 3, "as the log of production shows"
-    kinds = [found.target for found in canaries(store, versions.load(store, "tiny", "2"))]
+    kinds = [found.target for found in canaries(store, lookup.load(store, "tiny", "2"))]
     assert kinds == sorted([kept.target, "arm64-i8mm"]), "a verdict for each kind of machine"
     page = tmp_path / "page.html"
     assert built.run("report", "tiny@2", "--out", page).code == 0

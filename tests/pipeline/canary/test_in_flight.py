@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builders.errors import EngineryError, InputError
+from enginery.core.errors import EngineryError, InputError
+from enginery.recording.outputs import EQUAL_DB
+from enginery.recording.recorder import ObservationLog
 from pipeline.canary.in_flight import in_flight_of
 from pipeline.canary.isolated import isolated
 from tests.pipeline.canary.busy import opened
@@ -18,8 +20,6 @@ from tests.validation.canary.simulated import Engine, Ticking, traffic
 from validation.canary import concurrent
 from validation.canary.concurrent import Segment, replay_concurrently
 from validation.canary.observations import read_both
-from validation.canary.outputs import EQUAL_DB
-from validation.canary.recorder import ObservationLog
 from validation.canary.replay import Pace
 from validation.canary.report import read_report
 

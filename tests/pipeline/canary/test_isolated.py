@@ -7,22 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builders.errors import DataError, EngineryError
+from enginery.core.errors import DataError, EngineryError
+from enginery.core.hardware.machine import target_named
+from enginery.core.names import parse_reference
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import open_store
 from pipeline.canary.engines import Chosen
 from pipeline.canary.isolated import isolated
 from pipeline.canary.run import Canary, CanaryRun
 from pipeline.canary.verdicts import Asked, Written, judge_files, promotion_refusal
-from pipeline.registry.machine import target_named
-from pipeline.registry.manifest import Manifest
-from pipeline.registry.names import parse_reference
-from pipeline.registry.store import open_store
+from tests.enginery.registries import engine, publish_engines
 from tests.pipeline.canary.dying import opened
-from tests.pipeline.registry.registries import engine, publish_engines
 from tests.validation.canary.simulated import traffic
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import read_both
 from validation.canary.replay import Clock, Pace, serve
 from validation.canary.report import read_report
-from validation.canary.thresholds import Thresholds
 
 LIMITS = Thresholds({"p50": 9.0}, error_rate=0.01)
 X = {"x": np.ones((1, 4), np.float32)}

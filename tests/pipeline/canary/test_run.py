@@ -11,18 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builders.cpu_kinds import this_kind
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.hardware.machine import target_named
+from enginery.core.names import parse_reference
+from enginery.registry.store.base import open_store
 from pipeline.canary.engines import choose
 from pipeline.canary.run import Canary, CanaryRun
-from pipeline.registry.machine import target_named
-from pipeline.registry.names import parse_reference
-from pipeline.registry.store import open_store
 from tests.pipeline.projects import Project
 from tests.validation.canary.simulated import Engine, Ticking, traffic
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import read_observations
 from validation.canary.replay import Pace
 from validation.canary.report import read_report
-from validation.canary.thresholds import Thresholds
 
 COMMAND = [sys.executable, "-m", "pipeline.cli"]
 

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from builders.errors import InputError, IntegrityError
+from enginery.core.errors import InputError, IntegrityError
+from enginery.registry.evidence.canaries import attach_canary, canaries, covers, targets_named, verdict_on
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.keys import canary_key, manifest_key
+from enginery.registry.verification.verify import verify
+from enginery.registry.versions import channels, lookup, policies
+from enginery.registry.versions.policies import Policy
 from pipeline.canary.settle import settle, settle_newest
 from pipeline.canary.targets import attach, standings
-from pipeline.registry import channels, policies, versions
-from pipeline.registry.canaries import attach_canary, canaries, covers, targets_named, verdict_on
-from pipeline.registry.keys import canary_key, manifest_key
-from pipeline.registry.manifest import Manifest
-from pipeline.registry.policies import Policy
-from pipeline.registry.store import Store, open_store
-from pipeline.registry.verify import verify
+from tests.enginery.registries import engine, publish_engines
 from tests.pipeline.canary.files import write_observations
 from tests.pipeline.canary.test_verdicts import refused, run
-from tests.pipeline.registry.registries import engine, publish_engines
 from validation.canary.report import read_report
 
 Settle = Callable[..., str]
@@ -282,7 +282,7 @@ def test_a_verdict_that_could_not_be_read_back_or_been_found_there_is_not_kept(
 def test_a_model_that_is_damaged_keeps_no_other_from_being_settled(
     store: Store, pair, settled: Settle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flows = pytest.importorskip("pipeline.flows.settle_canary")
+    flows = pytest.importorskip("pipeline.orchestration.flows.settle_canary")
     one, two = pair
     settled("cpu", two, one)
     store.create(canary_key("digits", "2", "cpu", "0" * 64), b"{}")
@@ -341,4 +341,4 @@ def test_nothing_served_and_nothing_published_are_told(store: Store, pair) -> No
     assert "serves nothing" in settle_newest(store, "digits", "beta", lambda _: None)
     with pytest.raises(Exception, match="no model 'other'"):
         settle_newest(store, "other", "stable", lambda _: None)
-    assert versions.models(store) == ["digits"]
+    assert lookup.models(store) == ["digits"]

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from builders.digest import digest_of
-from builders.errors import ConflictError
+from enginery.core.digest import digest_of
+from enginery.core.errors import ConflictError
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.versions import channels
 from pipeline.cli import enginery
-from pipeline.registry import channels
-from pipeline.registry.manifest import Manifest
-from pipeline.registry.store import Store, open_store
+from tests.enginery.registries import engine, publish_engines
 from tests.pipeline.canary.files import identity, write_observations
-from tests.pipeline.registry.registries import engine, publish_engines
 from tests.validation.canary.simulated_logs import apart, write_log
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from builders.types import BuildRequest
-from pipeline.history import Expectation
-from pipeline.registry.keys import registered_key
-from pipeline.registry.manifest import EngineEntry
-from pipeline.registry.publish import publish
-from pipeline.registry.store import Store
-from tests.pipeline.registry.registries import approval, draft, engine
+from enginery.core.types import BuildRequest
+from enginery.registry.manifest import EngineEntry
+from enginery.registry.runs.history import Expectation
+from enginery.registry.store.base import Store
+from enginery.registry.store.keys import registered_key
+from enginery.registry.versions.publish import publish
+from tests.enginery.registries import approval, draft, engine
 
 RTX = {"tensorrt-rtx-cu13-bindings": "1.7.1.116", "enginery-tensorrt-rtx": "1"}
 TRT = {"tensorrt-cu13-libs": "10.16.1.11", "tensorrt": "10.16.1.11", "enginery-tensorrt": "1"}

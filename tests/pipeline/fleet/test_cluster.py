@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
-from builders.errors import InputError, UnavailableError
+from enginery.core.errors import InputError, UnavailableError
 from pipeline.fleet import cluster
 from pipeline.fleet.cluster import Access, read_cluster
 from tests.pipeline.fleet import nodes

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 from prefect.logging import disable_run_logger
 
+from enginery.registry.store.base import Store
 from pipeline.cli import enginery
-from pipeline.fleet import telling
-from pipeline.registry.store import Store
+from pipeline.orchestration.fleet import events
 from tests.pipeline.fleet import nodes
 from tests.pipeline.fleet.fleets import built, published, without_engine
 
@@ -105,11 +105,11 @@ def test_exit_code_0_when_all_that_must_be_served_can_be(place: Path) -> None:
 def test_apply_tells_what_can_be_done(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, str]] = []
 
-    def tell(message: telling.Message) -> str:
+    def tell(message: events.Message) -> str:
         told.append((message.event, message.model))
         return f"id-{len(told)}"
 
-    monkeypatch.setattr(telling, "tell", tell)
+    monkeypatch.setattr(events, "tell", tell)
     found = run("--apply")
     assert told == [("enginery.model.registered", "digits"), ("enginery.engine.unproven", "digits")]
     assert "told enginery.model.registered of digits: id-1" in found.stderr
@@ -119,7 +119,7 @@ def test_apply_tells_what_can_be_done(place: Path, monkeypatch: pytest.MonkeyPat
 
 def test_what_a_schedule_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The flow's own function; Prefect's part, tasks and artifacts, is left out."""
-    from pipeline.flows import reconcile_fleet as module
+    from pipeline.orchestration.flows import reconcile_fleet as module
 
     told: list[str] = []
     tables: list[list[dict[str, object]]] = []

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from builders.errors import InputError, SpecError
+from enginery.core.errors import InputError, SpecError
+from enginery.core.hardware.machine import Machine
+from enginery.core.names import Reference
 from pipeline.fleet.catalog import GPUS, load_catalog
 from pipeline.fleet.inventory import read_inventory
-from pipeline.registry.machine import Machine
-from pipeline.registry.names import Reference
 from tests.pipeline.fleet import nodes
 
 GIB = 1 << 30

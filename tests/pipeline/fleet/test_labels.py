@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders.targets import parse_targets
+from enginery.core.hardware.machine import Machine
+from enginery.core.hardware.targets import parse_targets
 from pipeline.fleet.groups import LeftOut, Part
 from pipeline.fleet.inventory import fleet_of_nodes
 from pipeline.fleet.labels import parts_of
-from pipeline.registry.machine import Machine
 from tests.pipeline.fleet import nodes
 
 MIB = 1 << 20

@@ -3,14 +3,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from builders.errors import InputError
-from builders.targets import parse_targets
-from builders.types import BuildRequest
+from enginery.core.errors import InputError
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.types import BuildRequest
+from enginery.registry.store.base import Store
 from pipeline.fleet.catalog import Catalog, whole_registry
 from pipeline.fleet.groups import Fleet
 from pipeline.fleet.plan import Change, Plan, make_plan, parse_nodes
 from pipeline.fleet.served import read_served
-from pipeline.registry.store import Store
 from tests.pipeline.fleet.fleets import built, nothing_known, published, without_engine
 from tests.pipeline.fleet.test_standing import group
 

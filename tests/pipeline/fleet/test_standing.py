@@ -4,25 +4,25 @@ from typing import Any
 
 import pytest
 
-from builders.errors import UnavailableError
-from builders.targets import parse_targets
+from enginery.client.resolve import PORTABLE
+from enginery.core.errors import UnavailableError
+from enginery.core.hardware.machine import Machine
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.names import parse_reference
+from enginery.registry.store.base import FileStore, Store
+from enginery.registry.store.keys import channel_key, manifest_key
+from enginery.registry.versions import channels
+from enginery.registry.versions.lookup import load
 from pipeline.fleet import standing
 from pipeline.fleet.catalog import SELFTEST, Catalog, Demand, whole_registry
 from pipeline.fleet.groups import Group, Hardware
 from pipeline.fleet.inventory import fleet_of_nodes
-from pipeline.fleet.reconcile import Sources, reconcile
 from pipeline.fleet.served import Served, read_served
 from pipeline.fleet.standing import Judgement, Standing, standings
-from pipeline.registry import channels
-from pipeline.registry.keys import channel_key, manifest_key
-from pipeline.registry.machine import Machine
-from pipeline.registry.names import parse_reference
-from pipeline.registry.resolve import PORTABLE
-from pipeline.registry.store import FileStore, Store
-from pipeline.registry.versions import load
+from pipeline.orchestration.fleet.reconcile import Sources, reconcile
+from tests.enginery.registries import overwrite
 from tests.pipeline.fleet import nodes
 from tests.pipeline.fleet.fleets import built, nothing_known, published, with_key, without_engine
-from tests.pipeline.registry.registries import overwrite
 
 
 def group(name: str, count: int = 1, mig: str | None = None, **facts: str | int) -> Group:

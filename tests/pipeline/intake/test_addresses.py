@@ -5,18 +5,18 @@ import shutil
 import boto3
 import pytest
 
-from builders.errors import InputError, SpecError
+from enginery.core.errors import InputError, SpecError
+from enginery.registry.registered_specs import registrations
+from enginery.registry.store.base import open_store
+from pipeline.compile.steps.engines import reproduce
 from pipeline.intake.addresses import below, spec_at
-from pipeline.intake.catalog import gathered
 from pipeline.intake.places import place_at
-from pipeline.registry.registered import registrations
-from pipeline.registry.store import open_store
+from pipeline.orchestration.intake.catalog import gathered
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
-from pipeline.steps.engines import reproduce
+from tests.enginery.s3_server import BUCKET
+from tests.pipeline.compile.test_steps import an_engine
 from tests.pipeline.projects import Project
-from tests.pipeline.registry.s3_server import BUCKET
-from tests.pipeline.test_steps import an_engine
 
 SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}
 

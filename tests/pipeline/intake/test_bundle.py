@@ -7,16 +7,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders.errors import InputError, IntegrityError, SpecError, UnknownNameError
+from enginery.core.errors import InputError, IntegrityError, SpecError, UnknownNameError
+from enginery.core.parsing import Malformed
+from enginery.registry.registered_specs import KEPT, Bundle, addresses, find, registrations
+from enginery.registry.retention.gc import collect
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.keys import registered_key
+from enginery.registry.verification.verify import verify
 from pipeline.intake.addresses import spec_at
 from pipeline.intake.bundle import bundle_of
 from pipeline.intake.register import register
-from pipeline.registry.keys import registered_key
-from pipeline.registry.parsing import Malformed
-from pipeline.registry.registered import KEPT, Bundle, addresses, find, registrations
-from pipeline.registry.retention.gc import collect
-from pipeline.registry.store import Store, open_store
-from pipeline.registry.verify import verify
 from pipeline.spec.file import load_spec
 from tests.pipeline.projects import Project, weights, write_model
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from builders.jobs import Usage
+from builders.execution.jobs import Usage
 from pipeline.progress import JsonLines, Lines, LiveTable, Silent, by_model, together
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import (
@@ -25,7 +25,7 @@ from pipeline.progress.events import (
     VersionSettled,
     Waiting,
 )
-from tests.pipeline.runs.runs import EXPECTED, UNIT, plan
+from tests.pipeline.orchestration.runs.runs import EXPECTED, UNIT, plan
 
 
 class Hears(Silent):

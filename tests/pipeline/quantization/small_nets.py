@@ -8,10 +8,10 @@ import onnx
 import onnxruntime as ort
 from onnx import ModelProto, numpy_helper
 
-from builders.onnxruntime.cpu import open_model, session_options
-from builders.types import Dim, QuantizationScheme, TensorSpec
+from builders.backends.onnxruntime.cpu import open_model, session_options
+from enginery.core.types import Dim, QuantizationScheme, TensorSpec
 from pipeline.quantization.ranges import Ranges
-from validation.samples import Samples
+from validation.data.samples import Samples
 
 TENSORRT = QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
 TENSORRT_FP32 = QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")

@@ -4,10 +4,10 @@ import numpy as np
 import onnx
 import pytest
 
-from builders.errors import ModelError
-from builders.types import QUANTIZED
-from pipeline.quantization.graphs.placement import tensors_to_measure
-from pipeline.quantization.graphs.sites import prepared
+from enginery.core.errors import ModelError
+from enginery.core.types import QUANTIZED
+from pipeline.quantization.insertion.insertion_points import prepared
+from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.emulate import emulate

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from builders.errors import DataError, ModelError
-from builders.types import Dim, TensorSpec
-from pipeline.quantization.calibration.calibrate import calibrate
-from pipeline.quantization.graphs.sites import activations
+from enginery.core.errors import DataError, ModelError
+from enginery.core.types import Dim, TensorSpec
+from pipeline.quantization.insertion.insertion_points import activations
 from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.statistics.calibrate import calibrate
 from tests.pipeline.quantization.small_nets import (
     BATCH,
     IMAGE,

@@ -5,8 +5,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from pipeline.quantization.graphs.graph import element_types
-from pipeline.quantization.graphs.sites import activations
+from pipeline.graphs.graph import element_types
+from pipeline.quantization.insertion.insertion_points import activations
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.emulate import emulate

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pipeline.quantization.calibration.histogram import CHUNK, LogHistogram, holds_nan
+from pipeline.quantization.statistics.histogram import CHUNK, LogHistogram, holds_nan
 
 ANY = arrays.arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32))
 FINITE = arrays.arrays(

@@ -4,9 +4,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from builders.errors import DataError, InputError
-from pipeline.quantization.calibration.histogram import LogHistogram
-from pipeline.quantization.calibration.methods import (
+from enginery.core.errors import DataError, InputError
+from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.statistics.histogram import LogHistogram
+from pipeline.quantization.statistics.methods import (
     Activation,
     Entropy,
     Method,
@@ -18,8 +19,7 @@ from pipeline.quantization.calibration.methods import (
     method,
     ranges,
 )
-from pipeline.quantization.calibration.observations import Observations, Seen
-from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.statistics.observations import Observations, Seen
 
 METHODS: list[Method] = [MinMax(), MovingAverage(), Percentile(), Percentile(99), Entropy(), Mse()]
 EVERY = pytest.mark.parametrize("chosen", METHODS, ids=lambda item: item.name)

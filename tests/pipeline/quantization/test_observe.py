@@ -7,23 +7,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from builders.errors import DataError
-from builders.types import Dim, TensorSpec
-from pipeline.quantization.calibration.histogram import LogHistogram
-from pipeline.quantization.calibration.observations import Observations, Seen, in_units, joined
-from pipeline.quantization.calibration.observe import observe
-from pipeline.quantization.calibration.taps import open_tapped
-from pipeline.quantization.graphs.sites import activations, find_sites, prepared, taps
-from tests.pipeline.quantization.small_nets import (
-    IMAGE,
-    attention_net,
-    build,
-    conv_net,
-    images,
-    session,
-)
+from enginery.core.errors import DataError
+from enginery.core.types import Dim, TensorSpec
+from pipeline.quantization.insertion.insertion_points import activations, find_sites, prepared, taps
+from pipeline.quantization.statistics.histogram import LogHistogram
+from pipeline.quantization.statistics.observations import Observations, Seen, in_units, joined
+from pipeline.quantization.statistics.observe import observe
+from pipeline.quantization.statistics.taps import open_tapped
+from tests.pipeline.quantization.small_nets import IMAGE, attention_net, build, conv_net, images, session
 from tests.pipeline.quantization.small_nets import samples as saved_samples
-from validation.samples import Samples
+from validation.data.samples import Samples
 
 QUICK = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 BATCH24 = Dim("batch", 1, 4, 24)

@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
-from pipeline.quantization.graphs.placement import tensors_to_measure
-from pipeline.quantization.graphs.sites import find_sites, prepared
-from pipeline.quantization.graphs.stems import fold_stems
+from pipeline.quantization.insertion.first_convolutions import fold_stems
+from pipeline.quantization.insertion.insertion_points import find_sites, prepared
+from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.pipeline.quantization.small_nets import (

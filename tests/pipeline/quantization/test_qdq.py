@@ -7,9 +7,9 @@ import numpy as np
 import onnx
 import pytest
 
-from builders.errors import DataError
-from pipeline.quantization.graphs.placement import tensors_to_measure
-from pipeline.quantization.graphs.sites import find_sites, prepared
+from enginery.core.errors import DataError
+from pipeline.quantization.insertion.insertion_points import find_sites, prepared
+from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8
 from tests.pipeline.quantization.small_nets import (

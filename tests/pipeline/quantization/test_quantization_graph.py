@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from builders.errors import ModelError
-from pipeline.quantization.graphs.graph import finish, opset_of, raise_opset, sort_nodes, tidy
-from pipeline.quantization.graphs.sites import activations, prepared
+from enginery.core.errors import ModelError
+from pipeline.graphs.graph import finish, opset_of, raise_opset, sort_nodes, tidy
+from pipeline.quantization.insertion.insertion_points import activations, prepared
 from tests.pipeline.quantization.small_nets import attention_net, build, constant, conv_net, maker
 
 

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from builders.cpu_kinds import SATURATES, this_kind
-from builders.onnxruntime import OnnxRuntime
-from builders.types import Engine, QuantizationScheme
-from pipeline.quantization.choice.search import choose
-from pipeline.quantization.graphs.placement import tensors_to_measure
-from pipeline.quantization.graphs.sites import prepared
+from builders.backends.onnxruntime import OnnxRuntime
+from enginery.core.hardware.cpu_kinds import SATURATES, this_kind
+from enginery.core.types import Engine, QuantizationScheme
+from pipeline.quantization.insertion.insertion_points import prepared
+from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.write import write
+from pipeline.quantization.search.search import choose
 from pipeline.values import Flavour
 from tests.builders import graphs
 from tests.pipeline.quantization.small_nets import (

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
-from builders.errors import DataError, InputError
-from builders.types import QUANTIZED, QuantizationScheme
-from pipeline.quantization.graphs.placement import tensors_to_measure
-from pipeline.quantization.graphs.sites import prepared
+from enginery.core.errors import DataError, InputError
+from enginery.core.types import QUANTIZED, QuantizationScheme
+from pipeline.quantization.insertion.insertion_points import prepared
+from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.emulate import emulate

@@ -6,14 +6,14 @@ import numpy as np
 import onnx
 import pytest
 
-from builders.errors import DataError, ModelError
-from builders.types import Dim, TensorSpec
-from pipeline.export import export
-from pipeline.quantization.calibration.observe import observe
+from enginery.core.errors import DataError, ModelError
+from enginery.core.types import Dim, TensorSpec
+from pipeline.quantization.statistics.observe import observe
+from pipeline.sources.export import export
 from pipeline.sources.finite import check_weights
 from pipeline.sources.request import ExportRequest
 from tests.pipeline.projects import Project, weights, write_model
-from validation.samples import Samples
+from validation.data.samples import Samples
 
 X = TensorSpec("x", "float32", ("batch", 4))
 BATCH = Dim("batch", 1, 2, 4)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from onnx import TensorProto, helper, numpy_helper
 
-from builders.errors import EngineryError, ModelError, StepError
-from builders.jobs import Limits
-from builders.process import run_job
-from builders.types import TensorSpec
+from builders.execution.jobs import Limits
+from builders.execution.process import run_job
+from enginery.core.errors import EngineryError, ModelError, StepError
+from enginery.core.types import TensorSpec
 from pipeline.quantization.schemes.qdq import carries_qdq
 from pipeline.sources import canonical as canonical_module
 from pipeline.sources import external

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from builders.digest import digest_of_file
-from builders.errors import ModelError
-from builders.onnxruntime import OrtSession
-from builders.types import TensorSpec
+from builders.backends.onnxruntime import OrtSession
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import ModelError
+from enginery.core.types import TensorSpec
 from pipeline.sources.onnx_model import canonical, external_files, load_onnx, newest_opset, save_onnx, specs_of
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.errors import ModelError
+from enginery.core.errors import ModelError
 from pipeline.sources.source_files import imported_packages, source_files
 
 

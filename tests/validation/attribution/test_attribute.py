@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 
-from builders.onnxruntime import OnnxRuntime
-from builders.types import BuildRequest, Target
+from builders.backends.onnxruntime import OnnxRuntime
+from enginery.core.types import BuildRequest, Target
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.qdq import quantize_int8
@@ -43,7 +43,7 @@ from validation.attribution.attribute import attribute
 from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.sweep import Size
 from validation.attribution.words import headline, taps_text
-from validation.budget import default_budget
+from validation.limits.budget import default_budget
 
 ATTENTION, CONV = with_names(attention_net()), with_names(conv_net())
 TENSORS = ("x", "n", "a", "u5", "y")

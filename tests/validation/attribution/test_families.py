@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from builders.onnxruntime import OnnxRuntime, OrtSession
-from builders.onnxruntime.file import restore_names
-from builders.types import BuildRequest, Precision, Target, TensorSpec
-from pipeline.jobs.blobs import runnable
+from builders.backends.onnxruntime import OnnxRuntime, OrtSession
+from builders.backends.onnxruntime.file import restore_names
+from enginery.core.types import BuildRequest, Precision, Target, TensorSpec
+from pipeline.compile.jobs.blobs import runnable
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.schemes.write import write
@@ -25,7 +25,7 @@ from validation.attribution.cuts import shared
 from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.result import Attribution
 from validation.attribution.tappable import Step
-from validation.budget import default_budget
+from validation.limits.budget import default_budget
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
 Change = Callable[[ModelProto], ModelProto]

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from builders.errors import IntegrityError
+from enginery.core.errors import IntegrityError
 from tests.validation.page_data import attribution, version_report
-from tests.validation.test_html import Page
+from tests.validation.reporting.test_html import Page
 from validation.attribution.result import Attribution, Error, Taps, ranked
 from validation.attribution.words import cells, error_text, headline, lines, taps_text
-from validation.budget import Budget, Budgets
-from validation.html import render
+from validation.limits.budget import Budget, Budgets
+from validation.reporting.html import render
 
 FOUND = Attribution.from_json(attribution())
 

@@ -5,16 +5,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from builders.errors import ModelError
-from builders.types import Dim, TensorSpec
+from enginery.core.errors import ModelError
+from enginery.core.proof.report import Check
+from enginery.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
-from validation.budget import Budgets, default_budget
 from validation.calls.allowance import Allowance
 from validation.calls.checks import call_checks
 from validation.fuzz.outcome import Pair
-from validation.golden import GoldenSet, freeze
-from validation.limits import StagedLimits
-from validation.report import Check
+from validation.golden.golden_set import GoldenSet, freeze
+from validation.limits.budget import Budgets, default_budget
+from validation.limits.on_demand import StagedLimits
 
 BUDGET = default_budget("engine", "fp32")
 SEEN = freeze(GOLDEN, SPECS, DIMS, Linear().run)

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from builders.errors import EngineryError
+from enginery.core.errors import EngineryError
 from tests.validation.calls.sessions import BUDGET, Buffers, Nth, Overwriting, Raising, failed, tried
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Linear
-from validation.budget import Budgets
-from validation.golden import freeze
+from validation.golden.golden_set import freeze
+from validation.limits.budget import Budgets
 
 NAMES = {"sizes", "calls repeated", "calls outputs", "calls inputs"}
 

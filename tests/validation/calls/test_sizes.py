@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from builders.types import Dim, TensorSpec
+from enginery.core.types import Dim, TensorSpec
 from tests.validation.calls.sessions import (
     BUDGET,
     GRID_DIMS,
@@ -21,7 +21,6 @@ from tests.validation.calls.sessions import (
     tried,
 )
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
-from validation.budget import Budgets, default_budget
 from validation.calls.allowance import (
     FEW_CALLS,
     FEW_S,
@@ -33,13 +32,14 @@ from validation.calls.allowance import (
     Allowance,
 )
 from validation.calls.sizes import MOST_ENUMERATED, VALUES_SEED, inner_sizes
-from validation.comparison import golden_drifts
+from validation.comparison.outputs import golden_drifts
 from validation.fuzz.cases import parse_only
 from validation.fuzz.groups import Groups
 from validation.fuzz.outcome import Pair
 from validation.fuzz.run import fuzz
-from validation.golden import GoldenSet, edge_sizes, freeze
-from validation.limits import StagedLimits
+from validation.golden.golden_set import GoldenSet, edge_sizes, freeze
+from validation.limits.budget import Budgets, default_budget
+from validation.limits.on_demand import StagedLimits
 
 GRID_SEEN = freeze(GRID_GOLDEN, GRID_SPECS, GRID_DIMS, Grid().run)
 GRID = {"golden": GRID_SEEN, "shapes": (GRID_SPECS, GRID_DIMS)}

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.validation.canary.latencies import KINDS, Rng, autoregressive
-from validation.canary.judge import judge
-from validation.canary.thresholds import Quality, Thresholds
+from validation.canary.judging.judge import judge
+from validation.canary.judging.thresholds import Quality, Thresholds
 from validation.statistics.evidence import Evidence, side
 
 Flags = np.ndarray

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from tests.validation.canary.simulated import pair_evidence
-from validation.canary.judge import Looks, judge
+from validation.canary.judging.judge import Looks, judge
+from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import Observations, add_to
-from validation.canary.pairing import evidence_of
 from validation.canary.report import make_report
-from validation.canary.thresholds import Thresholds
 
 IDENTITY = {"model": "tiny", "target": "cpu", "precision": "int8", "backend": "onnxruntime"}
 

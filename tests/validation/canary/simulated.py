@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from builders.errors import ModelError
-from builders.types import TensorSpec
+from enginery.core.errors import ModelError
+from enginery.core.types import TensorSpec
+from enginery.recording.traffic import Request, Traffic
 from tests.validation.canary.latencies import KINDS, Rng
 from validation.canary.replay import Clock
-from validation.canary.traffic import Request, Traffic
 from validation.statistics.evidence import Evidence, side
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.validation.canary.latencies import Rng
 from validation.canary.concurrent import segments
-from validation.canary.pairing import design_block
+from validation.canary.judging.pairing import design_block
 from validation.statistics.evidence import Array, Evidence, side
 
 # How long the machine keeps its speed, in requests (AR(1)), and by how much it varies.

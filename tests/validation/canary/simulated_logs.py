@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from enginery.recording.recorder import end_of, header_of
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import Observations
-from validation.canary.recorder import end_of, header_of
-from validation.canary.thresholds import Thresholds
 
 Rng = np.random.Generator
 Array = np.ndarray[Any, Any]

@@ -9,9 +9,9 @@ import pytest
 
 from tests.validation.canary.cells import CELLS, bursts, errors_of
 from tests.validation.canary.latencies import KINDS
-from validation.canary.describing import describe
-from validation.canary.judge import judge
-from validation.canary.thresholds import Quality, Thresholds
+from validation.canary.judging.describing import describe
+from validation.canary.judging.judge import judge
+from validation.canary.judging.thresholds import Quality, Thresholds
 from validation.statistics.evidence import Evidence, side
 from validation.statistics.rates import burst_size
 

@@ -9,10 +9,10 @@ from tests.validation.canary.simulated import Ticking
 from tests.validation.canary.test_replay import observed
 from tests.validation.canary.virtual import Threads, Working, poisson_traffic
 from validation.canary.concurrent import LEAST_TURNOVERS, Segment, peak, replay_concurrently, segments
-from validation.canary.judge import judge
-from validation.canary.pairing import evidence_of
+from validation.canary.judging.judge import judge
+from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.replay import Pace, replay
-from validation.canary.thresholds import Thresholds
 
 LATENCY = Thresholds(error_rate=None, quality=None)
 

@@ -6,10 +6,10 @@ import weakref
 import numpy as np
 import pytest
 
+from enginery.recording.outputs import EQUAL_DB
 from tests.validation.canary.virtual import Threads, Working, poisson_traffic
 from validation.canary import concurrent
 from validation.canary.concurrent import replay_concurrently, segments
-from validation.canary.outputs import EQUAL_DB
 from validation.canary.replay import Pace
 
 IN_FLIGHT, ANSWER, REQUESTS = 8, 1 << 16, 300

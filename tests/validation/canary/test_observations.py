@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from builders.errors import DataError
+from enginery.core.errors import DataError
+from validation.canary.judging.pairing import evidence_of
 from validation.canary.observations import MOST_LINE_BYTES, read_head, read_observations
-from validation.canary.pairing import evidence_of
 
 DIGEST = "ab" * 32
 HEAD = {"format": 1, "kind": "enginery-observations", "model": "tiny", "version": "2", "manifest": DIGEST}

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tests.validation.canary.reports import report
-from tests.validation.test_html import HOSTILE, Page
-from validation.canary.describing import describe, describe_interval
-from validation.canary.judge import judge
+from tests.validation.reporting.test_html import HOSTILE, Page
+from validation.canary.judging.describing import describe, describe_interval
+from validation.canary.judging.judge import judge
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.page import render
-from validation.canary.thresholds import Thresholds
 from validation.plots.texts import percent_text, seconds_text
 from validation.statistics.evidence import Evidence, side
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from enginery.recording.outputs import EQUAL_DB, UNLIKE_DB, difference, digest_of_outputs
 from tests.validation.canary.simulated import Engine, Ticking, traffic
-from validation.canary.judge import judge
+from validation.canary.judging.judge import judge
+from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import Observations, add_to
-from validation.canary.outputs import EQUAL_DB, UNLIKE_DB, difference, digest_of_outputs
-from validation.canary.pairing import evidence_of
 from validation.canary.replay import Pace, replay
-from validation.canary.thresholds import Thresholds
 
 
 def replayed(count, fault="", gap=0.05, pace=None, seconds=0.01, seed=0):

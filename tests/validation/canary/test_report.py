@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from builders.digest import digest_of
-from builders.errors import InputError, IntegrityError
+from enginery.core.digest import digest_of
+from enginery.core.errors import InputError, IntegrityError
 from tests.validation.canary.reports import observations, report
-from validation.canary.judge import Looks
+from validation.canary.judging.judge import Looks
 from validation.canary.report import continued, read_report
 from validation.canary.shown import mann_whitney
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from builders.types import Tensors, TensorSpec
+from enginery.core.types import Tensors, TensorSpec
+from enginery.recording.traffic import Request, Traffic
 from tests.validation.canary.latencies import Rng
 from validation.canary.concurrent import Segment, Timed, serve_requests
 from validation.canary.replay import Clock
-from validation.canary.traffic import Request, Traffic
 
 
 class VirtualTime:

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builders.errors import InputError, ModelError
-from builders.types import Dim
+from enginery.core.errors import InputError, ModelError
+from enginery.core.proof.report import Check
+from enginery.core.types import Dim
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
-from validation.budget import Budgets, default_budget
 from validation.contracts.contract import Contract, contract_checks
 from validation.contracts.predicates import Structure
-from validation.golden import GoldenSet, freeze
-from validation.report import Check
+from validation.golden.golden_set import GoldenSet, freeze
+from validation.limits.budget import Budgets, default_budget
 
 BUDGETS = Budgets(default_budget("engine", "fp32"))
 

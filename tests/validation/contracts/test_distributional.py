@@ -5,17 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builders.errors import InputError
-from builders.types import Dim, TensorSpec
+from enginery.core.errors import InputError
+from enginery.core.proof.report import Check
+from enginery.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
-from validation.budget import Budgets, default_budget
 from validation.contracts.calibration import Calibration, Forecasts
 from validation.contracts.contract import Contract, contract_checks
 from validation.contracts.distribution import BRIER, ECE, FLIPS, JS, KL, TOP_K
 from validation.contracts.likeness import as_logits
 from validation.contracts.two_sample import holm, p_value
-from validation.golden import Case, GoldenSet, freeze
-from validation.report import Check
+from validation.golden.golden_set import Case, GoldenSet, freeze
+from validation.limits.budget import Budgets, default_budget
 
 BUDGETS = Budgets(default_budget("engine", "fp32"))
 ALL = {"kl": KL, "js": JS, "flips": FLIPS, "top_k": TOP_K, "ece": ECE, "brier": BRIER}

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
-from validation.budget import Budgets, default_budget
 from validation.contracts.rebuilds import Rebuilt, reproducibility
-from validation.golden import freeze
+from validation.golden.golden_set import freeze
+from validation.limits.budget import Budgets, default_budget
 
 BUDGETS = Budgets(default_budget("engine", "fp32"))
 

@@ -5,15 +5,15 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from builders.errors import InputError, ModelError
-from builders.types import Dim, TensorSpec
+from enginery.core.errors import InputError, ModelError
+from enginery.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Fault, Linear
-from validation.budget import default_budget
 from validation.fuzz.cases import VALUES, FuzzCase, boundaries, draw, histogram_from_json, just_outside, parse_only
 from validation.fuzz.outcome import Pair
 from validation.fuzz.run import Fuzzed, fuzz
 from validation.fuzz.values import make
-from validation.limits import StagedLimits
+from validation.limits.budget import default_budget
+from validation.limits.on_demand import StagedLimits
 
 BUDGET = default_budget("engine", "fp32")
 

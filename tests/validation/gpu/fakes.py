@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from builders import backends
-from builders.digest import digest_of_file
-from builders.errors import EngineryError
-from builders.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors
+from builders.backends import discovery
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors
 from validation.gpu.devices import Device
 
 HOPPER = Device("cuda", Target("sm_90", (9, 0), "h100"), "NVIDIA H100", "NVIDIA-H100-PCIe", driver="580.1", cuda="13.0")
@@ -82,6 +82,6 @@ class _Session:
 
 def register(monkeypatch: pytest.MonkeyPatch, *others: str) -> None:
     """Have `fake` be the only backend, beside those of the real ones that are named."""
-    real = backends._entries()
-    entries = {"fake": EntryPoint("fake", f"{__name__}:Fake", backends.GROUP), **{name: real[name] for name in others}}
-    monkeypatch.setattr(backends, "_entries", lambda: entries)
+    real = discovery._entries()
+    entries = {"fake": EntryPoint("fake", f"{__name__}:Fake", discovery.GROUP), **{name: real[name] for name in others}}
+    monkeypatch.setattr(discovery, "_entries", lambda: entries)

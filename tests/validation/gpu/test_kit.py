@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from builders.errors import UnavailableError
-from builders.jobs import Job
-from builders.process import run_job
+from builders.execution.jobs import Job
+from builders.execution.process import run_job
+from enginery.core.errors import UnavailableError
 from tests.validation.gpu.fakes import HOPPER
 from validation.gpu import devices
 from validation.gpu.__main__ import main

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builders.digest import digest_of_file
-from builders.errors import IntegrityError
-from validation.double import DoubleSession
-from validation.golden import freeze
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import IntegrityError
+from validation.golden.golden_set import freeze
 from validation.gpu.cases import load_cases, save_cases
 from validation.gpu.models import MODELS, write
+from validation.limits.float64 import DoubleSession
 
 
 @pytest.mark.parametrize("name", MODELS)

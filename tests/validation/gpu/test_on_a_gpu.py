@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.cuda import gpus
+from enginery.core.hardware.cuda import gpus
 from validation.gpu.kit import Asked, run_kit
 from validation.gpu.page import page
 

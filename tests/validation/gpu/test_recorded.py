@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from builders.errors import DataError, IntegrityError
-from builders.types import TensorSpec
+from enginery.core.errors import DataError, IntegrityError
+from enginery.core.types import TensorSpec
 from validation.gpu.recorded import Recorder, Recording, pack, question, unpack
 
 ARRAYS = hnp.arrays(

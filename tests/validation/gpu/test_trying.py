@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
-from builders.errors import UnknownNameError
-from builders.jobs import WorkerContext
-from builders.targets import CPU
-from builders.types import BuildRequest
+from builders.execution.jobs import WorkerContext
+from enginery.core.errors import UnknownNameError
+from enginery.core.hardware.targets import CPU
+from enginery.core.types import BuildRequest
 from tests.validation.gpu.fakes import HOPPER, Fake, register
-from validation.double import DoubleSession
-from validation.golden import freeze
+from validation.golden.golden_set import freeze
 from validation.gpu.cases import save_cases
 from validation.gpu.devices import find_device
 from validation.gpu.models import KitModel, write
 from validation.gpu.probes import any_generation_task, build_for_any_generation
 from validation.gpu.tasks import Skipped, Task, other_tasks, own_tasks, request_for
 from validation.gpu.trying import Terms, TryEngine
+from validation.limits.float64 import DoubleSession
 
 TERMS = Terms("cpu", 0.01, Path())
 
@@ -104,18 +104,18 @@ def test_an_engine_for_no_generation_in_particular_is_built_and_differs(model: K
         for item in other_tasks(model, HOPPER, ["tensorrt-rtx"])
         if getattr(item, "request", None) and item.request.target.sm == "sm_80"
     ]  # type: ignore[union-attr]
-    from builders import backends
+    from builders.backends import discovery
 
     (tmp_path / "sm_80").mkdir()
-    for_ampere = backends.configure("tensorrt-rtx", {}).build(mine.request, model.path, tmp_path / "sm_80")  # type: ignore[union-attr]
+    for_ampere = discovery.configure("tensorrt-rtx", {}).build(mine.request, model.path, tmp_path / "sm_80")  # type: ignore[union-attr]
     assert engine.size_bytes > 1000 and engine.digest != for_ampere.digest
     found = tried(task, model, tmp_path, portable=True)
     assert found["outcome"] == "load failed", "there is no GPU here"
 
 
 def test_a_request_is_the_pipelines_own_kind(model: KitModel) -> None:
-    from builders import backends
+    from builders.backends import discovery
 
-    request = request_for(backends.configure("onnxruntime", {}), model, CPU)
+    request = request_for(discovery.configure("onnxruntime", {}), model, CPU)
     assert BuildRequest.from_json(request.to_json()) == request
     assert request.profiles[0].inputs[0] == ("x", (1, 32), (2, 32), (4, 32))

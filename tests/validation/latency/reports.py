@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from builders.profiles import NodeTime, RunProfile
-from validation.latency.anatomy import anatomy
-from validation.latency.graph_costs import GraphCosts, GraphNode
-from validation.latency.measure import FORMAT, BucketLatency, Speed
-from validation.latency.quantiles import curve, quantiles
-from validation.latency.roofs import Roofs
-from validation.latency.surroundings import Surroundings
+from builders.backends.run_profiles import NodeTime, RunProfile
+from validation.latency.measurement.measure import FORMAT, BucketLatency, Speed
+from validation.latency.measurement.quantiles import curve, quantiles
+from validation.latency.measurement.system_load import Surroundings
+from validation.latency.roofline.graph_costs import GraphCosts, GraphNode
+from validation.latency.roofline.roofs import Roofs
+from validation.latency.roofline.time_breakdown import anatomy
 
 ENGINE = "e" * 64
 ROOFS = Roofs({"float32": 5.2e11, "int8": 1.6e12}, 1.9e10, 5e10, 18 << 20, 2.9e-5, 6e-7)
@@ -36,7 +36,7 @@ def profile(layers: int = 14) -> RunProfile:
 
 
 def latency_report(others: float = 0.02) -> dict:
-    from validation.latency.anatomy import executed_costs
+    from validation.latency.roofline.time_breakdown import executed_costs
 
     found = profile()
     costs = executed_costs(found)

@@ -7,15 +7,15 @@ them alone, so that what is not seen at once is measured again, twice at most.
 import numpy as np
 import pytest
 
-from builders.onnxruntime import OnnxRuntime, OrtSession
-from builders.types import BuildRequest, Engine, Target, TensorSpec
+from builders.backends.onnxruntime import OnnxRuntime, OrtSession
+from enginery.core.types import BuildRequest, Engine, Target, TensorSpec
 from tests.validation.latency import nets
-from validation.latency.anatomy import anatomy
-from validation.latency.costs import Cost
-from validation.latency.diagnosis import diagnose_node, diagnose_run
-from validation.latency.graph_costs import graph_costs
-from validation.latency.loop import latencies
-from validation.latency.roofs import Roofs, measure_roofs
+from validation.latency.measurement.loop import latencies
+from validation.latency.roofline.costs import Cost
+from validation.latency.roofline.diagnosis import diagnose_node, diagnose_run
+from validation.latency.roofline.graph_costs import graph_costs
+from validation.latency.roofline.roofs import Roofs, measure_roofs
+from validation.latency.roofline.time_breakdown import anatomy
 
 PLANTED = {"compute": nets.huge_product, "bandwidth": nets.big_addition, "overhead": nets.many_tiny}
 

@@ -5,9 +5,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from validation.latency.against import judge
-from validation.latency.quantiles import below, order_ranks, quantiles, runs_needed
-from validation.latency.warmup import warm_up
+from validation.latency.measurement.paired import judge
+from validation.latency.measurement.quantiles import below, order_ranks, quantiles, runs_needed
+from validation.latency.measurement.warmup import warm_up
 
 
 def remembering(rng, count, memory, size):

@@ -6,10 +6,9 @@ import pytest
 
 from tests.validation.latency.reports import ENGINE, latency_report
 from tests.validation.page_data import version_report
-from validation.html import render
-from validation.latency.diagnosis import Diagnosis
+from validation.latency.measurement.system_load import Surroundings, Watch
 from validation.latency.pictures import roofline_svg
-from validation.latency.surroundings import Surroundings, Watch
+from validation.latency.roofline.diagnosis import Diagnosis
 from validation.latency.words import (
     bucket_row,
     count_text,
@@ -20,6 +19,7 @@ from validation.latency.words import (
     race_lines,
     remarks,
 )
+from validation.reporting.html import render
 
 
 def test_a_row_shows_intervals_and_what_is_missing():

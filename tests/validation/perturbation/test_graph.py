@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from builders.onnxruntime import OrtSession
+from builders.backends.onnxruntime import OrtSession
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.qdq import quantize_int8

@@ -7,16 +7,16 @@ from pathlib import Path
 import onnx
 import pytest
 
-from builders.onnxruntime import OrtSession
+from builders.backends.onnxruntime import OrtSession
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.nets import mlp, rows
 from tests.pipeline.quantization.small_nets import CPU, ranges_of
-from validation.budget import HONEST_DB, LEAST_DB, budgets, default_budget
-from validation.drift import Drift, measure
-from validation.golden import Case, GoldenSet
-from validation.noise import Floor, Noise
+from validation.golden.golden_set import Case, GoldenSet
+from validation.limits.budget import HONEST_DB, LEAST_DB, budgets, default_budget
+from validation.limits.noise_floor import Floor, Noise
+from validation.metrics.drift import Drift, measure
 from validation.perturbation.honest import honest_rounding
 from validation.rounding.figures import Honest, with_chance
 

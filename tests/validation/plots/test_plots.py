@@ -158,7 +158,7 @@ def test_a_colour_of_each_name_is_in_the_style_sheet_for_light_and_dark():
 def test_pages_do_not_need_matplotlib_to_be_imported_and_say_so_when_it_is_missing():
     code = """
 import sys
-import validation.html, validation.canary.page, validation.quantized
+import validation.reporting.html, validation.canary.page, validation.reporting.quantized
 assert "matplotlib" not in sys.modules
 sys.modules["matplotlib"] = None
 from tests.validation.plots.test_plots import plots

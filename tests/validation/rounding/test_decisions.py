@@ -7,15 +7,15 @@ import numpy as np
 import onnx
 import pytest
 
-from builders.types import TensorSpec
-from pipeline.jobs import limits
+from enginery.core.types import TensorSpec
+from pipeline.compile.jobs import limits
 from pipeline.quantization.schemes.cast import cast_float
 from tests.faults.bench import Bench
 from tests.faults.plants import weighted
 from tests.pipeline.quantization.small_nets import build
 from tests.validation.attribution.planted import weight, with_names, with_weight
-from validation.budget import Budgets, budgets, default_budget, strictest
-from validation.golden import GoldenSet
+from validation.golden.golden_set import GoldenSet
+from validation.limits.budget import Budgets, budgets, default_budget, strictest
 from validation.rounding.decisions import Decisions
 from validation.rounding.figures import Honest
 

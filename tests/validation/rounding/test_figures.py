@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from validation.drift import measure
+from validation.metrics.drift import measure
 from validation.rounding.figures import with_chance
 
 

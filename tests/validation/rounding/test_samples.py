@@ -10,12 +10,12 @@ import pytest
 from tests.faults.campaign import Subject
 from tests.faults.families import FAMILIES
 from tests.faults.plants import PLANTS
-from validation.budget import LEAST_DB, budgets, strictest
-from validation.compare import expected_checks
-from validation.drift import Drift, measure
-from validation.golden import Case, GoldenSet
+from validation.comparison.sessions import expected_checks
+from validation.golden.golden_set import Case, GoldenSet
+from validation.limits.budget import LEAST_DB, budgets, strictest
+from validation.metrics.drift import Drift, measure
+from validation.metrics.sample_errors import STEPS, SampleErrors
 from validation.rounding.figures import FEWEST_SAMPLES, Honest, sqnr_of_most
-from validation.sample_errors import STEPS, SampleErrors
 
 NEAR = 10 * math.log10(2) / STEPS
 

@@ -1,4 +1,4 @@
-{{/* The RayCluster. Not a template of its own: it is a ConfigMap's content, and pipeline/kuberay applies it. */}}
+{{/* The RayCluster. Not a template of its own: it is a ConfigMap's content, and pipeline/orchestration/kuberay applies it. */}}
 {{- define "enginery.ray.cluster" -}}
 {{- $gpus := .Files.Get "files/gpus.yaml" | fromYaml -}}
 apiVersion: ray.io/v1
@@ -126,7 +126,7 @@ spec:
     - groupName: {{ $group.name }}
       {{- include "enginery.ray.scale" $group | nindent 6 }}
       idleTimeoutSeconds: {{ $group.idleTimeoutSeconds | int64 }}
-      # What Enginery asks Ray for: builders/dispatch places a unit by these labels.
+      # What Enginery asks Ray for: builders/execution/ray places a unit by these labels.
       labels:
         enginery/sm: {{ $group.generation }}
         {{- with $group.product }}

@@ -1,6 +1,6 @@
 {{/* The worker groups of the RayCluster. */}}
 
-{{/* How many workers there may be; how many there are is the autoscaler's to say (pipeline/kuberay keeps its number).
+{{/* How many workers there may be; how many there are is the autoscaler's to say (pipeline/orchestration/kuberay keeps its number).
      Argument: {min, max}. */}}
 {{- define "enginery.ray.scale" -}}
 minReplicas: {{ .min | int64 }}

@@ -8,16 +8,16 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from pipeline.quantization.calibration.histogram import LogHistogram
-from pipeline.quantization.calibration.methods import MinMax, Mse, ranges
-from pipeline.quantization.calibration.observations import Observations, Seen
-from pipeline.quantization.choice.runs import divided
-from pipeline.quantization.choice.search import Floor, choose
-from pipeline.quantization.graphs.sites import activations, prepared
+from pipeline.quantization.insertion.insertion_points import activations, prepared
 from pipeline.quantization.record.record import BINS, PICTURES, Evidence, record
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
-from tests.pipeline.quantization.choice.outlier_nets import noise, outlier_net, runs
+from pipeline.quantization.search.search import Floor, choose
+from pipeline.quantization.settings.runs import divided
+from pipeline.quantization.statistics.histogram import LogHistogram
+from pipeline.quantization.statistics.methods import MinMax, Mse, ranges
+from pipeline.quantization.statistics.observations import Observations, Seen
+from tests.pipeline.quantization.search.outlier_nets import noise, outlier_net, runs
 from tests.pipeline.quantization.small_nets import (
     CPU,
     SCHEMES,

@@ -1,5 +1,0 @@
-"""PyTorch's ahead-of-time compiler: `backend` is what the rest of the house sees; `session` runs its packages."""
-
-from builders.aotinductor.backend import AotInductor
-
-__all__ = ["AotInductor"]

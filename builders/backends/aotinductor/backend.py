@@ -1,0 +1,291 @@
+"""AOTInductor: PyTorch's own compiler, ahead of time, into one `.pt2` package that runs without the model's code.
+
+What it compiles is the ONNX model, as a program that `builders.onnx_torch` makes of it: one dynamic dimension for each
+named one, from the least to the greatest size of all profiles. It generates C++ for the CPU (Triton for GPUs) and needs
+a C++ compiler for both.
+
+Native code for a CPU runs only on CPUs that have its instructions. It is built for a level of x86-64, v3 (AVX2) or v4
+(AVX-512), never for "native", so that the level says all there is to say: it is part of the toolchain, hence of the
+build key, and an engine is refused where the CPU lacks it. The code checks no bounds: the session looks at every shape
+before it is run.
+
+GPUs: the code path is written, for a torch with CUDA on a machine that has the GPU. Never run.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from builders.backends.fitting import check_fits
+from builders.backends.installed import PackageNotFoundError, version
+from builders.execution.workdir import require_plain
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError, InputError
+from enginery.core.hardware import cpu_kinds, cuda
+from enginery.core.hardware.cpu_levels import HOST, host_level, lacking, level_of
+from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+
+if TYPE_CHECKING:
+    import torch
+
+_INSTRUCTIONS = {"x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}  # Inductor's names
+_NO_DTYPE = ("uint16", "uint32", "uint64", "complex64", "complex128", "str", "object")
+_MODEL = "model"  # the one model of a package
+_FAULTS = "enginery_lookups"  # in its metadata: what its last output tells of, in words
+# All that a package of ours holds; what lies in other folders torch would unpickle.
+_MEMBERS = re.compile(
+    r"[\w.-]+/(archive_format|archive_version|byteorder|version|\.format_version|\.data/[\w.-]+|"
+    rf"data/aotinductor/{_MODEL}/[\w.-]+)"
+)
+
+
+@dataclass(frozen=True)
+class AotInductor:
+    """The AOTInductor backend.
+
+    cpu: the level of x86-64 that the code is for, 'x86-64-v3' or 'x86-64-v4'; 'host' is the highest that this CPU has.
+    threads: of the loops that it generates, fixed in the engine; 0 leaves it to the process that runs it.
+    freeze: compute once, while building, what only weights go into: packed, transposed and dequantized ones.
+    max_autotune: time several kernels for each matrix product while building, and keep the fastest.
+    compiler: the C++ compiler's command, GCC's or Clang's.
+    """
+
+    name: ClassVar[str] = "aotinductor"
+    revision: ClassVar[int] = 2
+    tunes_on_target: ClassVar[bool] = True
+    determinism: ClassVar[Determinism] = "budget"
+    install: ClassVar[str] = "pip install 'enginery[export]', and a C++ compiler (apt-get install g++)"
+    build_only: ClassVar[tuple[str, ...]] = ("c++",)
+
+    cpu: str = "host"
+    threads: int = 0
+    freeze: bool = True
+    max_autotune: bool = False
+    compiler: str = "g++"
+
+    def __post_init__(self) -> None:
+        if self.cpu not in (known := (HOST, *_INSTRUCTIONS)):
+            raise self._bad("cpu", f"{self.cpu!r} is not one of {', '.join(map(repr, known))}")
+        if self.threads < 0:
+            raise self._bad("threads", f"{self.threads} is negative; 0 leaves it to the process that runs the engine")
+
+    def serves(self, target: Target) -> bool:  # noqa: ARG002 - the protocol's
+        """CPUs and GPUs."""
+        return True
+
+    def versions(self) -> dict[str, str]:
+        """Versions of torch and the C++ compiler, and the level of x86-64 that the code is for."""
+        try:
+            found = {"torch": version("torch")}
+        except PackageNotFoundError:
+            return {}
+        compiler = compiler_version(self.compiler)
+        return {**found, "cpu": self._level()} | ({"c++": compiler} if compiler else {})
+
+    def scheme(self) -> QuantizationScheme:
+        """That of onnxruntime, so that both compile one graph."""
+        return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
+
+    def refuses(self, request: BuildRequest) -> str | None:
+        """FP8 on CPUs, GPUs where torch has no CUDA, I/O types that torch lacks, machines that are not x86-64, and
+        everything without torch or a C++ compiler."""
+        found = self.versions()
+        if not found:
+            return f"torch is not installed; {self.install}"
+        if request.target.is_cpu and request.precision == "fp8":
+            return "CPUs have no FP8 arithmetic; use int8"
+        if not request.target.is_cpu and "+cpu" in found["torch"]:
+            return (
+                f"torch {found['torch']} has no CUDA; install one that has, on a node with {request.target.name}, "
+                "or use tensorrt-rtx"
+            )
+        for spec in (*request.inputs, *request.outputs):
+            if spec.dtype in _NO_DTYPE:
+                return f"{spec.name!r} is {spec.dtype}, which torch has no operators for; cast it to int64 or float32"
+        if found["cpu"] not in _INSTRUCTIONS:
+            return (
+                f"the code is built for x86-64 with AVX2 at least, and this machine is {found['cpu']}; use onnxruntime"
+            )
+        if "c++" not in found:
+            return (
+                f"there is no C++ compiler {self.compiler!r}; apt-get install g++, or set backends.aotinductor.compiler"
+            )
+        from builders.backends import profile_bounds
+
+        return _cpu_refusal(request) or profile_bounds.refusal(request, "AOTInductor")
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        """Compile `model` into WORKDIR/engine.pt2.
+
+        Raises ModelError, naming node and operator, for what the conversion to torch does not know, and EngineryError
+        with the compiler's words where the compilation fails; and as `require_plain` does.
+        """
+        if not request.target.is_cpu and (reason := self.runs(request.target)):
+            raise EngineryError(f"AOTInductor compiles on the GPU it builds for: {reason}")
+        require_plain(workdir, "AOTInductor's compiler")
+        path = workdir / "engine.pt2"
+        with warnings.catch_warnings(action="ignore"), _own_cache(workdir), _instructions(level_of(request)):
+            program, faults = _program(request, model)
+            self._compile(program, path, {_FAULTS: json.dumps(faults)})
+        return Engine(request, path, digest_of_file(path), path.stat().st_size, ".pt2")
+
+    def runs(self, target: Target) -> str | None:
+        """CPUs are at hand. GPUs: whether one of that compute capability is here, and torch has CUDA."""
+        if target.is_cpu:
+            return None
+        if "+cpu" in self.versions().get("torch", "+cpu"):
+            return "torch has no CUDA on this machine"
+        return cuda.lacking(target)
+
+    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+        """Why an engine cannot be opened here: no torch or another one, or a CPU without its instructions. The C++
+        compiler is nothing that a serving node needs."""
+        if "torch" not in here:
+            return f"it needs torch, which is not installed; {self.install}"
+        if built.get("torch", here["torch"]) != here["torch"]:
+            return f"built with torch {built['torch']}, here is {here['torch']}; build it again"
+        if missing := lacking(level := built.get("cpu", "x86-64-v3")):
+            return (
+                f"built for {level} CPUs, and this one has no {', '.join(missing)}; "
+                f"build it with backends.aotinductor.cpu: {host_level()}"
+            )
+        return None
+
+    @contextmanager
+    def open(self, engine: Engine) -> Iterator[Session]:
+        """Load the engine, which is native code. Raises EngineryError where it is for another CPU, GPU or torch, or
+        holds what no package of ours has."""
+        from builders.backends.aotinductor.session import PackageSession
+
+        check_fits(self, engine)
+        check_members(engine.path)
+        session = PackageSession(engine, _MODEL, _FAULTS)
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def load_runtime(self) -> None:
+        """Import torch."""
+        import torch  # noqa: F401
+
+    def _compile(self, program: "torch.export.ExportedProgram", path: Path, notes: dict[str, str]) -> None:
+        import torch
+
+        configs = {**self._configs(), "aot_inductor.metadata": notes}
+        try:
+            with torch.no_grad():  # or freezing is passed over
+                torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=configs)
+        except Exception as error:  # inductor raises classes of many modules, those of the C++ compiler included
+            raise EngineryError(f"AOTInductor cannot compile it: {_words(error)}") from error
+
+    def _configs(self) -> dict[str, Any]:
+        """Inductor's settings; all that shape the code are here, so that its environment variables do not."""
+        return {
+            "aot_inductor.package_constants_in_so": True,
+            "aot_inductor.precompile_headers": False,  # which pays from the second build in one cache on
+            "compile_threads": 1,
+            "cpp.cxx": (None, self.compiler),
+            "cpp.dynamic_threads": self.threads == 0,
+            "cpp.march": self._level(),
+            "cpp.simdlen": None,
+            "cpp.threads": self.threads or -1,
+            "cpp.weight_prepack": False,  # in an order that oneDNN chooses for this very CPU
+            "cpp.vec_isa_ok": True,  # it would compile and load a program to find out
+            "freezing": self.freeze,
+            "max_autotune": self.max_autotune,
+        }
+
+    def _level(self) -> str:
+        return host_level() if self.cpu == HOST else self.cpu
+
+    def _bad(self, option: str, words: str) -> InputError:
+        return InputError(f"backends.{self.name}.{option}: {words}")
+
+
+def compiler_version(command: str) -> str | None:
+    """The C++ compiler's own version, '12.2.0'; None where there is none of that name."""
+    found = shutil.which(command)
+    return None if found is None else _compiler_version(found, Path(found).stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _compiler_version(path: str, _changed_ns: int) -> str | None:
+    try:
+        said = subprocess.run([path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return said.stdout.strip() or None if said.returncode == 0 else None
+
+
+def check_members(path: Path) -> None:
+    """Raise EngineryError for a package that is none, or holds more than compiled code, which torch might unpickle."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (OSError, zipfile.BadZipFile) as error:
+        raise EngineryError(f"{path.name} is no AOTInductor package: {error}; build it again") from error
+    for name in names:
+        if not _MEMBERS.fullmatch(name):
+            raise EngineryError(f"{path.name} holds {name!r}, which no engine of AOTInductor does; do not open it")
+
+
+def _cpu_refusal(request: BuildRequest) -> str | None:
+    if request.target.is_cpu and level_of(request) not in _INSTRUCTIONS:
+        return f"the code is built for x86-64 with AVX2 at least, and {request.target.name} has not; use onnxruntime"
+    return cpu_kinds.refusal(request, "AOTInductor")
+
+
+def _program(request: BuildRequest, model: Path) -> "tuple[torch.export.ExportedProgram, tuple[str, ...]]":
+    """The model as a program on the target's device, and the faults that it tells of."""
+    from builders.onnx_torch import to_guarded_program
+
+    program, faults = to_guarded_program(model, request)
+    if not request.target.is_cpu:
+        from torch.export.passes import move_to_device_pass
+
+        program = move_to_device_pass(program, "cuda")
+    return program, faults
+
+
+@contextmanager
+def _own_cache(workdir: Path) -> Iterator[None]:
+    """Inductor's cache under the work folder: builds beside each other do not meet, and nothing stays behind."""
+    from torch._inductor.utils import fresh_cache
+
+    with fresh_cache(dir=str(workdir)):
+        yield
+
+
+@contextmanager
+def _instructions(level: str) -> Iterator[None]:
+    """Have inductor write for a level of x86-64 and nothing beyond; left alone it takes VNNI and AMX from the host."""
+    from torch._inductor import cpu_vec_isa
+
+    if level not in _INSTRUCTIONS:
+        raise EngineryError(f"the code is built for x86-64 with AVX2 at least, and this machine is {level}")
+    inductor: Any = cpu_vec_isa
+    chosen = getattr(inductor, _INSTRUCTIONS[level])()
+    usual = inductor.valid_vec_isa_list
+    inductor.valid_vec_isa_list = lambda: [chosen]
+    try:
+        yield
+    finally:
+        inductor.valid_vec_isa_list = usual
+
+
+def _words(error: Exception) -> str:
+    """The last cause's first lines: inductor wraps what went wrong several times."""
+    while error.__cause__ is not None and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:6])[:2000] or type(error).__name__

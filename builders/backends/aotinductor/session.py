@@ -1,0 +1,88 @@
+"""Runs an AOTInductor package. Its code checks nothing, so every input is looked at before it is called."""
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from enginery.arrays.tensors import InputCheck
+from enginery.core.errors import DataError, EngineryError
+from enginery.core.types import Engine, Tensors, TensorSpec
+
+
+class PackageSession:
+    """A package opened on the CPU, or on the first GPU. Raises EngineryError when it cannot be loaded."""
+
+    def __init__(self, engine: Engine, model_name: str, faults: str) -> None:
+        import torch
+
+        self.inputs: Sequence[TensorSpec] = engine.request.inputs
+        self.outputs: Sequence[TensorSpec] = engine.request.outputs
+        self._name = engine.path.name
+        self._accepts = InputCheck(engine.request.inputs, engine.request.profiles)
+        self._device = torch.device("cpu" if engine.request.target.is_cpu else "cuda")
+        try:
+            # The loader itself: torch's function around it would read, and unpickle, programs beside the code.
+            self._model: Any = torch._C._aoti.AOTIModelPackageLoader(str(engine.path), model_name, False, 1, -1)
+        except (RuntimeError, ValueError) as error:
+            raise EngineryError(f"{self._name} cannot be loaded: {error}; build it again") from error
+        self._faults: list[str] = json.loads(self._model.get_metadata().get(faults, "[]"))
+
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+        """Run once. Raises DataError for arrays that the engine was not built for, EngineryError when it fails."""
+        from builders.onnx_ops.torch_arrays import to_array
+
+        if self._model is None:
+            raise EngineryError(f"{self._name}: the session is closed; open it again")
+        self._accepts(inputs)
+        given = [_lent(inputs[spec.name]).to(self._device) for spec in self.inputs]
+        try:
+            results = self._model.boxed_run(list(given))
+        except RuntimeError as error:
+            raise EngineryError(f"{self._name} failed while running: {error}") from error
+        if self._faults:
+            self._check(results.pop())
+        made = {spec.name: to_array(tensor) for spec, tensor in zip(self.outputs, results, strict=True)}
+        # An output that is an input would change with the caller's array.
+        shared = {name for name, array in made.items() if any(np.may_share_memory(array, x) for x in inputs.values())}
+        return {name: array.copy() if name in shared else array for name, array in made.items()}
+
+    def prepared(self, inputs: Tensors) -> Callable[[], object]:
+        """See `run_profiles.Prepared`: the package's own call on tensors of its device."""
+        import torch
+
+        self.run(inputs)
+        given = [_lent(inputs[spec.name]).to(self._device) for spec in self.inputs]
+
+        def call() -> object:
+            found = self._model.boxed_run(list(given))
+            if self._device.type == "cuda":
+                torch.cuda.synchronize()
+            return found
+
+        return call
+
+    def _check(self, fine: Any) -> None:
+        """Raise DataError for an index out of range or a division by zero; the results are then of other numbers."""
+        found = [fault for fault, held in zip(self._faults, fine.tolist(), strict=True) if not held]
+        if found:
+            raise DataError(f"{found[0]}: the inputs hold what the model has no answer to")
+
+    def close(self) -> None:
+        """Unload the package."""
+        self._model = None
+
+
+def _lent(array: np.ndarray[Any, Any]) -> Any:
+    """The array as a tensor, without a copy where torch can read it as it lies."""
+    import torch
+
+    from builders.onnx_ops.torch_arrays import to_tensor
+
+    if array.dtype.kind in "biuf" and array.flags.c_contiguous:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that an array which must not be written could be: it is only read
+            return torch.from_numpy(array)
+    return to_tensor(array)

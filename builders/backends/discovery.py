@@ -1,0 +1,163 @@
+"""Finds backends by entry point, and makes them from typed options; no compiler is imported on the way.
+
+A backend is a frozen dataclass (`enginery.core.types.Backend`) whose fields are its options. Any installed distribution adds
+one with a line in its pyproject.toml, under `[project.entry-points."enginery.backends"]`.
+"""
+
+import dataclasses
+import inspect
+import platform
+import re
+import typing
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from enginery.core.errors import EngineryError, InputError, UnknownNameError
+from enginery.core.hardware.cpu_kinds import kind_named, kind_of
+from enginery.core.hardware.cpu_levels import HOST
+from enginery.core.text import suggest
+from enginery.core.types import CPU_KIND, Backend, BuildRequest, Scalar, Target
+
+GROUP = "enginery.backends"
+# Stacks that are asked for by name, and are no backends: they compile checkpoints of architectures they know, not ONNX.
+LLM_STACKS = {"tensorrt-llm": "TensorRT-LLM", "mlc-llm": "MLC LLM"}
+_SPELLINGS = {"trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "tensorrtllm": "tensorrt-llm", "mlc": "mlc-llm"}
+
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
+
+
+def names() -> list[str]:
+    """The installed backends' names, sorted."""
+    return sorted(_entries())
+
+
+def load(name: str) -> type[Backend]:
+    """The backend class of that name. Raises UnknownNameError for an unknown name, EngineryError for a broken one."""
+    where = entry_point(name)
+    try:
+        return typing.cast("type[Backend]", _entries()[name].load())
+    except (ImportError, AttributeError) as error:
+        raise EngineryError(f"backend {name!r} ({where}) cannot be loaded: {error}; reinstall it") from error
+
+
+def entry_point(name: str) -> str:
+    """Where the backend class of that name is: 'package.module:Class'. Raises UnknownNameError."""
+    entries = _entries()
+    if name not in entries:
+        raise UnknownNameError(_llm_stack(name) or f"backend {name!r} is not known; {suggest(name, sorted(entries))}")
+    return entries[name].value
+
+
+@cache
+def option_fields(cls: type[Backend]) -> dict[str, tuple[type[Scalar], Scalar]]:
+    """A backend's options: name -> (type, default)."""
+    hints = typing.get_type_hints(cls)
+    fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]  # the protocol cannot say "is a dataclass"
+    return {field.name: (hints[field.name], field.default) for field in fields}
+
+
+def rounds_activations(backend: Backend) -> bool:
+    """Whether a backend's products with int4 weights round their activations to 8 bits, block by block."""
+    return bool(getattr(backend, "rounds_activations", False))
+
+
+def option_meanings(cls: type[Backend]) -> dict[str, str]:
+    """What each option means, from the lines 'option: meaning' of the docstrings of the class and its bases."""
+    names = "|".join(map(re.escape, option_fields(cls)))
+    found: dict[str, str] = {}
+    for base in cls.__mro__:
+        text = inspect.cleandoc(base.__doc__ or "")
+        for part in re.split(rf"\n(?=(?:{names}): )|\n\n", text) if names else ():
+            name, colon, meaning = part.partition(": ")
+            if colon and name in option_fields(cls):
+                found.setdefault(name, " ".join(re.sub(r" \(`[^`]*`\)|`", "", meaning).split()))
+    return found
+
+
+def configure(name: str, options: Mapping[str, Scalar]) -> Backend:
+    """The backend with these options, defaults for the rest.
+
+    Raises UnknownNameError for an unknown backend, InputError for an unknown option or a value of the wrong type
+    or range.
+    """
+    cls = load(name)
+    fields = option_fields(cls)
+    checked = {key: _checked(name, key, value, fields) for key, value in options.items()}
+    make: Any = cls
+    return typing.cast("Backend", make(**checked))
+
+
+def options_of(backend: Backend) -> tuple[tuple[str, Scalar], ...]:
+    """Every option with its value, sorted by name: what a build key takes in."""
+    return tuple((name, getattr(backend, name)) for name in sorted(option_fields(type(backend))))
+
+
+@typing.runtime_checkable
+class GpuTools(typing.Protocol):
+    """A backend some of whose `versions` are of tools that only engines for GPUs are made with: their names."""
+
+    @property
+    def gpu_tools(self) -> tuple[str, ...]:
+        """As in a toolchain: 'nvcc'."""
+        ...
+
+
+def toolchain_of(backend: Backend, target: Target | None = None) -> tuple[tuple[str, str], ...]:
+    """Versions of compiler and runtime as installed here, and the backend's own revision; sorted by name.
+
+    target: what an engine is for; None is every tool that the backend has. For a CPU the kind of it belongs to them,
+    and where code is compiled for this machine's level of x86-64 (`cpu`), it is compiled for that kind's.
+    """
+    unused = backend.gpu_tools if target and target.is_cpu and isinstance(backend, GpuTools) else ()
+    found = {name: version for name, version in backend.versions().items() if name not in unused}
+    if target and target.is_cpu:
+        found[CPU_KIND] = kind_of(target)
+        if (kind := kind_named(target.name)) and getattr(backend, "cpu", None) == HOST:
+            found["cpu"] = kind.level
+    return tuple(sorted({**found, f"enginery-{backend.name}": str(backend.revision)}.items()))
+
+
+def check_toolchain(backend: Backend, planned: BuildRequest) -> None:
+    """Raise EngineryError where the versions here are not those of the build key: the engine would bear a false one."""
+    here, wanted = dict(toolchain_of(backend, planned.target)), dict(planned.toolchain)
+    names = sorted((here.keys() | wanted.keys()) - {CPU_KIND})  # it asks nothing of whoever builds; a proof asks
+    wrong = [name for name in names if here.get(name) != wanted.get(name)]
+    if wrong:
+        listed = ", ".join(f"{name} {here.get(name, 'absent')}, not {wanted.get(name, 'absent')}" for name in wrong)
+        raise EngineryError(
+            f"{platform.node()} has {listed}, which the plan was made for; install the same versions on every node"
+        )
+
+
+@cache
+def _entries() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _llm_stack(name: str) -> str | None:
+    """Why one of `LLM_STACKS` is no backend, and what to use; None for another name."""
+    spelled = name.strip().lower().replace("_", "-")
+    title = LLM_STACKS.get(_SPELLINGS.get(spelled, spelled))
+    if title is None:
+        return None
+    return (
+        f"backend {name!r}: {title} is not built here: it makes its engines from a checkpoint and serves them with a "
+        "runtime of its own, so no ONNX graph would prove them; use tensorrt or tensorrt-rtx for encoders and single "
+        f"steps of a decoder, and {title} itself beside Enginery for generation (docs/decisions/0008-llm-stacks.md)"
+    )
+
+
+def _checked(backend: str, key: str, value: Scalar, fields: Mapping[str, tuple[type[Scalar], Scalar]]) -> Scalar:
+    if key not in fields:
+        raise InputError(f"backends.{backend}.{key}: no such option; {suggest(key, sorted(fields))}")
+    wanted, default = fields[key]
+    if wanted is float and type(value) is int:
+        return float(value)
+    if type(value) is not wanted:  # exactly: True is not a number here
+        raise InputError(
+            f"backends.{backend}.{key}: {value!r} is of type {type(value).__name__}; "
+            f"give {_KINDS.get(wanted, wanted.__name__)}, such as {default!r}"
+        )
+    return value

@@ -1,0 +1,158 @@
+"""IREE: a model as one file of bytecode and native code (`.vmfb`), for CPUs and, with PTX in it, for GPUs.
+
+The model goes through IREE's ONNX importer and `iree-compile`, a program of its own whose crash is an error here.
+Dynamic dimensions stay dynamic: one engine holds all profiles. An engine for a GPU holds PTX, which the driver compiles
+when the engine is loaded; none was ever run.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from builders.backends import profile_bounds
+from builders.backends.fitting import check_fits, other_versions
+from builders.backends.installed import PackageNotFoundError, version
+from builders.execution.workdir import require_plain
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import InputError
+from enginery.core.hardware import cpu_kinds, cuda
+from enginery.core.hardware.cpu_levels import HOST, LEVELS, check_cpu, host_level, level_of
+from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+
+_TITLE = "IREE"
+_DISTRIBUTIONS = ("iree-base-compiler", "iree-base-runtime")
+# Generations whose PTX `iree-compile` 3.13 makes; of the others it says "missing GPU target".
+_CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0)}
+# By default IREE takes dynamic sizes of operands for equal and drops the checks of it when it optimizes (a row that is
+# broadcast over a batch silently computes something else), and computes doubles in single precision.
+_AS_WRITTEN = (
+    "--iree-torch-use-strict-symbolic-shapes=false",
+    "--iree-opt-strip-assertions=false",
+    "--iree-input-demote-f64-to-f32=false",
+)
+_CHOICES = {"cpu": (*LEVELS, HOST), "optimization": ("O0", "O1", "O2", "O3")}
+
+
+@dataclass(frozen=True)
+class Iree:
+    """The IREE backend.
+
+    cpu: the least CPU that an engine for `cpu` runs on, as a level of x86-64 (`enginery.core.hardware.cpu_levels`); 'host' is the
+    highest level of the machine that plans the build.
+    optimization: IREE's global level, 'O0' to 'O3'.
+    multithreaded: whether such an engine is run by a thread per core, or by the caller's alone.
+    """
+
+    name: ClassVar[str] = "iree"
+    revision: ClassVar[int] = 2
+    tunes_on_target: ClassVar[bool] = False
+    determinism: ClassVar[Determinism] = "bytes"
+    install: ClassVar[str] = "pip install 'enginery[iree]'"
+
+    cpu: str = "x86-64-v3"
+    optimization: str = "O2"
+    multithreaded: bool = True
+
+    def __post_init__(self) -> None:
+        for option, known in _CHOICES.items():
+            if (value := getattr(self, option)) not in known:
+                raise InputError(f"backends.iree.{option}: {value!r} is not one of {', '.join(map(repr, known))}")
+
+    def serves(self, target: Target) -> bool:  # noqa: ARG002 - both kinds
+        """CPUs and GPUs."""
+        return True
+
+    def versions(self) -> dict[str, str]:
+        """Versions of compiler and runtime, and this CPU's level where the engine depends on it."""
+        try:
+            found = {name: version(name) for name in _DISTRIBUTIONS}
+        except PackageNotFoundError:
+            return {}
+        return {**found, "cpu": host_level()} if self.cpu == HOST else found
+
+    def scheme(self) -> QuantizationScheme:
+        """Symmetric int8, biases in floating point, the rest in fp32."""
+        return QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
+
+    def refuses(self, request: BuildRequest) -> str | None:
+        """Generations and precisions that IREE lacks, shapes that it is not held to, and where it is not installed."""
+        return (
+            _target_refusal(request.target)
+            or _precision_refusal(request)
+            or profile_bounds.refusal(request, _TITLE)
+            or cpu_kinds.refusal(request, _TITLE)
+            or (None if self.versions() else f"IREE is not installed; {self.install}")
+        )
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        """Compile `model` into WORKDIR/engine.vmfb.
+
+        Raises ModelError with the node, its operator and IREE's words when the model cannot be compiled, and as
+        `require_plain` does.
+        """
+        from builders.backends.iree.compile import compile_model
+
+        require_plain(workdir, "IREE")
+        path = compile_model(model, workdir, self._flags(request))
+        return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix)
+
+    def runs(self, target: Target) -> str | None:
+        """A CPU is always at hand; of GPUs, one of that compute capability must be."""
+        return cuda.lacking(target)
+
+    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+        """See `fitting.Choosy`: the very versions that built it; of the CPU `open` asks more than equality."""
+        return other_versions({name: built[name] for name in built if name != "cpu"}, here)
+
+    @contextmanager
+    def open(self, engine: Engine) -> Iterator[Session]:
+        """Load an engine. Raises as `check_fits` and `check_cpu` do. Never run on a GPU."""
+        from builders.backends.iree.session import open_engine
+
+        check_fits(self, engine)
+        if engine.request.target.is_cpu:
+            check_cpu(engine)
+        with open_engine(engine, self._device(engine.request.target)) as session:
+            yield session
+
+    def load_runtime(self) -> None:
+        """Import IREE's runtime."""
+        import iree.runtime  # noqa: F401
+
+    def _device(self, target: Target) -> str:
+        if not target.is_cpu:
+            return f"cuda://{cuda.index_of(target.compute_capability)}"
+        return "local-task" if self.multithreaded else "local-sync"
+
+    def _flags(self, request: BuildRequest) -> list[str]:
+        if not request.target.is_cpu:
+            device = ["--iree-hal-target-device=cuda", f"--iree-cuda-target={request.target.sm}"]
+        else:
+            device = [
+                "--iree-hal-target-device=local",
+                "--iree-hal-local-target-device-backends=llvm-cpu",
+                f"--iree-llvmcpu-target-cpu={level_of(request)}",
+                "--iree-llvmcpu-debug-symbols=false",  # they hold addresses of the compiler's own
+            ]
+        return [*device, f"--iree-opt-level={self.optimization}", *_AS_WRITTEN]
+
+
+def _target_refusal(target: Target) -> str | None:
+    if target.is_cpu or target.compute_capability in _CAPABILITIES:
+        return None
+    return f"IREE makes no code for {target.sm}; use tvm, or tensorrt on a node with that GPU"
+
+
+def _precision_refusal(request: BuildRequest) -> str | None:
+    """What IREE 3.13 compiles of no model, or of small ones only; found by compiling."""
+    if request.precision == "bf16" and request.target.is_cpu:
+        return "IREE compiles bfloat16 for CPUs only in part (it calls conversions that it lacks); use fp32"
+    if request.precision == "int8-dynamic" and not request.target.is_cpu:
+        return "IREE compiles MatMulInteger for CPUs only; use int8 with calibration"
+    if request.precision == "fp8":
+        return "IREE compiles no conversion from FP8; use int8"
+    if request.precision == "int4":
+        return "IREE compiles no DequantizeLinear in blocks, which int4 weights come in; use int8"
+    return None

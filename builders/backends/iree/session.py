@@ -1,0 +1,79 @@
+"""Runs an IREE engine: on this CPU, and, never tried, on this machine's GPU."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from builders.backends import profile_bounds
+from enginery.arrays.tensors import InputCheck
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec
+
+_PLACES = re.compile(r"^Error invoking function: |[\w/<>.]+\.?[ch]?:\d+: [A-Z_]+; |; while (invoking|calling) [^;]*")
+
+
+@contextmanager
+def open_engine(engine: Engine, device: str) -> Iterator[Session]:
+    """Load `engine` on a device, named as IREE does ('local-task', 'cuda://0').
+
+    Raises EngineryError with IREE's words when it cannot be loaded.
+    """
+    import iree.runtime as runtime
+
+    try:
+        config = runtime.Config(device)
+        module = runtime.VmModule.mmap(config.vm_instance, str(engine.path))
+        context = runtime.SystemContext(vm_modules=[module], config=config)
+        main = context.modules[module.name]["main"]
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise EngineryError(f"IREE cannot load {engine.path.name}: {words(error)}; build it again") from error
+    session = IreeSession(engine.request, main)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+class IreeSession:
+    """A function of an engine on a device."""
+
+    def __init__(self, request: BuildRequest, main: Any) -> None:
+        self.inputs: Sequence[TensorSpec] = request.inputs
+        self.outputs: Sequence[TensorSpec] = request.outputs
+        self._request = request
+        self._check = InputCheck(request.inputs, request.profiles)
+        self._main: Any = main
+
+    def close(self) -> None:
+        """Let go of the function; `run` refuses from now on."""
+        self._main = None
+
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+        """Run once. Raises DataError for arrays that fit no profile, EngineryError when IREE fails."""
+        if self._main is None:
+            raise EngineryError("the session of this IREE engine is closed; open it again")
+        given, sizes = profile_bounds.checked_inputs(self._check, inputs)
+        try:
+            found = self._main(*given)
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise EngineryError(f"IREE failed while running: {words(error)}") from error
+        # copied: what it hands out lies in its own memory
+        results = [np.array(value.to_host()) for value in (found if isinstance(found, tuple) else (found,))]
+        results = [_signed_as(spec, array) for spec, array in zip(self.outputs, results, strict=True)]
+        return profile_bounds.checked_outputs(self._request, results, sizes, "IREE")
+
+
+def _signed_as(spec: TensorSpec, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """The bits as the request says: IREE's integers have a width and no sign, and it calls them signed."""
+    wanted = np.dtype(spec.dtype) if spec.dtype.lstrip("u").startswith("int") else array.dtype
+    same = array.dtype.kind in "iu" and wanted.itemsize == array.dtype.itemsize
+    return array.view(wanted) if same else array
+
+
+def words(error: Exception) -> str:
+    """IREE's words without the places in its source code and without its stack."""
+    first = " ".join(str(error).split("\n")[0].split())
+    return _PLACES.sub("", first).rstrip("; ") or type(error).__name__

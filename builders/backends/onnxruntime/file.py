@@ -1,0 +1,66 @@
+"""What becomes of the file that ONNX Runtime saves, before it is an engine; and how such a file is read."""
+
+from pathlib import Path
+
+import onnx
+
+from builders.onnx_graphs.bodies import walk_graphs
+
+# How ONNX Runtime names the fp32 values that stand in for fp16 ones without a kernel.
+WIDENED = "InsertedPrecisionFreeCast_"
+_INDICES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+
+
+def settle(path: Path, source: Path) -> tuple[str, ...]:
+    """Take external data from `source` into the engine, which must stand alone; notes on what the graph became."""
+    engine = onnx.load(path, load_external_data=False)
+    if any(onnx.external_data_helper.uses_external_data(tensor) for tensor in engine.graph.initializer):
+        onnx.load_external_data_for_model(engine, str(source))
+        onnx.save(engine, path)
+    widened = sum(any(WIDENED in name for name in (*node.input, *node.output)) for node in engine.graph.node)
+    if not widened:
+        return ()
+    share = f"{widened} of {len(engine.graph.node)} operators"
+    return (
+        f"{share} compute in fp32 on this CPU, unrounded in between: fp16's overflow and rounding do not show here",
+    )
+
+
+def embed_shapes(model: onnx.ModelProto, folder: Path) -> None:
+    """Take the integer vectors of a light model (weights in files in `folder`) into the model itself.
+
+    They may be shapes, lengths or indices, and ONNX's shape inference reads those from the model alone: where ONNX
+    Runtime makes one Split of 128 Slices, its lengths are 1024 bytes, and a file that has them outside does not open.
+    """
+    for graph in walk_graphs(model.graph):
+        for tensor in graph.initializer:
+            is_vector = tensor.data_type in _INDICES and len(tensor.dims) <= 1
+            if is_vector and onnx.external_data_helper.uses_external_data(tensor):
+                onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+
+
+def restore_names(model: onnx.ModelProto) -> None:
+    """Give the tensors of an fp16 engine that are computed in fp32 the names that they have in the source graph.
+
+    ONNX Runtime calls the fp32 stand-in of tensor 'h' `WIDENED` + 'h'; where the engine also holds 'h' itself, rounded
+    by a Cast from the stand-in, that one becomes 'h/narrow'. Stand-ins of inputs, constants and of what is computed in
+    fp16 are copies, and keep their names; so do those of outputs.
+    """
+    graph = model.graph
+    maker = {name: node for node in graph.node for name in node.output}
+    fixed = {item.name for item in (*graph.input, *graph.output, *graph.initializer)}
+    names = dict[str, str]()
+    for name, node in maker.items():
+        source = name.removeprefix(WIDENED)
+        if source == name or source in fixed or source in node.input:
+            continue
+        names[name] = source
+        if source in maker:
+            names[source] = f"{source}/narrow"
+    told = [item for item in graph.value_info if item.name not in {*names, *names.values()}]
+    del graph.value_info[:]
+    graph.value_info.extend(told)
+    for body in walk_graphs(graph):
+        for node in body.node:
+            for field in (node.input, node.output):
+                field[:] = [names.get(name, name) for name in field]

@@ -1,0 +1,289 @@
+"""ONNX Runtime on NVIDIA GPUs: its CUDA provider and its TensorRT provider, a backend each. Never run on a GPU.
+
+`onnxruntime-cuda`: the engine is the graph itself, whole in one file; ONNX Runtime optimises it for the GPU when it is
+opened. Nothing of that can be done ahead on a host without the GPU: a graph that the CPU provider has optimised holds
+casts to fp32 around every fp16 operator that has no CPU kernel (seen in 1.31).
+
+`onnxruntime-tensorrt`: the engine is an ONNX file whose EPContext nodes hold TensorRT engines (ONNX Runtime's compile
+API), made on the GPU that it is for. What TensorRT leaves over runs on the CUDA provider; a note says how much.
+
+What was tried with the GPU wheel on a host without a GPU: docs/backends-onnxruntime.md. Tests call what is used here on
+the CPU wheel, whose Python API is the same.
+"""
+
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from builders.backends.fitting import check_fits
+from builders.backends.installed import PackageNotFoundError, version
+from builders.backends.onnxruntime.gpu_file import left_over, write_whole
+from builders.backends.onnxruntime.gpu_session import (
+    CUDA,
+    INSTALL,
+    TENSORRT,
+    GpuSession,
+    ProviderOptions,
+    check_available,
+    provider_failures,
+)
+from builders.backends.onnxruntime.reasons import words_of
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError, InputError, ModelError
+from enginery.core.hardware import cuda
+from enginery.core.hardware.compatibility import numbers
+from enginery.core.types import (
+    BuildRequest,
+    Determinism,
+    Engine,
+    Precision,
+    QuantizationScheme,
+    Session,
+    ShapeProfile,
+    Target,
+)
+
+_TENSORRT_WHEELS = ("tensorrt", *(f"tensorrt-{cuda}-libs" for cuda in ("cu12", "cu13")))
+
+
+@dataclass(frozen=True)
+class _OnnxRuntimeGpu(ABC):
+    """What both providers share.
+
+    cpu_operators: whether operators that compute more than shapes may run on the CPU, with copies to and fro.
+    """
+
+    name: ClassVar[str]
+    revision: ClassVar[int] = 1
+    tunes_on_target: ClassVar[bool] = False
+    determinism: ClassVar[Determinism] = "budget"
+    provider: ClassVar[str]
+    precisions: ClassVar[dict[Precision, str]]
+    install: ClassVar[str] = INSTALL
+
+    cpu_operators: bool = False
+
+    def serves(self, target: Target) -> bool:
+        """GPUs only."""
+        return not target.is_cpu
+
+    def versions(self) -> dict[str, str]:
+        """Version of the wheel with the GPU providers."""
+        return _installed("onnxruntime-gpu")
+
+    def scheme(self) -> QuantizationScheme:
+        """TensorRT's: symmetric int8, biases in floating point, the rest in fp16."""
+        return QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
+
+    def refuses(self, request: BuildRequest) -> str | None:
+        """CPU targets, precisions and types that the provider lacks, and everything where the wheel is not installed or
+        another version of the CPU wheel is."""
+        if not self.serves(request.target):
+            return f"{self.name} runs on GPUs, not on {request.target.name}; use onnxruntime"
+        if request.precision in self.precisions:
+            return self.precisions[request.precision]
+        if request.precision == "bf16" and request.target.compute_capability == (7, 5):
+            return "sm_75 has no bfloat16; use fp16"
+        for spec in (*request.inputs, *request.outputs):
+            if spec.dtype == "bfloat16":
+                return f"{spec.name!r} is bfloat16, which onnxruntime takes from no numpy array; cast it to float32"
+        return self._misinstalled()
+
+    @abstractmethod
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        """See the providers."""
+
+    def runs(self, target: Target) -> str | None:
+        """Whether a GPU of that compute capability is in this machine, and the wheel installed."""
+        if target.is_cpu:
+            return f"{self.name} engines run on GPUs"
+        return cuda.lacking(target) or self._misinstalled()
+
+    @contextmanager
+    def open(self, engine: Engine) -> Iterator[Session]:
+        """Load an engine on the first GPU of its capability. Raises as `check_fits` does, and EngineryError when ONNX
+        Runtime would run it elsewhere."""
+        check_fits(self, engine)
+        request = engine.request
+        providers = self.providers(request, cuda.index_of(request.target.compute_capability))
+        with GpuSession(engine.path, request.profiles, providers, cpu_operators=self.cpu_operators) as session:
+            yield session
+
+    def load_runtime(self) -> None:
+        """Import ONNX Runtime."""
+        import onnxruntime  # noqa: F401
+
+    @abstractmethod
+    def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:
+        """The providers of a session with their options, the backend's own first."""
+
+    def _misinstalled(self) -> str | None:
+        here, plain = self.versions().get("onnxruntime-gpu"), _installed("onnxruntime").get("onnxruntime")
+        if here is None:
+            return f"onnxruntime-gpu is not installed; {self.install}"
+        if plain not in (None, here):
+            return f"onnxruntime-gpu {here} and onnxruntime {plain} are installed over each other; {self.install}"
+        if not _library(self.provider).exists():
+            return f"onnxruntime was installed over onnxruntime-gpu, and has no {self.provider}; {self.install}"
+        return None
+
+
+@dataclass(frozen=True)
+class OnnxRuntimeCuda(_OnnxRuntimeGpu):
+    """ONNX Runtime's CUDA provider.
+
+    tf32: whether fp32 operators may round their inputs to TF32 (10 mantissa bits) from sm_80 on. ONNX Runtime's
+    default; off here, because an fp32 engine is proven against fp32 limits.
+    convolution_search: how cuDNN's algorithms are chosen: 'exhaustive' (measured when a shape is first seen),
+    'heuristic' or 'default'.
+    memory_mib: limit of the provider's memory arena, in MiB; 0 is none.
+    """
+
+    name: ClassVar[str] = "onnxruntime-cuda"
+    provider: ClassVar[str] = CUDA
+    precisions: ClassVar[dict[Precision, str]] = {
+        "bf16": "the CUDA provider has bfloat16 kernels for few operators; use fp16, or tensorrt",
+        "int8": "the CUDA provider dequantizes Q/DQ and computes in float, slower than fp16; use fp16, or "
+        "onnxruntime-tensorrt or tensorrt-rtx for int8",
+        "int8-dynamic": "the CUDA provider has no kernel for scales made at run time; use fp16",
+        "fp8": "the CUDA provider dequantizes FP8 and computes in float; use tensorrt or tensorrt-rtx",
+        "int4": "the CUDA provider was not tried with int4 weights; use tensorrt or tensorrt-rtx",
+    }
+
+    tf32: bool = False
+    convolution_search: str = "exhaustive"
+    memory_mib: int = 0
+
+    def __post_init__(self) -> None:
+        if self.convolution_search not in (known := ("exhaustive", "heuristic", "default")):
+            raise InputError(
+                f"backends.{self.name}.convolution_search: {self.convolution_search!r} is not one of {known}"
+            )
+        if self.memory_mib < 0:
+            raise InputError(f"backends.{self.name}.memory_mib: {self.memory_mib} is negative; 0 means no limit")
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        """Write the graph with its weights into WORKDIR/engine.onnx. Raises ModelError when it is no valid model."""
+        path = workdir / "engine.onnx"
+        write_whole(model, path)
+        return Engine(request, path, digest_of_file(path), path.stat().st_size, ".onnx")
+
+    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+        """See `fitting.Choosy`: an engine is an ONNX file, which later releases read."""
+        was, now = built.get("onnxruntime-gpu", ""), here["onnxruntime-gpu"]
+        if numbers(was) <= numbers(now):
+            return None
+        return f"written by onnxruntime-gpu {was}, here is {now}; install {was} or later, or build it here"
+
+    def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:  # noqa: ARG002
+        """CUDA alone; ONNX Runtime adds the CPU for what computes shapes."""
+        options = {
+            "device_id": str(device),
+            "use_tf32": str(int(self.tf32)),
+            "cudnn_conv_algo_search": self.convolution_search.upper(),
+        }
+        limit = {"gpu_mem_limit": str(self.memory_mib << 20)} if self.memory_mib else {}
+        return [(CUDA, options | limit)]
+
+
+@dataclass(frozen=True)
+class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
+    """ONNX Runtime's TensorRT provider. It tunes on the GPU it builds for, and therefore builds only where that GPU is.
+
+    optimization_level: 0 (fast build) to 5 (fast engine).
+    workspace_mib: scratch memory that one operator may use on the GPU, in MiB; 0 is no limit.
+    """
+
+    name: ClassVar[str] = "onnxruntime-tensorrt"
+    tunes_on_target: ClassVar[bool] = True
+    provider: ClassVar[str] = TENSORRT
+    precisions: ClassVar[dict[Precision, str]] = {
+        "int8-dynamic": "TensorRT takes no activation scales made at run time; use int8 with calibration",
+        "fp8": "the TensorRT provider was not tried with FP8; use tensorrt or tensorrt-rtx",
+        "int4": "the TensorRT provider was not tried with int4 weights; use tensorrt or tensorrt-rtx",
+    }
+
+    optimization_level: int = 3
+    workspace_mib: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.optimization_level <= 5:
+            raise InputError(f"backends.{self.name}.optimization_level: {self.optimization_level} is not in 0..5")
+        if self.workspace_mib < 0:
+            raise InputError(f"backends.{self.name}.workspace_mib: {self.workspace_mib} is negative; 0 means no limit")
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the wheel with the provider and, where they are wheels, of TensorRT's libraries."""
+        return _installed("onnxruntime-gpu") and _installed("onnxruntime-gpu", *_TENSORRT_WHEELS)
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        """Compile `model` into WORKDIR/engine.onnx, on the first GPU of the target.
+
+        Raises EngineryError where that GPU or the provider is missing, ModelError with ONNX Runtime's reason, also when
+        TensorRT takes no operator at all.
+        """
+        import onnxruntime as ort
+
+        if reason := cuda.lacking(request.target):
+            raise EngineryError(f"TensorRT tunes on the GPU it builds for: {reason}; build on a node that has one")
+        device = cuda.index_of(request.target.compute_capability)
+        check_available(ort.get_available_providers(), TENSORRT)
+        options = ort.SessionOptions()
+        path = workdir / "engine.onnx"
+        try:
+            for provider, settings in self.providers(request, device):
+                options.add_provider(provider, settings)
+            flags = ort.OrtCompileApiFlags.ERROR_IF_NO_NODES_COMPILED
+            compiler = ort.ModelCompiler(options, str(model), embed_compiled_data_into_model=True, flags=flags)
+            compiler.compile_to_file(str(path))
+        except provider_failures() as error:
+            words = f"{model.name}: onnxruntime cannot compile it for TensorRT: {words_of(error)}"
+            raise ModelError(f"{words}; `enginery plan --backend tensorrt-rtx` may name the operator") from error
+        return Engine(request, path, digest_of_file(path), path.stat().st_size, ".onnx", left_over(path))
+
+    def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:
+        """TensorRT, and CUDA for what it does not take."""
+        options = {
+            "device_id": str(device),
+            "trt_builder_optimization_level": str(self.optimization_level),
+            "trt_fp16_enable": str(request.precision in ("fp16", "int8")),
+            "trt_bf16_enable": str(request.precision == "bf16"),
+            "trt_int8_enable": str(request.precision == "int8"),
+            **profile_options(request.profiles),
+        }
+        limit = {"trt_max_workspace_size": str(self.workspace_mib << 20)} if self.workspace_mib else {}
+        return [(TENSORRT, options | limit), (CUDA, {"device_id": str(device), "use_tf32": "0"})]
+
+
+def profile_options(profiles: Sequence[ShapeProfile]) -> ProviderOptions:
+    """Optimization profiles as the TensorRT provider takes them: 'x:1x8,y:1x8', a name once for each profile."""
+    if not profiles:
+        return {}
+    keys = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
+    entries = [entry for shapes in profiles for entry in shapes.inputs]
+    return {
+        key: ",".join(f"{entry[0]}:{'x'.join(map(str, entry[at]))}" for entry in entries)
+        for at, key in enumerate(keys, start=1)
+    }
+
+
+def _library(provider: str) -> Path:
+    """Where the GPU wheel has a provider's library; found without importing it."""
+    spec = importlib.util.find_spec("onnxruntime")
+    where = Path(spec.origin).parent if spec and spec.origin else Path()
+    name = provider.removesuffix("ExecutionProvider").lower()
+    return where / "capi" / f"libonnxruntime_providers_{name}.so"
+
+
+def _installed(*names: str) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,96 @@
+"""A session of ONNX Runtime on a GPU provider, which never runs on the CPU unseen. Never run on a GPU.
+
+ONNX Runtime gives a session on the CPU, with a warning at most, when a provider is missing in the wheel or its
+libraries do not load, whatever `enable_fallback` says (microsoft/onnxruntime#17801; seen with both wheels of 1.31 on a
+host without CUDA). So the providers are looked at before and after, and operators that were placed on the CPU provider
+are refused unless they only compute shapes, which CUDA leaves to the CPU on purpose.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from builders.backends.onnxruntime.cpu import OrtSession
+from builders.backends.onnxruntime.reasons import failures, words_of
+from enginery.core.errors import EngineryError, ModelError
+from enginery.core.text import join_first
+from enginery.core.types import ShapeProfile
+
+CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
+# Both wheels are the module `onnxruntime`: the one installed last is the one that runs.
+INSTALL = "pip install --no-deps --force-reinstall onnxruntime-gpu, of onnxruntime's version"
+ProviderOptions = dict[str, str]
+# Operators that the CUDA provider leaves to the CPU where they compute shapes; it has kernels for all others of them.
+_OF_SHAPES = frozenset(
+    {"Abs", "Add", "And", "Cast", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand", "Floor"}
+    | {"Gather", "Greater", "Identity", "Less", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Range", "ReduceProd"}
+    | {"Reshape", "Shape", "Size", "Slice", "Squeeze", "Sub", "Unsqueeze", "Where"}
+)
+_SHOWN = 3
+
+
+class GpuSession(OrtSession):
+    """An engine opened on a GPU provider, which answers for shapes within its profiles only.
+
+    providers: with their options, the one it is for first.  cpu_operators: whether more than shapes may be computed on
+    the CPU. Raises EngineryError when ONNX Runtime falls back, ModelError when it cannot read the engine.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        profiles: Sequence[ShapeProfile],
+        providers: Sequence[tuple[str, ProviderOptions]],
+        *,
+        cpu_operators: bool = False,
+    ) -> None:
+        super().__init__(model, opens=_opener(providers, cpu_operators), profiles=profiles)
+
+
+def provider_failures() -> tuple[type[Exception], ...]:
+    """What opening on a provider raises: ONNX Runtime's classes, and the plain one where a library does not load."""
+    return (*failures(), RuntimeError)
+
+
+def check_available(available: Sequence[str], provider: str) -> None:
+    """Raise EngineryError when the installed ONNX Runtime has no such provider."""
+    if provider not in available:
+        raise EngineryError(f"onnxruntime here has {', '.join(available)}, and no {provider}; {INSTALL}")
+
+
+def _opener(providers: Sequence[tuple[str, ProviderOptions]], cpu_operators: bool) -> Callable[[Path, Any], Any]:
+    """Opens a file on these providers, or raises."""
+
+    def opens(model: Path, options: Any) -> Any:
+        import onnxruntime as ort
+
+        check_available(ort.get_available_providers(), providers[0][0])
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        try:
+            session = ort.InferenceSession(str(model), options, providers=list(providers), enable_fallback=0)
+        except provider_failures() as error:
+            raise ModelError(
+                f"{model.name}: {providers[0][0]} cannot load it: {words_of(error)}; build it again"
+            ) from error
+        _check_placed(model, session, providers[0][0], cpu_operators)
+        return session
+
+    return opens
+
+
+def _check_placed(model: Path, session: Any, provider: str, cpu_operators: bool) -> None:
+    """Raise EngineryError when the session is not the provider's, or computes more than shapes on the CPU."""
+    found = session.get_providers()
+    if found[0] != provider:
+        raise EngineryError(
+            f"{model.name}: {provider} did not load, and onnxruntime would run on {found[0]}; check the driver, CUDA, "
+            "cuDNN and TensorRT against the versions that onnxruntime-gpu needs"
+        )
+    placed = [part for part in session.get_provider_graph_assignment_info() if part.ep_name == CPU]
+    nodes = [node for part in placed for node in part.get_nodes() if node.op_type not in _OF_SHAPES]
+    if nodes and not cpu_operators:
+        shown = join_first([f"{node.op_type} {node.name!r}" for node in nodes], _SHOWN)
+        raise EngineryError(
+            f"{model.name}: {len(nodes)} operators have no kernel in {provider} and would run on the CPU: {shown}; "
+            "use another backend, or set cpu_operators: true to accept it"
+        )

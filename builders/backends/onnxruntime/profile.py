@@ -1,0 +1,173 @@
+"""Reads the trace that ONNX Runtime's profiler writes: time, types and shapes of each node, run by run.
+
+The trace is a list of events (Chrome's trace format, times in microseconds). A run is a 'model_run' of category
+'Session'; the kernels of a run are the events of category 'Node' named '..._kernel_time' that lie within it.
+
+An event names the shapes of its inputs and outputs, but leaves out weights that the kernel has packed for itself. So
+the inputs come from the graph as it is executed, which the session writes too: its constants, and the tensors that
+other events made.
+
+While it times a kernel the profiler also writes down its shapes and threads, which takes as long as a small kernel. So
+nodes that do next to nothing are timed in the same way, and their median is taken off every time.
+"""
+
+import itertools
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builders.backends.run_profiles import NodeTime, RunProfile, Seen
+from enginery.core.errors import ModelError
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto
+
+    from enginery.core.types import Tensors
+
+_END = "_kernel_time"
+# What differs from numpy's names.
+_TYPES = {"float": "float32", "double": "float64"}
+_QUICKER = 0.5
+_EMPTY_NODES, _EMPTY_RUNS = 16, 20
+
+Event = Mapping[str, Any]
+
+
+def profiled(
+    path: Path,
+    inputs: "Tensors",
+    runs: int,
+    workdir: Path,
+    options: Callable[[], Any],
+    opens: Callable[[Path, Any], Any],
+) -> RunProfile:
+    """Times of the nodes of a model on disk. options: of a session like the engine's; opens: opens a file with them.
+
+    Raises what `opens` raises, and ModelError for a trace that cannot be read.
+    """
+    found = _traced(path, inputs, runs, workdir, options(), opens)
+    empty = statistics.median(node.seconds for node in _empty(workdir, options(), opens).nodes)
+    nodes = [replace(node, seconds=max(node.seconds - empty, 0.0)) for node in found.nodes]
+    return replace(found, nodes=nodes)
+
+
+def _traced(
+    path: Path, inputs: "Tensors", runs: int, workdir: Path, options: Any, opens: Callable[[Path, Any], Any]
+) -> RunProfile:
+    executed = workdir / f"executed-{path.stem}.onnx"
+    options.enable_profiling = True
+    options.profile_file_prefix = str(workdir / f"profile-{path.stem}")
+    options.optimized_model_filepath = str(executed)
+    weights = f"executed-{path.stem}.weights"
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
+    session = opens(path, options)
+    discard = max(2, runs // 5)
+    for _ in range(discard + runs):
+        session.run(None, dict(inputs))
+    given = {name: (array.dtype.name, tuple(array.shape)) for name, array in inputs.items()}
+    return read_trace(Path(session.end_profiling()), executed, given, discard)
+
+
+def _empty(workdir: Path, options: Any, opens: Callable[[Path, Any], Any]) -> RunProfile:
+    """Additions of one number, one after the other."""
+    import numpy as np
+    from onnx import parser
+
+    names = ["x", *(f"t{index}" for index in range(1, _EMPTY_NODES)), "y"]
+    lines = "".join(f"{b} = Add({a}, c) " for a, b in itertools.pairwise(names))
+    text = f'<ir_version: 10, opset_import: ["": 20]> empty (float[1] x, float[1] c) => (float[1] y) {{ {lines} }}'
+    path = workdir / "empty.onnx"
+    path.write_bytes(parser.parse_model(text).SerializeToString())
+    one = np.ones(1, np.float32)
+    return _traced(path, {"x": one, "c": one}, _EMPTY_RUNS, workdir, options, opens)
+
+
+def read_trace(path: Path, executed: Path, inputs: Mapping[str, Seen], discard: int) -> RunProfile:
+    """Mean times over the quicker half of the runs, the first `discard` left out: an interruption says nothing about a
+    node. executed: the optimized graph, as the session wrote it.  inputs: of the run.
+
+    Raises ModelError for a trace without a run, which means that this version of the runtime writes another form.
+    """
+    try:
+        events = sorted((item for item in json.loads(path.read_bytes()) if "ts" in item), key=lambda item: item["ts"])
+    except (OSError, ValueError) as error:
+        raise ModelError(f"onnxruntime's profile {path.name} cannot be read: {error}") from error
+    runs = [item for item in events if item["name"] == "model_run"][discard:]
+    if not runs:
+        raise ModelError("onnxruntime's profile holds no run; this version of onnxruntime writes another form of it")
+    kernels = [item for item in events if item["cat"] == "Node" and item["name"].endswith(_END)]
+    chosen = sorted(runs, key=lambda item: item["dur"])[: max(1, round(_QUICKER * len(runs)))]
+    inside = [_outermost([item for item in kernels if _within(item, run)]) for run in chosen]
+    nodes = _with_inputs([_node(same) for same in zip(*inside, strict=False)], executed, inputs)
+    return RunProfile(nodes, len(chosen), sum(item["dur"] for item in chosen) / len(chosen) * 1e-6)
+
+
+def _within(item: Event, run: Event) -> bool:
+    return bool(run["ts"] <= item["ts"] <= run["ts"] + run["dur"])
+
+
+def _outermost(kernels: Sequence[Event]) -> list[Event]:
+    """Without the nodes of bodies: the time of an If or a Loop holds theirs."""
+    kept: list[Event] = []
+    for item in kernels:
+        if not kept or item["ts"] + item["dur"] > kept[-1]["ts"] + kept[-1]["dur"] or item["ts"] > _end(kept[-1]):
+            kept.append(item)
+    return kept
+
+
+def _end(item: Event) -> float:
+    return float(item["ts"] + item["dur"])
+
+
+def _node(same: Sequence[Event]) -> NodeTime:
+    """One node, from its events in all runs."""
+    first = same[0]
+    told = first["args"]
+    seconds = sum(item["dur"] for item in same) / len(same) * 1e-6
+    name = first["name"].removesuffix(_END)
+    shapes = [_seen(told.get(key, ())) for key in ("input_type_shape", "output_type_shape")]
+    return NodeTime(name, told.get("op_name", ""), seconds, *shapes)
+
+
+def _with_inputs(nodes: Sequence[NodeTime], executed: Path, inputs: Mapping[str, Seen]) -> list[NodeTime]:
+    """The nodes with all of their inputs; a node that the graph does not show keeps what its event told."""
+    import onnx
+
+    graph = onnx.load(executed, load_external_data=False).graph
+    found = [(node, _taken(node, graph, taken)) for taken in [set[int]()] for node in nodes]
+    known = {item.name: (element_name(item.data_type), tuple(item.dims)) for item in graph.initializer} | dict(inputs)
+    for node, told in found:
+        if told is not None:
+            known |= dict(zip([name for name in told.output if name], node.outputs, strict=False))
+    return [
+        replace(node, inputs=tuple(known[name] for name in told.input if name in known)) if told is not None else node
+        for node, told in found
+    ]
+
+
+def _taken(node: NodeTime, graph: "GraphProto", taken: set[int]) -> "NodeProto | None":
+    """The graph's node of this name; a node without a name is called by its operator and a number: the next such."""
+    alike: list[tuple[int, NodeProto]] = [
+        (i, item) for i, item in enumerate(graph.node) if i not in taken and item.op_type == node.op_type
+    ]
+    named = [(i, item) for i, item in alike if item.name == node.name]
+    nameless = [(i, item) for i, item in alike if not item.name]
+    for i, item in (named or nameless)[:1]:
+        taken.add(i)
+        return item
+    return None
+
+
+def element_name(element_type: int) -> str:
+    """numpy's name of an ONNX element type, or ONNX's own in small letters where numpy has none."""
+    from onnx import TensorProto
+
+    name = str(TensorProto.DataType.Name(element_type)).lower()
+    return _TYPES.get(name, name)
+
+
+def _seen(items: Sequence[Mapping[str, Sequence[int]]]) -> tuple[Seen, ...]:
+    return tuple((_TYPES.get(kind, kind), tuple(shape)) for item in items for kind, shape in item.items())

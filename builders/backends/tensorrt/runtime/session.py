@@ -1,0 +1,157 @@
+"""Runs a TensorRT engine on this machine's GPU, over `enginery.core.hardware.cuda`. Never run on a GPU: no machine here has one.
+
+libcuda, through ctypes, takes the place of torch and cuda-python: it is there wherever an engine can run, and a serving
+node needs neither. Tests check every TensorRT name used here against the bindings of each release, and the order of the
+calls over stand-ins for TensorRT and libcuda.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from builders.backends.tensorrt.runtime.lanes import Lane, Lanes
+from builders.backends.tensorrt.runtime.opening import Opening
+from builders.backends.tensorrt.runtime.refit import refit
+from builders.backends.tensorrt.words import builder_reason
+from enginery.arrays.tensors import InputCheck
+from enginery.core.errors import EngineryError
+from enginery.core.hardware.cuda import Device
+from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec
+
+
+@contextmanager
+def open_engine(trt: Any, said: Any, engine: Engine, opening: Opening) -> Iterator[Session]:
+    """Load `engine` with the module `trt` and its logger `said`.
+
+    Raises EngineryError with TensorRT's words when it does not fit, UnavailableError without a driver.
+    """
+    with Device(opening.gpu) as device:
+        said.messages.clear()
+        runtime = trt.Runtime(said)
+        loaded = load(runtime, said, engine, opening)
+        if opening.stripped:
+            refit(trt, said, loaded, weights_of(engine))
+        if opening.streamed_budget_bytes is not None:
+            budget = opening.streamed_budget_bytes or loaded.get_weight_streaming_automatic_budget()
+            loaded.weight_streaming_budget_v2 = min(budget, loaded.streamable_weights_size)
+        session = EngineSession(trt, engine.request, loaded, device, said, opening)
+        try:
+            yield session
+        finally:
+            session.close()
+
+
+def load(runtime: Any, said: Any, engine: Engine, opening: Opening) -> Any:
+    """The engine, deserialized. Raises EngineryError with TensorRT's words."""
+    opening.prepare(runtime)
+    if opening.host_code:
+        runtime.engine_host_code_allowed = True
+    loaded = runtime.deserialize_cuda_engine(engine.path.read_bytes())
+    if loaded is None:
+        raise EngineryError(builder_reason(engine.path.name, engine.request.backend, said.messages))
+    return loaded
+
+
+def weights_of(engine: Engine) -> Any:
+    """The ONNX model with a stripped engine's weights. Raises EngineryError when nobody gave it."""
+    if engine.weights is None:
+        raise EngineryError(
+            f"{engine.path.name} has no weights of its own; open it with the ONNX model it was made from"
+        )
+    return engine.weights
+
+
+class EngineSession:
+    """A loaded engine with an execution context for each of its profiles, or, with CUDA graphs, for each shape."""
+
+    def __init__(
+        self, trt: Any, request: BuildRequest, loaded: Any, device: Device, said: Any, opening: Opening
+    ) -> None:
+        self.inputs: Sequence[TensorSpec] = request.inputs
+        self.outputs: Sequence[TensorSpec] = request.outputs
+        self._trt, self._request, self._loaded, self._device, self._said = trt, request, loaded, device, said
+        self._graphs, self._own_graphs = opening.cuda_graphs, opening.own_graphs
+        self._on_host = {spec.name for spec in self.inputs if self._is_on_host(spec.name)}
+        self._profiler: Any = None
+        self._check = InputCheck(request.inputs, request.profiles)
+        self._lanes = Lanes(self._new_lane)
+        if self._graphs:
+            self._check_capturable()
+
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+        """Run once. Raises DataError for arrays that fit no profile, EngineryError when the GPU fails."""
+        lane = self._bound(inputs)
+        lane.go()
+        self._device.wait()
+        return lane.results()
+
+    def device_seconds(self, inputs: Tensors, runs: int) -> list[float]:
+        """How long the GPU takes for each of `runs` runs, without copies to it and from it. Raises as `run` does."""
+        self.run(inputs)
+        lane = self._bound(inputs)
+        lane.go()
+        self._device.wait()
+        return [self._device.seconds(lane.go) for _ in range(runs)]
+
+    def listen(self, profiler: Any) -> None:
+        """Have TensorRT report the time of each layer to an `IProfiler` from now on."""
+        self._profiler = profiler
+        for lane in self._lanes:
+            lane.context.profiler = profiler
+
+    def used_bytes(self) -> int:
+        """Memory of the GPU that is in use, by whomever, as its driver says."""
+        return self._device.used_bytes()
+
+    def close(self) -> None:
+        """Give back contexts and graphs, before the device goes."""
+        self._lanes.close()
+
+    def _bound(self, inputs: Tensors) -> Lane:
+        """The lane for these shapes, its inputs on the GPU."""
+        profile = self._check(inputs).profile
+        self._said.messages.clear()
+        shapes = tuple(inputs[spec.name].shape for spec in self.inputs) if self._graphs else ()
+        lane = self._lanes.at((profile, shapes))
+        lane.bind(inputs, self.outputs)
+        return lane
+
+    def _new_lane(self, key: tuple[int, Any], number: int) -> Lane:
+        context = self._new_context()
+        if context is None:
+            raise EngineryError(builder_reason("an execution context", self._request.backend, self._said.messages))
+        if self._profiler is not None:
+            context.profiler = self._profiler
+        if self._request.profiles:
+            self._must(context.set_optimization_profile_async(key[0], self._device.stream))
+        place = f"{number}/" if self._graphs else ""
+        return Lane(context, self._device, place, self._graphs, self._on_host, self._must)
+
+    def _new_context(self) -> Any:
+        # A context holds memory for the largest profile unless it is told to hold what its own one takes.
+        strategies = self._trt.ExecutionContextAllocationStrategy
+        strategy = strategies.ON_PROFILE_CHANGE if self._request.profiles else strategies.STATIC
+        if not self._own_graphs:
+            return self._loaded.create_execution_context(strategy)
+        config = self._loaded.create_runtime_config()
+        config.set_execution_context_allocation_strategy(strategy)
+        config.cuda_graph_strategy = self._trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        return self._loaded.create_execution_context(config)
+
+    def _is_on_host(self, name: str) -> bool:
+        """Whether TensorRT reads an input's values to know the shapes of others: those stay in the host's memory."""
+        return bool(self._loaded.get_tensor_location(name) == self._trt.TensorLocation.HOST)
+
+    def _check_capturable(self) -> None:
+        shaping = [spec.name for spec in self.inputs if self._loaded.is_shape_inference_io(spec.name)]
+        if shaping:
+            raise EngineryError(
+                f"input {shaping[0]!r} says shapes by its values, which a CUDA graph would keep from its first run; "
+                f"set backends.{self._request.backend}.cuda_graphs: false"
+            )
+
+    def _must(self, done: bool) -> None:
+        if not done:
+            raise EngineryError(builder_reason("the engine", self._request.backend, self._said.messages))

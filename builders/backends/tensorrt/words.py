@@ -1,0 +1,123 @@
+"""Turns what TensorRT's parser and logger say into one message: what, which node, TensorRT's own words, the remedy."""
+
+import importlib
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from enginery.core.text import join_first
+
+_MAX_PROBLEMS = 5
+_SOURCE = re.compile(r"\s*In \w+ at /[^\s)]+|^\[\w+\.cpp::\w+::\d+\]\s*|^I\w+::\w+:\s*|\[\w+\.cpp:\d+: \w+\]\s*")
+_AN_ASSERTION = re.compile(r"^(Assertion failed: )?(false|true|\w+)$")
+
+_NO_MEMORY = r"[Oo]ut of memory|OutOfMemory"
+# A kernel that wants more memory than there is is left out with a warning; when none is left, the error speaks of
+# implementations and not of memory (facts of TensorRT 10: "Could not find any implementation for node").
+_NO_IMPLEMENTATION = r"[Cc]ould not find any implementation"
+_TACTIC_LACKS_MEMORY = rf"{_NO_MEMORY}|insufficient memory|memory is insufficient|Requested amount of GPU memory"
+# TensorRT's words, and what helps. The first that matches counts.
+_REMEDIES: tuple[tuple[str, str], ...] = (
+    (r"FP32 GEMM is not supported", "use fp16"),
+    (r"HW-specific datatypes", "use fp16, or a newer generation"),
+    (r"workspace (limit|memory)", "raise backends.{backend}.workspace_mib, or set it to 0 (no limit)"),
+    (r"Scale coefficients must all be positive", "a quantization scale underflowed to 0; floor it at float16's tiny"),
+    (
+        r"missing values for shape input tensor|shape inputs, but no optimization profile",
+        "an input decides shapes or loops there, and has no range of values here: make it a constant of the model, or "
+        "use another backend",
+    ),
+    (r"optimization profile|profile \d+|MIN<=OPT<=MAX", "make dims (min, opt, max) fit the model's inputs"),
+    (_NO_MEMORY, "free GPU memory, or lower the largest shapes in dims"),
+    (
+        _NO_IMPLEMENTATION,
+        "no kernel has this operator with these types and shapes: quantization.overrides leaves its node in fp32, or "
+        "raise backends.{backend}.workspace_mib, which some kernels need more of",
+    ),
+    (r"cudaError 35|driver version is insufficient", "update the NVIDIA driver, or use a node with a GPU"),
+    (r"version|[Ii]ncompatible|magicTag", "build the engine again with the installed version"),
+)
+_REWRITE = "rewrite those operators, or use another backend (backends: {onnxruntime: {}})"
+_NO_REMEDY = "leave that part of the model in another precision, or report it with the log"
+
+
+def clean(text: str) -> str:
+    """TensorRT's words without the places in its source code."""
+    return _SOURCE.sub("", " ".join(text.split())).strip()
+
+
+def builder_reason(title: str, backend: str, messages: Iterable[tuple[str, str]]) -> str:
+    """Why a build or a load gave nothing: every distinct error in the log, and the remedy for the first known one."""
+    heard = [*messages]
+    errors = list(dict.fromkeys(clean(text) for level, text in heard if "ERROR" in level))
+    words = "; ".join(errors) or "it gave no reason"
+    if _disguised(heard):
+        told = next(clean(text) for _, text in heard if re.search(_TACTIC_LACKS_MEMORY, text))
+        words, remedy = f"{words} (no kernel fits the memory: {told})", dict(_REMEDIES)[_NO_MEMORY]
+    else:
+        remedy = next((cure for pattern, cure in _REMEDIES if re.search(pattern, words)), _NO_REMEDY)
+    return f"{title} failed: {words}; remedy: {remedy.format(backend=backend)}"
+
+
+def ran_out_of_memory(messages: Iterable[tuple[str, str]]) -> bool:
+    """Whether TensorRT found too little memory, the GPU's or the host's: it says so, or it found no kernel after it had
+    left out some for want of memory."""
+    heard = [*messages]
+    return _disguised(heard) or any(re.search(_NO_MEMORY, text) for level, text in heard if "ERROR" in level)
+
+
+def _disguised(messages: Sequence[tuple[str, str]]) -> bool:
+    errors = any(re.search(_NO_IMPLEMENTATION, text) for level, text in messages if "ERROR" in level)
+    return errors and any(re.search(_TACTIC_LACKS_MEMORY, text) for _, text in messages)
+
+
+def parser_reason(title: str, backend: str, problems: Sequence[Any]) -> str:
+    """What the ONNX parser could not take: one clause per node, from its `ParserError`s, and what the spec can do."""
+    clauses = list(dict.fromkeys(_clause(problem) for problem in problems))
+    return (
+        f"{title} cannot take the model: {join_first(clauses, _MAX_PROBLEMS, '; ') or 'it gave no reason'}; "
+        f"{'; '.join(dict.fromkeys(_cure(problem, backend) for problem in problems[:_MAX_PROBLEMS])) or _REWRITE}"
+    )
+
+
+def _cure(problem: Any, backend: str) -> str:
+    """What the spec can do about it."""
+    node, kind, words = problem.node_name(), problem.code().name, problem.desc()
+    if re.search(r"[Pp]lugin not found|getPluginCreator|plugin creator", words):
+        if backend == "tensorrt":
+            return f"name its library in backends.{backend}.plugins; or {_REWRITE}"
+        return f"full tensorrt takes plugins, {backend} takes none; or {_REWRITE}"
+    if kind == "UNSUPPORTED_NODE_DATATYPE":
+        return f"leave the node in fp32: quantization.overrides: [{{match: {node!r}, precision: fp32}}]; or {_REWRITE}"
+    if kind == "UNSUPPORTED_NODE_DYNAMIC":
+        return f"give the dims it depends on one size (min = max); or {_REWRITE}"
+    return _REWRITE
+
+
+def _clause(problem: Any) -> str:
+    node, operator, words = problem.node_name(), problem.node_operator(), clean(problem.desc())
+    code = problem.code().name.lower().replace("_", " ")
+    words = code if _AN_ASSERTION.match(words) else f"{words} ({code})"
+    return f"node {node!r} ({operator}): {words}" if operator else words
+
+
+@cache
+def recorder(module: str) -> Any:
+    """The process's one TensorRT logger for that module (later ones would be ignored); it keeps what it hears from
+    warnings up in `messages`, as (severity, text), and prints everything but verbose output on stderr."""
+    trt = importlib.import_module(module)
+
+    class Recorder(trt.ILogger):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.messages: list[tuple[str, str]] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity <= trt.ILogger.WARNING:
+                self.messages.append((severity.name, message))
+            if severity <= trt.ILogger.INFO:
+                print(f"[{severity.name}] {message}", file=sys.stderr)
+
+    return Recorder()

@@ -1,0 +1,181 @@
+"""Apache TVM: Relax compiled to a shared library, for CPUs and, with cubins in it, for GPUs.
+
+GPU code is compiled by nvcc on a host that needs no GPU, for one generation. Where TVM finds no CUDA runtime it packs
+the kernels' source text instead and says nothing: that is never taken for an engine (`builders.backends.tvm.cuda`). GPU engines
+were never run.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from builders.backends import profile_bounds
+from builders.backends.fitting import check_fits, other_versions
+from builders.backends.installed import PackageNotFoundError, version
+from builders.backends.nvcc import INSTALL, find_nvcc
+from builders.backends.tvm import records
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import InputError
+from enginery.core.hardware import cpu_kinds, cuda
+from enginery.core.hardware.cpu_levels import HOST, LEVELS, check_cpu, cpu_name, host_level, lacking, level_of
+from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+
+_TITLE = "TVM"
+_DISTRIBUTIONS = ("apache-tvm", "apache-tvm-ffi")
+_LEVELS = (*LEVELS, HOST)
+_MOST_MINUTES = 24 * 60
+
+
+@dataclass(frozen=True)
+class Tvm:
+    """The TVM backend.
+
+    cpu: the least CPU that an engine's own code runs on, as a level of x86-64 (`enginery.core.hardware.cpu_levels`); 'host' is the
+    highest level of the machine that plans the build.
+    fast_math: whether GPU kernels may approximate (nvcc's --use_fast_math, TVM's own default); off here, because an
+    fp32 engine is proven against fp32 limits.
+    tune_minutes: how long faster kernels are searched for, by measuring on the CPU that builds; 0 takes TVM's own. For
+    kernels of fixed sizes on a CPU (`builders.backends.tvm.tuning`).
+    """
+
+    name: ClassVar[str] = "tvm"
+    revision: ClassVar[int] = 2
+    tunes_on_target: ClassVar[bool] = False
+    determinism: ClassVar[Determinism] = "outputs"
+    install: ClassVar[str] = "pip install 'enginery[tvm]'"
+    build_only: ClassVar[tuple[str, ...]] = ("nvcc",)
+    gpu_tools: ClassVar[tuple[str, ...]] = ("nvcc",)
+
+    cpu: str = "x86-64-v3"
+    fast_math: bool = False
+    tune_minutes: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.cpu not in _LEVELS:
+            raise InputError(f"backends.tvm.cpu: {self.cpu!r} is not one of {', '.join(map(repr, _LEVELS))}")
+        if not 0 <= self.tune_minutes <= _MOST_MINUTES:
+            raise InputError(f"backends.tvm.tune_minutes: {self.tune_minutes} is not within 0 and {_MOST_MINUTES}")
+
+    def serves(self, target: Target) -> bool:  # noqa: ARG002 - CPUs and GPUs
+        """Every target; `refuses` says what nvcc lacks."""
+        return True
+
+    def versions(self) -> dict[str, str]:
+        """Versions of compiler and runtime, of nvcc where there is one, and this CPU's level where it matters."""
+        try:
+            found = {name: version(name) for name in _DISTRIBUTIONS}
+        except PackageNotFoundError:
+            return {}
+        if nvcc := find_nvcc():
+            found["nvcc"] = nvcc.version
+        return {**found, "cpu": host_level()} if self.cpu == HOST else found
+
+    def scheme(self) -> QuantizationScheme:
+        """Symmetric int8, biases in floating point, the rest in fp32."""
+        return QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
+
+    def refuses(self, request: BuildRequest) -> str | None:
+        """Generations that nvcc lacks, precisions that TVM lacks, shapes that it is not held to; a missing compiler."""
+        return (
+            _precision_refusal(request)
+            or profile_bounds.refusal(request, _TITLE)
+            or cpu_kinds.refusal(request, _TITLE)
+            or _empty_refusal(request)
+            or self._tuning_refusal(request)
+            or (None if self.versions() else f"TVM is not installed; {self.install}")
+            or _tool_refusal(request.target)
+        )
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        """Compile `model` into WORKDIR/engine.so.
+
+        Raises ModelError with the node, its operator and TVM's words when the model cannot be compiled.
+        """
+        from builders.backends.tvm.compile import compile_model
+
+        seconds = self.tune_minutes * 60
+        path, notes = compile_model(request, model, workdir, fast_math=self.fast_math, tune_s=seconds)
+        return Engine(request, path, digest_of_file(path), path.stat().st_size, path.suffix, notes=notes)
+
+    def runs(self, target: Target) -> str | None:
+        """A CPU is always at hand; of GPUs, one of that compute capability must be."""
+        return cuda.lacking(target)
+
+    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+        """See `fitting.Choosy`: the very versions that built it, but for nvcc, and for the CPU, which `open` asks."""
+        return other_versions({name: built[name] for name in built if name in _DISTRIBUTIONS}, here)
+
+    @contextmanager
+    def open(self, engine: Engine) -> Iterator[Session]:
+        """Load an engine. Raises as `check_fits` and `check_cpu` do. Never run on a GPU."""
+        from builders.backends.tvm.session import open_engine
+
+        check_fits(self, engine)
+        check_cpu(engine)
+        with open_engine(engine) as session:
+            yield session
+
+    def timing_place(self) -> tuple[str, str] | None:
+        """See `TimingCached`: what was measured on this CPU, with this TVM, for this level."""
+        found = self.versions()
+        if not (self.tune_minutes and found):
+            return None
+        return f"{cpu_name()}-{os.cpu_count()}-cores", f"tvm-{found[_DISTRIBUTIONS[0]]}-{found.get('cpu', self.cpu)}"
+
+    def merge_timing(self, older: bytes, newer: bytes) -> bytes:
+        """See `TimingCached`."""
+        return records.merged(older, newer)
+
+    def _tuning_refusal(self, request: BuildRequest) -> str | None:
+        if not self.tune_minutes:
+            return None
+        if not request.target.is_cpu:
+            return (
+                "TVM's kernels are tuned for CPUs only here, never tried on a GPU; set backends.tvm.tune_minutes to 0"
+            )
+        if missing := lacking(level_of(request)):
+            return (
+                f"this CPU has no {', '.join(missing)}, and kernels are tuned by running them; build it on one that has"
+            )
+        return None
+
+    def load_runtime(self) -> None:
+        """Import TVM."""
+        import tvm  # noqa: F401
+
+
+def _precision_refusal(request: BuildRequest) -> str | None:
+    """What TVM 0.27 compiles of no model, or of small ones only; found by compiling."""
+    if request.precision == "bf16":
+        return "TVM has normalizations for float32 and float16 only, not for bfloat16; use fp16 or fp32"
+    if request.precision == "fp8":
+        return "TVM's ONNX importer takes no FP8 in QuantizeLinear; use int8"
+    if request.precision == "int4":
+        return "TVM's ONNX importer takes no int4 weights, and none in blocks; use int8"
+    return None
+
+
+def _empty_refusal(request: BuildRequest) -> str | None:
+    """A sum over no rows is what lay in memory; found by running."""
+    empty = next((dim for dim, (least, _) in profile_bounds.sizes(request).items() if least < 1), None)
+    if empty is None:
+        return None
+    return f"dims.{empty}.min is 0, and TVM leaves sums over no rows unset: set it to 1, or use onnxruntime"
+
+
+def _tool_refusal(target: Target) -> str | None:
+    """TVM links with the system's C++ compiler; GPU code is nvcc's."""
+    if not shutil.which("c++") and not shutil.which("g++"):
+        return "TVM links its engines with a C++ compiler, and there is none; install g++"
+    if target.is_cpu:
+        return None
+    nvcc = find_nvcc()
+    if nvcc is None:
+        return f"TVM's GPU code is compiled by nvcc, and there is none; {INSTALL}"
+    if target.sm not in nvcc.codes:
+        return f"nvcc {nvcc.version} makes no code for {target.sm}; install a CUDA toolkit that does"
+    return None

@@ -1,0 +1,89 @@
+"""Runs a TVM engine: on this CPU, and, never tried, on this machine's GPU."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from builders.backends import profile_bounds
+from enginery.arrays.tensors import InputCheck
+from enginery.core.errors import EngineryError
+from enginery.core.hardware import cuda
+from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec
+
+
+@contextmanager
+def open_engine(engine: Engine) -> Iterator[Session]:
+    """Load `engine`. Raises EngineryError with TVM's words when it cannot be."""
+    import tvm
+    from tvm import relax
+
+    target = engine.request.target
+    device = tvm.cpu() if target.is_cpu else tvm.cuda(cuda.index_of(target.compute_capability))
+    with tempfile.TemporaryDirectory(prefix="enginery-tvm-") as folder:
+        path = _at_a_new_path(engine.path, Path(folder))
+        try:
+            main = relax.VirtualMachine(tvm.runtime.load_module(str(path)), device)["main"]
+        except (RuntimeError, ValueError, AttributeError, OSError) as error:
+            raise EngineryError(f"TVM cannot load {engine.path.name}: {words(error)}; build it again") from error
+    session = TvmSession(engine.request, main, device)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def _at_a_new_path(engine: Path, folder: Path) -> Path:
+    """The engine's file in a folder of its own. TVM unloads no library and asks for them by their paths with links
+    resolved: where an engine was replaced it would answer with the functions of the one that was there before."""
+    path = folder / engine.name
+    try:
+        path.hardlink_to(engine)
+    except OSError:  # another file system, or not ours to link to
+        shutil.copyfile(engine, path)
+    return path
+
+
+class TvmSession:
+    """A function of an engine on a device."""
+
+    def __init__(self, request: BuildRequest, main: Any, device: Any) -> None:
+        self.inputs: Sequence[TensorSpec] = request.inputs
+        self.outputs: Sequence[TensorSpec] = request.outputs
+        self._request, self._device = request, device
+        self._check = InputCheck(request.inputs, request.profiles)
+        self._main: Any = main
+
+    def close(self) -> None:
+        """Let go of the function; `run` refuses from now on."""
+        self._main = None
+
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+        """Run once. Raises DataError for arrays that fit no profile, EngineryError when TVM fails."""
+        import tvm
+        import tvm_ffi
+
+        if self._main is None:
+            raise EngineryError("the session of this TVM engine is closed; open it again")
+        arrays, sizes = profile_bounds.checked_inputs(self._check, inputs)
+        given = [tvm.runtime.tensor(array, self._device) for array in arrays]
+        try:
+            found = self._main(*given)
+        except (ValueError, RuntimeError, TypeError) as error:
+            raise EngineryError(f"TVM failed while running: {words(error)}") from error
+        results = list(found) if isinstance(found, Sequence) and not isinstance(found, tvm_ffi.Shape) else [found]
+        return profile_bounds.checked_outputs(self._request, [_array(value) for value in results], sizes, "TVM")
+
+
+def _array(value: Any) -> "np.ndarray[Any, Any]":
+    """What TVM answers with as an array: of a shape that is an output, its sizes."""
+    return value.numpy() if hasattr(value, "numpy") else np.array(list(value), np.int64)
+
+
+def words(error: Exception) -> str:
+    """The first line of what TVM says: the rest is its stack."""
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,0 +1,189 @@
+"""Faster kernels for a CPU by search: TVM's MetaSchedule, for a limited time.
+
+MetaSchedule (Shao et al., "Tensor Program Optimization with Probabilistic Programs", NeurIPS 2022, arXiv:2205.13603)
+draws schedules of a kernel, compiles them, measures them on this machine and breeds the best. It takes kernels of fixed
+sizes alone. What was measured goes from build to build (`builders.backends.timing_caches`); a known kernel is searched further.
+
+Candidates are compiled in this process: TVM's own workers each parse the intrinsics of every GPU again for each round,
+which takes 20 s of CPU time, and are left to the measuring, where a kernel that hangs or crashes costs itself alone.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from builders.backends.timing_caches import GIVEN, GROWN
+from builders.backends.tvm import records
+from builders.execution.process import enter_phase
+from enginery.core.errors import EngineryError
+
+# Schedules that are measured in one round of one kernel, and drawn for it (TVM's default is 512, for long searches).
+_ROUND = 8
+_POPULATION = 64
+_MOST = 100_000
+# A candidate that runs longer is given up; the first one's time holds the start of the process that measures.
+_PATIENCE_S = 60.0
+# Rounds that are tried, whatever the time, until something was measured.
+_LEAST_ROUNDS = 3
+
+
+def scheduled(module: Any, target: Any, workdir: Path, seconds: float) -> tuple[Any, tuple[str, ...]]:
+    """The module lowered and its kernels of fixed sizes scheduled by the best that is known after `seconds`; and notes.
+
+    module: Relax, as imported.  target: with num-cores.  The budget is looked at after every round of measurements;
+    what it takes to begin (about half a minute of CPU time) is within it.
+    """
+    from tvm import relax, transform
+    from tvm.s_tir.meta_schedule.relax_integration import extract_tasks
+
+    end = time.monotonic() + seconds
+    passes = [
+        relax.transform.DecomposeOpsForInference(),
+        relax.transform.CanonicalizeBindings(),
+        relax.get_pipeline("zero"),
+    ]
+    with target:
+        lowered = transform.Sequential(passes)(module)
+    found = extract_tasks(lowered, target, {})
+    fixed = sorted((task for task in found if _is_fixed(task)), key=_work, reverse=True)
+    if not fixed:
+        return lowered, (f"not tuned: all {len(found)} kernels have open sizes; give the dims one size (min = max)",)
+    database, how = _searched(fixed, workdir, end)
+    with target, database, transform.PassContext(opt_level=3):
+        tuned = relax.transform.MetaScheduleApplyDatabase()(lowered)
+    (workdir / GROWN).write_bytes(records.bundle(workdir / "tuning"))
+    known = sum(database.query_schedule(task.dispatched[0], target, task.task_name) is not None for task in fixed)
+    left = f"; {len(found) - len(fixed)} have open sizes" if len(found) > len(fixed) else ""
+    return tuned, (f"{known} of {len(found)} kernels tuned {how}{left}",)
+
+
+def _searched(tasks: Sequence[Any], workdir: Path, end: float) -> tuple[Any, str]:
+    """The database after the search, and how it went."""
+    from tvm.s_tir import meta_schedule as ms
+
+    logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.WARNING)  # a table of all kernels after each round
+    folder = workdir / "tuning"
+    folder.mkdir()
+    database = _database(workdir / GIVEN, folder)
+    enter_phase("compiling: preparing to tune")
+    strategy = ms.search_strategy.EvolutionarySearch(
+        population_size=_POPULATION, init_min_unmeasured=_POPULATION // 2, genetic_num_iters=2, genetic_max_fail_count=2
+    )
+    contexts, weights = ms.relax_integration.extracted_tasks_to_tune_contexts(
+        list(tasks), str(folder), strategy=strategy, num_threads=os.cpu_count() or 1
+    )
+    clock = _clock(end, len(tasks))
+    steps = [ms.measure_callback.AddToDatabase(), ms.measure_callback.RemoveBuildArtifact()]
+    steps += [ms.measure_callback.UpdateCostModel(), clock]
+    try:
+        ms.tune.tune_tasks(
+            tasks=contexts,
+            task_weights=weights,
+            work_dir=str(folder),
+            max_trials_global=_MOST,
+            max_trials_per_task=_MOST,
+            num_trials_per_iter=_ROUND,
+            builder=_builder(),
+            runner=ms.runner.LocalRunner(timeout_sec=_PATIENCE_S),
+            database=database,
+            cost_model="random",
+            measure_callbacks=steps,
+        )
+    except Exception as error:  # the clock's way to end it goes through C++, which changes its class
+        if not clock.is_over():
+            raise EngineryError(f"TVM failed while tuning: {str(error).strip().splitlines()[-1][:500]}") from error
+    return database, _outcome(clock.measured, clock.said)
+
+
+def _outcome(measured: int, said: str) -> str:
+    if measured or not said:
+        return f"by {measured} measurements here"
+    return f"here; no candidate ran: {said.strip().splitlines()[-1][:300]}"
+
+
+def _database(given: Path, folder: Path) -> Any:
+    """TVM's database in a folder, with what was measured before; an empty one where that cannot be read."""
+    from tvm.s_tir.meta_schedule.database import JSONDatabase
+
+    files = [folder / name for name in records.FILES]
+    if given.is_file():
+        with suppress(Exception):  # whatever TVM says of the lines of a damaged one
+            records.unbundle(given.read_bytes(), folder)
+            return JSONDatabase(*map(str, files))
+    for path in files:
+        path.unlink(missing_ok=True)
+    return JSONDatabase(*map(str, files))
+
+
+def _clock(end: float, count: int) -> Any:
+    """A measure callback that counts, tells how far it is, and ends the search when its time is up."""
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
+
+    begun = time.monotonic()
+
+    @derived_object
+    class Clock(PyMeasureCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.measured = self._rounds = 0
+            self.said = ""
+
+        def apply(self, *told: Any) -> None:
+            ran: Sequence[Any] = told[-1]
+            self._rounds += 1
+            self.measured += sum(result.run_secs is not None for result in ran)
+            self.said = next((str(result.error_msg) for result in ran if result.error_msg), self.said)
+            spent, whole = time.monotonic() - begun, end - begun
+            enter_phase(f"compiling: tuning {count} kernels, {self.measured} measured, {spent:.0f} of {whole:.0f} s")
+            if self.is_over():
+                raise RuntimeError("the time for tuning is over")
+
+        def is_over(self) -> bool:
+            return time.monotonic() >= end and (self.measured > 0 or self._rounds >= _LEAST_ROUNDS)
+
+    return Clock()
+
+
+def _builder() -> Any:
+    """Compiles candidates in this process, one after the other."""
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule.builder import PyBuilder
+
+    @derived_object
+    class Builder(PyBuilder):  # type: ignore[misc]
+        def build(self, build_inputs: Sequence[Any]) -> list[Any]:
+            return [_built(item) for item in build_inputs]
+
+    return Builder()
+
+
+def _built(item: Any) -> Any:
+    """The file of a candidate, or why there is none."""
+    from tvm import tirx
+    from tvm.s_tir.meta_schedule.builder import BuilderResult
+    from tvm.s_tir.meta_schedule.builder.local_builder import default_export
+    from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
+
+    try:
+        module = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(item.mod)
+        return BuilderResult(default_export(tirx.build(module, target=item.target)), None)
+    except Exception as error:  # a schedule that does not compile is one of many
+        return BuilderResult(None, str(error))
+
+
+def _is_fixed(task: Any) -> bool:
+    from tvm.tirx import IntImm
+
+    function = task.dispatched[0]["main"]
+    sizes = [size for parameter in function.params for size in getattr(parameter.ty, "shape", ())]
+    return all(isinstance(size, int | IntImm) for size in sizes)
+
+
+def _work(task: Any) -> float:
+    from tvm.s_tir.analysis import estimate_tir_flops
+
+    return float(estimate_tir_flops(task.dispatched[0])) * float(task.weight)

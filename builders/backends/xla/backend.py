@@ -1,0 +1,141 @@
+"""XLA, through JAX: the engine is StableHLO with the weights beside it, compiled for the machine that opens it.
+
+The graph becomes a function that JAX traces (`builders/onnx_jax`), with dynamic dims as symbolic sizes, and
+`jax.export` writes it down for one platform, CPU or CUDA; neither needs that hardware. What is stored is portable: a
+newer jaxlib reads it, on any CPU. It is not machine code. XLA compiles for exact sizes, so a session compiles when it
+is opened for the sizes that the profiles are tuned for, and for any other size within them when it first comes, which
+takes as long. Nothing is padded: a model may mix what shares a batch.
+
+JAX's own `serialize_executable` would store machine code, and is a pickle: not used.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from builders.backends import profile_bounds
+from builders.backends.fitting import check_fits
+from builders.backends.installed import PackageNotFoundError, version
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import InputError
+from enginery.core.hardware import cuda
+from enginery.core.hardware.compatibility import numbers
+from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+
+_IO = {"float64", "float32", "float16", "bfloat16", "bool"} | {
+    f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)
+}
+_CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+
+
+@dataclass(frozen=True)
+class Xla:
+    """The XLA backend.
+
+    matmul_precision: of fp32 products: 'highest' (fp32), 'high' or 'default' (what the hardware likes best; TF32 or
+    bf16 passes on GPUs). On CPUs all three are fp32.
+    kept_sizes: how many exact sizes a session keeps compiled; the one used longest ago goes.
+    """
+
+    name: ClassVar[str] = "xla"
+    revision: ClassVar[int] = 1
+    tunes_on_target: ClassVar[bool] = False
+    determinism: ClassVar[Determinism] = "bytes"
+    install: ClassVar[str] = "pip install 'enginery[xla]'"
+
+    matmul_precision: str = "highest"
+    kept_sizes: int = 32
+
+    def __post_init__(self) -> None:
+        if self.matmul_precision not in (known := ("highest", "high", "default")):
+            raise InputError(f"backends.xla.matmul_precision: {self.matmul_precision!r} is not one of {known}")
+        if self.kept_sizes < 1:
+            raise InputError(f"backends.xla.kept_sizes: {self.kept_sizes} is not at least 1")
+
+    def serves(self, target: Target) -> bool:  # noqa: ARG002
+        """CPUs and NVIDIA GPUs."""
+        return True
+
+    def versions(self) -> dict[str, str]:
+        """Versions of jax and jaxlib."""
+        try:
+            return {name: version(name) for name in ("jax", "jaxlib")}
+        except PackageNotFoundError:
+            return {}
+
+    def scheme(self) -> QuantizationScheme:
+        """That of onnxruntime: XLA computes Q/DQ in floating point, and any scheme is as good."""
+        return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
+
+    def refuses(self, request: BuildRequest) -> str | None:
+        """Precisions that the target lacks, types and dims that XLA cannot take, and everything without JAX."""
+        target = request.target
+        if request.precision == "fp8" and (target.is_cpu or (target.compute_capability or (0, 0)) < (8, 9)):
+            return f"{'CPUs have' if target.is_cpu else f'{target.sm} has'} no FP8 arithmetic; use int8"
+        if request.precision == "bf16" and target.compute_capability == (7, 5):
+            return "sm_75 has no bfloat16; use fp16"
+        for spec in (*request.inputs, *request.outputs):
+            if spec.dtype not in _IO:
+                return f"{spec.name!r} is {spec.dtype}, which XLA does not take; cast it to float32 or int64"
+        return self._open_dim(request) or (None if self.versions() else f"jax is not installed; {self.install}")
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        """Trace `model` and write WORKDIR/engine.xla. Raises ModelError naming the node that cannot be compiled."""
+        from builders.backends.xla.export import export
+
+        path = workdir / "engine.xla"
+        export(request, model, path, self.matmul_precision)
+        return Engine(request, path, digest_of_file(path), path.stat().st_size, ".xla")
+
+    def runs(self, target: Target) -> str | None:
+        """A CPU is always at hand; for a GPU, whether one of that capability is here, and JAX's plugin for it."""
+        if target.is_cpu:
+            return None
+        if reason := cuda.lacking(target):
+            return reason
+        if not any(map(_is_installed, _CUDA_PLUGINS)):
+            return "jax has no CUDA plugin here; pip install 'jax[cuda13]'"
+        return None
+
+    @contextmanager
+    def open(self, engine: Engine) -> Iterator[Session]:
+        """Load the engine and compile it for the sizes it is tuned for. Raises as `check_fits` does.
+
+        GPU engines were never run.
+        """
+        check_fits(self, engine)
+        from builders.backends.xla.session import XlaSession
+
+        with XlaSession(engine, self.kept_sizes) as session:
+            yield session
+
+    def unfit(self, built: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+        """See `fitting.Choosy`: later releases read what an earlier one wrote."""
+        was, now = built.get("jaxlib", ""), here["jaxlib"]
+        if numbers(was) <= numbers(now):
+            return None
+        return f"written by jaxlib {was}, here is {now}; pip install 'jax>={was}', or build it here"
+
+    def load_runtime(self) -> None:
+        """Import JAX."""
+        import jax  # noqa: F401
+
+    def _open_dim(self, request: BuildRequest) -> str | None:
+        sizes = profile_bounds.sizes(request)
+        for spec in request.inputs:
+            for dim in spec.shape:
+                if isinstance(dim, str) and dim not in sizes:
+                    return f"input {spec.name!r}: dim {dim!r} has no max; xla needs one; add dims.{dim}.max"
+        for dim, (least, _) in sizes.items():
+            if least < 1:
+                return f"dims.{dim}.min is {least}; XLA's open sizes begin with 1: set it to 1, or use onnxruntime"
+        return None
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return bool(version(name))
+    except PackageNotFoundError:
+        return False

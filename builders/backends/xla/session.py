@@ -1,0 +1,119 @@
+"""Runs an XLA engine: compiled for each exact size, on the CPU or on a GPU of its capability. Never run on a GPU."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, ClassVar, Literal, Self
+
+import jax
+import jax.export
+import numpy as np
+
+from builders.backends.xla.file import read_engine
+from enginery.arrays.tensors import InputCheck
+from enginery.core.errors import EngineryError, IntegrityError
+from enginery.core.types import Engine, Shape, Target, Tensors, TensorSpec
+
+
+class XlaSession:
+    """An engine with its weights on the device, and an executable for each size that was asked for.
+
+    kept: how many sizes stay compiled. Raises IntegrityError for a damaged engine, EngineryError when XLA fails.
+    """
+
+    thread_safe: ClassVar[Literal[True]] = True
+
+    def __init__(self, engine: Engine, kept: int) -> None:
+        request = engine.request
+        self.inputs: Sequence[TensorSpec] = request.inputs
+        self.outputs: Sequence[TensorSpec] = request.outputs
+        self._name, self._kept = engine.path.name, kept
+        self._check = InputCheck(request.inputs, request.profiles)
+        self._device = _device(request.target)
+        file = read_engine(engine.path)
+        try:
+            self._program: Any = jax.jit(jax.export.deserialize(bytearray(file.program)).call)
+        except Exception as error:  # FlatBuffers and StableHLO raise many classes for one reason: damage
+            raise IntegrityError(
+                f"{self._name} holds no program that this jax reads: {error}; build it again"
+            ) from error
+        with jax.enable_x64(True):
+            self._weights: Any = [jax.device_put(array, self._device) for array in file.weights]
+        self._compiled: OrderedDict[tuple[Shape, ...], Any] = OrderedDict()
+        self._lock = threading.Lock()
+        for shapes in tuned_shapes(engine):
+            self._for(shapes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._weights = None  # frees the device's memory
+        self._compiled.clear()
+
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+        """Run once; a size that comes for the first time is compiled first. Raises DataError for arrays that do not fit
+        or lie outside the profiles."""
+        if self._weights is None:
+            raise EngineryError(f"{self._name}: the session is closed; open it again")
+        self._check(inputs)
+        given = [np.asarray(inputs[spec.name], order="C") for spec in self.inputs]
+        executable = self._for(tuple(array.shape for array in given))
+        with jax.enable_x64(True):
+            placed = [jax.device_put(array, self._device) for array in given]
+            made = executable(self._weights, placed)
+        return {spec.name: np.array(array) for spec, array in zip(self.outputs, made, strict=True)}
+
+    def _for(self, shapes: tuple[Shape, ...]) -> Any:
+        with self._lock:
+            if found := self._compiled.get(shapes):
+                self._compiled.move_to_end(shapes)
+                return found
+        made = self._compile(shapes)  # without the lock: sizes that are there go on running meanwhile
+        with self._lock:
+            self._compiled[shapes] = made
+            if len(self._compiled) > self._kept:
+                self._compiled.popitem(last=False)
+        return made
+
+    def _compile(self, shapes: tuple[Shape, ...]) -> Any:
+        place = jax.sharding.SingleDeviceSharding(self._device)
+        given = [
+            jax.ShapeDtypeStruct(shape, np.dtype(_dtype(spec)), sharding=place)
+            for spec, shape in zip(self.inputs, shapes, strict=True)
+        ]
+        try:
+            with jax.enable_x64(True):
+                return self._program.lower(self._weights, given).compile()
+        except Exception as error:  # XLA's and JAX's classes alike
+            words = str(error).strip().splitlines()[0]
+            raise EngineryError(f"{self._name}: XLA cannot compile it for {shapes}: {words}; build it again") from error
+
+
+def tuned_shapes(engine: Engine) -> list[tuple[Shape, ...]]:
+    """The shapes of all inputs that each profile is tuned for; the one there is for a model without dynamic dims."""
+    request = engine.request
+    if not request.profiles:
+        return [tuple(tuple(int(size) for size in spec.shape) for spec in request.inputs)]
+    found = []
+    for profile in request.profiles:
+        best = {name: shape for name, _, shape, _ in profile.inputs}
+        found.append(tuple(best[spec.name] for spec in request.inputs))
+    return list(dict.fromkeys(found))
+
+
+def _dtype(spec: TensorSpec) -> Any:
+    import ml_dtypes
+
+    return ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype
+
+
+def _device(target: Target) -> Any:
+    if target.is_cpu:
+        return jax.devices("cpu")[0]
+    wanted = "{}.{}".format(*(target.compute_capability or ()))
+    found = [device for device in jax.devices("cuda") if str(getattr(device, "compute_capability", "")) == wanted]
+    if not found:
+        raise EngineryError(f"jax sees no {target.sm} GPU here; check CUDA_VISIBLE_DEVICES and JAX_PLATFORMS")
+    return found[0]

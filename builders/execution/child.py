@@ -1,0 +1,89 @@
+"""The child's side of `builders.execution.process`: `python -m builders.execution.child WORKDIR` runs WORKDIR/job.json."""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from builders.execution.jobs import WorkerContext
+from enginery.core.codec import decode_request, encode
+from enginery.core.errors import EngineryError, error_to_json
+
+_PR_SET_PDEATHSIG = 1
+# Reads from the parent, which never writes: it goes on when the parent is gone, and kills its process group.
+_GUARD = "read _; kill -KILL 0"
+
+
+def main(workdir: Path) -> None:
+    """Run WORKDIR/job.json, leave WORKDIR/result.json, and end at once.
+
+    It ends by `os._exit`: the result is on disk, and no compiler's own teardown may hang or crash on top of it.
+    """
+    task = json.loads((workdir / "job.json").read_text())
+    die_with_parent(task["parent"])
+    guard = _post_guard(task["lifeline"])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    unfinished = workdir / "result.json.part"
+    unfinished.write_text(_outcome(task, workdir))
+    unfinished.replace(workdir / "result.json")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _dismiss(guard)
+    os._exit(0)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends; end now if `parent` is gone already.
+
+    Linux only (prctl(2)); elsewhere a killed parent leaves its children to finish.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
+
+
+def _post_guard(lifeline: int) -> int | None:
+    """Start a shell that kills the whole process group when the other end of the pipe `lifeline` closes; its pid.
+
+    The kernel tells only this process of its parent's death (`die_with_parent`), and not the processes that a compiler
+    has started. None without a shell: those then live on.
+    """
+    guard = None
+    with suppress(OSError):
+        silent = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
+        streams = [(os.POSIX_SPAWN_DUP2, lifeline, 0), *silent]
+        guard = os.posix_spawn("/bin/sh", ["sh", "-c", _GUARD], {}, file_actions=streams)
+    os.close(lifeline)
+    return guard
+
+
+def _dismiss(guard: int | None) -> None:
+    """End the guard and take its status, so that no zombie is left to a process 1 that minds none."""
+    if guard is not None:
+        with suppress(OSError):  # the job's own code may have ended it, or taken its status
+            os.kill(guard, signal.SIGKILL)
+            os.waitpid(guard, 0)
+
+
+def _outcome(task: dict[str, Any], workdir: Path) -> str:
+    """Run the request; its result or its exception, as JSON."""
+    try:
+        request = decode_request(task["request"])
+        return json.dumps({"value": encode(request.run(WorkerContext(workdir, task["store"])))})
+    except EngineryError as error:
+        traceback.print_exc()
+        return json.dumps(error_to_json(error))
+    except Exception as error:
+        traceback.print_exc()
+        return json.dumps({"exception": f"{type(error).__name__}: {error}"})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

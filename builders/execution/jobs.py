@@ -1,0 +1,164 @@
+"""A job: a request that is run in a process of its own; what it may use and needs, who watches it, who runs it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one step's process may use. The process dies when it passes either.
+
+    raise_timeout, raise_memory: the remedies that the error then names, e.g. 'raise build.timeout_s in the spec'.
+    """
+
+    timeout_s: float = 1800.0
+    memory_mib: int = 8192
+    raise_timeout: str = "raise the limit"
+    raise_memory: str = "raise the limit"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a job asks of the node that it runs on. Of all this a lone host heeds only `gpus` and `alone`.
+
+    labels: node labels, e.g. {"enginery/sm": "sm_89"}.
+    required: whether only a node with all of them will do; else such a node is preferred and any other will do.
+    gpus: how many it holds alone while it runs.
+    memory_mib: what a scheduler sets aside for it; it may use more, up to its limit.
+    alone: on a lone host it starts when no other job of the executor runs, and none starts before it has ended: what it
+    times is not slowed down by its neighbours.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    required: bool = False
+    gpus: int = 0
+    memory_mib: int = 0
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """Where a request is run. workdir: an empty folder of its own, which is removed afterwards.
+
+    store: URI of the artifact store that digests name blobs of; '' for requests that read none.
+    """
+
+    workdir: Path
+    store: str = ""
+
+
+class Request(Protocol[Result_co]):
+    """What is to be done, as a value: a frozen dataclass that `enginery.core.codec` can write, with a way to do it.
+
+    Its class and its result are found by import, in the worker as in the driver.
+    """
+
+    def run(self, context: WorkerContext) -> Result_co:
+        """Do it, in whatever process this is called in. Raises EngineryError."""
+        ...
+
+
+@dataclass(frozen=True)
+class Reduced(Generic[Result]):
+    """A request that needs less memory than another and has the same kind of result. change: how it differs, as in
+    'with workspace_mib 512'."""
+
+    request: Request[Result]
+    change: str
+
+
+@dataclass(frozen=True)
+class Job(Generic[Result]):
+    """A request to be run in a process of its own. store: as in `WorkerContext`.
+
+    reduced: what is run instead at a second try, when memory ran out; None when nothing can be saved.
+    """
+
+    name: str
+    request: Request[Result]
+    store: str = ""
+    limits: Limits = field(default_factory=Limits)
+    needs: Needs = field(default_factory=Needs)
+    reduced: Reduced[Result] | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a job's processes took, however they ended: wall-clock seconds, and the most resident memory at once."""
+
+    seconds: float
+    peak_mib: float
+
+
+class Watch(Protocol):
+    """Is told what becomes of one job, in order, from the thread that runs it. What it raises stops the job."""
+
+    def waiting(self, why: str) -> None:
+        """It is in the queue, and for what: a slot, memory, a node that has yet to come."""
+
+    def started(self, where: str) -> None:
+        """It has left the queue: on this host ('here') or on a node of this name. Told again after a retry."""
+
+    def phase(self, name: str) -> None:
+        """What the job says that it does now (`process.enter_phase`)."""
+
+    def said(self, text: str) -> None:
+        """What it has printed since."""
+
+    def holds(self, mib: float) -> None:
+        """It has come to hold this much memory, more than ever before; told when that has grown markedly."""
+
+    def retrying(self, why: str) -> None:
+        """It is started once more."""
+
+    def ended(self, usage: Usage) -> None:
+        """Its processes are gone, with or without a result."""
+
+
+class Unwatched:
+    """Nobody wants to know; also a base for who wants to know a part."""
+
+    def waiting(self, why: str) -> None:
+        """Ignore it."""
+
+    def started(self, where: str) -> None:
+        """Ignore it."""
+
+    def phase(self, name: str) -> None:
+        """Ignore it."""
+
+    def said(self, text: str) -> None:
+        """Ignore it."""
+
+    def holds(self, mib: float) -> None:
+        """Ignore it."""
+
+    def retrying(self, why: str) -> None:
+        """Ignore it."""
+
+    def ended(self, usage: Usage) -> None:
+        """Ignore it."""
+
+
+UNWATCHED = Unwatched()
+
+
+class Executor(Protocol):
+    """Runs jobs, each in a fresh process; blocking and thread-safe."""
+
+    def run(self, job: Job[Result], watch: Watch = UNWATCHED) -> Result:
+        """Return the result of the job's request.
+
+        Raises StepError (`enginery.core.errors.StepError` lists its kinds), or what the request raised of EngineryError. What can
+        get better by itself was tried again (`builders.execution.retries`).
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Kill what runs now and refuse what comes; safe from a signal handler."""
+        ...

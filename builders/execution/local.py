@@ -1,0 +1,74 @@
+"""Runs jobs on this host, each in a process of its own, a bounded number at a time."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+from builders.execution.jobs import UNWATCHED, Job, Result, Watch
+from builders.execution.process import run_job
+from builders.execution.retries import run_with_retries
+from builders.execution.workdir import workdir
+from enginery.core.errors import StepError
+
+# What a job waits for that is merely in the queue.
+QUEUED = "a free slot"
+# What a job waits for that has to run alone.
+ALONE = "the jobs that run here, to be timed alone"
+
+
+class LocalExecutor:
+    """An `Executor` of local processes. `jobs` is how many run at once; by default as many as there are CPUs.
+
+    Of `Job.needs` GPUs count, of which there is one here: jobs that hold it run one after the other; and `alone`.
+    """
+
+    def __init__(self, jobs: int | None = None) -> None:
+        self._jobs = jobs or os.cpu_count() or 1
+        self._slots = threading.Semaphore(self._jobs)
+        self._gpu, self._alone = threading.Semaphore(1), threading.Semaphore(1)
+        # A plain flag, not an Event: setting it takes no lock, which is what a signal handler needs.
+        self._cancelled = False
+
+    def run(self, job: Job[Result], watch: Watch = UNWATCHED) -> Result:
+        """Wait for a free slot, then run the job in a folder that is removed afterwards. Errors are `run_job`'s,
+        and UnavailableError when there is no room for the folder."""
+
+        def attempt(job: Job[Result], _elsewhere: bool) -> Result:
+            gpu = self._held(self._gpu, job, watch, "the GPU") if job.needs.gpus else nullcontext()
+            with gpu, self._place(job, watch):
+                watch.started("here")
+                with workdir() as folder:
+                    return run_job(job, folder, lambda: self._cancelled, watch)
+
+        return run_with_retries(job, watch, attempt, clustered=False)
+
+    def cancel(self) -> None:
+        """Kill what runs, within `process.TICK_S` (`GRACE_S` what heeds it), and refuse what comes."""
+        self._cancelled = True
+
+    def _place(self, job: Job[Any], watch: Watch) -> AbstractContextManager[None]:
+        return self._all_slots(job, watch) if job.needs.alone else self._held(self._slots, job, watch, QUEUED)
+
+    @contextmanager
+    def _all_slots(self, job: Job[Any], watch: Watch) -> Iterator[None]:
+        """Hold every slot, each as it comes free, so that new jobs cannot keep this one waiting. Two at once would each
+        hold what the other needs, and take turns."""
+        with self._held(self._alone, job, watch, ALONE), ExitStack() as slots:
+            for _ in range(self._jobs):
+                slots.enter_context(self._held(self._slots, job, watch, ALONE))
+            yield
+
+    @contextmanager
+    def _held(self, slots: threading.Semaphore, job: Job[Any], watch: Watch, what: str) -> Iterator[None]:
+        """Hold one of the slots. Nobody waits long after `cancel`: whoever holds one is killed and lets it go."""
+        if not slots.acquire(blocking=False):
+            watch.waiting(what)
+            slots.acquire()
+        try:
+            if self._cancelled:
+                raise StepError(f"{job.name}: cancelled before it started", "cancelled")
+            yield
+        finally:
+            slots.release()

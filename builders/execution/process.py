@@ -1,0 +1,254 @@
+"""Runs one request in a process of its own, within limits, so that it can crash, hang or eat memory alone.
+
+The caller writes WORKDIR/job.json and starts `python -m builders.execution.child WORKDIR`; the child runs the request and
+leaves WORKDIR/result.json, by atomic rename; whatever it prints goes to WORKDIR/job.log. The child leads a session and
+process group of its own: when it ends or passes a limit, and when its parent dies (however it does), the whole group is
+killed. It runs with WORKDIR as its current and its temporary folder, so arguments name absolute paths and droppings
+vanish with WORKDIR. A job that has said it heeds this (`heed_stop`) is asked to end before it is killed for its time
+or because it was cancelled, and has `GRACE_S` to put away what it learnt.
+
+The memory limit is on the resident set (RSS) of the process and its descendants, looked at every `TICK_S`; a limit on
+address space (RLIMIT_AS) would be exact, but CUDA and torch reserve far more of it than they use. Pages that forked
+children share are counted more than once.
+"""
+
+import codecs
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from builders.execution.jobs import UNWATCHED, Job, Result, Usage, Watch
+from builders.execution.oom import oom_kills
+from builders.execution.resident import resident_mib
+from enginery.core.codec import decode, encode_request, result_type
+from enginery.core.errors import StepError, error_from_json
+
+TICK_S = 0.05
+LOG_TAIL_BYTES = 16_384
+# For a job that was asked to end, and heeds that.
+GRACE_S = 10.0
+_WORKDIR = "ENGINERY_JOB_FOLDER"
+_HEEDS, _STOP = "job.heeds", "job.stop"
+# What a watch is told of memory: growth by a tenth, and by this much.
+_NOTABLE_MIB = 16.0
+
+
+def run_job(
+    job: Job[Result], workdir: Path, cancelled: Callable[[], bool] = lambda: False, watch: Watch = UNWATCHED
+) -> Result:
+    """Run `job` in a fresh process under `workdir` (which must exist) and return the result of its request.
+
+    `cancelled` is asked every `TICK_S`. `watch` is told of phases, output and usage; the executor tells it the rest.
+    Raises the EngineryError that the request raised (class and message), or StepError: kind 'error' (any other
+    exception, or an exit without a result), 'crash' (a signal), 'timeout', 'memory', 'node-memory' (the kernel killed
+    it for that) or 'cancelled', with the end of the log.
+    """
+    workdir = workdir.resolve()
+    killed_before = oom_kills()
+    process, lifeline = _start(job, workdir)
+    sight = _Sight(workdir, watch)
+    ended = None
+    try:
+        ended = _watch(process.pid, job, cancelled, sight)
+        if ended is not None and ended[0] in ("timeout", "cancelled"):
+            _ask_to_end(process.pid, workdir)
+    finally:  # also on Ctrl-C
+        _kill_group(process)
+        os.close(lifeline)
+        sight.end()
+    if ended is not None:
+        kind, reason = ended
+        raise StepError(f"{job.name}: {reason}", kind, log_tail(workdir), sight.peak_mib)
+    if process.returncode == -signal.SIGKILL and oom_kills() > killed_before:
+        reason = f"killed by the kernel, which ran out of memory; it held {sight.peak_mib:.0f} MiB"
+        raise StepError(f"{job.name}: {reason}", "node-memory", log_tail(workdir), sight.peak_mib)
+    return _result(job, process.returncode, workdir)
+
+
+def enter_phase(name: str) -> None:
+    """Say what the job does now; for the job's own process. Elsewhere, and on a full disk, nothing happens."""
+    if folder := os.environ.get(_WORKDIR):
+        with suppress(OSError):
+            fresh = Path(folder) / "job.phase.part"
+            fresh.write_text(name)
+            fresh.replace(fresh.with_name("job.phase"))
+
+
+def heed_stop() -> Callable[[], bool]:
+    """Promise that this job ends by itself soon after it is asked to; what comes back tells whether it was asked.
+
+    For the job's own process; elsewhere nobody asks.
+    """
+    folder = os.environ.get(_WORKDIR)
+    if folder is None:
+        return lambda: False
+    with suppress(OSError):
+        (Path(folder) / _HEEDS).touch()
+    return (Path(folder) / _STOP).exists
+
+
+def log_tail(workdir: Path) -> str:
+    """The last 16 KiB of what the job in `workdir` printed; empty when it printed nothing."""
+    log = workdir / "job.log"
+    if not log.exists():
+        return ""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+        return stream.read().decode(errors="replace")
+
+
+def _start(job: Job[Any], workdir: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """The child, and the end of a pipe that nobody else holds: when it closes, the child's group dies."""
+    theirs, ours = os.pipe()
+    request = encode_request(job.request)
+    task = {"request": request, "store": job.store, "parent": os.getpid(), "lifeline": theirs}
+    (workdir / "job.json").write_text(json.dumps(task))
+    try:
+        return _popen(workdir, theirs), ours
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+
+
+def _popen(workdir: Path, lifeline: int) -> subprocess.Popen[bytes]:
+    # The child finds the modules that its parent finds; -P keeps its current folder out of them.
+    places = os.pathsep.join(place or os.getcwd() for place in sys.path)  # noqa: PTH109 - joined as text
+    environment = {**os.environ, "PYTHONPATH": places, "TMPDIR": str(workdir), _WORKDIR: str(workdir)}
+    command = [sys.executable, "-P", "-X", "faulthandler", "-m", "builders.execution.child", str(workdir)]
+    with (workdir / "job.log").open("wb") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=workdir,
+            env=environment,
+            pass_fds=(lifeline,),
+            start_new_session=True,
+        )
+
+
+class _Sight:
+    """What can be seen of a running job from outside, told to its watch: its phase, its log, the memory it holds."""
+
+    def __init__(self, workdir: Path, watch: Watch) -> None:
+        self._workdir = workdir
+        self._watch = watch
+        self._begun = time.monotonic()
+        self._phase = ""
+        self._seen_bytes = 0
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._told_mib = 0.0
+        self.peak_mib = 0.0
+
+    def weigh(self, used_mib: float) -> None:
+        """Note what it holds now, and tell of a markedly higher peak."""
+        self.peak_mib = max(self.peak_mib, used_mib)
+        if self.peak_mib > max(1.1 * self._told_mib, self._told_mib + _NOTABLE_MIB):
+            self._told_mib = self.peak_mib
+            self._watch.holds(self.peak_mib)
+
+    def look(self) -> None:
+        """Tell what is new."""
+        phase = _text_of(self._workdir / "job.phase")
+        if phase and phase != self._phase:
+            self._phase = phase
+            self._watch.phase(phase)
+        with (self._workdir / "job.log").open("rb") as log:
+            log.seek(self._seen_bytes)
+            # A job that prints without end has its time taken by its limit, not by us.
+            new = log.read(LOG_TAIL_BYTES)
+        self._seen_bytes += len(new)
+        if text := self._decode(new):
+            self._watch.said(text)
+
+    def end(self) -> None:
+        """Tell what is left to tell. No watch may keep the job's error from being raised."""
+        seen = -1
+        with suppress(OSError):
+            while seen != self._seen_bytes:
+                seen = self._seen_bytes
+                self.look()
+        self._watch.ended(Usage(time.monotonic() - self._begun, self.peak_mib))
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _watch(pid: int, job: Job[Any], cancelled: Callable[[], bool], sight: _Sight) -> tuple[str, str] | None:
+    """Wait for the process; None when it ended by itself, else why it has to die, as (kind, reason)."""
+    limits = job.limits
+    deadline = time.monotonic() + limits.timeout_s
+    while not _has_ended(pid):
+        sight.look()
+        if cancelled():
+            return "cancelled", "cancelled"
+        if time.monotonic() > deadline:
+            return "timeout", f"still running after its limit of {limits.timeout_s:g} s; {limits.raise_timeout}"
+        used_mib = resident_mib(pid)
+        sight.weigh(used_mib)
+        if used_mib > limits.memory_mib:
+            return "memory", f"held {used_mib:.0f} MiB, its limit is {limits.memory_mib} MiB; {limits.raise_memory}"
+        time.sleep(TICK_S)
+    return None
+
+
+def _ask_to_end(pid: int, workdir: Path) -> None:
+    """Give a job that heeds it the time to end by itself."""
+    if not (workdir / _HEEDS).exists():
+        return
+    with suppress(OSError):
+        (workdir / _STOP).touch()
+    deadline = time.monotonic() + GRACE_S
+    while not _has_ended(pid) and time.monotonic() < deadline:
+        time.sleep(TICK_S)
+
+
+def _has_ended(pid: int) -> bool:
+    # WNOWAIT leaves a zombie, which keeps the group's number from being given to strangers until it is killed.
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _result(job: Job[Result], status: int, workdir: Path) -> Result:
+    """What the child left behind: a value to return, an error to raise, or nothing."""
+    path = workdir / "result.json"
+    if not path.exists():
+        raise _no_result(job, status, log_tail(workdir))
+    result = json.loads(path.read_text())
+    if "error" in result:
+        raise error_from_json(result)
+    if "exception" in result:
+        raise StepError(f"{job.name}: {result['exception']}", "error", log_tail(workdir))
+    return decode(result["value"], result_type(job.request))
+
+
+def _no_result(job: Job[Any], status: int, log: str) -> StepError:
+    if status >= 0:
+        return StepError(f"{job.name}: ended with exit status {status} and no result", "error", log)
+    hint = " (the kernel does that when memory runs out; see dmesg)" if -status == signal.SIGKILL else ""
+    return StepError(f"{job.name}: killed by {_signal_name(-status)}{hint}", "crash", log)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # the real-time signals have no names
+        return f"signal {number}"

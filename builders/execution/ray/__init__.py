@@ -1,0 +1,19 @@
+"""Runs jobs on a Ray cluster: the same processes and limits as on this host, placed where their needs are met.
+
+Ray places and nothing else. Each job gets a fresh Ray worker, whose only work is `process.run_job`: so results, errors
+and limits are those of `LocalExecutor`, and a compiler that crashes takes down neither worker nor raylet. Paths in a
+job's arguments must mean the same on every node (a shared file system).
+
+::
+
+    executor.py    RayExecutor: the protocol, retries, slots, cancelling
+    cluster.py     connecting to Ray; which nodes there are
+    placement.py   which node suits a job, and in which words none does; knows no Ray
+    listener.py    one thread that hears all tasks of an executor, and looks after those that cannot run or are lost
+    task.py        one job on Ray: starting it, what is known of it, ending it, what its loss means
+    worker.py      the worker's side
+"""
+
+from builders.execution.ray.executor import RayExecutor
+
+__all__ = ["RayExecutor"]

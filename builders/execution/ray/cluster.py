@@ -1,0 +1,116 @@
+"""Connecting to Ray, and the nodes of its cluster."""
+
+import os
+import socket
+import warnings
+from typing import Any
+
+from builders.execution.ray.placement import Node
+from enginery.core.errors import UnavailableError
+
+_REACH_S = 5.0
+# Ray has this machine's address in the place of these, also where a cluster listens on loopback alone.
+_LOOPBACK = ("localhost", "127.0.0.1")
+_ANSWER_S = 2.0
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns about CUDA_VISIBLE_DEVICES
+    "RAY_task_oom_retries": "0",  # else what its memory monitor kills is started again without end
+}
+
+
+def connect(address: str | None, jobs: int | None) -> bool:
+    """Connect to Ray; whether this started the connection, and so has to end it.
+
+    address: None starts a Ray of `jobs` CPUs (None: as there are) on this host. Raises UnavailableError.
+    """
+    import ray
+
+    if ray.is_initialized():
+        return False
+    if address:
+        check_reachable(address)
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    local = {} if address else {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its own deprecations are not our user's business
+        try:
+            ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **local)
+        except Exception as error:  # of a node that times out at its start, Ray raises a plain one
+            where = f"the Ray cluster at {address}" if address else "a local Ray"
+            raise UnavailableError(f"cannot reach {where}: {error}; check it, or use the local executor") from error
+    _let_raylets_print(False)
+    return True
+
+
+def through_client() -> bool:
+    """Whether Ray is reached by its client ('ray://...'), from outside of the cluster."""
+    from ray.util.client import ray as client
+
+    return bool(client.is_connected())
+
+
+def disconnect() -> None:
+    """End the connection, and the Ray that `connect` started."""
+    import ray
+
+    ray.shutdown()
+    _let_raylets_print(True)
+
+
+def _let_raylets_print(allowed: bool) -> None:
+    """What raylets say of lost workers comes on stdout, which is for results, and is told by us in fewer words.
+
+    Ray 2.60 has no public switch for it: `log_to_driver` is about the workers' own output.
+    """
+    from ray._private import worker
+
+    worker._worker_logs_enabled = allowed
+
+
+def check_reachable(address: str) -> None:
+    """Raise UnavailableError within seconds where Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdigit()):
+        return  # 'auto', 'local': Ray's own names
+    _connect(host, int(port), f"the Ray cluster at {address}", "check the address, or use the local executor")
+    if host in _LOOPBACK and not address.startswith("ray://"):
+        from ray.util import get_node_ip_address
+
+        seen = get_node_ip_address()
+        remedy = f"start its head with --node-ip-address {seen}"
+        _connect(seen, int(port), f"the Ray cluster at {address}, which Ray looks for at {seen}", remedy)
+
+
+def _connect(host: str, port: int, what: str, remedy: str) -> None:
+    try:
+        socket.create_connection((host, port), _REACH_S).close()
+    except (OSError, OverflowError) as error:
+        raise UnavailableError(f"cannot reach {what}: {error}; {remedy}") from error
+
+
+def nodes() -> list[Node]:
+    """The nodes that are alive, as far as Ray has noticed."""
+    import ray
+
+    return [_node(found) for found in ray.nodes() if found["Alive"]]
+
+
+def answers(node: Node) -> bool:
+    """Whether a node's raylet takes connections. Ray itself notices a lost node only after some 20 seconds."""
+    try:
+        socket.create_connection(node.address, _ANSWER_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _node(found: dict[str, Any]) -> Node:
+    """A node from an item of `ray.nodes()`."""
+    resources = found["Resources"]
+    labels = {name: value for name, value in found["Labels"].items() if not name.startswith("ray.io/")}
+    cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
+    name = found.get("NodeName") or found["NodeManagerAddress"]
+    address = (found["NodeManagerAddress"], found["NodeManagerPort"])
+    return Node(found["NodeID"], name, address, labels, cpus, gpus, int(resources.get("memory", 0)) >> 20)

@@ -1,0 +1,172 @@
+"""The executor on Ray: the protocol of `builders.execution.jobs.Executor`, slots, retries and cancelling."""
+
+import os
+import threading
+import time
+from contextlib import nullcontext
+from types import TracebackType
+from typing import Any, Self
+
+from builders.execution.jobs import UNWATCHED, Job, Result, Watch
+from builders.execution.ray import cluster
+from builders.execution.ray.listener import Listener
+from builders.execution.ray.placement import fitting, none_fits
+from builders.execution.ray.task import Task
+from builders.execution.retries import run_with_retries
+from enginery.core.codec import decode, result_type
+from enginery.core.errors import EngineryError, StepError, UnavailableError, error_from_json
+
+# Between two looks for a cluster that was lost.
+_AGAIN_S = 2.0
+
+
+class RayExecutor:
+    """An `Executor` on Ray. Connects at the first job; close it, or use it as a context manager.
+
+    address: of a running cluster, 'host:port'. None takes the Ray that this process is connected to, or that
+    RAY_ADDRESS names, else starts one on this host, without dashboard or usage statistics. A cluster that happens to
+    run on this host is joined only by name ('auto').
+    jobs: how many run at once; by default as many as the cluster has room for.
+    wait_s: how long a job waits for a node that suits it to come, or for a cluster that was lost to come back; by
+    default it fails at once.
+    isolated: a fresh worker and a process of its own for each job. Otherwise workers are reused and know no limits: for
+    work that is known to be harmless.
+    """
+
+    def __init__(
+        self, address: str | None = None, jobs: int | None = None, wait_s: float = 0.0, isolated: bool = True
+    ) -> None:
+        self._address = address or os.environ.get("RAY_ADDRESS")
+        self._jobs = jobs
+        self._slots = threading.Semaphore(jobs) if jobs else None
+        self._wait_s = wait_s
+        self._isolated = isolated
+        self._connecting = threading.Lock()
+        self._listener: Listener | None = None
+        self._mine = False
+        self._cancelled = False  # a plain flag: safe from a signal handler
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Shut down the Ray that this executor started, or its connection; nothing that others started."""
+        with self._connecting:
+            self._disconnect()
+
+    def run(self, job: Job[Result], watch: Watch = UNWATCHED) -> Result:
+        """Run the job where its needs are met, and again where that helps (`builders.execution.retries`).
+
+        Errors are `run_job`'s; also StepError 'crash' when its worker is lost, 'node-lost', 'node-memory' and
+        'no-node', and UnavailableError when the cluster cannot be reached.
+        """
+        self._refuse_when_cancelled(job)
+        listener = self._connect()
+        last: list[str | None] = [None]
+
+        def attempt(job: Job[Result], elsewhere: bool) -> Result:
+            return self._attempt(job, watch, listener, last, elsewhere)
+
+        with self._slots or nullcontext():  # nobody waits long after `cancel`: whoever holds one is killed
+            self._refuse_when_cancelled(job)
+            return run_with_retries(job, watch, attempt, clustered=True)
+
+    def cancel(self) -> None:
+        """End what runs, within some seconds, and refuse what comes."""
+        self._cancelled = True
+        if self._listener:
+            self._listener.cancel()
+
+    def _connect(self) -> Listener:
+        with self._connecting:
+            if self._listener and self._listener.lost:
+                self._disconnect()
+                self._wait_for_head()
+            if self._listener is None:
+                self._mine = cluster.connect(self._address, self._jobs)
+                self._listener = Listener(self._wait_s)
+            return self._listener
+
+    def _disconnect(self) -> None:
+        if self._listener:
+            self._listener.close()
+        if self._mine:
+            cluster.disconnect()
+        self._listener, self._mine = None, False
+
+    def _wait_for_head(self) -> None:
+        """Wait for a cluster that was there to come back. Raises UnavailableError after `wait_s`."""
+        until = time.monotonic() + self._wait_s
+        while self._address and not self._cancelled:
+            try:
+                return cluster.check_reachable(self._address)
+            except UnavailableError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_AGAIN_S)
+        return None
+
+    def _attempt(
+        self, job: Job[Result], watch: Watch, listener: Listener, last: list[str | None], elsewhere: bool
+    ) -> Result:
+        try:
+            task = self._submitted(job, listener, last[0] if elsewhere else None)
+        except EngineryError:
+            raise
+        except Exception as error:  # Ray's client raises a plain one
+            raise listener.lose(error) from error
+        try:
+            listener.add(task)
+            return decode(_follow(task, watch, listener), result_type(job.request))
+        except BaseException:  # also Ctrl-C, and what the watch raises
+            listener.drop(task)
+            raise
+        finally:
+            last[0] = task.node
+
+    def _submitted(self, job: Job[Any], listener: Listener, avoid: str | None) -> Task:
+        there = listener.nodes()
+        if not fitting(job.needs, there):
+            there = listener.nodes(fresh=True)
+            if not fitting(job.needs, there) and not self._wait_s:
+                raise StepError(f"{job.name}: {none_fits(job.needs, there)}", "no-node")
+        return Task(job, there, avoid, self._isolated)
+
+    def _refuse_when_cancelled(self, job: Job[Any]) -> None:
+        if self._cancelled:
+            raise StepError(f"{job.name}: cancelled before it started", "cancelled")
+
+
+def _follow(task: Task, watch: Watch, listener: Listener) -> Any:
+    """Tell the watch what the task tells, until its answer."""
+    ended = False
+    try:
+        while True:
+            kind, what = task.told.get()
+            if kind == "failed":
+                raise what
+            if kind == "answer":
+                return _value(what)
+            ended = ended or kind == "ended"
+            getattr(watch, kind)(_where(what, listener) if kind == "started" else what)
+    finally:
+        if task.started and not ended:
+            watch.ended(task.usage())
+
+
+def _where(node: str, listener: Listener) -> str:
+    """A node's name; its id where Ray does not know it any more."""
+    for fresh in (False, True):  # one that came just now is looked for again
+        for known in listener.nodes(fresh):
+            if known.id == node:
+                return known.where
+    return node
+
+
+def _value(answer: dict[str, Any]) -> Any:
+    if "error" in answer:
+        raise error_from_json(answer)
+    return answer["value"]

@@ -1,0 +1,208 @@
+"""One thread that hears all Ray tasks of an executor, and looks after those that cannot run or are lost.
+
+A thread per task that polls Ray would cost a core for a few hundred tasks.
+"""
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from builders.execution.ray.cluster import answers, nodes
+from builders.execution.ray.placement import Node, countdown, fitting, none_fits
+from builders.execution.ray.task import Task
+from enginery.core.errors import StepError, UnavailableError
+from enginery.core.text import pluralize
+
+_WAIT_S = 0.1
+_CHECK_S = 2.0
+_MANY = 16
+_GATHER_S = 0.01
+# Between a node that does not answer and one that is lost: a result may still be on its way.
+_LOST_S = 3.0
+_GRACE_S = 2.0
+
+
+class Listener:
+    """Hears tasks until they end. wait_s: how long a task may wait for a node that suits it to come."""
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._nodes: tuple[float, list[Node]] = (0.0, [])
+        self._tasks: dict[Any, Task] = {}
+        self._changed = threading.Condition()
+        self._closed = self._cancelled = False  # plain flags: `cancel` is called by signal handlers
+        self.lost = False  # whether Ray is gone: nobody is heard any more, and another listener is needed
+        self._thread = threading.Thread(target=self._listen, daemon=True, name="ray listener")
+        self._thread.start()
+
+    def nodes(self, fresh: bool = False) -> list[Node]:
+        """The nodes of the cluster, as they were at most `_CHECK_S` ago, or now. Raises UnavailableError."""
+        asked, found = self._nodes
+        if fresh or time.monotonic() > asked + _CHECK_S:
+            try:
+                found = nodes()
+            except Exception as error:  # Ray's client raises a plain one
+                raise self.lose(error) from error
+            self._nodes = (time.monotonic(), found)
+        return found
+
+    def add(self, task: Task) -> None:
+        """Hear this task from now on. Raises UnavailableError where Ray was lost meanwhile."""
+        with self._changed:
+            if self.lost:
+                raise UnavailableError(f"{task.job.name}: lost the Ray cluster; start it again, then run again")
+            self._tasks[task.ref] = task
+            self._changed.notify()
+
+    def cancel(self) -> None:
+        """End all tasks, within `_GRACE_S`; safe from a signal handler."""
+        self._cancelled = True
+
+    def drop(self, task: Task) -> None:
+        """End one task whose waiting thread has gone; returns when its processes are dead."""
+        with self._changed:
+            known = self._tasks.pop(task.ref, None)
+        if known and not task.over:
+            _end([task])
+
+    def lose(self, error: Exception) -> UnavailableError:
+        """End all tasks, since Ray is gone: it raised `error`; what to raise for it."""
+        words = _details(error) or error
+        lost = UnavailableError(f"lost the Ray cluster: {words}; start it again, then run again")
+        self.lost = True
+        self._fail_all(lost)
+        return lost
+
+    def close(self) -> None:
+        """End the thread; its tasks are no longer heard."""
+        self._closed = True
+        with self._changed:
+            self._changed.notify()
+        self._thread.join()
+
+    def _listen(self) -> None:
+        try:
+            self._hear()
+        except Exception as error:  # Ray is gone, or a bug: no thread may wait for ever for what nobody hears
+            self.lose(error)
+            if not (isinstance(error, ConnectionError | UnavailableError) or _details(error)):
+                raise
+
+    def _hear(self) -> None:
+        checked = time.monotonic()
+        while not self._closed:
+            with self._changed:
+                while not (self._tasks or self._closed):
+                    self._changed.wait()
+                refs = list(self._tasks)
+            if self._cancelled:
+                self._cancel_all()
+            elif refs:
+                self._take(_ready(refs))
+            if refs and time.monotonic() > checked + _CHECK_S:
+                self._look_after(self.nodes(fresh=True))
+                checked = time.monotonic()
+
+    def _take(self, refs: Iterable[Any]) -> None:
+        for ref in refs:
+            task = self._tasks.get(ref)  # None: dropped meanwhile
+            if task and task.take():
+                self._forget(task)
+
+    def _cancel_all(self) -> None:
+        with self._changed:
+            tasks = list(self._tasks.values())
+        _end(tasks)
+        for task in tasks:
+            task.fail(StepError(f"{task.job.name}: cancelled", "cancelled"))
+            self._forget(task)
+
+    def _fail_all(self, error: Exception) -> None:
+        with self._changed:
+            for task in self._tasks.values():
+                task.fail(error)
+            self._tasks.clear()
+            self._closed = True
+            self._changed.notify()
+
+    def _forget(self, task: Task) -> None:
+        with self._changed:
+            self._tasks.pop(task.ref, None)
+
+    def _look_after(self, there: Sequence[Node]) -> None:
+        """End what can never run, what runs on a node that is gone, and what hangs."""
+        with self._changed:
+            tasks = list(self._tasks.values())
+        used = {task.node for task in tasks}
+        alive, now = {node.id for node in there if node.id in used and answers(node)}, time.monotonic()
+        for task in tasks:
+            if error := self._lost(task, alive, now) if task.started else self._unplaced(task, there, now):
+                task.cancel(force=True)
+                task.fail(error)
+                self._forget(task)
+
+    def _lost(self, task: Task, alive: set[str], now: float) -> StepError | None:
+        name, peak = task.job.name, task.peak_mib
+        if task.late(now):
+            limits = task.job.limits
+            told = f"no sign of it long after its limit of {limits.timeout_s:g} s; {limits.raise_timeout}"
+            return StepError(f"{name}: {told}", "timeout", peak_mib=peak)
+        if task.node in alive:
+            task.lost_since = None
+            return None
+        task.lost_since = task.lost_since or now
+        return (
+            None if now < task.lost_since + _LOST_S else StepError(f"{name}: lost with its node", "node-lost", "", peak)
+        )
+
+    def _unplaced(self, task: Task, there: Sequence[Node], now: float) -> StepError | None:
+        needs = task.job.needs
+        if fits := fitting(needs, there, task.avoid):
+            task.unplaced_since = None
+            if not task.queued:
+                task.queued = True
+                room = f"{len(fits)} of {pluralize(len(there), 'node')} can take it"
+                task.told.put(("waiting", f"room on the cluster: {room}"))
+            return None
+        if fitting(needs, there):  # only the one to be avoided
+            return StepError(f"{task.job.name}: the other nodes were lost", "node-lost", "", task.peak_mib)
+        task.unplaced_since = task.unplaced_since or now
+        left = task.unplaced_since + self._wait_s - now
+        if left <= 0:
+            return StepError(f"{task.job.name}: {none_fits(needs, there, self._wait_s)}", "no-node")
+        task.told.put(("waiting", countdown(needs, left)))
+        return None
+
+
+def _details(error: Exception) -> str:
+    """What an error of gRPC says, which Ray's client lets through where a new head does not know it; else nothing."""
+    found = getattr(error, "details", None)
+    return str(found()) if callable(found) else ""
+
+
+def _ready(refs: list[Any]) -> list[Any]:
+    """Those that have something to say, after a short wait for the first. Asking costs time for each task there is, so
+    where there are many they are left to gather for a moment."""
+    import ray
+
+    first, _ = ray.wait(refs, num_returns=1, timeout=_WAIT_S, fetch_local=False)
+    if not first or len(refs) == 1:
+        return list(first)
+    if len(refs) > _MANY:
+        time.sleep(_GATHER_S)
+    ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+    return list(ready)
+
+
+def _end(tasks: Sequence[Task]) -> None:
+    """Interrupt what runs and take back what does not yet; then kill what is not gone in time."""
+    for task in tasks:
+        task.cancel(force=task.started is None)
+    until = time.monotonic() + _GRACE_S
+    left = [task for task in tasks if task.started]
+    while left and time.monotonic() < until:
+        ready = set(_ready([task.ref for task in left]))
+        left = [task for task in left if task.ref not in ready or not task.take()]
+    for task in left:
+        task.cancel(force=True)

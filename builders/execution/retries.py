@@ -1,0 +1,99 @@
+"""Which failures of a job are worth another try, how many, and what changes: the same rules for every executor.
+
+| kind | tried again | with what changed |
+|---|---|---|
+| error, timeout, cancelled, no-node | no | the same would happen |
+| crash | once, on a cluster | on another node, if one suits; on a lone host what crashes crashes again |
+| memory (its own limit) | once, if it can be reduced | the reduced request; the limit is the user's and stays |
+| node-memory | once | the reduced request if there is one, and more memory asked of the scheduler |
+| node-lost | `MOST_LOST` times | elsewhere |
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic
+
+from builders.execution.jobs import Job, Result, Watch
+from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
+
+MOST_LOST = 3
+# A peak is measured every `process.TICK_S`: the next one may lie above it.
+_ROOM = 1.25
+_ONCE = ("crash", "memory", "node-memory")
+
+
+@dataclass(frozen=True)
+class NextTry(Generic[Result]):
+    """A job to be started once more. elsewhere: on another node than the last one, if there is one."""
+
+    job: Job[Result]
+    why: str
+    elsewhere: bool = False
+
+
+def run_with_retries(
+    job: Job[Result], watch: Watch, attempt: Callable[[Job[Result], bool], Result], clustered: bool
+) -> Result:
+    """What `attempt(job, elsewhere)` returns, tried again by the rules above. clustered: whether there are more hosts.
+
+    Raises what `attempt` raises; after several tries with all their reasons, as StepError.
+    """
+    failures: list[StepError] = []
+    elsewhere = False
+    while True:
+        try:
+            return attempt(job, elsewhere)
+        except StepError as error:
+            failures.append(error)
+            following = next_try(job, failures, clustered)
+            if following is None:
+                raise _all_of(failures) from error
+        except (UnavailableError, IntegrityError):
+            raise  # says nothing about the job
+        except EngineryError as error:
+            if not failures:
+                raise
+            raise _all_of([*failures, StepError(str(error))]) from error
+        watch.retrying(following.why)
+        job, elsewhere = following.job, following.elsewhere
+
+
+def next_try(job: Job[Result], failures: Sequence[StepError], clustered: bool) -> NextTry[Result] | None:
+    """The try after these failures; None when another would not help."""
+    kind = failures[-1].kind
+    times = sum(failure.kind == kind for failure in failures)
+    if kind == "node-lost" and times <= MOST_LOST:
+        return NextTry(job, f"its node was lost; try {len(failures) + 1}, elsewhere", elsewhere=True)
+    if times > 1 or kind not in _ONCE:
+        return None
+    if kind == "crash":
+        return NextTry(job, "it crashed; once more, elsewhere if a node suits", elsewhere=True) if clustered else None
+    if kind == "memory":
+        return NextTry(reduce(job), f"it held too much memory; once more, {_change(job)}") if job.reduced else None
+    wanted = more_memory(reduce(job), failures[-1].peak_mib)
+    changes = ", ".join(filter(None, (_change(job), f"with {wanted.needs.memory_mib} MiB set aside for it")))
+    return NextTry(wanted, f"its node ran out of memory; once more, {changes}")
+
+
+def reduce(job: Job[Result]) -> Job[Result]:
+    """The job with its reduced request, if it has one; there is no further reduction."""
+    return replace(job, request=job.reduced.request, reduced=None) if job.reduced else job
+
+
+def more_memory(job: Job[Result], peak_mib: float) -> Job[Result]:
+    """The job asking for twice the memory, and for what it was seen to hold, with room; no more than its limit."""
+    wanted = max(2 * job.needs.memory_mib, int(_ROOM * peak_mib))
+    return replace(job, needs=replace(job.needs, memory_mib=min(wanted, job.limits.memory_mib)))
+
+
+def _change(job: Job[Result]) -> str:
+    return job.reduced.change if job.reduced else ""
+
+
+def _all_of(failures: Sequence[StepError]) -> StepError:
+    """The last failure, which names the earlier ones."""
+    last = failures[-1]
+    if len(failures) == 1:
+        return last
+    before = "; ".join(dict.fromkeys(str(failure).splitlines()[0] for failure in failures[:-1]))
+    return StepError(f"{last} (after {len(failures)} tries; before that: {before})", last.kind, last.log, last.peak_mib)

@@ -1,5 +1,0 @@
-"""IREE: `backend` is what the rest of the house sees; `compile` builds, `session` runs."""
-
-from builders.iree.backend import Iree
-
-__all__ = ["Iree"]

@@ -1,5 +1,0 @@
-"""ONNX Runtime: the CPU engine and the interpreter of reference graphs (`cpu`), and its GPU providers (`gpu`)."""
-
-from builders.onnxruntime.cpu import OnnxRuntime, OrtSession
-
-__all__ = ["OnnxRuntime", "OrtSession"]

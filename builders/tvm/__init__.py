@@ -1,5 +1,0 @@
-"""Apache TVM: `backend` is what the rest of the house sees; `compile` builds, `session` runs."""
-
-from builders.tvm.backend import Tvm
-
-__all__ = ["Tvm"]

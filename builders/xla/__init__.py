@@ -1,5 +1,0 @@
-"""XLA through JAX: `backend` is what the others see; `export` writes StableHLO, `session` compiles and runs it."""
-
-from builders.xla.backend import Xla
-
-__all__ = ["Xla"]

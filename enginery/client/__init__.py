@@ -1,0 +1,1 @@
+"""The registry for those who serve: resolve, pull, watch."""

@@ -1,0 +1,149 @@
+"""The registry for those who serve: which engine this machine can use and why, bring it here, follow a channel.
+
+::
+
+    import enginery
+
+    client = enginery.Client("s3://models/registry", policy=enginery.Policy(proven_only=True))
+    answer = client.resolve("digits:stable")                  # what fits, best first; why not the others
+    pulled = client.pull("digits:stable", "engines/")         # verified, by this machine's cache
+    client.watch("digits:stable", "engines/", hook=enginery.Command("systemctl reload server"))
+
+Imports the standard library alone (boto3 for s3://, when the registry is opened): see docs/client.md.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from threading import Event
+from typing import Literal
+
+from enginery.client.fetch import Progress, Way, silent
+from enginery.client.hooks import Command, Hook, Post
+from enginery.client.pull import Pulled, ask, bring, bring_best
+from enginery.client.resolve import Answer, Candidate, Policy
+from enginery.client.watch import Swap, Watch
+from enginery.core.errors import InputError
+from enginery.core.hardware.machine import AUTO, Machine
+from enginery.core.names import parse_reference
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.cache import DEFAULT_BYTES, BlobCache
+
+__all__ = ["Answer", "Candidate", "Client", "Command", "Machine", "Policy", "Post", "Pulled", "Swap", "pull"]
+
+
+@dataclass(frozen=True)
+class Client:
+    """A registry, and how its engines come to this machine.
+
+    registry: a path, file:// or s3:// URI; opened at first use.  cache: a folder (with `cache_bytes` as its bound);
+    'auto' is this machine's (ENGINERY_CACHE, ENGINERY_CACHE_BYTES; none for a registry on this machine); None is none.
+    policy: what is accepted.  rehash: read every file again instead of believing that it was not written since.
+    Raises InputError for a registry that is neither text nor a path.
+    """
+
+    registry: str | Path
+    cache: str | Path | Literal["auto"] | None = AUTO
+    policy: Policy = field(default_factory=Policy)
+    cache_bytes: int = DEFAULT_BYTES
+    rehash: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.registry, str | Path):
+            raise InputError(
+                f"registry {self.registry!r}: give a path, a file:// or an s3:// URI, such as Client('s3://models/registry')"
+            )
+
+    def resolve(self, reference: str, machine: Machine | str = AUTO) -> Answer:
+        """Which engines of 'name', 'name@VERSION' or 'name:CHANNEL' a machine can use, and why not the others.
+
+        machine: a `Machine`, or a target's name ('auto' is this one). Downloads nothing; an answer without candidates
+        is no error. Raises UnknownNameError for a reference or a target that names nothing.
+        """
+        return ask(self.store, parse_reference(reference), _machine(machine), self.policy)[1]
+
+    def pull(
+        self, reference: str, dest: str | Path, *, machine: Machine | str = AUTO, progress: Progress = silent
+    ) -> Pulled:
+        """Bring the engine that fits best into the folder `dest`, verified, and describe it in JSON beside it.
+
+        progress: is told bytes that are there, and bytes of the whole.
+        Raises UnknownNameError when nothing fits (with each rejection), IntegrityError, UnavailableError.
+        """
+        located, answer = ask(self.store, parse_reference(reference), _machine(machine), self.policy)
+        way = self._way(progress)
+        return bring_best(answer, lambda resolution: bring(self.store, located, resolution, Path(dest), way))
+
+    def watch(
+        self,
+        reference: str,
+        dest: str | Path,
+        *,
+        machine: Machine | str = AUTO,
+        interval_s: float = 30.0,
+        hook: Hook | None = None,
+        once: bool = False,
+        keep: int = 2,
+        stop: Event | None = None,
+        say: Callable[[str], object] = print,
+        progress: Progress = silent,
+    ) -> Swap | None:
+        """Follow the channel 'name:CHANNEL' until `stop` is set: `dest`/current leads to the folder of its engine.
+
+        See `watch.Watch`; with `once` it looks once, raises what fails, and returns what is served.
+        """
+        watch = Watch(
+            lambda: self.store,
+            parse_reference(reference),
+            _machine(machine),
+            Path(dest),
+            policy=self.policy,
+            way=lambda: self._way(progress),
+            interval_s=interval_s,
+            hook=hook,
+            keep=keep,
+            say=say,
+        )
+        return watch.once() if once else watch.run(stop or Event())
+
+    @cached_property
+    def store(self) -> Store:
+        """The registry, opened. Raises InputError and UnavailableError, and tries again next time."""
+        return open_store(self.registry)
+
+    def _way(self, progress: Progress) -> Way:
+        if self.cache == AUTO:
+            return Way.usual(self.store, progress, rehash=self.rehash)
+        found = None if self.cache is None else BlobCache(Path(self.cache).expanduser().absolute(), self.cache_bytes)
+        return Way(found, progress, self.rehash)
+
+
+def pull(
+    reference: str,
+    *,
+    registry: Path | str,
+    dest: Path | str,
+    target: Machine | str = AUTO,
+    precision: str | None = None,
+    proven_only: bool = False,
+    fallback: Literal["onnx"] | None = None,
+    trust: Path | str | None = None,
+) -> Pulled:
+    """Bring the engine that fits `target` best into the folder `dest`, verified, and describe it in JSON beside it.
+
+    reference: 'name', 'name@VERSION' or 'name:CHANNEL'.  target: 'auto' is this machine.
+    trust: a trust policy's file; None is the one that ENGINERY_TRUST_POLICY names, if any.
+    Raises UnknownNameError when nothing fits (each rejection with its reason), IntegrityError (UntrustedError without
+    the signatures that the trust policy asks for), UnavailableError.
+    """
+    policy = Policy(precision, proven_only=proven_only, fallback=fallback, trust=trust)
+    return Client(registry, policy=policy).pull(reference, dest, machine=target)
+
+
+def _machine(machine: Machine | str) -> Machine:
+    if isinstance(machine, Machine):
+        return machine
+    if not isinstance(machine, str):
+        raise InputError(f"machine {machine!r}: give a Machine, or a target's name such as 'cpu', 'l4' or 'auto'")
+    return Machine.named(machine)

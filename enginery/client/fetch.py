@@ -1,0 +1,176 @@
+"""Bringing a blob to a place on this machine: the file there already, this machine's cache, or the registry.
+
+From a registry elsewhere a blob comes into the cache, once for all processes, over several connections, resumed where
+a killed one left it; and gets its place by a hard link, or by a copy on another file system. Without a cache it comes
+to the place itself. A file appears whole and verified, or not at all.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from enginery.core.errors import IntegrityError
+from enginery.registry.store.atomic_write import (
+    copy_hashed,
+    landing,
+    make_folder,
+    reachable,
+    settle,
+    sweep,
+    sync_folder,
+)
+from enginery.registry.store.base import Store
+from enginery.registry.store.blob_digest import Seal
+from enginery.registry.store.cache import BlobCache, local_cache
+from enginery.registry.store.download import download, journal_of
+from enginery.registry.store.verification_cache import Stamps
+
+# Where the bytes came from: they were there, this machine had them, or the registry sent them.
+Origin = Literal["there", "cache", "registry"]
+# Is told bytes that are there, and bytes of the whole.
+Progress = Callable[[int, int], object]
+
+_PARTIAL = ".enginery-partial-"
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES)
+_UNUSABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def silent(_done: int, _total: int) -> None:
+    """Nobody watches."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How blobs come to their places. cache: None keeps nothing.  rehash: believe no stamp, and read what is here."""
+
+    cache: BlobCache | None = None
+    progress: Progress = silent
+    rehash: bool = False
+
+    @classmethod
+    def usual(cls, store: Store, progress: Progress = silent, *, rehash: bool = False) -> "Way":
+        """By this machine's cache (see `registry.store.cache.local_cache`), unless the registry itself is on this machine."""
+        return cls(None if store.near else local_cache(), progress, rehash)
+
+    def deliver(self, store: Store, seal: Seal, size_bytes: int, dest: Path) -> Origin:
+        """Make `dest` the blob that has this seal, and say where it came from.
+
+        Raises IntegrityError when the registry sends other bytes or has lost it, UnavailableError when registry or disk
+        are out of reach; what came until then is taken up by the next call.
+        """
+        with reachable(f"writing {dest}"):
+            make_folder(dest.parent)
+            stamps = self.cache.stamps if self.cache is not None and not self.rehash else None
+            if _is_there(dest, seal, size_bytes, stamps):
+                return "there"
+            sweep(dest.parent)
+            if self.cache is None or store.near or size_bytes > self.cache.limit_bytes:
+                _direct(store, seal, size_bytes, dest, self.progress)
+                if stamps is not None:
+                    stamps.add(seal, dest)
+                return "registry"
+            return self._through(self.cache, store, seal, size_bytes, dest)
+
+    def _through(self, cache: BlobCache, store: Store, seal: Seal, size_bytes: int, dest: Path) -> Origin:
+        origin: list[Origin] = ["cache"]
+
+        def bring(partial: Path) -> str:
+            origin[:] = ["registry"]
+            return _bring(store, seal, size_bytes, partial, self.progress)
+
+        try:
+            with cache.verified(seal, bring, rehash=self.rehash) as (held, found):
+                _place(held, found, dest, cache.stamps)
+                return origin[0]
+        except OSError as error:
+            if error.errno not in _UNUSABLE:
+                raise
+            # A cache that is full, read-only or another user's is a convenience, and nothing to fail for.
+            cache.give_up(seal)
+            _direct(store, seal, size_bytes, dest, self.progress)
+            return "registry"
+
+
+def _is_there(dest: Path, seal: Seal, size_bytes: int, stamps: Stamps | None) -> bool:
+    if not dest.is_file() or dest.stat().st_size != size_bytes:
+        return False
+    return seal.holds(dest) if stamps is None else stamps.sound(seal, dest)
+
+
+def _place(held: Path, seal: Seal, dest: Path, stamps: Stamps) -> None:
+    """Link `dest` to a cached blob, or copy it where that cannot be."""
+    fresh = dest.with_name(f".enginery-link-{secrets.token_hex(8)}")
+    try:
+        os.link(held, fresh)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        _copy(held, seal, dest)
+    else:
+        fresh.replace(dest)
+        # Renaming one name of a file over another does nothing.
+        fresh.unlink(missing_ok=True)
+        sync_folder(dest.parent)
+    stamps.add(seal, dest)
+
+
+def _copy(held: Path, seal: Seal, dest: Path) -> None:
+    with held.open("rb") as source, landing(dest.parent) as file:
+        if copy_hashed(source, file.stream, seal.hasher()) != seal.expected:
+            raise IntegrityError(f"cached blob {held} is damaged; delete it and run again")
+        file.land(dest)
+
+
+def _direct(store: Store, seal: Seal, size_bytes: int, dest: Path, progress: Progress) -> None:
+    """Download beside `dest`, one process at a time."""
+    partial = dest.with_name(f"{_PARTIAL}{seal.digest[:32]}")
+    with _locked(partial):
+        if _is_there(dest, seal, size_bytes, None):
+            return
+        _bring(store, seal, size_bytes, partial, progress)
+        settle(partial, dest)
+
+
+@contextmanager
+def _locked(partial: Path) -> Iterator[None]:
+    """The lock of a download beside its place; the file is gone afterwards."""
+    path = partial.with_name(f"{partial.name}.lock")
+    while True:
+        with path.open("ab") as lock:
+            fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+            if not os.fstat(lock.fileno()).st_nlink:
+                continue  # of a download that ended in between
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _bring(store: Store, seal: Seal, size_bytes: int, partial: Path, progress: Progress) -> str:
+    """Download, and once more from the start if other bytes came: those of before, or the way here, may be spoilt.
+
+    Returns the digest, which is the expected one. Raises IntegrityError.
+    """
+    for _ in range(2):
+        found = download(
+            partial,
+            seal,
+            size_bytes,
+            lambda start, size: store.open_range(seal.digest, start, size),
+            lambda there: progress(there, size_bytes),
+        )
+        journal_of(partial).unlink()
+        if found == seal.expected:
+            return found
+        partial.unlink()
+    raise IntegrityError(
+        f"blob {seal.digest} of {store.uri} holds other bytes (their {seal.algorithm} is {found}, and should be "
+        f"{seal.expected}); run `enginery verify --repair`, then build again"
+    )

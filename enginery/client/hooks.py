@@ -1,0 +1,94 @@
+"""What happens after a swap: a command is run, or a URL is posted to, within a time limit.
+
+Both are told the same facts: a command by environment variables (ENGINERY_MODEL, ENGINERY_VERSION, ENGINERY_CHANNEL,
+ENGINERY_DIGEST, ENGINERY_FOLDER, ENGINERY_ENGINE, ENGINERY_DESCRIPTION, ENGINERY_CURRENT, ENGINERY_PREVIOUS), a URL by
+a JSON object with the same names in lower case without the prefix. Done is exit code 0, and any 2xx answer.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from enginery.core.errors import InputError
+
+TIMEOUT_S = 30.0
+
+
+class Hook(Protocol):
+    """Called with the facts of a swap; returns why it failed, or None. `repr` names it in messages."""
+
+    def __call__(self, facts: Mapping[str, str]) -> str | None:
+        """Act on it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line, split as a shell would and run without one; its output goes to stderr."""
+
+    line: str
+    timeout_s: float = TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        if not shlex.split(self.line):
+            raise InputError("the hook's command is empty; give a command line")
+
+    def __call__(self, facts: Mapping[str, str]) -> str | None:
+        """Run it. All that it started is killed when the time is up."""
+        environment = {**os.environ, **{f"ENGINERY_{name.upper()}": value for name, value in facts.items()}}
+        try:
+            process = subprocess.Popen(
+                shlex.split(self.line), env=environment, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
+            )
+        except OSError as error:
+            return f"hook {self.line!r} cannot be started: {error.strerror}"
+        try:
+            code = process.wait(self.timeout_s)
+        except subprocess.TimeoutExpired:
+            return f"hook {self.line!r} took over {self.timeout_s:g} s and was killed"
+        finally:
+            with suppress(ProcessLookupError):
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+        return f"hook {self.line!r} ended with {code}" if code else None
+
+
+@dataclass(frozen=True)
+class Post:
+    """A URL that is posted to."""
+
+    url: str
+    timeout_s: float = TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        if urlsplit(self.url).scheme not in ("http", "https"):
+            raise InputError(f"hook URL: scheme {urlsplit(self.url).scheme!r} is not http or https")
+
+    def __call__(self, facts: Mapping[str, str]) -> str | None:
+        """Post the facts as JSON."""
+        from http.client import HTTPException
+        from urllib.error import HTTPError
+        from urllib.request import Request, urlopen
+
+        asked = Request(self.url, json.dumps(facts).encode(), {"Content-Type": "application/json"})  # noqa: S310 - checked
+        try:
+            with urlopen(asked, timeout=self.timeout_s):  # noqa: S310 - the scheme was checked
+                return None
+        except HTTPError as error:
+            error.close()
+            return f"{self._name()} answers {error.code}"
+        except (OSError, HTTPException) as error:
+            return f"{self._name()} does not answer: {getattr(error, 'reason', None) or type(error).__name__}"
+
+    def _name(self) -> str:
+        """The URL without what may be secret in it."""
+        parts = urlsplit(self.url)
+        return f"hook {parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"

@@ -1,0 +1,214 @@
+"""Pulling: from a reference and a target to a verified engine on disk, with what a server needs to load it beside it.
+
+The engine lands first and its description last; each appears whole or not at all, and the description names the digest
+of the engine it is about. So a server that waits for the description never loads a half engine.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from enginery.client.fetch import Origin, Way
+from enginery.client.resolve import FALLBACK, Answer, Policy, Resolution, answer
+from enginery.core.digest import digest_of_bytes
+from enginery.core.errors import IntegrityError
+from enginery.core.hardware.cpu_kinds import EXACT_SESSION, SATURATES
+from enginery.core.hardware.machine import Machine
+from enginery.core.names import Reference
+from enginery.registry.evidence.attestations import judged
+from enginery.registry.evidence.speeds import measured_speeds
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.missing_blobs import find_lost_engines
+from enginery.registry.store.atomic_write import write_whole
+from enginery.registry.store.base import Store
+from enginery.registry.store.blob_digest import seal
+from enginery.registry.trust import require
+from enginery.registry.versions.lookup import Located, locate
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, repr=False)
+class Pulled:
+    """An engine on disk. path: the engine.  description: the JSON beside it.  origin: where its bytes came from.
+
+    weights: the ONNX model beside it that holds the weights of an engine whose own file leaves them out.
+    """
+
+    path: Path
+    description: Path
+    located: Located
+    resolution: Resolution
+    origin: Origin
+    weights: Path | None = None
+
+    def __repr__(self) -> str:
+        """One line: the file, what it is of, and its status."""
+        version = f"{self.located.manifest.model}@{self.located.manifest.version}"
+        return f"Pulled({self.path.name!r}: {self.engine.unit} of {version}, {self.engine.status})"
+
+    @property
+    def cached(self) -> bool:
+        """Whether it was there already, sound."""
+        return self.origin == "there"
+
+    @property
+    def engine(self) -> EngineEntry:
+        """The engine that was chosen, with the status it has today."""
+        return self.resolution.chosen
+
+    @property
+    def warning(self) -> str | None:
+        """What a person must know before using it; None when it is proven."""
+        if self.engine.status == "proven":
+            return None
+        if self.engine.target == FALLBACK:
+            return f"FALLBACK: no engine of this version fits this machine; this is {self.engine.reason}"
+        return (
+            f"UNPROVEN: {self.engine.unit} is not proven on this kind of machine ({self.engine.reason}); "
+            f"run `enginery validate {self.located.manifest.model}@{self.located.manifest.version}` there first"
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person must know: which better engines are lost, and `warning`."""
+        lost = (f"LOST: {unit}: {reason.removeprefix('lost: ')}" for unit, reason in self.resolution.lost)
+        return (*lost, *([self.warning] if self.warning else []))
+
+
+def ask(store: Store, reference: Reference, machine: Machine, policy: Policy) -> tuple[Located, Answer]:
+    """What a reference stands for, and which of its engines the machine can use; engines that are lost are rejected.
+
+    Reads no engine. Raises UntrustedError without the signatures that the trust policy asks for.
+    """
+    located, entries = look(store, reference, policy)
+    policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
+    what = f"{located.manifest.model}@{located.manifest.version}"
+    timed = partial(measured_speeds, store, located.manifest, machine)
+    found = answer(entries, machine, policy, what, timed)
+    lost = find_lost_engines(store, [candidate.entry for candidate in found.candidates])
+    return located, found.without({digest: str(loss) for digest, loss in lost.items()})
+
+
+def look(store: Store, reference: Reference, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
+    """What a reference stands for, and its engines with the status they have today, for whatever machine. Reads no
+    engine. Raises as `ask`."""
+    located = locate(store, reference)
+    vouched = require(store, located.manifest, policy.trust)
+    entries: tuple[EngineEntry, ...] = judged(store, located.manifest, vouched.counts)
+    if policy.fallback == "onnx":
+        entries = (*entries, *_fallback(store, located.manifest))
+    return replace(located, signed_by=vouched.signers), entries
+
+
+def bring_best(found: Answer, bring: Callable[[Resolution], Pulled]) -> Pulled:
+    """What `bring` gives for the best engine whose bytes are those that were published; the others count as lost.
+
+    Raises what `bring` raises of the last one, and as `Answer.resolution`.
+    """
+    while True:
+        resolution = found.resolution()
+        try:
+            return bring(resolution)
+        except IntegrityError as error:
+            if len(found.candidates) == 1:
+                raise
+            found = found.without({str(resolution.chosen.digest): str(error)})
+
+
+def bring(store: Store, located: Located, resolution: Resolution, dest: Path, way: Way | None = None) -> Pulled:
+    """Bring an engine that was chosen into the folder `dest`, verified, and describe it in JSON beside it.
+
+    way: None is this machine's cache, and nobody watches. Raises IntegrityError when the bytes are not what was
+    published, UnavailableError when a disk is not there.
+    """
+    engine = resolution.chosen
+    stem = _stem(located, engine)
+    path, description = dest / f"{stem}{engine.suffix}", dest / f"{stem}.json"
+    digest = str(engine.digest)
+    expected = seal(digest, located.manifest.blake3.get(digest))
+    way = way or Way.usual(store)
+    weights = _bring_weights(store, located.manifest, engine, dest, way)
+    origin = way.deliver(store, expected, engine.size_bytes or 0, path)
+    data = description_of(located, engine)
+    if origin != "there" or not description.is_file() or description.read_bytes() != data:
+        write_whole(description, data)
+    return Pulled(path, description, located, resolution, origin, weights)
+
+
+def _bring_weights(store: Store, manifest: Manifest, engine: EngineEntry, dest: Path, way: Way) -> Path | None:
+    """The model that an engine without weights of its own takes them from, before the engine itself is there."""
+    name = _weights_name(manifest, engine)
+    if name is None:
+        return None
+    graph = str(engine.graph)
+    way.deliver(store, seal(graph, manifest.blake3.get(graph)), store.size(graph), dest / name)
+    return dest / name
+
+
+def _weights_name(manifest: Manifest, engine: EngineEntry) -> str | None:
+    stripped = engine.options.get("strip_weights") is True
+    return f"{stem_of(manifest, engine)}.weights.onnx" if stripped else None
+
+
+def description_of(located: Located, engine: EngineEntry) -> bytes:
+    """The JSON that stands beside an engine."""
+    told = describe(located, engine, f"{_stem(located, engine)}{engine.suffix}")
+    return (json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def folder_name(located: Located, engine: EngineEntry) -> str:
+    """A name for a folder with this engine and its description, which by its digest belongs to no other."""
+    return f"{located.manifest.version}-{digest_of_bytes(description_of(located, engine))[:16]}"
+
+
+def _stem(located: Located, engine: EngineEntry) -> str:
+    return stem_of(located.manifest, engine)
+
+
+def stem_of(manifest: Manifest, engine: EngineEntry) -> str:
+    """How an engine's file and its description are called, without their suffixes."""
+    return f"{manifest.model}-{manifest.version}-{engine.target}-{engine.precision}"
+
+
+def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, Any]:
+    """What a server needs to load an engine, and where it came from, as JSON."""
+    manifest = located.manifest
+    origin = {
+        "format": FORMAT,
+        "file": file,
+        "model": manifest.model,
+        "version": manifest.version,
+        "channel": located.channel.name if located.channel else None,
+        "manifest": manifest.digest,
+    }
+    weights = _weights_name(manifest, engine)
+    told: dict[str, Any] = {"weights": weights} if weights else {}
+    if SATURATES in engine.notes:
+        told["session_options_without_vnni"] = dict([EXACT_SESSION])
+    return origin | told | {key: value for key, value in asdict(engine).items() if key != "checks"}
+
+
+def _fallback(store: Store, manifest: Manifest) -> tuple[EngineEntry, ...]:
+    """The version's ONNX model as if it were an engine."""
+    digest = manifest.sources.get("onnx")
+    if digest is None:
+        return ()
+    described = next((entry for entry in manifest.engines if entry.inputs), None)
+    return (
+        EngineEntry(
+            target=FALLBACK,
+            precision="fp32",
+            backend="onnxruntime",
+            status="unproven",
+            reason="the model as it was exported; no engine, and not tried on this machine",
+            digest=digest,
+            size_bytes=store.stored_size(digest),
+            suffix=".onnx",
+            inputs=described.inputs if described else (),
+            outputs=described.outputs if described else (),
+        ),
+    )

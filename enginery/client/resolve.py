@@ -1,0 +1,276 @@
+"""Which engine of a version fits a machine best, and why not each of the others.
+
+A CPU engine has the status that it has on the machine's kind of CPU (`registry.evidence.attestations.JudgedEntry`).
+
+Order: an engine built for the very product, then for the same compute capability, then for another product of that
+capability (it runs, tuned for other clocks and memory), then one of another capability that was built to be compatible
+(`enginery.core.hardware.compatibility`), then a portable one (target `gpu`), then the ONNX model if the policy allows it; among
+equals a proven one before an unproven one; then the faster one, where all that are equal so far were timed on a machine
+of this kind (`speeds`), else by precision, as each kind of hardware likes it; and of several compilers' engines the
+first in the manifest, where they stand as the spec names its backends. A proof says nothing
+about another capability, so where only proven engines may be used a compatible one of another capability is none.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from enginery.client.needs import needs_exact_session, remarks, unmet
+from enginery.core.errors import IntegrityError, UnknownNameError
+from enginery.core.hardware.compatibility import hardware_serves
+from enginery.core.hardware.machine import Machine
+from enginery.core.text import join_first
+from enginery.registry.evidence.attestations import JudgedEntry
+from enginery.registry.evidence.speeds import Speed
+from enginery.registry.manifest import EngineEntry
+
+PORTABLE = "gpu"
+# The target that stands for the version's ONNX model.
+FALLBACK = "onnx"
+
+# On GPUs narrower is faster. CPUs have int8 kernels, but run fp16 through casts to fp32, slower than fp32 itself.
+GPU_PREFERENCE = ("int8", "fp8", "int4", "fp16", "bf16", "fp32", "int8-dynamic")
+# Without VNNI that holds for int8 of reduced range; where sums must be kept from saturating, int8 comes behind fp32.
+CPU_PREFERENCE = ("int8", "int8-dynamic", "fp32", "int4", "bf16", "fp16", "fp8")
+
+
+if TYPE_CHECKING:
+    from enginery.registry.trust.policy import TrustPolicy
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a client accepts. precision: only this one.  proven_only: no engine that never ran on its hardware.
+
+    fallback: 'onnx' takes the version's ONNX model, to be run by onnxruntime, where no engine fits.
+    trust: whose signatures a version needs: a trust policy, or its file, which is then read each time; None is the one
+    that ENGINERY_TRUST_POLICY names, if any.
+    """
+
+    precision: str | None = None
+    proven_only: bool = False
+    fallback: Literal["onnx"] | None = None
+    trust: "TrustPolicy | Path | str | None" = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An engine that would do. fit: how well, in words.  remarks: what could not be checked, or differs.
+
+    speed: as measured on a machine of this kind; None where it was not measured.
+    """
+
+    entry: EngineEntry
+    fit: str
+    remarks: tuple[str, ...] = ()
+    speed: Speed | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Which of a version's engines a machine can use, best first, and why not each of the others (unit, reason).
+
+    what: the version, as in 'digits@3'.  lost: those of the rejected that would do, and whose bytes are lost.
+    """
+
+    what: str
+    machine: Machine
+    policy: Policy
+    candidates: tuple[Candidate, ...]
+    rejected: tuple[tuple[str, str], ...]
+    lost: tuple[tuple[str, str], ...] = ()
+
+    def without(self, lost: Mapping[str, str]) -> "Answer":
+        """The answer without engines whose bytes are lost. lost: why, by the engine's digest."""
+        sound = tuple(item for item in self.candidates if item.entry.digest not in lost)
+        gone = tuple((c.entry.unit, f"lost: {lost[c.entry.digest or '']}") for c in self.candidates if c not in sound)
+        return replace(self, candidates=sound, rejected=(*self.rejected, *gone), lost=(*self.lost, *gone))
+
+    def resolution(self) -> "Resolution":
+        """The choice. Raises UnknownNameError with every rejection when nothing fits, IntegrityError when what fits is
+        lost."""
+        if not self.candidates and self.lost:
+            raise IntegrityError(_all_lost(self))
+        if not self.candidates:
+            raise UnknownNameError(_nothing_fits(self))
+        ranked = tuple(candidate.entry for candidate in self.candidates)
+        remarks = self.candidates[0].remarks
+        return Resolution(ranked[0], _why(self.candidates), ranked, self.rejected, remarks, self.lost)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON: the machine, the policy, candidates best first, and the rejected."""
+        return {
+            "what": self.what,
+            "machine": {"target": self.machine.target.name, **asdict(self.machine)},
+            "policy": asdict(self.policy),
+            "candidates": [_candidate_json(candidate) for candidate in self.candidates],
+            "rejected": [{"unit": unit, "reason": reason} for unit, reason in self.rejected],
+        }
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """The engine to use and why; the others that would do, best first; and why each of the rest will not.
+
+    remarks: what could not be checked of the chosen one.  lost: see `Answer`.
+    """
+
+    chosen: EngineEntry
+    why: str
+    ranked: tuple[EngineEntry, ...]
+    rejected: tuple[tuple[str, str], ...]
+    remarks: tuple[str, ...] = ()
+    lost: tuple[tuple[str, str], ...] = ()
+
+
+def answer(
+    entries: Sequence[EngineEntry],
+    machine: Machine,
+    policy: Policy,
+    what: str = "this version",
+    timed: Callable[[Sequence[EngineEntry]], Mapping[str, Speed]] = lambda _: {},
+) -> Answer:
+    """Judge a version's engines, given with the status they have today (`registry.evidence.attestations.judged`).
+
+    timed: the speeds of engines, by digest; asked for only where they decide.
+    """
+    here = [entry.on_cpu(machine.cpu) if isinstance(entry, JudgedEntry) else entry for entry in entries]
+    judged = [(entry, rejection(entry, machine, policy)) for entry in here]
+    fitting = sorted((entry for entry, reason in judged if reason is None), key=lambda entry: _rank(entry, machine))
+    speeds = timed(fitting) if len(fitting) > 1 else {}
+    candidates = tuple(
+        Candidate(entry, _fit(entry, machine)[1], (*remarks(entry, machine), *_busy(speed)), speed)
+        for entry in _by_speed(fitting, machine, speeds)
+        for speed in (speeds.get(entry.digest or ""),)
+    )
+    return Answer(
+        what, machine, policy, candidates, tuple((entry.unit, why) for entry, why in judged if why is not None)
+    )
+
+
+def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | None:
+    """Why an engine will not do; None if it will."""
+    if (misfit := _misfit(entry, machine)) is not None:
+        return misfit
+    if policy.precision is not None and entry.precision != policy.precision:
+        return f"{entry.precision}, and {policy.precision} was asked for"
+    if not entry.usable:
+        return f"{entry.status}: {entry.reason}"
+    if policy.proven_only and entry.status != "proven":
+        return f"unproven, and only proven engines may be used: {entry.reason}"
+    if policy.proven_only and _is_foreign(entry, machine):
+        return f"proven on {entry.hardware.sm} and not on {machine.target.sm}, and only proven engines may be used"
+    return unmet(entry, machine)
+
+
+def _misfit(entry: EngineEntry, machine: Machine) -> str | None:
+    if entry.target == FALLBACK or (entry.target == PORTABLE and not machine.is_cpu):
+        return None
+    capabilities = entry.compute_capability, machine.compute_capability
+    if entry.target == PORTABLE or not hardware_serves(entry.backend, entry.options, entry.precision, *capabilities):
+        return f"built for {entry.target}; this is {_name(machine)}"
+    return None
+
+
+def _is_foreign(entry: EngineEntry, machine: Machine) -> bool:
+    """Whether it was built for another compute capability than this machine's, and not for any."""
+    return entry.compute_capability not in (None, machine.compute_capability)
+
+
+def _fit(entry: EngineEntry, machine: Machine) -> tuple[int, str]:
+    if entry.target == FALLBACK:
+        return 5, "the ONNX model itself, for onnxruntime"
+    if entry.target == PORTABLE:
+        return 4, "portable"
+    if _is_foreign(entry, machine):
+        return 3, f"built for {entry.target}, and compatible with every generation from Ampere on"
+    if entry.cpu not in (None, machine.cpu) and machine.cpu:
+        return 0 if entry.status == "proven" else 1, f"built for {entry.cpu} CPUs, and this is {machine.cpu}"
+    if entry.cpu:
+        return 0, f"built for {entry.cpu} CPUs"
+    if entry.product == machine.product:
+        return 0, f"built for {_name(machine)}"
+    if entry.product is None:
+        return 1, f"built for {machine.target.sm}, this GPU's compute capability"
+    return 2, f"tuned for {entry.product}, another product of {machine.target.sm}; it runs here, perhaps slower"
+
+
+def _by_speed(ranked: Sequence[EngineEntry], machine: Machine, speeds: Mapping[str, Speed]) -> Iterator[EngineEntry]:
+    """The engines, those that are alike but for their precision by speed, where each was timed at the same sizes."""
+    for _, group in itertools.groupby(ranked, key=lambda entry: _rank(entry, machine)[:2]):
+        alike = list(group)
+        found = [speeds.get(entry.digest or "") for entry in alike]
+        if len({speed and speed.buckets for speed in found}) == 1 and all(speed and not speed.busy for speed in found):
+            alike.sort(key=lambda entry: speeds[str(entry.digest)].seconds)
+        yield from alike
+
+
+def _busy(speed: Speed | None) -> tuple[str, ...]:
+    return ("timed on a busy machine, and so not ranked by speed",) if speed and speed.busy else ()
+
+
+def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, bool, str]:
+    preference = CPU_PREFERENCE if machine.is_cpu else GPU_PREFERENCE
+    order = preference.index(entry.precision) if entry.precision in preference else len(preference)
+    if needs_exact_session(entry, machine):  # which costs much of what int8 gains, and all of it on small models
+        order = preference.index("fp32") + 1
+    foreign = entry.cpu != machine.cpu
+    return _fit(entry, machine)[0], entry.status != "proven", order, foreign, entry.target
+
+
+def _candidate_json(candidate: Candidate) -> dict[str, Any]:
+    entry = candidate.entry
+    names = ("unit", "target", "precision", "backend", "status", "reason", "digest", "size_bytes")
+    speed = candidate.speed and asdict(candidate.speed)
+    told = {"fit": candidate.fit, "remarks": list(candidate.remarks), "speed": speed}
+    return {name: getattr(entry, name) for name in names} | told
+
+
+def _why(candidates: Sequence[Candidate]) -> str:
+    best, others = candidates[0], [candidate.entry for candidate in candidates[1:]]
+    facts = f"{best.fit}; {best.entry.precision}, {best.entry.status}"
+    if not others:
+        return f"{facts}; the only one that fits"
+    if timed := _comparison(candidates):
+        return f"{facts}; {timed}"
+    return f"{facts}; preferred to {join_first([f'{entry.unit} ({entry.status})' for entry in others], 3)}"
+
+
+def _comparison(candidates: Sequence[Candidate]) -> str | None:
+    """How much faster the first is than those that are its equals otherwise; None where that did not decide."""
+    best = candidates[0]
+    alike = [item for item in candidates[1:] if (item.fit, item.entry.status) == (best.fit, best.entry.status)]
+    ratios = [_ratio(item, best) for item in alike]
+    if not ratios or None in ratios:
+        return None
+    pairs = zip(alike[:3], ratios, strict=False)
+    told = ", ".join(f"{item.entry.unit} takes {ratio:.2f} times as long" for item, ratio in pairs)
+    own = " by their runtime alone" if best.speed and best.speed.timed == "runtime" else ""
+    return f"the fastest as timed on such a machine{own}: {told}"
+
+
+def _ratio(candidate: Candidate, best: Candidate) -> float | None:
+    one, other = candidate.speed, best.speed
+    comparable = one and other and one.buckets == other.buckets and not (one.busy or other.busy)
+    return one.seconds / other.seconds if one and other and comparable else None
+
+
+def _nothing_fits(found: Answer) -> str:
+    precision = found.policy.precision
+    wanted = _name(found.machine) + (f" in {precision}" if precision else "")
+    lines = [f"  {unit}: {reason}" for unit, reason in found.rejected] or ["  it has no engines at all"]
+    remedy = "add the target to the spec and build, or choose"
+    return "\n".join([f"{found.what} has no engine for {wanted}; {remedy}:", *lines])
+
+
+def _all_lost(found: Answer) -> str:
+    lines = [f"  {unit}: {reason}" for unit, reason in found.lost]
+    remedy = f"restore their blobs, or build again; `enginery verify {found.what}` says more"
+    return "\n".join([f"every engine of {found.what} that fits {_name(found.machine)} is lost; {remedy}:", *lines])
+
+
+def _name(machine: Machine) -> str:
+    sm = machine.target.sm
+    return f"{sm} ({machine.product})" if machine.product else sm

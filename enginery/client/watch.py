@@ -1,0 +1,260 @@
+"""Following a channel: what stands at `current` is always a whole, verified engine, and soon the one that is promoted.
+
+::
+
+    engines/
+      3-8a41c0b2d9e7f631/        one folder a description: digits-3-l4-int8.engine and digits-3-l4-int8.json
+      current -> 3-8a41c0b2d9e7f631
+
+A swap is one rename over the link `current`. A server that opens `current/...` gets the old engine or the new one; the
+old folder stays for those who have it open. A registry that is out of reach, a version in which nothing fits and a
+download that fails change nothing; they are said, and tried again. An unchanged channel costs one conditional request;
+with a trust policy, what is served is asked about at each look, too (`standing`).
+"""
+
+import fcntl
+import os
+import random
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from enginery.client.fetch import Origin, Way
+from enginery.client.hooks import Hook
+from enginery.client.pull import Pulled, ask, bring, bring_best, folder_name
+from enginery.client.resolve import Policy, Resolution
+from enginery.client.trust_recheck import Standing
+from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
+from enginery.core.hardware.machine import Machine
+from enginery.core.names import Reference
+from enginery.registry.store.atomic_write import make_folder, reachable, sync_folder, write_whole
+from enginery.registry.store.base import Store
+from enginery.registry.store.keys import channel_key
+from enginery.registry.versions.channels import names
+from enginery.registry.versions.lookup import Located
+
+CURRENT = "current"
+_LOCK = ".enginery-watch.lock"
+_TOLD = ".enginery-hooked"
+_STAGING = ".enginery-staging-"
+_FOLDER = re.compile(r".+-[0-9a-f]{16}")
+_JITTER = 0.2
+
+
+@dataclass(frozen=True)
+class Swap:
+    """What `current` leads to. folder: the one behind the link.  previous: name of the folder there before, or ''.
+
+    swapped: whether the link was moved by this look.  origin: where the engine's bytes came from.
+    """
+
+    model: str
+    version: str
+    channel: str
+    digest: str
+    folder: Path
+    engine: Path
+    description: Path
+    current: Path
+    previous: str
+    swapped: bool
+    origin: Origin
+
+    def facts(self) -> dict[str, str]:
+        """What a hook is told."""
+        given = ("model", "version", "channel", "digest", "folder", "engine", "description", "current", "previous")
+        return {name: str(getattr(self, name)) for name in given}
+
+
+class Watch:
+    """Follows one channel into one folder.
+
+    store: opens the registry, and is asked each time.  interval_s: between looks, a fifth more or less at random.
+    keep: folders beside the current one that stay.  say: is told what happens.
+
+    Raises InputError for a reference that is no channel.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[], Store],
+        reference: Reference,
+        machine: Machine,
+        dest: Path,
+        *,
+        policy: Policy,
+        way: Callable[[], Way],
+        interval_s: float = 30.0,
+        hook: Hook | None = None,
+        keep: int = 2,
+        say: Callable[[str], object] = print,
+    ) -> None:
+        if reference.channel is None:
+            raise InputError(
+                f"{reference.model!r} is no channel, and only channels move; give {reference.model}:stable"
+            )
+        self._store, self._reference, self._machine, self._policy = store, reference, machine, policy
+        self._dest, self._way, self._hook, self._keep = dest.expanduser().absolute(), way, hook, keep
+        self._interval_s, self._say = interval_s, say
+        self._standing = Standing(self._dest / CURRENT, policy.trust)
+        self._tag = ""
+        self._served: Swap | None = None
+        self._complaint = ""
+
+    def once(self) -> Swap:
+        """Look once. Raises what went wrong; `current` then leads to where it did."""
+        with self._alone():
+            return self._look()
+
+    def run(self, stop: Event) -> Swap | None:
+        """Look until `stop` is set; what is served then.
+
+        Raises InputError at the first look, for what will not pass by itself. Later it is complained about like any
+        other trouble: a file that somebody is editing must not end what serves.
+        """
+        with self._alone():
+            while not stop.is_set():
+                try:
+                    self._look()
+                    self._complaint = ""
+                except EngineryError as error:
+                    if self._ends(error):
+                        raise
+                    self._complain(str(error))
+                stop.wait(self._interval_s * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311 - no secret
+        return self._served
+
+    def _ends(self, error: EngineryError) -> bool:
+        """Whether it will not pass by itself, and nothing was served before it came."""
+        wrong = isinstance(error, InputError) and not isinstance(error, UnknownNameError)
+        return wrong and self._served is None
+
+    def _look(self) -> Swap:
+        """Swap if the channel moved, and call the hook if it was not called for what is served and is trusted."""
+        store = self._store()
+        try:
+            swap = self._follow(store)
+        except EngineryError as error:  # about where the channel leads; what is served is another question
+            if not isinstance(error, UnavailableError) and not self._ends(error):
+                self._standing.ask(store)
+            raise
+        self._standing.ask(store)
+        self._call_hook(swap)
+        return swap
+
+    def _follow(self, store: Store) -> Swap:
+        """Swap if the channel moved."""
+        channel = str(self._reference.channel)
+        data, tag = store.read_if_changed(channel_key(self._reference.model, channel), self._tag)
+        if not tag:
+            known = ", ".join(names(store, self._reference.model)) or "none"
+            raise UnknownNameError(f"there is no channel {self._reference.model}:{channel}; there are: {known}")
+        if data is not None or self._served is None:
+            self._served, whole = self._serve(store)
+            # Last, so that whatever fails is tried again, as is an engine that was lost.
+            self._tag = tag if whole else ""
+        return self._served
+
+    def _serve(self, store: Store) -> tuple[Swap, bool]:
+        """What is served now, and whether that is the best engine: False where a better one is lost."""
+        located, answer = ask(store, self._reference, self._machine, self._policy)
+        with reachable(f"writing {self._dest}"):
+            pulled = bring_best(answer, lambda resolution: self._bring(store, located, resolution))
+            folder = self._dest / folder_name(located, pulled.engine)
+            previous = self._swap(folder.name)
+        swap = Swap(
+            model=located.manifest.model,
+            version=located.manifest.version,
+            channel=str(self._reference.channel),
+            digest=str(pulled.engine.digest),
+            folder=folder,
+            engine=folder / pulled.path.name,
+            description=folder / pulled.description.name,
+            current=self._dest / CURRENT,
+            previous=previous if previous != folder.name else "",
+            swapped=previous != folder.name,
+            origin=pulled.origin,
+        )
+        if swap.swapped:
+            self._say(f"{swap.model}:{swap.channel} is {swap.version} now: {pulled.engine.unit} ({swap.origin})")
+            for line in pulled.warnings:
+                self._say(line)
+        os.utime(folder)
+        self._prune(folder.name, previous)
+        return swap, not pulled.resolution.lost
+
+    def _bring(self, store: Store, located: Located, resolution: Resolution) -> Pulled:
+        """An engine in its folder: one that is there is looked at, and mended; a new one appears whole."""
+        folder = self._dest / folder_name(located, resolution.chosen)
+        place = folder if folder.is_dir() else self._dest / f"{_STAGING}{str(resolution.chosen.digest)[:16]}"
+        pulled = bring(store, located, resolution, place, self._way())
+        if place != folder:
+            place.rename(folder)
+            sync_folder(self._dest)
+        return pulled
+
+    def _swap(self, name: str) -> str:
+        """Lead `current` to a folder; return where it led before."""
+        current = self._dest / CURRENT
+        before = _led(current)
+        if before != name:
+            if current.is_dir() and not current.is_symlink():
+                raise InputError(f"{current} is a folder and no link of ours; give another --dest")
+            fresh = self._dest / f".enginery-link-{secrets.token_hex(8)}"
+            fresh.symlink_to(name)
+            fresh.replace(current)
+            sync_folder(self._dest)
+        return before
+
+    def _prune(self, current: str, previous: str) -> None:
+        """Delete folders that were served before, but the last `keep` of them."""
+        found = [path for path in self._dest.iterdir() if path.is_dir() and not path.is_symlink()]
+        served = [path for path in found if _FOLDER.fullmatch(path.name) and path.name != current]
+        served.sort(key=lambda path: (path.name == previous, path.stat().st_mtime), reverse=True)
+        left = [path for path in found if path.name.startswith(_STAGING)]
+        for path in served[self._keep :] + left:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _call_hook(self, swap: Swap) -> None:
+        told = self._dest / _TOLD
+        if self._hook is None or _text(told) == swap.folder.name:
+            return
+        if failure := self._hook(swap.facts()):
+            raise EngineryError(f"{failure}; it is called again at the next look")
+        write_whole(told, swap.folder.name.encode())
+
+    def _complain(self, text: str) -> None:
+        """Say what is wrong, once for as long as it stays the same."""
+        if text != self._complaint:
+            served = _led(self._dest / CURRENT)
+            self._say(f"{text}\n{f'keeping {served}' if served else 'nothing is served yet'}")
+            self._complaint = text
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with reachable(f"writing {self._dest}"):
+            make_folder(self._dest)
+            lock = (self._dest / _LOCK).open("ab")
+        with lock:
+            try:
+                fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UnavailableError(f"another process watches into {self._dest}; give another --dest") from error
+            yield
+
+
+def _led(link: Path) -> str:
+    with suppress(OSError):
+        return os.readlink(link)  # noqa: PTH115 - the text, as it was written
+    return ""
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text()
+    return ""

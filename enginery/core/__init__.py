@@ -1,0 +1,1 @@
+"""What everything else is about: types, digests, errors, text, files that appear whole. Standard library and BLAKE3."""

@@ -1,0 +1,106 @@
+"""Errors that end a command, and the exit code each one stands for.
+
+::
+
+    EngineryError                1  something failed; the message says what, which value, and the remedy
+    ├── InputError               2  what the user gave is wrong
+    │   ├── SpecError               a spec; carries one line per mistake
+    │   ├── ModelError              a model: an ONNX file, a .pt2, an entry point
+    │   ├── DataError               calibration or golden data
+    │   └── UnknownNameError          a reference, target or precision that names nothing
+    ├── UnavailableError         3  something the run depends on is out of reach (registry, Ray, Prefect, disk full)
+    │   └── UndecidedError            a write whose answer was lost: it may have happened or not
+    ├── IntegrityError           1  bytes do not match their digest, or a manifest does not match itself
+    ├── ConflictError            1  somebody else published first, with other content
+    └── StepError                1  a step of the pipeline failed in its own process; carries the log
+
+Expected outcomes of building and checking are values, not errors: see `BuildFailure` and
+`enginery.core.proof.report.Report`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class EngineryError(Exception):
+    """Base of every error a command reports without a traceback."""
+
+    exit_code = 1
+
+
+class InputError(EngineryError):
+    """What the user gave is wrong."""
+
+    exit_code = 2
+
+
+class SpecError(InputError):
+    """A spec with mistakes: one line for each, with the key's path, the value and the remedy."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = tuple(lines)
+
+    def __reduce__(self) -> tuple[type["SpecError"], tuple[tuple[str, ...]]]:
+        return (SpecError, (self.lines,))
+
+
+class ModelError(InputError):
+    """A model that cannot be read, exported or checked."""
+
+
+class DataError(InputError):
+    """Calibration or golden data that does not fit the model."""
+
+
+class UnknownNameError(InputError):
+    """A reference, target, precision or channel that names nothing."""
+
+
+class UnavailableError(EngineryError):
+    """Something the run depends on is out of reach."""
+
+    exit_code = 3
+
+
+class UndecidedError(UnavailableError):
+    """The answer to a conditional write was lost, and what is there by now does not tell whether it happened."""
+
+
+class IntegrityError(EngineryError):
+    """Stored bytes are not what their name says."""
+
+
+class ConflictError(EngineryError):
+    """Another publisher was first, with other content."""
+
+
+class StepError(EngineryError):
+    """A step that ran in a process of its own failed; `log` is the end of what it printed.
+
+    kind: 'error' (an exception, or an exit without a result), 'crash' (a signal, or its worker is gone), 'timeout',
+    'memory' (over its own limit), 'node-memory' (its node ran out), 'node-lost', 'no-node' (none fits), 'cancelled'.
+    peak_mib: the most memory it was seen to hold, 0 when unknown.
+    """
+
+    def __init__(self, message: str, kind: str = "error", log: str = "", peak_mib: float = 0.0) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.log = log
+        self.peak_mib = peak_mib
+
+    def __reduce__(self) -> tuple[type["StepError"], tuple[str, str, str, float]]:
+        return (StepError, (str(self), self.kind, self.log, self.peak_mib))
+
+
+def error_to_json(error: EngineryError) -> dict[str, Any]:
+    """An error's class and constructor arguments; a subclass from elsewhere becomes its nearest known ancestor."""
+    known = next(cls for cls in type(error).__mro__ if cls.__module__ == __name__)
+    arguments = error.__reduce__()[1] if type(error) is known else (str(error),)
+    return {"error": known.__name__, "arguments": arguments}
+
+
+def error_from_json(data: Mapping[str, Any]) -> EngineryError:
+    """The error that `error_to_json` wrote."""
+    made: EngineryError = globals()[data["error"]](*data["arguments"])
+    return made

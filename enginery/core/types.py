@@ -1,0 +1,311 @@
+"""The values that a build is made of. Standard library only: a GPU box needs nothing else to read them.
+
+Every value is frozen and small. Bytes (models, engines, reports) are named by digest and live in an artifact store.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from enginery.core.digest import digest_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int8-dynamic", "int4"]
+# From wide to narrow.
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "fp8", "int8", "int8-dynamic", "int4")
+# Written in the scheme of the backend; the first two need calibrated ranges.
+QUANTIZED: tuple[Precision, ...] = ("int8", "fp8", "int8-dynamic", "int4")
+CALIBRATED: tuple[Precision, ...] = ("int8", "fp8")
+
+# The entry of a CPU engine's toolchain that holds the kind of CPU it is built for (`cpu_kinds`).
+CPU_KIND = "enginery-cpu"
+
+Scalar = str | int | float | bool
+WeightLevels = Literal[64, 127]
+Determinism = Literal["bytes", "outputs", "budget"]
+Shape = tuple[int, ...]
+Tensors = Mapping[str, "np.ndarray[Any, Any]"]
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A named dynamic dimension. `edges` are the upper ends of its buckets, rising; the last one is `max`.
+
+    Without explicit buckets there is one bucket, min..max, tuned for `opt`.
+    """
+
+    name: str
+    min: int
+    opt: int
+    max: int
+    edges: tuple[int, ...] = ()
+
+    @property
+    def static(self) -> bool:
+        """Whether only one size is allowed."""
+        return self.min == self.max
+
+    def buckets(self) -> tuple[tuple[int, int, int], ...]:
+        """The (min, opt, max) of each bucket. With explicit edges each bucket is tuned for its upper edge."""
+        if not self.edges:
+            return ((self.min, self.opt, self.max),)
+        starts = (self.min, *(edge + 1 for edge in self.edges[:-1]))
+        return tuple((low, high, high) for low, high in zip(starts, self.edges, strict=True))
+
+    def test_sizes(self) -> tuple[int, ...]:
+        """The sizes that validation must try: both ends of every bucket, and opt."""
+        return tuple(sorted({size for bucket in self.buckets() for size in bucket}))
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output: `shape` holds sizes and names of `Dim`s; `dtype` is numpy's name, or 'bfloat16'."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    def at(self, sizes: Mapping[str, int]) -> Shape:
+        """The concrete shape for the given sizes of the named dims. Raises KeyError for a dim without a size."""
+        return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.shape)
+
+
+@dataclass(frozen=True)
+class ShapeProfile:
+    """One optimization profile: per input its (min, opt, max) shapes, in the order of the model's inputs."""
+
+    inputs: tuple[tuple[str, Shape, Shape, Shape], ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an engine is built for: a CPU (`compute_capability` None), a GPU generation, or one product of it.
+
+    name: of a CPU 'cpu', which is this machine's, or a kind of them (`cpu_kinds`).
+    """
+
+    name: str
+    compute_capability: tuple[int, int] | None = None
+    product: str | None = None
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether this is a CPU."""
+        return self.compute_capability is None
+
+    @property
+    def sm(self) -> str:
+        """The generation's name, 'sm_89', or 'cpu'."""
+        return "cpu" if self.compute_capability is None else "sm_{}{}".format(*self.compute_capability)
+
+
+@dataclass(frozen=True)
+class QuantizationScheme:
+    """How a backend wants a quantized graph to look.
+
+    activation: of int8: 'int8' is symmetric with zero point 0 (TensorRT), 'uint8' asymmetric (onnxruntime's VNNI
+    kernels).
+    quantize_bias: of int8: whether biases become int32 with their own dequantization (TensorRT refuses that). Only
+    'uint8' graphs are written so: ValueError beside 'int8'.
+    float_precision: what the operators that stay in floating point compute in.
+    weight_levels: the largest magnitude of int8 weights. With 64 ("reduced range") the sum of two products with uint8
+    stays within 16 bits.
+    """
+
+    activation: Literal["int8", "uint8"]
+    quantize_bias: bool
+    float_precision: Literal["fp32", "fp16"]
+    weight_levels: WeightLevels = 127
+
+    def __post_init__(self) -> None:
+        if self.quantize_bias and self.activation == "int8":
+            raise ValueError("a scheme with int8 activations leaves biases in floating point: quantize_bias=False")
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """Everything an engine is a function of. Equal requests make interchangeable engines.
+
+    model: digest of the ONNX model that is compiled: its attributes, edges and weights, Q/DQ scales included.
+    options: the backend's options, every default filled in.  toolchain: versions of compiler and runtime that matter,
+    and the backend's revision (`builders.backends.discovery.toolchain_of`).
+    """
+
+    model: str
+    precision: Precision
+    target: Target
+    backend: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    profiles: tuple[ShapeProfile, ...]
+    options: tuple[tuple[str, Scalar], ...] = ()
+    toolchain: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def key(self) -> str:
+        """The build key: digest of all the fields. A kind of CPU is in the toolchain, whatever the target is called."""
+        fields = self.to_json()
+        if self.target.is_cpu and CPU_KIND in dict(self.toolchain):
+            fields["target"] = {**fields["target"], "name": "cpu"}
+        return digest_of(fields)
+
+    @property
+    def unit(self) -> str:
+        """The unit's short name, for people: 'sm_89 int8 tensorrt-rtx'."""
+        return f"{self.target.name} {self.precision} {self.backend}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads back: what `asdict` gives, in a tenth of its time."""
+        return {
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "target": dict(vars(self.target)),
+            "inputs": tuple(dict(vars(tensor)) for tensor in self.inputs),
+            "outputs": tuple(dict(vars(tensor)) for tensor in self.outputs),
+            "profiles": tuple(dict(vars(profile)) for profile in self.profiles),
+        }
+
+    def with_option(self, name: str, value: Scalar) -> "BuildRequest":
+        """This request with another value of an option that it has."""
+        return replace(self, options=tuple((each, value if each == name else old) for each, old in self.options))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "BuildRequest":
+        """Read what `to_json` wrote. Raises KeyError or TypeError when it is something else."""
+        read = dict(data)
+        read["target"] = target_from_json(read["target"])
+        read["inputs"] = tuple(tensor_from_json(item) for item in read["inputs"])
+        read["outputs"] = tuple(tensor_from_json(item) for item in read["outputs"])
+        read["profiles"] = tuple(_profile(item) for item in read["profiles"])
+        read["options"] = tuple((name, value) for name, value in read["options"])
+        read["toolchain"] = tuple((name, version) for name, version in read["toolchain"])
+        return cls(**read)
+
+
+def target_from_json(data: Mapping[str, Any]) -> Target:
+    """Read a `Target` that `asdict` wrote."""
+    capability = data["compute_capability"]
+    return Target(data["name"], tuple(capability) if capability else None, data["product"])
+
+
+def tensor_from_json(data: Mapping[str, Any]) -> TensorSpec:
+    """Read a `TensorSpec` that `asdict` wrote."""
+    return TensorSpec(data["name"], data["dtype"], tuple(data["shape"]))
+
+
+def _profile(data: Mapping[str, Any]) -> ShapeProfile:
+    return ShapeProfile(tuple((name, tuple(a), tuple(b), tuple(c)) for name, a, b, c in data["inputs"]))
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A compiled model on disk. `format` names what can open it, e.g. 'tensorrt-rtx-1.7' or 'onnx'.
+
+    notes: what the compiler said that a person should know (a layer left in fp32, a fallback).
+    extras: files that a build leaves beside the engine, by name, such as what the compiler tells of its layers.
+    weights: the ONNX model with the weights of an engine whose own file leaves them out; for opening it.
+    """
+
+    request: BuildRequest
+    path: Path
+    digest: str
+    size_bytes: int
+    suffix: str
+    notes: tuple[str, ...] = ()
+    extras: tuple[tuple[str, Path], ...] = ()
+    weights: Path | None = None
+
+
+@dataclass(frozen=True)
+class BuildFailure:
+    """A unit whose build did not end in an engine.
+
+    kind: 'error' (the compiler said no), or another of `errors.StepError`.
+    log: end of what the compiler printed.  command: shell line that reproduces it.
+    """
+
+    unit: str
+    kind: str
+    reason: str
+    log: str = ""
+    command: str = ""
+
+
+class Session(Protocol):
+    """An engine opened for running."""
+
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
+
+    def run(self, inputs: Tensors) -> dict[str, "np.ndarray[Any, Any]"]:
+        """Run once. Raises DataError for wrong names, dtypes or shapes."""
+        ...
+
+
+@runtime_checkable
+class ThreadSafe(Protocol):
+    """A session that several threads may run at once. Any other is run by one thread alone, the one that opened it."""
+
+    thread_safe: ClassVar[Literal[True]]
+
+
+class Backend(Protocol):
+    """A compiler. Implementations are frozen dataclasses whose fields are their typed options.
+
+    revision: raised by whoever changes `build` so that it makes other engines from the same request; it enters the
+    build key, where the backend's code as a whole does not.
+    tunes_on_target: whether `build` measures kernels on a GPU of its target: it then needs a node that has one, and
+    that GPU for itself.
+    determinism: what two builds of one request share: 'bytes' of the engine, or the 'outputs' bit by bit, or no more
+    than outputs within the budgets ('budget').
+    install: how to get it, for whoever lacks it.
+    """
+
+    name: ClassVar[str]
+    revision: ClassVar[int]
+    tunes_on_target: ClassVar[bool]
+    determinism: ClassVar[Determinism]
+    install: ClassVar[str]
+
+    def serves(self, target: Target) -> bool:
+        """Whether this kind of target (CPU or GPU) is this backend's business at all."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Versions of compiler and runtime that matter, without importing them; empty when not installed."""
+        ...
+
+    def scheme(self) -> QuantizationScheme:
+        """The shape of int8 graph this backend compiles best."""
+        ...
+
+    def refuses(self, request: BuildRequest) -> str | None:
+        """Why this request cannot be built, with the remedy; None when it can. Imports no compiler."""
+        ...
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        """Compile `model` into a file under `workdir`. Raises EngineryError with the compiler's own reason."""
+        ...
+
+    def runs(self, target: Target) -> str | None:
+        """Why engines for `target` cannot run on this machine; None when they can."""
+        ...
+
+    def open(self, engine: Engine) -> AbstractContextManager[Session]:
+        """Load an engine for running. Raises EngineryError when it does not fit this machine."""
+        ...
+
+
+def sizes_product(dims: Sequence[Dim], per_dim: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+    """Every combination of the given sizes, the last dim varying fastest."""
+    if not dims:
+        yield {}
+        return
+    head, *tail = dims
+    for size in per_dim[head.name]:
+        for rest in sizes_product(tail, per_dim):
+            yield {head.name: size, **rest}

@@ -1,0 +1,193 @@
+"""Mirrors: whole versions copied to another registry, digest by digest, so that a site without a network has them.
+
+A version arrives as it is published: blobs first, verified on the way; then what was said of it later (attestations,
+signatures, the page); last the manifest, byte for byte. Killed anywhere, the next run goes on: what is there is not
+sent again, and nothing is there by half.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from enginery.core.errors import ConflictError, InputError, IntegrityError
+from enginery.core.names import Reference
+from enginery.core.parsing import Malformed
+from enginery.registry.evidence.attestations import Attestation
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store
+from enginery.registry.store.keys import manifest_key, page_data_key, page_key, version_prefix
+from enginery.registry.trust import require
+from enginery.registry.trust.bundles import read_bundle
+from enginery.registry.trust.policy import TrustPolicy
+from enginery.registry.versions import channels
+from enginery.registry.versions.channels import Channel
+from enginery.registry.versions.lookup import locate
+from enginery.registry.versions.policies import canary_pass
+from enginery.registry.writers.guard import Guard, digests_in, version_name, writing
+from enginery.registry.writers.leases import BUILDING
+
+_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    """What came. versions: `model@version`.  copied, present: blobs that were sent, and that were there already.
+    size_bytes: of those that were sent.  moved: channels that point to a version now."""
+
+    versions: tuple[str, ...]
+    copied: int
+    present: int
+    size_bytes: int
+    moved: tuple[str, ...]
+
+
+def mirror(
+    source: Store,
+    references: Sequence[Reference],
+    dest: Store,
+    *,
+    with_channels: bool = False,
+    trust: TrustPolicy | Path | str | None = None,
+    by: str = "",
+    say: Callable[[str], None] = lambda _: None,
+) -> Mirrored:
+    """Copy the versions that references stand for, and with `with_channels` point the channels that references name
+    to them at `dest`, whose own policies are asked.
+
+    Raises UnknownNameError for a reference to nothing, IntegrityError for what is damaged or lost at the source,
+    ConflictError when `dest` has another version of that name, InputError when it is the source or its policy refuses,
+    UntrustedError, before anything is copied, when the trust policy asks for more.
+    """
+    if source.uri == dest.uri:
+        raise InputError(f"{dest.uri} is the registry itself; name another one")
+    found = [locate(source, reference) for reference in references]
+    vouched = [require(source, located.manifest, trust) for located in found]
+    copied: dict[str, int] = {}
+    present: set[str] = set()
+    moved = []
+    for located, trusted in zip(found, vouched, strict=True):
+        manifest = located.manifest
+        with writing(dest, f"mirroring {manifest.model}@{manifest.version}", BUILDING) as guard:
+            _copy_version(source, manifest, guard, copied, present, say)
+        if with_channels and located.channel is not None:
+            moved.append(_move(source, located.channel, manifest, dest, by, trusted.counts))
+    names = tuple(dict.fromkeys(version_name(item.manifest.model, item.manifest.version) for item in found))
+    return Mirrored(names, len(copied), len(present - copied.keys()), sum(copied.values()), tuple(moved))
+
+
+def closure(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:
+    """The blobs and the documents of a version, its manifest aside.
+
+    Blobs are those that the manifest needs, and whatever else its documents name and the store has (as
+    `registry.retention.marks` keeps them). Raises IntegrityError when one that is needed is lost.
+    """
+    keys = list(store.list(version_prefix(manifest.model, manifest.version)))
+    needed = manifest.blobs()
+    documents = [store.read(key) or b"" for key in keys if key.endswith(".json")]
+    named = {digest for data in (*documents, "\n".join(keys).encode()) for digest in digests_in(data)}
+    extra = [digest for digest in sorted(named - needed.keys()) if store.has(digest)]
+    for digest, what in needed.items():
+        if not store.has(digest):
+            raise IntegrityError(
+                f"{manifest.model}@{manifest.version} has lost its {what} ({digest}); run `enginery verify`"
+            )
+    return [*needed, *extra], [key for key in keys if key != manifest_key(manifest.model, manifest.version)]
+
+
+def _copy_version(
+    source: Store,
+    manifest: Manifest,
+    guard: Guard,
+    copied: dict[str, int],
+    present: set[str],
+    say: Callable[[str], None],
+) -> None:
+    dest, name = guard.store, version_name(manifest.model, manifest.version)
+    key = manifest_key(manifest.model, manifest.version)
+    blobs, documents = closure(source, manifest)
+    guard.secure([name, *blobs])
+    data = source.read(key)
+    theirs = dest.read(key)
+    if data is None or (theirs is not None and theirs != data):
+        raise ConflictError(f"{dest.uri} has another {name}; versions never change: mirror it to another registry")
+    with tempfile.TemporaryDirectory(prefix="enginery-mirror-") as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
+        wanted = [digest for digest in blobs if digest not in copied]
+        for digest, size in zip(
+            wanted, pool.map(lambda digest: _copy_blob(source, digest, dest, Path(folder)), wanted), strict=True
+        ):
+            say(digest)
+            if size is None:
+                present.add(digest)
+            else:
+                copied[digest] = size
+    # Now it counts: the lease must still be held, and everything be there.
+    guard.secure([name, *blobs])
+    if lost := [digest for digest in blobs if not dest.has(digest)]:
+        raise IntegrityError(f"{dest.uri} lost blob {lost[0]} while it was copied; run again")
+    pages = (page_key(manifest.model, manifest.version), page_data_key(manifest.model, manifest.version))
+    for document in documents:
+        _copy_document(source, document, dest, page=document in pages)
+    if not dest.create(key, data) and dest.read(key) != data:
+        raise ConflictError(f"{dest.uri} has another {name} since a moment; versions never change")
+
+
+def _copy_blob(source: Store, digest: str, dest: Store, folder: Path) -> int | None:
+    """The blob's size if it was sent, None if it was there."""
+    size = source.size(digest)
+    if dest.has(digest) and dest.size(digest) == size:
+        return None
+    path = folder / digest
+    source.fetch(digest, path)
+    dest.put_file(path)
+    path.unlink()
+    return size
+
+
+def _copy_document(source: Store, key: str, dest: Store, *, page: bool) -> None:
+    """Documents beside a manifest are never rewritten. The page is a copy for people; a signature differs each time."""
+    data = source.read(key)
+    if data is None or dest.create(key, data) or page:
+        return
+    theirs = dest.read(key)
+    if theirs != data and not _signed_alike(theirs, data):
+        raise ConflictError(f"{dest.locator(key)} is another document; one of the two was edited by hand")
+
+
+def _signed_alike(theirs: bytes | None, ours: bytes) -> bool:
+    """Whether both are signatures of one document by one key: made at both sites, and each as good as the other."""
+    try:
+        one, other = read_bundle(theirs or b""), read_bundle(ours)
+    except Malformed:
+        return False
+    return (one.key_id, one.file, one.digest) == (other.key_id, other.file, other.digest)
+
+
+def _move(
+    source: Store,
+    channel: Channel,
+    manifest: Manifest,
+    dest: Store,
+    by: str,
+    counts: Callable[[Attestation], bool],
+) -> str:
+    """The channel at `dest`, moved on the evidence that moved it at the source."""
+    move = channel.history[-1]
+    passes = [canary_pass(source, digest) for digest in move.canary]
+    for item in passes:
+        dest.put_bytes(source.read_blob(item.report))
+    why = f"mirror of {source.uri}" + (f": {move.why}" if move.why else "")
+    # At another site the canary's baseline may never have been served; there it stands as the evidence it is.
+    after = channels.promote(
+        dest,
+        manifest,
+        channel.name,
+        by=by,
+        why=why,
+        proven_only=channel.proven_only,
+        canaries=passes,
+        elsewhere=True,
+        counts=counts,
+    )
+    return f"{after.model}:{after.name}"

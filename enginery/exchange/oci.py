@@ -1,0 +1,241 @@
+"""Engines as OCI images: a layout on disk that any registry tool can push, and Kubernetes can mount as a volume.
+
+Each engine becomes an image of its own: one layer, a tar with the engine and the JSON that `pull` writes beside it. An
+index per version names them all. What a scheduler or a person chooses by (compute capability, precision, backend) is in
+annotations: a platform says operating system and CPU only. The same engines give the same bytes: see `tar_of`.
+
+Sources: OCI image spec 1.0.2 (layout, index, manifest, config, annotations). Layers are plain tars, and the config is
+an image's, because container runtimes mount nothing else.
+"""
+
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+from enginery.client.pull import describe, stem_of
+from enginery.core import parsing
+from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
+from enginery.core.errors import InputError, UnknownNameError
+from enginery.core.parsing import Malformed
+from enginery.registry.evidence.attestations import judged
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.store.atomic_write import landing, make_folder, reachable, sweep, write_whole
+from enginery.registry.store.base import Store
+from enginery.registry.trust import require
+from enginery.registry.trust.policy import TrustPolicy
+from enginery.registry.versions.lookup import Located
+
+INDEX = "application/vnd.oci.image.index.v1+json"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+CONFIG = "application/vnd.oci.image.config.v1+json"
+LAYER = "application/vnd.oci.image.layer.v1.tar"
+REF_NAME = "org.opencontainers.image.ref.name"
+PREFIX = "io.enginery."
+MAX_INDEX_BYTES = 16 << 20
+LAYOUT = canonical_json({"imageLayoutVersion": "1.0.0"})
+
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64", "amd64": "amd64"}
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A layout. tags: the names under which it has the version (the first) and each of its engines."""
+
+    path: Path
+    tags: tuple[str, ...]
+
+
+def export_oci(
+    store: Store,
+    located: Located,
+    dest: Path,
+    *,
+    proven_only: bool = False,
+    trust: TrustPolicy | Path | str | None = None,
+) -> Exported:
+    """Write the usable engines of a version into the OCI layout in the folder `dest`; what else is there stays.
+
+    Raises UnknownNameError when no engine is usable, InputError for a folder with other things in it, IntegrityError
+    for a damaged engine, UnavailableError for a disk, UntrustedError when the trust policy asks for more.
+    """
+    manifest = located.manifest
+    # Whoever mounts an image asks nothing any more: here is the last place where somebody can.
+    counts = require(store, located.manifest, trust).counts
+    only = proven_only or located.proven_only
+    entries = [
+        item for item in judged(store, manifest, counts) if item.status == "proven" or (item.usable and not only)
+    ]
+    if not entries:
+        what = "proven" if only else "usable"
+        raise UnknownNameError(f"{manifest.model}@{manifest.version} has no {what} engine; `enginery show` says why")
+    before = _index_of(dest)
+    layout = _Layout(dest)
+    version = Located(located.reference, manifest)  # through whichever channel it was found, it is the same image
+    images = [_image(store, layout, version, entry) for entry in entries]
+    stem = f"{manifest.model}-{manifest.version}"
+    whole = {
+        "schemaVersion": 2,
+        "mediaType": INDEX,
+        "manifests": images,
+        "annotations": {**_version_facts(manifest), **_standard(manifest)},
+    }
+    top = layout.put(canonical_json(whole), INDEX)
+    named = {stem: top} | {_tag(manifest, entry): image for entry, image in zip(entries, images, strict=True)}
+    write_whole(dest / "oci-layout", LAYOUT)
+    write_whole(dest / "index.json", _with(before, named))
+    return Exported(dest, tuple(named))
+
+
+def tar_of(files: Sequence[tuple[str, IO[bytes], int]], sink: BinaryIO) -> None:
+    """Write a tar of names, streams and sizes: no times, no owner, one mode, so that equal files give equal bytes."""
+    with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, stream, size in files:
+            info = tarfile.TarInfo(name)
+            info.size, info.mode, info.mtime = size, 0o444, 0
+            info.uid = info.gid = 0
+            info.uname = info.gname = ""
+            tar.addfile(info, stream)
+
+
+def annotations_of(manifest: Manifest, entry: EngineEntry) -> dict[str, str]:
+    """What one chooses an engine's image by. Values are strings, as the format asks."""
+    capability = entry.compute_capability
+    found = {
+        **_version_facts(manifest),
+        "target": entry.target,
+        "compute-capability": f"{capability[0]}.{capability[1]}" if capability else None,
+        "product": entry.product,
+        "precision": entry.precision,
+        "backend": entry.backend,
+        "status": entry.status,
+        "toolchain": ", ".join(f"{name} {version}" for name, version in sorted(entry.toolchain.items())) or None,
+        "engine": f"sha256:{entry.digest}",
+        "engine-bytes": str(entry.size_bytes),
+        "report": f"sha256:{entry.report}",
+    }
+    return {key if "." in key else f"{PREFIX}{key}": value for key, value in found.items() if value}
+
+
+def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry) -> Json:
+    """Write one engine's layer, config and manifest; its descriptor for an index."""
+    manifest = located.manifest
+    stem = stem_of(manifest, entry)
+    description = canonical_json(describe(located, entry, f"{stem}{entry.suffix}"))
+    layer = layout.put_layer(store, entry, stem, description)
+    annotations = {**annotations_of(manifest, entry), **_standard(manifest)}
+    platform = {"architecture": _architecture(manifest), "os": "linux"}
+    config = {
+        **platform,
+        **_created(manifest),
+        "config": {"Labels": annotations},
+        "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]},
+    }
+    document = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": layout.put(canonical_json(config), CONFIG),
+        "layers": [layer],
+        "annotations": annotations,
+    }
+    return {**layout.put(canonical_json(document), MANIFEST), "platform": platform, "annotations": annotations}
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The blobs of a layout."""
+
+    root: Path
+
+    def put(self, data: bytes, media_type: str) -> Json:
+        """Write a document; its descriptor."""
+        digest = digest_of_bytes(data)
+        write_whole(self._blobs() / digest, data)
+        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
+
+    def put_layer(self, store: Store, entry: EngineEntry, stem: str, description: bytes) -> Json:
+        """Write an engine's tar; its descriptor. The engine is verified on the way."""
+        folder = self._blobs()
+        with reachable(f"writing {folder}"):
+            sweep(folder)
+            with tempfile.TemporaryDirectory(dir=self.root) as copies, landing(folder) as file:
+                copy = Path(copies) / "engine"
+                store.fetch(str(entry.digest), copy)
+                with copy.open("rb") as stream:
+                    files: list[tuple[str, IO[bytes], int]] = [
+                        (f"{stem}{entry.suffix}", stream, copy.stat().st_size),
+                        (f"{stem}.json", BytesIO(description), len(description)),
+                    ]
+                    tar_of(files, file.stream)
+                file.stream.flush()
+                digest, size = digest_of_file(file.path), file.stream.tell()
+                file.land(folder / digest)
+        return {"mediaType": LAYER, "digest": f"sha256:{digest}", "size": size}
+
+    def _blobs(self) -> Path:
+        folder = self.root / "blobs" / "sha256"
+        with reachable(f"making {folder}"):
+            make_folder(folder)
+        return folder
+
+
+def _index_of(dest: Path) -> list[Json]:
+    """What the layout at `dest` names already. Raises InputError for a folder that is none."""
+    with reachable(f"reading {dest}"):
+        if not dest.exists() or (dest.is_dir() and not any(dest.iterdir())):
+            return []
+        if not dest.is_dir() or not (dest / "oci-layout").is_file() or not (dest / "index.json").is_file():
+            if dest.is_dir() and (dest / "blobs" / "sha256").is_dir() and not (dest / "index.json").exists():
+                return []  # an export that was killed
+            raise InputError(f"{dest} is no OCI layout; name a new folder, or one that `enginery export-oci` wrote")
+        data = (dest / "index.json").read_bytes()
+    try:
+        found = parsing.field(parsing.parse_json(data, MAX_INDEX_BYTES), "manifests", parsing.many(parsing.mapping))
+        for item in found:
+            parsing.mapping(item.get("annotations") or {}, "annotations")
+    except Malformed as error:
+        raise InputError(f"{dest / 'index.json'} is damaged ({error}); name a new folder") from error
+    return list(found)
+
+
+def _with(before: list[Json], named: Mapping[str, Json]) -> bytes:
+    """The index with these names; other names stay."""
+    others = [item for item in before if (item.get("annotations") or {}).get(REF_NAME) not in named]
+    mine = [
+        {**item, "annotations": {**(item.get("annotations") or {}), REF_NAME: name}} for name, item in named.items()
+    ]
+    return canonical_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": [*others, *mine]})
+
+
+def _tag(manifest: Manifest, entry: EngineEntry) -> str:
+    return f"{stem_of(manifest, entry)}-{entry.backend}"
+
+
+def _version_facts(manifest: Manifest) -> dict[str, str]:
+    return {
+        f"{PREFIX}model": manifest.model,
+        f"{PREFIX}version": manifest.version,
+        f"{PREFIX}manifest": f"sha256:{manifest.digest}",
+    }
+
+
+def _standard(manifest: Manifest) -> dict[str, str]:
+    created = {f"org.opencontainers.image.{key}": value for key, value in _created(manifest).items()}
+    return {
+        "org.opencontainers.image.title": manifest.model,
+        "org.opencontainers.image.version": manifest.version,
+        **created,
+    }
+
+
+def _created(manifest: Manifest) -> dict[str, str]:
+    return {"created": manifest.created_at}
+
+
+def _architecture(manifest: Manifest) -> str:
+    """Of the machine that built: engines carry code for its kind of CPU, or are loaded by libraries of it."""
+    return _ARCHITECTURES.get(str(manifest.host.get("machine", "")).lower(), "amd64")

@@ -1,0 +1,1 @@
+"""Recording requests and answers of a server, for a canary. Needs numpy."""

@@ -1,0 +1,191 @@
+"""What serving code uses: a recorder of requests, and a log of what an engine made of them.
+
+    recorder = enginery.Recorder("traffic.jsonl", sampling=0.1)
+    log = enginery.ObservationLog("stable.jsonl", "engines/tiny-3-cpu-int8.json")
+    ...
+    recorder.append(inputs)
+    log.append(latency_s, ok=True, outputs=outputs, request=request_id)
+
+Both add lines to files that many processes may share. Neither ever fails a request: what cannot be written is counted
+and told by `failure`. Recorded inputs are your users' data; the files are readable by their owner only.
+"""
+
+import json
+import random
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from enginery.core.errors import DataError, EngineryError, InputError
+from enginery.core.types import Tensors
+from enginery.recording.append import LineFile
+from enginery.recording.outputs import digest_of_outputs
+from enginery.recording.traffic import TRAFFIC, encoded
+
+FORMAT = 1
+OBSERVATIONS = "enginery-observations"
+END = "enginery-end"
+IDENTITY = ("model", "version", "manifest", "engine", "target", "precision", "backend")
+MOST_BYTES = 1 << 30
+
+
+class _Log:
+    """What both have in common: lines go into a file, or are counted as lost."""
+
+    def __init__(self, path: Path | str, header: Mapping[str, Any], most_bytes: int) -> None:
+        if most_bytes < 1:
+            raise InputError(f"max_bytes is {most_bytes}; give a size in bytes")
+        self._file = LineFile(Path(path), header, most_bytes)
+        self.kept, self.lost, self.full = 0, 0, False
+        self.failure: str | None = None
+
+    def _append(self, make: Callable[[], dict[str, Any]]) -> bool:
+        try:
+            kept = self._file.append(make())
+        except (EngineryError, ValueError, TypeError, AttributeError, OSError) as error:
+            self.failure, kept = f"{type(error).__name__}: {error}", False
+        else:
+            self.full = not kept
+        self.kept, self.lost = self.kept + kept, self.lost + (not kept)
+        return kept
+
+    def close(self) -> None:
+        """Close the file; what was appended stays."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class Recorder(_Log):
+    """Appends a share of the requests, each with its time of arrival, to a file that `enginery canary run` replays.
+
+    sampling: the share that is kept, by chance; a sample of traffic is thinner than the traffic, and the file says so.
+    max_bytes: the file never grows beyond that.  made: a word on where the traffic is from, if it is not real.
+    kept, lost, full, failure: how it went; `append` never raises.
+    Raises InputError for a share or size that is none, UnavailableError for a file that cannot be opened.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        sampling: float = 1.0,
+        max_bytes: int = MOST_BYTES,
+        seed: int | None = None,
+        made: str = "",
+    ) -> None:
+        if not 0.0 < sampling <= 1.0:
+            raise InputError(f"sampling is {sampling}; give a share above 0 and at most 1")
+        header = {"format": FORMAT, "kind": TRAFFIC, "sampling": sampling, **({"made": made} if made else {})}
+        super().__init__(path, header, max_bytes)
+        self._sampling, self._random = sampling, random.Random(seed)  # noqa: S311 - a sample, not a secret
+
+    def append(self, inputs: Tensors, at: float | None = None, *, latency: float | None = None) -> bool:
+        """Record a request. at: seconds since the epoch when it arrived; default: now. Returns whether it was kept.
+
+        latency: seconds until it was answered. With it for every request the record shows how many were in flight.
+        """
+        return self._sampled(at, latency, lambda: encoded(inputs))
+
+    def append_json(self, inputs: Mapping[str, Any], at: float | None = None, *, latency: float | None = None) -> bool:
+        """Record a request whose inputs are JSON already, as a traffic file has them. Returns whether it was kept."""
+        return self._sampled(at, latency, lambda: dict(inputs))
+
+    def _sampled(self, at: float | None, latency: float | None, make: Callable[[], dict[str, Any]]) -> bool:
+        if self._sampling < 1.0 and self._random.random() >= self._sampling:
+            return False
+        when = time.time() if at is None else at
+
+        def line() -> dict[str, Any]:
+            took = {} if latency is None else {"latency": float(latency)}
+            return {"at": float(when), **took, "inputs": make()}
+
+        return self._append(line)
+
+
+class ObservationLog(_Log):
+    """Appends what became of requests to a file that `enginery canary judge` reads.
+
+    `close` adds a line that says that this process stopped in order, and after how many requests: without it the end of
+    the file may be the end of a process that died. A `with` block that an error leaves adds none, and neither does a
+    log that lost lines.
+
+    description: the JSON that `enginery pull` wrote beside the engine; it binds the observations to that very engine.
+    Raises DataError for a description that is none, UnavailableError for a file that cannot be opened.
+    """
+
+    def __init__(self, path: Path | str, description: Path | str | None = None, *, max_bytes: int = MOST_BYTES) -> None:
+        super().__init__(path, header_of(_described(description)), max_bytes)
+
+    def append(
+        self,
+        latency: float,
+        *,
+        ok: bool = True,
+        time_s: float | None = None,
+        request: int | str | None = None,
+        outputs: Tensors | None = None,
+        score: float | None = None,
+        error: str = "",
+    ) -> bool:
+        """Log a request. latency: seconds from its arrival to its answer.  time_s: when it arrived; default: now.
+
+        request: its name, where the other engine got the same one.  outputs: only their digest is kept.
+        score: quality as you measure it, higher is better.
+        """
+        when = time.time() if time_s is None else time_s
+
+        def line() -> dict[str, Any]:
+            extra = {"request": request, "score": score, "error": str(error or "")[:1000] or None}
+            answer = {"output": None if outputs is None else digest_of_outputs(outputs)}
+            known = {key: value for key, value in (extra | answer).items() if value is not None}
+            return {"time": float(when), "latency": float(latency), "ok": bool(ok), **known}
+
+        return self._append(line)
+
+    def close(self) -> None:
+        """Say that this process stopped in order, and close the file."""
+        if self._file.appended and not self.lost and not self._file.closed:
+            try:
+                self._file.append(end_of(self._file.appended))
+            except EngineryError as error:
+                self.failure = f"{type(error).__name__}: {error}"
+        super().close()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            super().close()
+        else:
+            self.close()
+
+
+def end_of(requests: int, died: str = "") -> dict[str, Any]:
+    """The last line of whoever wrote `requests` observations into a file and stopped in order.
+
+    died: what ended the process of the engine that they are of, where that is known.
+    """
+    return {"kind": END, "requests": requests, **({"died": died} if died else {})}
+
+
+def header_of(identity: Mapping[str, Any], planned: int | None = None) -> dict[str, Any]:
+    """The first line of a file of observations. planned: how many requests there are to be, where that is known."""
+    known = {name: identity[name] for name in IDENTITY if identity.get(name) is not None}
+    return {"format": FORMAT, "kind": OBSERVATIONS, **known, **({"planned": planned} if planned else {})}
+
+
+def _described(path: Path | str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        found = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as the description of an engine: {error}") from None
+    if not isinstance(found, dict) or not {"model", "version", "manifest", "digest"} <= found.keys():
+        raise DataError(f"{path} is not the description of an engine; give the JSON that `enginery pull` wrote")
+    return {**found, "engine": found["digest"]}

@@ -1,0 +1,221 @@
+"""Recorded traffic: the inputs of each request and when it arrived.
+
+JSON lines: `{"at": seconds, "inputs": {"x": {"dtype": "float32", "shape": [1, 8], "data": base64}}}`; an input may
+also be nested lists of numbers, for requests written by hand, and `latency` says how many seconds the answer took. Or
+`.npz`: an array `at`, and each input with one complete input per entry of axis 0. Without `at` in all of the file the
+traffic has no times.
+"""
+
+import base64
+import binascii
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from enginery.arrays.npz import Array, stored_arrays
+from enginery.arrays.tensors import check_inputs
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import DataError, EngineryError
+from enginery.core.types import TensorSpec
+from enginery.recording.lines import JsonLines, Record, number_in, text_in
+
+TRAFFIC = "enginery-traffic"
+FORMAT = 1
+MOST_LINE_BYTES = 64 << 20
+MOST_BYTES = 1 << 30
+DTYPES = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
+FLOATS = ("float16", "float32", "float64", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request. at: seconds since the first.  latency: seconds that its answer took, where that was recorded."""
+
+    at: float
+    inputs: Mapping[str, Array]
+    latency: float | None = None
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests in the order of their arrival. digest: of the file.  sampling: the share of the real traffic it is.
+    cut: whether a last line was half written and left out.  made: how it was made up; '' for recorded traffic.
+    surplus: arrays of made-up traffic that are no inputs (labels of golden data, say) and were left out.
+    timed: whether it says when its requests arrived; without, every `at` is 0 and they are in the order of the file.
+    """
+
+    requests: tuple[Request, ...]
+    digest: str
+    sampling: float = 1.0
+    cut: bool = False
+    made: str = ""
+    surplus: tuple[str, ...] = ()
+    timed: bool = True
+
+    @property
+    def seconds(self) -> float:
+        """From the first arrival to the last."""
+        return self.requests[-1].at
+
+    def arrivals(self, scale: float = 1.0, duration: float | None = None) -> Iterator[tuple[float, Request]]:
+        """Arrival times, `scale` times as dense as recorded; repeated until `duration` seconds are full, if given."""
+        count = len(self.requests)
+        period = self.seconds * count / (count - 1) if count > 1 and self.seconds > 0 else 1.0
+        for turn in range(1 if duration is None else 10**9):
+            for request in self.requests:
+                at = (turn * period + request.at) / scale
+                if duration is not None and at >= duration:
+                    return
+                yield at, request
+
+    def count(self, scale: float = 1.0, duration: float | None = None) -> int:
+        """How many requests `arrivals` gives."""
+        return sum(1 for _ in self.arrivals(scale, duration))
+
+
+def encoded(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs as JSON, byte for byte. Raises DataError for a dtype that traffic cannot hold."""
+    found = {}
+    for name, value in inputs.items():
+        array = np.ascontiguousarray(value)
+        if array.dtype.name not in (*DTYPES, *FLOATS):
+            raise DataError(f"input {name!r} is {array.dtype}; numbers and truth values can be recorded")
+        data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        shape = list(np.shape(value))
+        found[name] = {"dtype": array.dtype.name, "shape": shape, "data": base64.b64encode(data).decode()}
+    return found
+
+
+def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOST_BYTES) -> Traffic:
+    """Recorded traffic, checked against a model's inputs.
+
+    Made-up traffic holds whatever its file of samples did, so there an array that is no input is left out.
+    Raises DataError naming the line for anything that does not fit, and for more than `most_bytes` of inputs.
+    """
+    sampling, made, cut = 1.0, "", False
+    surplus: dict[str, None] = {}
+    known = {spec.name for spec in inputs}
+    if path.suffix == ".npz":
+        found = list(_in_npz(path, inputs))
+    else:
+        lines = JsonLines(path, MOST_LINE_BYTES)
+        found, size = [], 0
+        for number, record in lines:
+            if "kind" in record:
+                sampling, made = _head(record, lines, number)
+                continue
+            if made and isinstance(given := record.get("inputs"), dict):
+                surplus |= dict.fromkeys(name for name in given if name not in known)
+                record = {**record, "inputs": {name: value for name, value in given.items() if name in known}}
+            found.append(_request(record, inputs, lines, number))
+            if math.isnan(found[-1].at) != math.isnan(found[0].at):
+                raise lines.error(number, "at is given for some requests only; give it for all of them, or for none")
+            size += sum(array.nbytes for array in found[-1].inputs.values())
+            if size > most_bytes:
+                raise lines.error(number, f"more than {most_bytes} bytes of inputs so far; split the file")
+        cut = lines.cut
+    if not found:
+        raise DataError(f"{path} holds no requests; `enginery record` records them")
+    timed = not math.isnan(found[0].at)
+    found.sort(key=lambda request: request.at if timed else 0.0)
+    start = found[0].at
+    requests = tuple(replace(one, at=one.at - start if timed else 0.0) for one in found)
+    return Traffic(requests, digest_of_file(path), sampling, cut, made, tuple(surplus), timed)
+
+
+def _head(record: Record, lines: JsonLines, number: int) -> tuple[float, str]:
+    if record.get("kind") != TRAFFIC or record.get("format") != FORMAT:
+        raise lines.error(
+            number, f"is the head of {str(record.get('kind'))[:60]!r}; traffic of format {FORMAT} is needed"
+        )
+    try:
+        sampling = number_in(record, "sampling", above=0.0) if "sampling" in record else 1.0
+        return sampling, text_in(record, "made", 200)
+    except ValueError as error:
+        raise lines.error(number, str(error)) from None
+
+
+def _request(record: Record, specs: Sequence[TensorSpec], lines: JsonLines, number: int) -> Request:
+    known = {spec.name: spec for spec in specs}
+    try:
+        at = number_in(record, "at") if record.get("at") is not None else math.nan
+        latency = number_in(record, "latency", above=0.0) if record.get("latency") is not None else None
+        inputs = record.get("inputs")
+        if not isinstance(inputs, dict):
+            raise ValueError("inputs is missing, or not an object")
+        arrays = {name: _decoded(name, value, known.get(name)) for name, value in inputs.items()}
+        _check(arrays, specs)
+    except (ValueError, TypeError, OverflowError, EngineryError) as error:
+        raise lines.error(number, str(error)) from None
+    return Request(at, arrays, latency)
+
+
+def _check(arrays: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None:
+    check_inputs(specs, arrays)
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"input {name!r} holds NaN or infinity")
+
+
+def _decoded(name: str, value: Any, spec: TensorSpec | None) -> Array:
+    if isinstance(value, dict):
+        return _from_base64(name, value)
+    if spec is None:
+        raise ValueError(f"no input is named {name[:60]!r}")
+    plain = np.asarray(value)
+    if plain.dtype.kind not in "biuf":
+        raise ValueError(f"input {name!r} is no array of numbers")
+    with np.errstate(over="ignore", invalid="ignore"):  # an infinity that comes of it is found by `_check`
+        cast = plain.astype(_dtype(spec.dtype))
+    if cast.dtype.kind in "biu" and not np.array_equal(cast, plain):
+        raise ValueError(f"input {name!r} holds numbers that {spec.dtype} cannot hold")
+    return cast
+
+
+def _from_base64(name: str, value: Mapping[str, Any]) -> Array:
+    dtype, shape, text = value.get("dtype"), value.get("shape"), value.get("data")
+    if dtype not in (*DTYPES, *FLOATS):
+        raise ValueError(f"input {name!r} has dtype {str(dtype)[:40]!r}; known: {', '.join((*DTYPES, *FLOATS))}")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > 32:
+        raise ValueError(f"input {name!r} has shape {str(shape)[:60]}; a list of sizes is needed")
+    if not isinstance(text, str):
+        raise ValueError(f"input {name!r} has no data in base64")
+    try:
+        data = base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"input {name!r}: its data is not base64 ({error})") from None
+    kind = _dtype(dtype)
+    if len(data) != math.prod(shape) * kind.itemsize:
+        raise ValueError(f"input {name!r} has {len(data)} bytes; {dtype} of shape {shape} needs another number")
+    return np.frombuffer(data, kind).reshape(shape)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        name = ml_dtypes.bfloat16
+    found: np.dtype[Any] = np.dtype(name)
+    return found
+
+
+def _in_npz(path: Path, specs: Sequence[TensorSpec]) -> Iterator[Request]:
+    arrays = {name: stored.read() for name, stored in stored_arrays(path).items()}
+    count = max((len(array) for array in arrays.values() if array.ndim), default=0)
+    times = arrays.pop("at") if (timed := "at" in arrays) else np.zeros(count)
+    if times.ndim != 1 or times.dtype.kind not in "iuf" or not np.isfinite(times).all():
+        raise DataError(f"{path}: array 'at' must be one finite number per request")
+    for name, array in arrays.items():
+        if array.ndim == 0 or len(array) != len(times):
+            raise DataError(f"{path}: array {name!r} has {array.shape}, and 'at' has {len(times)} requests; make equal")
+    for index, at in enumerate(times):
+        inputs = {name: array[index] for name, array in arrays.items()}
+        try:
+            _check(inputs, specs)
+        except (ValueError, EngineryError) as error:
+            raise DataError(f"{path}: request {index}: {error}") from None
+        yield Request(float(at) if timed else math.nan, inputs)

@@ -1,0 +1,152 @@
+"""Attestations: validation reports made after a version was published, on machines that have the hardware.
+
+A manifest is never rewritten. What became known later lies beside it, keyed by the engine's digest, and everything that
+reads a version reads both: `judged` gives each engine the status it has today. A CPU engine has a status on each kind
+of CPU (`enginery.core.hardware.cpu_kinds`), since a run on one kind says nothing about the kernels of another.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from enginery.core import parsing
+from enginery.core.digest import canonical_json, digest_of, digest_of_bytes
+from enginery.core.errors import InputError, IntegrityError
+from enginery.core.parsing import Malformed
+from enginery.core.types import CPU_KIND
+from enginery.registry.manifest import EngineEntry, Manifest, Status
+from enginery.registry.store.base import Store
+from enginery.registry.store.keys import attestation_key, attestations_prefix
+
+if TYPE_CHECKING:
+    from enginery.core.proof.report import Report
+
+MAX_BYTES = 16 << 20
+DECIDED = ("proven", "failed")
+
+
+@dataclass(frozen=True)
+class Attestation:
+    """What one report says about one engine. host: digest of the machine's description.  cpu: its kind of CPU."""
+
+    engine: str
+    report: str
+    verdict: str
+    reason: str
+    host: str
+    created_at: str
+    cpu: str | None = None
+
+
+@dataclass(frozen=True)
+class JudgedEntry(EngineEntry):
+    """An engine with the status it has today. on: of a CPU engine, kind of CPU -> (status, reason) as tried there."""
+
+    on: Mapping[str, tuple[Status, str]] = field(default_factory=dict)
+
+    def on_cpu(self, kind: str | None) -> "JudgedEntry":
+        """The engine with the status it has on a kind of CPU; None, and a GPU engine, changes nothing.
+
+        Proven on other kinds alone it is unproven; failed where it was tried, it stays failed.
+        """
+        if kind is None or self.cpu is None or (kind not in self.on and not self.usable):
+            return self
+        tried = ", ".join(f"{status} on {other}" for other, (status, _) in sorted(self.on.items()))
+        unknown = f"never run on {kind}, this kind of CPU" + (f" ({tried})" if tried else "")
+        status, reason = self.on.get(kind, ("unproven", unknown))
+        return replace(self, status=status, reason=reason)
+
+
+def attest(store: Store, manifest: Manifest, report: "Report") -> str:
+    """Attach a report to a published engine and return the report's digest.
+
+    A report that proves an engine must be one that `enginery.core.proof.report.approve` approves; one that failed is welcome as
+    it is. Raises InputError for an engine that this version does not have, or a report that decides nothing.
+    """
+    from enginery.core.proof.report import approve
+
+    engine = report.engine or ""
+    entry = next((entry for entry in manifest.engines if entry.digest == engine), None)
+    where = f"{manifest.model}@{manifest.version}"
+    if entry is None:
+        raise InputError(f"the report is about engine {engine or '(none)'}, which {where} does not have")
+    approved = report.verdict == "proven" and approve(report) is not None
+    if not approved and report.verdict != "failed":
+        raise InputError(f"the report about {entry.unit} says {report.verdict!r}; only 'proven' or 'failed' decides")
+    data = canonical_json(report.to_json())
+    _read(data, engine, digest_of_bytes(data))
+    store.create(attestation_key(manifest.model, manifest.version, engine, digest_of_bytes(data)), data)
+    return digest_of_bytes(data)
+
+
+def judged(
+    store: Store, manifest: Manifest, counts: Callable[[Attestation], bool] | None = None
+) -> tuple[JudgedEntry, ...]:
+    """The version's engines with the status they have today: a CPU engine on the kind of CPU it was built for.
+
+    Raises IntegrityError for a damaged attestation.
+    counts: which attestations to believe, as a trust policy has it (`trust.Vouched.counts`); None believes all.
+    """
+    found: dict[str, list[Attestation]] = {}
+    for attestation in attestations(store, manifest):
+        if counts is None or counts(attestation):
+            found.setdefault(attestation.engine, []).append(attestation)
+    return tuple(_judge(entry, found.get(entry.digest or "", [])) for entry in manifest.engines)
+
+
+def attestations(store: Store, manifest: Manifest) -> Iterator[Attestation]:
+    """Every attestation of a version. Raises IntegrityError for a damaged one."""
+    return (attestation for attestation, _ in attestation_documents(store, manifest))
+
+
+def attestation_documents(store: Store, manifest: Manifest) -> Iterator[tuple[Attestation, bytes]]:
+    """Every attestation of a version with its bytes. Raises IntegrityError for a damaged one."""
+    prefix = attestations_prefix(manifest.model, manifest.version)
+    for key in store.list(prefix):
+        engine, _, name = key.removeprefix(prefix).partition("/")
+        try:
+            data = store.read(key) or b""
+            yield _read(data, engine, name.removesuffix(".json")), data
+        except Malformed as error:
+            raise IntegrityError(f"{key} of {store.uri}: {error}") from error
+
+
+def _judge(entry: EngineEntry, found: list[Attestation]) -> JudgedEntry:
+    """With the attestations of the kind of CPU it was built for; a GPU engine with all of them."""
+    judged = JudgedEntry(**vars(entry))
+    if entry.cpu is None or entry.digest is None:
+        return replace(judged, **_word(entry, found))
+    kinds = sorted({entry.cpu, *(item.cpu for item in found if item.cpu)})
+    words = {kind: _word(entry, [item for item in found if item.cpu == kind], kind == entry.cpu) for kind in kinds}
+    on = {kind: (word["status"], word["reason"]) for kind, word in words.items() if word["status"] in DECIDED}
+    return replace(judged, **words[entry.cpu], on=on)
+
+
+def _word(entry: EngineEntry, found: list[Attestation], published: bool = True) -> dict[str, Any]:
+    """Status and reason. Each machine's newest word counts; one machine where the engine fails now outweighs all where
+    it passes. published: whether what the manifest says counts, too."""
+    newest = {item.host: item for item in sorted(found, key=lambda item: item.created_at)}
+    failed = [item for item in newest.values() if item.verdict == "failed"]
+    if not newest or (published and not entry.usable):
+        return {"status": entry.status, "reason": entry.reason}
+    if failed:
+        return {"status": "failed", "reason": f"failed when validated later: {failed[-1].reason}"}
+    latest = max(newest.values(), key=lambda item: item.created_at)
+    return {"status": "proven", "reason": f"proven by attestation {latest.report[:12]} of {latest.created_at}"}
+
+
+def _read(data: bytes, engine: str, report: str) -> Attestation:
+    document: dict[str, Any] = parsing.parse_json(data, MAX_BYTES)
+    stated = parsing.field(document, "engine", parsing.digest)
+    if digest_of_bytes(data) != report or stated != engine:
+        raise Malformed("it is not the report its name says: it was edited by hand, moved or damaged")
+    host = document.get("host")
+    return Attestation(
+        engine=engine,
+        report=report,
+        verdict=parsing.field(document, "verdict", parsing.one_of("proven", "failed")),
+        reason=parsing.field(document, "reason", parsing.text),
+        host=digest_of(host),
+        created_at=parsing.field(document, "created_at", parsing.text),
+        cpu=parsing.optional(parsing.text)(host.get(CPU_KIND), CPU_KIND) if isinstance(host, dict) else None,
+    )

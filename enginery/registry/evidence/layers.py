@@ -1,0 +1,80 @@
+"""What a compiler tells of the layers of a version's engines: blobs beside them, as TensorRT's inspector wrote them.
+
+The JSON is a list of layers, each a name alone or an object with names, types, formats and the chosen tactic, by how
+much the engine was built to tell (backends.tensorrt.layer_information).
+"""
+
+from typing import Any
+
+from enginery.core import parsing
+from enginery.core.errors import IntegrityError, UnknownNameError
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.store.base import Store
+
+# The manifest's sources of this name, with the unit behind it, are such documents.
+LAYERS = "layers"
+MAX_BYTES = 64 << 20
+COLUMNS = ("layer", "type", "tactic", "inputs", "outputs")
+_WIDEST = 60
+
+
+def layers_of(store: Store, manifest: Manifest, unit: str) -> tuple[EngineEntry, dict[str, Any]]:
+    """The engine that `unit` names ('sm_89 fp16 tensorrt', or how it begins), and what is told of its layers.
+
+    Raises UnknownNameError with the reason when there is nothing or the name fits several, IntegrityError for damage.
+    """
+    entry = _entry(manifest, unit)
+    digest = manifest.sources.get(f"{LAYERS} {entry.unit}")
+    if digest is None:
+        raise UnknownNameError(f"nothing is on record of the layers of {entry.unit}: {_why_not(entry)}")
+    told = parsing.parse_json(store.read_blob(digest), MAX_BYTES)
+    if not isinstance(told.get("Layers"), list):
+        raise IntegrityError(f"what is on record of the layers of {entry.unit} has no list of layers; build it again")
+    return entry, told
+
+
+def row(layer: Any) -> tuple[str, ...]:
+    """A layer as a row of COLUMNS."""
+    if not isinstance(layer, dict):
+        return _short(layer), "", "", "", ""
+    tactic = layer.get("TacticName") or layer.get("TacticValue") or ""
+    ends = (_tensors(layer.get("Inputs")), _tensors(layer.get("Outputs")))
+    return (_short(layer.get("Name", "")), _short(layer.get("LayerType", "")), _short(tactic), *ends)
+
+
+def _entry(manifest: Manifest, unit: str) -> EngineEntry:
+    wanted = unit.split()
+    found = [entry for entry in manifest.engines if wanted and entry.unit.split()[: len(wanted)] == wanted]
+    if len(found) == 1:
+        return found[0]
+    units = ", ".join(entry.unit for entry in found or manifest.engines)
+    what = "fits several" if found else "is none"
+    raise UnknownNameError(f"{unit!r} {what} of the units of {manifest.model}@{manifest.version}: {units}")
+
+
+def _why_not(entry: EngineEntry) -> str:
+    if entry.backend == "tensorrt-rtx":
+        return "TensorRT-RTX's inspector needs a GPU, and engines are built without one"
+    if entry.backend != "tensorrt":
+        return f"{entry.backend} tells none"
+    told = next((note for note in entry.notes if note.startswith("layers and tactics")), "")
+    return told.partition(": ")[2] or f"layer_information was {entry.options.get('layer_information', 'not asked for')}"
+
+
+def _tensors(items: Any) -> str:
+    """'float16 [1,64,56,56]' of each tensor, as its format and dimensions tell."""
+    if not isinstance(items, list):
+        return ""
+    return _short(", ".join(_tensor(item) for item in items))
+
+
+def _tensor(item: Any) -> str:
+    if not isinstance(item, dict):
+        return str(item)
+    form, dims = item.get("Format/Datatype") or item.get("Format") or "", item.get("Dimensions")
+    return f"{form} {dims if isinstance(dims, list) else ''}".strip().replace(", ", ",")
+
+
+def _short(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"

@@ -1,0 +1,1 @@
+"""Runs of the pipeline on record: their state, how they ended, what builds took."""

@@ -1,0 +1,195 @@
+"""Asking a bucket: what is asked again, and what the answers mean to a person.
+
+botocore's own retries are off, because they know neither a conditional write whose answer was lost (sent again, it
+would meet its own object and call that a conflict) nor a body that was cut halfway. So there is one loop, here.
+
+What is said of an error is its code and the remedy, never the server's whole answer: that may hold a key's name, a
+token or a signed URL.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from botocore import exceptions as aws
+from botocore.parsers import ResponseParserError
+
+from enginery.core.errors import EngineryError, InputError, UnavailableError
+from enginery.registry.store import io_errors
+from enginery.registry.store.s3.place import Place
+
+T = TypeVar("T")
+
+# Requests before giving up: with the pauses between them about ten seconds.
+ATTEMPTS = 8
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+
+# Answers that are about the object and not about the way there: the asker decides what they mean.
+_DECLINED = (304, 404, 409, 412, 416)
+_ELSEWHERE = ("NoSuchBucket", "NotImplemented")
+# An ETag of a part came cut off, so that the parts cannot be put together.
+_GARBLED = ("InvalidPart", "InvalidPartOrder")
+_PASSING = (
+    "SlowDown", "Throttling", "ThrottlingException", "RequestThrottled", "RequestLimitExceeded", "InternalError",
+    "ServiceUnavailable", "RequestTimeout", "TooManyRequests", "BadDigest", "IncompleteBody",
+    "XAmzContentSHA256Mismatch",
+)  # fmt: skip
+_CREDENTIALS = (
+    "SignatureDoesNotMatch", "InvalidAccessKeyId", "InvalidToken", "AuthorizationHeaderMalformed",
+    "TokenRefreshRequired", "UnrecognizedClientException", "InvalidClientTokenId",
+)  # fmt: skip
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired")
+
+
+# All that botocore raises for a request; ValueError, where it reads a number or a date from a header that was cut off.
+FAILURES = (aws.BotoCoreError, aws.ClientError, ResponseParserError, ValueError)
+_NO_WHOLE_ANSWER = (
+    aws.HTTPClientError, aws.ConnectionError, aws.IncompleteReadError, ResponseParserError, ValueError,
+)  # fmt: skip
+
+
+class Declined(Exception):  # noqa: N818 - an answer, and no failure
+    """The server says no about this object: absent (404), busy (409), a condition that does not hold (412, 416)."""
+
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__(f"{status} {code}")
+        self.status = status
+        self.code = code
+
+
+def pauses(attempts: int | None = None) -> Iterator[float | None]:
+    """One item for each attempt: the seconds to wait after it before the next one, growing and random; last None."""
+    count = ATTEMPTS if attempts is None else attempts
+    for number in range(count - 1):
+        yield random.uniform(0.5, 1.0) * min(FIRST_PAUSE_S * 2**number, LONGEST_PAUSE_S)  # noqa: S311 - no secret
+    yield None
+
+
+def ask(place: Place, doing: str, send: Callable[[], T], attempts: int | None = None) -> T:
+    """Send a request that may be sent twice, until it is answered. doing: 'reading key', for messages.
+
+    Raises Declined, and what `translated` makes of all else.
+    """
+    for pause in pauses(attempts):
+        try:
+            return send()
+        except FAILURES as error:
+            refuse(place, doing, error, last=pause is None)
+            time.sleep(pause or 0)
+    raise AssertionError("unreachable")
+
+
+def refuse(place: Place, doing: str, error: Exception, *, last: bool) -> None:
+    """Return if it is worth another attempt. Raises Declined and EngineryErrors otherwise."""
+    raise_if_declined(error)
+    if last or not passing(error):
+        io_errors.failed()
+        raise translated(place, doing, error) from error
+    io_errors.repeated()
+
+
+def raise_if_declined(error: Exception) -> None:
+    """Raise Declined if the server said no about the object."""
+    status, code = status_of(error), code_of(error)
+    if (status in _DECLINED and code not in _ELSEWHERE) or code in _GARBLED:
+        raise Declined(status, code) from error
+
+
+def whole(answer: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The answer, if it has these fields. Raises IncompleteReadError otherwise: a connection that ends among the
+    headers looks to Python like an answer that has no more of them, and no body."""
+    missing = [name for name in names if name not in answer]
+    if missing:
+        if "Body" in answer:
+            answer["Body"].close()
+        raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=missing[0])
+    return answer
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status; 0 when there was no answer."""
+    if not isinstance(error, aws.ClientError):
+        return 0
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def code_of(error: Exception) -> str:
+    """S3's code such as 'NoSuchKey'; '' when there was no answer."""
+    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, aws.ClientError) else ""
+
+
+def passing(error: Exception) -> bool:
+    """Whether the same request may succeed in a moment."""
+    if isinstance(error, aws.ClientError):
+        return (status_of(error) >= 500 and status_of(error) != 501) or code_of(error) in _PASSING
+    if isinstance(error, aws.SSLError | aws.ProxyConnectionError):
+        return False
+    return isinstance(error, _NO_WHOLE_ANSWER)
+
+
+def translated(place: Place, doing: str, error: Exception) -> EngineryError:
+    """The error as ours: what, which place, and the remedy."""
+    where = f"{doing} in {place.locator('')}"
+    if isinstance(error, aws.ClientError):
+        return _answered(place, where, error)
+    return _unanswered(place, where, error)
+
+
+def _answered(place: Place, where: str, error: Any) -> EngineryError:
+    code, status = code_of(error), status_of(error)
+    if code == "NoSuchBucket":
+        return UnavailableError(
+            f"{where}: there is no bucket {place.bucket!r}{_at(place)}; create it, or check its name"
+        )
+    if code in _EXPIRED:
+        return UnavailableError(f"{where}: the credentials have expired ({code}); renew them and run again")
+    if code in _CREDENTIALS:
+        return UnavailableError(
+            f"{where}: the credentials are not accepted ({code}); check the access key, its secret, the session token "
+            f"and the region{_at(place)}"
+        )
+    if code in ("RequestTimeTooSkewed", "RequestInTheFuture"):
+        return UnavailableError(f"{where}: this machine's clock differs from the server's ({code}); set it")
+    if status in (301, 307, 400) and code in ("301", "307", "400", "PermanentRedirect", "TemporaryRedirect"):
+        return UnavailableError(
+            f"{where}: refused with {status} and no reason: the bucket is in another region (give ?region=...), or the "
+            "credentials have expired"
+        )
+    if status == 403 or code in ("AccessDenied", "AllAccessDisabled"):
+        return UnavailableError(
+            f"{where}: not allowed (AccessDenied); docs/registry.md has the policy that is needed (without "
+            "s3:ListBucket, S3 answers so for what is absent, too)"
+        )
+    if status == 501 or code == "NotImplemented":
+        return InputError(f"{where}: this server does not know the request; docs/registry.md says what it needs")
+    if code in _PASSING or status >= 500:
+        return UnavailableError(f"{where}: the server is overloaded or failing ({code or status}); run again later")
+    return UnavailableError(f"{where}: the server refuses with {status} {code[:60]}; check the URI's options")
+
+
+def _unanswered(place: Place, where: str, error: Exception) -> EngineryError:
+    kind = type(error).__name__
+    if isinstance(error, aws.NoCredentialsError | aws.PartialCredentialsError | aws.CredentialRetrievalError):
+        return UnavailableError(
+            f"{where}: no usable credentials ({kind}); set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine a role"
+        )
+    if isinstance(error, aws.ProfileNotFound | aws.ConfigParseError | aws.TokenRetrievalError | aws.SSOError):
+        return UnavailableError(f"{where}: the AWS configuration cannot be used ({kind}); check AWS_PROFILE and ~/.aws")
+    if isinstance(error, aws.SSLError):
+        return UnavailableError(
+            f"{where}: no TLS connection{_at(place)}; set AWS_CA_BUNDLE to its certificate authority"
+        )
+    if isinstance(error, aws.ProxyConnectionError):
+        return UnavailableError(f"{where}: the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY")
+    if isinstance(error, _NO_WHOLE_ANSWER):
+        return UnavailableError(
+            f"{where}: no whole answer{_at(place)} ({kind}); check the endpoint and the network, then run again"
+        )
+    return UnavailableError(f"{where}: {kind}{_at(place)}; check the URI's options and the AWS configuration")
+
+
+def _at(place: Place) -> str:
+    return f" at {place.endpoint}" if place.endpoint else " at AWS"

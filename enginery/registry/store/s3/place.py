@@ -1,0 +1,136 @@
+"""Which bucket, where and how: an `s3://bucket/prefix?option=value` URI as a value.
+
+The options are those that every machine of a run must agree on, so they travel in the URI: build workers open the same
+place. Credentials never do; each machine has its own, in the usual AWS ways.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from enginery.core.errors import InputError
+from enginery.registry.store.keys import is_key
+
+# General purpose buckets: https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_REGION = re.compile(r"[a-z0-9-]{1,64}")
+_ENCRYPTIONS = ("AES256", "aws:kms", "aws:kms:dsse")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A bucket and how to reach it. prefix: '' or 'some/folder', without a slash at its ends.
+
+    endpoint: URL of a server other than AWS.  region: None leaves it to boto3.  path_style: whether the bucket's name
+    goes into the path instead of the host; None leaves it to boto3.  sse: 'AES256', 'aws:kms' or 'aws:kms:dsse', asked
+    for with every write; None leaves it to the bucket.  kms_key: id or ARN of the key for it.
+    """
+
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+    region: str | None = None
+    path_style: bool | None = None
+    sse: str | None = None
+    kms_key: str | None = None
+
+    @property
+    def uri(self) -> str:
+        """The URI that `parse_place` reads, everywhere with the same result."""
+        found = {name: getattr(self, name) for name in OPTIONS}
+        options = {name: int(value) if value in (True, False) else value for name, value in found.items() if value}
+        if self.path_style is False:
+            options["path_style"] = 0
+        return self.locator("") + (f"?{urlencode(options, safe=':/')}" if options else "")
+
+    def locator(self, key: str) -> str:
+        """Where a key is, as other tools write it: 's3://bucket/prefix/key'."""
+        return "s3://" + "/".join(part for part in (self.bucket, self.prefix, key) if part)
+
+    def key(self, key: str) -> str:
+        """The key's name in the bucket."""
+        return f"{self.prefix}/{key}" if self.prefix else key
+
+    def encryption(self) -> dict[str, str]:
+        """What a write asks for."""
+        asked = {"ServerSideEncryption": self.sse, "SSEKMSKeyId": self.kms_key}
+        return {name: value for name, value in asked.items() if value}
+
+
+OPTIONS = tuple(field.name for field in fields(Place) if field.name not in ("bucket", "prefix"))
+
+
+def parse_place(text: str, environment: Mapping[str, str] = os.environ) -> Place:
+    """Read an s3:// URI. The endpoint and the region may also come from AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL,
+    AWS_REGION and AWS_DEFAULT_REGION. Raises InputError, which never repeats what may be a secret."""
+    parts = urlsplit(text)
+    if "@" in parts.netloc or parts.fragment:
+        raise InputError(
+            "registry s3://...: a bucket's URI is s3://bucket/prefix?option=value, without user or password; "
+            "give credentials in the usual AWS ways (environment, profile, role)"
+        )
+    prefix = parts.path.strip("/")
+    where = f"registry s3://{parts.netloc}/{prefix}"
+    if not _BUCKET.fullmatch(parts.netloc):
+        raise InputError(f"{where}: {parts.netloc!r} is not the name of a bucket (3 to 63 of a-z 0-9 . -)")
+    if prefix and not is_key(prefix):
+        raise InputError(f"{where}: the parts of the prefix must be letters, digits and . _ -, not starting with . _ -")
+    options = _options(parts.query, where)
+    return Place(
+        parts.netloc,
+        prefix,
+        endpoint=_endpoint(options.get("endpoint") or _first(environment, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")),
+        region=_region(options.get("region") or _first(environment, "AWS_REGION", "AWS_DEFAULT_REGION"), where),
+        path_style=_truth(options.get("path_style"), where),
+        **_encryption(options, where),
+    )
+
+
+def _options(query: str, where: str) -> dict[str, str]:
+    pairs = parse_qsl(query, keep_blank_values=True)
+    options = dict(pairs)
+    if unknown := sorted(set(options) - set(OPTIONS)):
+        raise InputError(f"{where}: option {unknown[0][:40]!r} is not known; there are {', '.join(OPTIONS)}")
+    if len(options) < len(pairs) or not all(options.values()):
+        raise InputError(f"{where}: an option is given twice or without a value")
+    return options
+
+
+def _first(environment: Mapping[str, str], *names: str) -> str | None:
+    return next((environment[name] for name in names if environment.get(name)), None)
+
+
+def _endpoint(text: str | None) -> str | None:
+    if text is None:
+        return None
+    parts = urlsplit(text)
+    if "@" in text or parts.query or parts.fragment:
+        raise InputError("the S3 endpoint must be a plain URL, without user, password or query")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InputError(f"the S3 endpoint {text!r} is not a URL; write it as https://host:port")
+    return text.rstrip("/")
+
+
+def _region(text: str | None, where: str) -> str | None:
+    if text is not None and not _REGION.fullmatch(text):
+        raise InputError(f"{where}: region {text[:40]!r} is not one; write it as in eu-central-1")
+    return text
+
+
+def _truth(text: str | None, where: str) -> bool | None:
+    if text is None:
+        return None
+    if text not in ("0", "1", "false", "true"):
+        raise InputError(f"{where}: path_style is {text[:40]!r}; it must be 1 or 0")
+    return text in ("1", "true")
+
+
+def _encryption(options: Mapping[str, str], where: str) -> dict[str, str | None]:
+    sse, key = options.get("sse"), options.get("kms_key")
+    if sse is not None and sse not in _ENCRYPTIONS:
+        raise InputError(f"{where}: sse is {sse[:40]!r}; it must be one of {', '.join(_ENCRYPTIONS)}")
+    if key is not None and (sse is None or not sse.startswith("aws:kms")):
+        raise InputError(f"{where}: kms_key needs sse=aws:kms")
+    return {"sse": sse, "kms_key": key}

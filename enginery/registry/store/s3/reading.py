@@ -1,0 +1,210 @@
+"""Reading from a bucket: documents whole, blobs as streams, digested on the way and resumed where they broke."""
+
+import hashlib
+import time
+from collections.abc import Generator
+from contextlib import closing, suppress
+from typing import Any, BinaryIO
+
+from botocore import exceptions as aws
+
+from enginery.core.digest import CHUNK_BYTES
+from enginery.core.errors import IntegrityError, UnavailableError
+from enginery.registry.store.blob_digest import blake3_hasher
+from enginery.registry.store.s3.answers import FAILURES, Declined, ask, pauses, raise_if_declined, refuse, whole
+from enginery.registry.store.s3.client import client
+from enginery.registry.store.s3.place import Place
+
+MAX_DOCUMENT_BYTES = 64 << 20
+
+_FACTS = ("ContentLength", "ETag")
+# The documents that were read last, with their ETags: so many, and so small.
+_LAST_READ: dict[tuple[Place, str], tuple[bytes, str]] = {}
+_REMEMBERED = 64
+_REMEMBERED_BYTES = 1 << 20
+
+
+def head(place: Place, key: str) -> dict[str, Any] | None:
+    """What the server says of an object without its bytes (ContentLength, ETag, Metadata, ...); None if absent."""
+    try:
+        found: dict[str, Any] = ask(
+            place,
+            f"looking at {key}",
+            lambda: whole(client(place).head_object(Bucket=place.bucket, Key=place.key(key)), *_FACTS),
+        )
+    except Declined as declined:
+        _check_absent(place, key, declined)
+        return None
+    return found
+
+
+def read_document(place: Place, key: str, attempts: int | None = None) -> tuple[bytes, str] | None:
+    """A document and its ETag; None if absent. Raises IntegrityError for one over 64 MiB."""
+    try:
+        found = ask(place, f"reading {key}", lambda: _document(place, key), attempts)
+    except Declined as declined:
+        _check_absent(place, key, declined)
+        return None
+    _remember(place, key, found)
+    return found
+
+
+def _check_absent(place: Place, key: str, declined: Declined) -> None:
+    """Raise UnavailableError if that is not what the server says."""
+    if declined.status != 404:
+        where = place.locator(key)
+        raise UnavailableError(f"{where}: the server refuses with {declined}; look at the object") from declined
+
+
+def etag_of(place: Place, key: str, content: bytes) -> str | None:
+    """The ETag under which a document has had this content; None if it has another content now, or is absent.
+
+    Who swaps a document has usually just read it, and need not read it again: whether the ETag is still the document's
+    is for the server to say.
+    """
+    found = _LAST_READ.get((place, key))
+    if found is None or found[0] != content:
+        found = read_document(place, key)
+    return found[1] if found is not None and found[0] == content else None
+
+
+def _remember(place: Place, key: str, found: tuple[bytes, str]) -> None:
+    _LAST_READ.pop((place, key), None)
+    if len(found[0]) <= _REMEMBERED_BYTES:
+        _LAST_READ[place, key] = found
+    with suppress(KeyError, StopIteration, RuntimeError):  # other threads remember too
+        while len(_LAST_READ) > _REMEMBERED:
+            del _LAST_READ[next(iter(_LAST_READ))]
+
+
+def read_changed(place: Place, key: str, etag: str) -> tuple[bytes | None, str]:
+    """A document and its ETag; (None, `etag`) if it still has that one (304), (None, '') if absent."""
+    unless = {"IfNoneMatch": etag} if etag else {}
+    try:
+        return ask(place, f"reading {key}", lambda: _document(place, key, **unless))
+    except Declined as declined:
+        if declined.status == 304:
+            return None, etag
+        _check_absent(place, key, declined)
+        return None, ""
+
+
+def _document(place: Place, key: str, **unless: str) -> tuple[bytes, str]:
+    answer = whole(client(place).get_object(Bucket=place.bucket, Key=place.key(key), **unless), *_FACTS)
+    with closing(answer["Body"]) as body:
+        if answer["ContentLength"] > MAX_DOCUMENT_BYTES:
+            raise IntegrityError(
+                f"{place.locator(key)} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is"
+            )
+        return body.read(), answer["ETag"]
+
+
+def stream_blob(place: Place, key: str, sink: "BinaryIO | Nowhere") -> str:
+    """Write an object's bytes to `sink` and return their SHA-256. A body that breaks off is resumed at that byte.
+
+    The pauses start anew whenever it came further, so that a bad network ends nothing while bytes move. Raises Declined
+    (404) when it is absent, UnavailableError, and the sink's OSError.
+    """
+    start, furthest, waiting = sink.tell(), 0, pauses()
+    sha, etag = hashlib.sha256(), ""
+    while True:
+        have = sink.tell() - start
+        try:
+            etag, blocks = _opened(place, key, have, etag)
+            with closing(blocks):
+                for block in blocks:
+                    sink.write(block)
+                    sha.update(block)
+            return sha.hexdigest()
+        except Declined as declined:
+            if not have or declined.status == 404:
+                raise
+            # Another object by now (412), or a server that has no ranges (416): from the beginning.
+            broken: Exception = declined
+            sink.seek(start)
+            sink.truncate()
+            sha, etag = hashlib.sha256(), ""
+        except FAILURES as error:
+            broken = error
+        if (came := sink.tell() - start) > furthest:
+            furthest, waiting = came, pauses()
+        wait(place, key, broken, next(waiting))
+
+
+class Nowhere:
+    """A sink that keeps nothing and knows how much came: to digest what is too large to keep."""
+
+    def __init__(self) -> None:
+        self._size = 0
+
+    def write(self, data: bytes, /) -> int:
+        """Count the bytes."""
+        self._size += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        """How many came."""
+        return self._size
+
+    def seek(self, offset: int, /) -> int:
+        """Start again from `offset`."""
+        self._size = offset
+        return offset
+
+    def truncate(self) -> int:
+        """There is nothing to cut off."""
+        return self._size
+
+
+class Twice(Nowhere):
+    """Digests what came by BLAKE3 as well, where the library is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._blake3 = blake3_hasher()
+
+    @property
+    def blake3(self) -> str | None:
+        """The BLAKE3 of what came; None without the library."""
+        return None if self._blake3 is None else self._blake3.hexdigest()
+
+    def write(self, data: bytes, /) -> int:
+        """Digest and count the bytes."""
+        if self._blake3 is not None:
+            self._blake3.update(data)
+        return super().write(data)
+
+    def seek(self, offset: int, /) -> int:
+        """Start again from the beginning, which is the only place to go back to."""
+        self._blake3 = blake3_hasher()
+        return super().seek(offset)
+
+
+def wait(place: Place, key: str, broken: Exception, pause: float | None) -> None:
+    """Before another attempt; raises when there is none."""
+    if not isinstance(broken, Declined):
+        refuse(place, f"reading {key}", broken, last=pause is None)
+    elif pause is None:
+        raise UnavailableError(f"{place.locator(key)} keeps changing while it is read; run again")
+    time.sleep(pause or 0)
+
+
+def _opened(place: Place, key: str, have: int, etag: str) -> tuple[str, Generator[bytes, None, None]]:
+    """The object's ETag, and its bytes from `have` on. Raises Declined when it is not the same object any more."""
+    wanted = {"Range": f"bytes={have}-", "IfMatch": etag} if have else {}
+    try:
+        answer = whole(client(place).get_object(Bucket=place.bucket, Key=place.key(key), **wanted), *_FACTS)
+    except aws.ClientError as error:
+        raise_if_declined(error)
+        raise
+    if have and not answer.get("ContentRange", "").startswith(f"bytes {have}-"):
+        answer["Body"].close()
+        raise Declined(416, "no range")
+    return str(answer["ETag"]), _blocks(answer["Body"])
+
+
+def _blocks(body: Any) -> Generator[bytes, None, None]:
+    # Not `with body`, which gives the stream beneath, that does not count what came.
+    with closing(body):
+        while block := body.read(CHUNK_BYTES):
+            yield block

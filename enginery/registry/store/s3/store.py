@@ -1,0 +1,263 @@
+"""The store in a bucket. See `enginery.registry.store.base.Store` for what each method promises."""
+
+import io
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from enginery.core.digest import digest_of_bytes
+from enginery.core.errors import IntegrityError, UndecidedError
+from enginery.registry.store.atomic_write import copy_hashed, landing, make_folder, reachable, sweep
+from enginery.registry.store.blob_digest import Seal, sealed
+from enginery.registry.store.cache import local_cache
+from enginery.registry.store.download import Fill
+from enginery.registry.store.keys import blob_key, check_digest, check_key
+from enginery.registry.store.s3.answers import Declined, ask
+from enginery.registry.store.s3.client import client
+from enginery.registry.store.s3.listing import keys_below, names_below
+from enginery.registry.store.s3.place import Place
+from enginery.registry.store.s3.probe import require_conditional_writes
+from enginery.registry.store.s3.ranges import Range
+from enginery.registry.store.s3.reading import Twice, etag_of, head, read_changed, read_document, stream_blob
+from enginery.registry.store.s3.strays import abandoned, abort_abandoned
+from enginery.registry.store.s3.upload import Source, put
+from enginery.registry.store.s3.writing import ABSENT, unchanged, write
+
+_DISCARDED = "discarded"
+
+
+@dataclass(frozen=True)
+class S3Store:
+    """The store at `place`. `open_store` makes one and checks it. May be used by many threads and after a fork."""
+
+    place: Place
+
+    @property
+    def uri(self) -> str:
+        """'s3://bucket/prefix?endpoint=...', without credentials."""
+        return self.place.uri
+
+    @property
+    def near(self) -> bool:
+        """See `Store.near`."""
+        return False
+
+    def locator(self, key: str) -> str:
+        """See `Store.locator`."""
+        return self.place.locator(check_key(key))
+
+    def put_file(self, path: Path) -> str:
+        """See `Store.put_file`."""
+        return self.seal_file(path).digest
+
+    def seal_file(self, path: Path) -> Seal:
+        """See `Store.seal_file`. What is uploaded must have the SHA-256 of what was digested, or it is not stored."""
+        self._check_writable()
+        with reachable(f"reading {path}"), path.open("rb") as stream:
+            found = sealed(stream)
+            put(self.place, Source(stream, path.stat().st_size, found.digest))
+        return found
+
+    def put_bytes(self, data: bytes) -> str:
+        """See `Store.put_bytes`."""
+        self._check_writable()
+        digest = digest_of_bytes(data)
+        put(self.place, Source(io.BytesIO(data), len(data), digest))
+        return digest
+
+    def has(self, digest: str) -> bool:
+        """See `Store.has`."""
+        return self.stored_size(digest) is not None
+
+    def stored_size(self, digest: str) -> int | None:
+        """See `Store.stored_size`."""
+        found = head(self.place, blob_key(digest))
+        return None if found is None else int(found["ContentLength"])
+
+    def size(self, digest: str) -> int:
+        """See `Store.size`."""
+        found = self.stored_size(digest)
+        if found is None:
+            raise self._lost(digest)
+        return found
+
+    def path(self, digest: str) -> Path:
+        """See `Store.path`. The file is this machine's cached copy, verified when it came."""
+        cache = local_cache()
+        if cache is None:
+            raise IntegrityError(f"blob {check_digest(digest)} has no local file: ENGINERY_CACHE_BYTES is 0")
+        with (
+            reachable(f"caching blob {digest} in {cache.folder}"),
+            cache.held(digest, lambda sink: self._verified(digest, sink)) as path,
+        ):
+            return path
+
+    def fetch(self, digest: str, dest: Path) -> None:
+        """See `Store.fetch`. What this machine has cached does not come again."""
+        size = self._size_unless_cached(digest)
+        with reachable(f"copying blob {digest} of {self.uri} to {dest}"):
+            make_folder(dest.parent)
+            sweep(dest.parent)
+            with landing(dest.parent) as file:
+                if not self._from_cache(digest, size, file.stream):
+                    self._verified(digest, file.stream)
+                file.land(dest)
+
+    def read_blob(self, digest: str) -> bytes:
+        """See `Store.read_blob`."""
+        found = io.BytesIO()
+        self._verified(digest, found)
+        return found.getvalue()
+
+    @contextmanager
+    def open_range(self, digest: str, start: int, size: int) -> Iterator[Fill]:
+        """See `Store.open_range`."""
+
+        def fill(into: memoryview) -> None:
+            try:
+                found.fill(into)
+            except Declined as declined:
+                raise self._lost(digest) if declined.status == 404 else self._shorter(digest) from declined
+
+        with closing(Range(self.place, blob_key(digest), start, size)) as found:
+            yield fill
+
+    def rehash(self, digest: str) -> Seal:
+        """See `Store.rehash`."""
+        try:
+            sink = Twice()
+            return Seal(stream_blob(self.place, blob_key(digest), sink), sink.blake3)
+        except Declined as declined:
+            raise self._lost(digest) from declined
+
+    def read(self, key: str) -> bytes | None:
+        """See `Store.read`."""
+        found = read_document(self.place, check_key(key))
+        return None if found is None else found[0]
+
+    def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
+        """See `Store.read_if_changed`. The tag is the ETag; an unchanged document costs one request without a body."""
+        return read_changed(self.place, check_key(key), tag)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """See `Store.create`."""
+        # Of a document that is never replaced, one that is not this call's own is another's.
+        with suppress(UndecidedError):
+            return self.replace(key, data, None)
+        return False
+
+    def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
+        """See `Store.replace`."""
+        check_key(key)
+        self._check_writable()
+        if expected is None:
+            return write(self.place, key, data, ABSENT)
+        etag = etag_of(self.place, key, expected)
+        return etag is not None and write(self.place, key, data, unchanged(etag))
+
+    def remove(self, key: str) -> None:
+        """See `Store.remove`. A bucket that keeps versions keeps the bytes until a rule of its own deletes them."""
+        where = {"Bucket": self.place.bucket, "Key": self.place.key(check_key(key))}
+        with suppress(Declined):
+            ask(self.place, f"deleting {key}", lambda: client(self.place).delete_object(**where))
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.list`."""
+        found = keys_below(self.place, self._prefix(prefix))
+        return (key for key in found if prefix or not key.startswith(f"{_DISCARDED}/"))
+
+    def children(self, prefix: str = "") -> Iterator[str]:
+        """See `Store.children`."""
+        found = names_below(self.place, self._prefix(prefix))
+        return (name for name in found if prefix or name != f"{_DISCARDED}/")
+
+    def discard(self, digest: str) -> None:
+        """See `Store.discard`. It is copied to discarded/ and deleted, unless it was healed in between."""
+        key = blob_key(digest)
+        found = head(self.place, key)
+        if found is None:
+            return
+        source = {"Bucket": self.place.bucket, "Key": self.place.key(key)}
+        aside = self.place.key(f"{_DISCARDED}/{digest}")
+        asked = {"CopySourceIfMatch": found["ETag"], **self.place.encryption()}
+        try:
+            ask(
+                self.place,
+                f"moving {key} away",
+                # Managed, because a single copy request takes at most 5 GiB.
+                lambda: client(self.place).copy(source, self.place.bucket, aside, ExtraArgs=asked),
+            )
+            ask(
+                self.place,
+                f"deleting {key}",
+                lambda: client(self.place).delete_object(**source, IfMatch=found["ETag"]),
+            )
+        except Declined:
+            return
+
+    def strays(self) -> tuple[str, ...]:
+        """See `Store.strays`."""
+        return tuple(str(upload) for upload in abandoned(self.place))
+
+    def sweep(self) -> int:
+        """See `Store.sweep`."""
+        return abort_abandoned(self.place)
+
+    def _check_writable(self) -> None:
+        require_conditional_writes(self.place)
+
+    def _prefix(self, prefix: str) -> str:
+        if prefix:
+            check_key(prefix.removesuffix("/"))
+        return prefix
+
+    def _verified(self, digest: str, sink: BinaryIO) -> str:
+        """Write a blob's bytes to `sink`. What came wrong comes once more, because the way here may have spoilt it."""
+        start, found = sink.tell(), ""
+        for _ in range(2):
+            sink.seek(start)
+            sink.truncate()
+            try:
+                found = stream_blob(self.place, blob_key(digest), sink)
+            except Declined as declined:
+                raise self._lost(digest) from declined
+            if found == digest:
+                return found
+        raise IntegrityError(
+            f"blob {digest} of {self.uri} holds other bytes (their digest is {found}); "
+            "run `enginery verify --repair`, then build again"
+        )
+
+    def _size_unless_cached(self, digest: str) -> int | None:
+        """A blob's size, or None when this machine has it. Raises IntegrityError before anything is made for it."""
+        cache = local_cache()
+        return None if cache is not None and cache.holds(digest) else self.size(digest)
+
+    def _from_cache(self, digest: str, size: int | None, sink: BinaryIO) -> bool:
+        """Write a blob's bytes to `sink` by way of the cache, if there is one that can take them."""
+        cache = local_cache()
+        if cache is None or (size is not None and size > cache.limit_bytes):
+            return False
+        with ExitStack() as stack:
+            try:
+                held = stack.enter_context(cache.held(digest, lambda file: self._verified(digest, file)))
+                source = stack.enter_context(held.open("rb"))
+            except OSError:
+                return False  # full, or read-only: a convenience, and nothing to fail for
+            start = sink.tell()
+            if copy_hashed(source, sink) == digest:
+                return True
+        cache.drop(digest)
+        sink.seek(start)
+        sink.truncate()
+        return False
+
+    def _lost(self, digest: str) -> IntegrityError:
+        return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginery verify`, then build again")
+
+    def _shorter(self, digest: str) -> IntegrityError:
+        return IntegrityError(
+            f"blob {digest} of {self.uri} ends before it should; run `enginery verify --repair`, then build again"
+        )

@@ -1,0 +1,184 @@
+"""Whether a version may be loaded: the one question that pulling, running and promoting ask first.
+
+Only a policy's own keys are looked for, so that somebody who can write to the registry cannot bury a good signature
+under a heap of bad ones. With a policy, an attestation without a needed signature can take trust away from an engine
+(it may say 'failed'), and never give it any.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from enginery.core.digest import digest_of_bytes, is_digest
+from enginery.core.errors import EngineryError, IntegrityError
+from enginery.core.names import version_order
+from enginery.core.parsing import Malformed
+from enginery.registry.evidence.attestations import Attestation
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store
+from enginery.registry.store.keys import attestation_key, is_key, signature_key, signatures_prefix, versions_prefix
+from enginery.registry.trust.bundles import ATTESTATION_FILE, MANIFEST_FILE, MAX_BYTES, Bundle, read_bundle
+from enginery.registry.trust.policy import Rule, TrustPolicy, configured_policy, load_policy
+from enginery.registry.trust.verifying import KeySigner, Signer, objection
+
+# How many signatures by certificates are looked at; signatures by keys go by name, and have no limit.
+MOST_SIGNATURES = 64
+_SUFFIX = ".sig.json"
+
+
+class UntrustedError(IntegrityError):
+    """A version without the signatures that the trust policy of this client asks for."""
+
+
+@dataclass(frozen=True)
+class Vouched:
+    """What was found. signers: the policy's names of those who signed; empty where none was needed.
+
+    counts: which attestations this client believes.
+    """
+
+    signers: tuple[str, ...]
+    counts: Callable[[Attestation], bool]
+
+
+def require(store: Store, manifest: Manifest, policy: TrustPolicy | Path | str | None = None) -> Vouched:
+    """Say who vouches for a version, or raise UntrustedError when the policy asks for more.
+
+    policy: one, or its file; None is the one that ENGINERY_TRUST_POLICY names; without it nothing is asked for.
+    The manifest that was checked is the one given, digest by digest: whoever goes on with it uses nothing else.
+    Raises InputError for a policy that cannot be read: then nothing is loaded either.
+    """
+    if not isinstance(policy, TrustPolicy):
+        policy = load_policy(policy) if policy else configured_policy()
+    if policy is None:
+        return Vouched((), lambda _: True)
+    rule = policy.rule(manifest.model)
+    if rule is None:
+        raise UntrustedError(
+            f"{_name(manifest)}: no rule of trust policy {policy.path} matches this model, so it is not loaded; "
+            "add a rule for it there"
+        )
+    _check_version(manifest, rule, policy)
+    if not rule.required:
+        return Vouched((), lambda _: True)
+    valid, refused = _vouching(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
+    if len(valid) < rule.needed:
+        raise UntrustedError(_too_few(store, manifest, rule, valid, refused, policy))
+
+    def counts(attestation: Attestation) -> bool:
+        key = attestation_key(manifest.model, manifest.version, attestation.engine, attestation.report)
+        content = store.read(key)
+        if attestation.verdict == "failed":
+            return True
+        if content is None or digest_of_bytes(content) != attestation.report:  # it changed since it was read
+            return False
+        return len(_vouching(store, manifest, rule, ATTESTATION_FILE, content)[0]) >= rule.needed
+
+    return Vouched(tuple(signer.name for signer in valid), counts)
+
+
+def signers_of(
+    store: Store, manifest: Manifest, signers: Sequence[Signer]
+) -> tuple[tuple[Signer, ...], dict[str, str]]:
+    """Those of `signers` whose signature of a version is good, and by signer why the others' are not."""
+    rule = Rule("*", tuple(signers))
+    valid, refused = _vouching(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
+    return tuple(valid), refused
+
+
+def signatures(store: Store, manifest: Manifest, document: str) -> Iterator[tuple[str, Bundle | Malformed]]:
+    """The signatures beside a document of a version, by key; those that cannot be read say why."""
+    prefix = signatures_prefix(manifest.model, manifest.version, document)
+    for name in store.children(prefix):
+        data = store.read(f"{prefix}{name}") if name.endswith(_SUFFIX) and is_key(name) else None
+        try:
+            bundle = read_bundle(data if data is not None else b"")
+            if name != f"{bundle.key_id}{_SUFFIX}":
+                raise Malformed(f"is by key {bundle.key_id[:12]}, and its name says another: it was moved by hand")
+        except Malformed as error:
+            yield name, error
+        else:
+            yield name, bundle
+
+
+def misplaced(store: Store, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Signatures beside a version that are none, or not of the document whose folder they are in: key and reason."""
+    folder = f"{versions_prefix(manifest.model)}{manifest.version}/signatures/"
+    for child in store.children(folder):
+        document = child.removesuffix("/")
+        if not is_digest(document):
+            yield f"{folder}{child}", "not the digest of a document"
+            continue
+        for name, bundle in signatures(store, manifest, document):
+            if isinstance(bundle, Malformed):
+                yield f"{folder}{child}{name}", str(bundle)
+            elif bundle.digest != document:
+                yield (
+                    f"{folder}{child}{name}",
+                    f"is about another document ({bundle.digest[:12]}): it was moved by hand",
+                )
+
+
+def _vouching(
+    store: Store, manifest: Manifest, rule: Rule, file: str, content: bytes
+) -> tuple[list[Signer], dict[str, str]]:
+    """The rule's signers whose signature of `content` is good, and why others' are not, by signer."""
+    document = digest_of_bytes(content)
+    valid: list[Signer] = []
+    refused: dict[str, str] = {}
+    for signer in rule.signers:
+        reasons = []
+        for bundle in _candidates(store, manifest, document, signer):
+            found = str(bundle) if isinstance(bundle, Malformed) else objection(bundle, signer, file, content)
+            if found is None:
+                valid.append(signer)
+                break
+            reasons.append(found)
+        else:
+            refused[str(signer)] = reasons[0] if reasons else "has not signed"
+    return valid, refused
+
+
+def _candidates(store: Store, manifest: Manifest, document: str, signer: Signer) -> Iterator[Bundle | Malformed]:
+    if not isinstance(signer, KeySigner):
+        found = (bundle for _, bundle in islice(signatures(store, manifest, document), MOST_SIGNATURES))
+        yield from (bundle for bundle in found if isinstance(bundle, Bundle) and bundle.certificate is not None)
+        return
+    data = store.read(signature_key(manifest.model, manifest.version, document, signer.key_id))
+    if data is None:
+        return
+    try:
+        yield read_bundle(data[: MAX_BYTES + 1])
+    except Malformed as error:
+        yield error
+
+
+def _check_version(manifest: Manifest, rule: Rule, policy: TrustPolicy) -> None:
+    if rule.min_version and version_order(manifest.version) < version_order(rule.min_version):
+        raise UntrustedError(
+            f"{_name(manifest)} is older than version {rule.min_version}, the oldest that trust policy {policy.path} "
+            "allows; was the channel moved back? pull a newer version, or lower min_version there"
+        )
+
+
+def _too_few(
+    store: Store, manifest: Manifest, rule: Rule, valid: list[Signer], refused: dict[str, str], policy: TrustPolicy
+) -> str:
+    document = digest_of_bytes(manifest.to_bytes())
+    try:
+        ids = (name.removesuffix(_SUFFIX) for name, _ in islice(signatures(store, manifest, document), 8))
+        names = [key_id[:12] for key_id in ids if is_digest(key_id)]
+    except EngineryError:  # the refusal matters more than what else is wrong there
+        names = []
+    found = ", ".join(names) or "none"
+    why = "; ".join(f"{signer}: {reason}" for signer, reason in refused.items())
+    return (
+        f"{_name(manifest)} has {len(valid)} of the {rule.needed} signatures that trust policy {policy.path} needs "
+        f"for {rule.models!r}, so it is not loaded. Signatures found: {found}. Allowed: {why}. "
+        f"Have it signed (`enginery sign {_name(manifest)} --key KEY`), or allow another key there"
+    )
+
+
+def _name(manifest: Manifest) -> str:
+    return f"{manifest.model}@{manifest.version}"

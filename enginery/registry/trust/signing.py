@@ -1,0 +1,218 @@
+"""Signing the documents of a version with OpenSSF model-signing.
+
+What is signed is the manifest as it is stored. It names every blob by digest, so one signature covers all bytes of the
+version; and it names its model and version, so a signature moved to another one vouches for nothing there.
+Attestations come later than manifests, and are signed one by one in the same way.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from enginery.core.digest import digest_of_bytes
+from enginery.core.errors import InputError, IntegrityError
+from enginery.registry.evidence.attestations import attestation_documents
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store
+from enginery.registry.store.documents import change
+from enginery.registry.store.keys import manifest_key, signature_key
+from enginery.registry.trust.bundles import ATTESTATION_FILE, MANIFEST_FILE, MAX_BYTES, Bundle, read_bundle
+from enginery.registry.trust.library import model_signing
+from enginery.registry.trust.verifying import KeySigner, objection
+
+if TYPE_CHECKING:
+    from model_signing import signing
+
+PASSWORD = "ENGINERY_SIGNING_KEY_PASSWORD"  # noqa: S105 - the name of the variable
+LARGEST_KEY_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """A private key (PEM; NIST P-256, P-384 or P-521) on this machine, with its certificate (PEM) if it has one.
+
+    chain: the certificates between that one and the root that verifiers trust.
+    """
+
+    private_key: Path
+    certificate: Path | None = None
+    chain: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Keyless:
+    """Sigstore: an identity of OpenID Connect instead of a key. Needs the network; not run by this project's tests.
+
+    identity_token: None takes what the CI system offers, else asks in a browser.  staging: Sigstore's test instance.
+    """
+
+    identity_token: str | None = None
+    staging: bool = False
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A signature in the registry. what: 'manifest', or 'attestation ...'.  new: whether this call wrote it."""
+
+    what: str
+    key_id: str
+    key: str
+    new: bool
+
+
+def sign(store: Store, manifest: Manifest, signer: SigningKey | Keyless) -> tuple[Signed, ...]:
+    """Sign a version's manifest and the attestations it has by now; what this key signed before stays.
+
+    What lies under the key's name and does not verify, or came with another certificate, is replaced: whoever may write
+    to the registry can put it there, and must not keep the key's owner from signing.
+    Raises InputError for a key that cannot sign, UnavailableError when the extra `signing` is not installed,
+    IntegrityError when the stored manifest is not the one given.
+    """
+    data = store.read(manifest_key(manifest.model, manifest.version))
+    if data is None or data != manifest.to_bytes():
+        raise IntegrityError(
+            f"{manifest.model}@{manifest.version} is stored in other bytes than its canonical ones; "
+            "run `enginery verify`, and sign nothing until it is sound"
+        )
+    make = _maker(signer)
+    name = f"{manifest.model}@{manifest.version}"
+    documents = [("manifest", MANIFEST_FILE, data)]
+    for item, content in attestation_documents(store, manifest):
+        documents.append((f"attestation {item.report[:12]} ({item.verdict})", ATTESTATION_FILE, content))
+    public = _public_key(signer)
+    return tuple(
+        _put(store, manifest, what, (file, content), make(name, file, content), public)
+        for what, file, content in documents
+    )
+
+
+def check_signer(signer: SigningKey | Keyless) -> None:
+    """Raise InputError for a key that cannot sign, UnavailableError without the extra; signs nothing."""
+    _maker(signer)
+
+
+def _put(
+    store: Store, manifest: Manifest, what: str, document: tuple[str, bytes], signature: bytes, public: bytes | None
+) -> Signed:
+    """Write a signature of a document (file name, content) unless as good a one is there."""
+    bundle = read_bundle(signature)
+    if bundle.digest != digest_of_bytes(document[1]):
+        raise IntegrityError(f"the signature of {what} is about {bundle.digest}; sign again")
+    key = signature_key(manifest.model, manifest.version, bundle.digest, bundle.key_id)
+
+    def make(before: bytes | None) -> bytes | None:
+        return None if before is not None and _as_good(before, bundle, document, public) else signature
+
+    return Signed(what, bundle.key_id, key, new=change(store, key, make) == signature)
+
+
+def _as_good(before: bytes, fresh: Bundle, document: tuple[str, bytes], public: bytes | None) -> bool:
+    """Whether a stored signature is this key's own word for a document, and carries the certificates of the fresh one.
+
+    Certificates are not part of what is signed, so that the key alone says whether the signature is its own. A keyless
+    one (public: None) has a key of its own, whose name nobody can foresee.
+    """
+    try:
+        found = read_bundle(before)
+    except IntegrityError:
+        return False
+    if public is None or _material(before) != _material(fresh.data):
+        return False
+    by_key = replace(found, key_id=fresh.key_id, certificate=None, data=_as_by_key(before, fresh.key_id))
+    return objection(by_key, KeySigner("this key", public, fresh.key_id), *document) is None
+
+
+def _material(data: bytes) -> Any:
+    return json.loads(data)["verificationMaterial"]
+
+
+def _as_by_key(data: bytes, key_id: str) -> bytes:
+    """A bundle as if its key had signed without a certificate."""
+    return json.dumps({**json.loads(data), "verificationMaterial": {"publicKey": {"hint": key_id}}}).encode()
+
+
+def _public_key(signer: SigningKey | Keyless) -> bytes | None:
+    """The public key (PEM) of one that was tried before; None of an identity."""
+    if isinstance(signer, Keyless):
+        return None
+    from cryptography.hazmat.primitives import serialization
+
+    password = None if signer.certificate else _password()  # as model-signing has it
+    public = serialization.load_pem_private_key(signer.private_key.read_bytes(), password).public_key()
+    return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
+    """A function from (name, file name, content) to the bytes of a signature."""
+    library = model_signing()
+    config: signing.Config = library.signing.Config().set_hashing_config(library.hashing_config())
+    if isinstance(signer, Keyless):
+        _explain("keyless", lambda: _keyless(config, signer))
+    else:
+        _explain(str(signer.private_key), lambda: _with_key(config, signer))
+
+    def make(name: str, file: str, content: bytes) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="enginery-sign-") as folder:
+            place = Path(folder) / name
+            place.mkdir()
+            (place / file).write_bytes(content)
+            out = Path(folder) / "signature.json"
+            _explain(name, lambda: config.sign(place, out))
+            return out.read_bytes()[: MAX_BYTES + 1]
+
+    return make
+
+
+def _keyless(config: "signing.Config", signer: Keyless) -> None:
+    ambient = signer.identity_token is None
+    config.use_sigstore_signer(
+        identity_token=signer.identity_token, use_ambient_credentials=ambient, use_staging=signer.staging
+    )
+
+
+def _with_key(config: "signing.Config", signer: SigningKey) -> None:
+    for path in (signer.private_key, signer.certificate, *signer.chain):
+        if path is not None:
+            check_key_file(path)
+    if signer.certificate is not None:
+        # model-signing takes no empty chain; the certificate once more adds nothing to what verifiers trust.
+        chain = signer.chain or (signer.certificate,)
+        config.use_certificate_signer(
+            private_key=signer.private_key, signing_certificate=signer.certificate, certificate_chain=chain
+        )
+        return
+    password: Any = _password()  # cryptography wants bytes, whatever model-signing's annotation says
+    config.use_elliptic_key_signer(private_key=signer.private_key, password=password)
+
+
+def _password() -> bytes | None:
+    password = os.environ.get(PASSWORD)
+    return password.encode() if password is not None else None
+
+
+def check_key_file(path: Path) -> None:
+    """Raise InputError for what can be no key or certificate file."""
+    try:
+        size = path.stat().st_size if path.is_file() else -1
+    except OSError as error:
+        raise InputError(f"key {path}: {error.strerror}; give the path of a PEM file") from error
+    if not 0 <= size <= LARGEST_KEY_BYTES:
+        raise InputError(f"key {path} is no file of at most {LARGEST_KEY_BYTES} bytes; give the path of a PEM file")
+
+
+def _explain(what: str, work: Callable[[], object]) -> None:
+    """model-signing and what it calls raise many kinds; here all mean that this key or identity cannot sign."""
+    try:
+        work()
+    except InputError:
+        raise
+    except Exception as error:
+        said = (str(error) or type(error).__name__).splitlines()[0][:300]
+        raise InputError(
+            f"signing with {what}: {said}; the key must be a private EC key in PEM (`openssl ecparam -name prime256v1 "
+            f"-genkey -noout`), its password in {PASSWORD}; see docs/security.md"
+        ) from error

@@ -1,0 +1,1 @@
+"""Reading everything again: what is missing, corrupt or pointing nowhere."""

@@ -1,0 +1,1 @@
+"""Versions of a model: finding, publishing, channels, policies, history."""

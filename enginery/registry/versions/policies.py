@@ -1,0 +1,259 @@
+"""What every channel asks of a version, and what one asks beyond that: proven engines, a canary's PASS, a signature.
+
+A policy is a document of the registry, so that it binds everybody who promotes there with an honest command. It is no
+protection from somebody who may write to the store: see docs/security.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from enginery.core import parsing
+from enginery.core.digest import canonical_json
+from enginery.core.errors import ConflictError, InputError, IntegrityError, UndecidedError
+from enginery.core.hardware.cpu_kinds import kind_named
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.moment import now
+from enginery.core.parsing import Malformed
+from enginery.core.text import join_first
+from enginery.registry.evidence.attestations import JudgedEntry
+from enginery.registry.evidence.canaries import covers, served, targets_named
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.store.base import Store
+from enginery.registry.store.keys import policy_key
+
+if TYPE_CHECKING:
+    from enginery.registry.trust.verifying import KeySigner
+
+OPEN_CHANNELS = ("candidate",)
+FORMAT = 1
+MAX_BYTES = 1 << 20
+REPORT_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class CanaryPass:
+    """A canary that passed. report: digest of its report, a blob.  engine: digest of the candidate's engine.
+    baseline: digest of the manifest that it was compared with.  target: what it ran on, '' where that is not known."""
+
+    report: str
+    engine: str
+    baseline: str
+    target: str = ""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """proven: targets that each need a proven engine.  canary: every engine of these targets needs a PASS; where no
+    target is named, one PASS is enough.  canary_on: GPU generations and kinds of CPU (`evidence.canaries.targets_named`) that a
+    canary must have passed on, each.  signed_by: public keys (PEM), one of which must have signed the version.
+    at, by, why: of its last change."""
+
+    proven: tuple[str, ...] = ()
+    canary: bool = False
+    canary_on: tuple[str, ...] = ()
+    signed_by: tuple[str, ...] = ()
+    at: str = ""
+    by: str = ""
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The document as it is stored."""
+        return {"format": FORMAT, **asdict(self)}
+
+
+def canary_pass(store: Store, report: str) -> CanaryPass:
+    """The pass that a stored canary report is about. Raises IntegrityError for a blob that is no PASS.
+
+    Reads what is needed and no more; `validation.canary.report` is who checks that a verdict follows from its criteria,
+    and did so when the report came in.
+    """
+    try:
+        document = parsing.parse_json(store.read_blob(report), REPORT_BYTES)
+        parsing.field(document, "verdict", parsing.one_of("PASS"))
+        candidate = parsing.field(document, "candidate", parsing.mapping)
+        baseline = parsing.field(document, "baseline", parsing.mapping)
+        target = str(document.get("target") or "")
+        return CanaryPass(report, str(candidate.get("engine")), str(baseline.get("manifest")), target)
+    except Malformed as error:
+        raise IntegrityError(f"canary report {report}: {error}") from error
+
+
+def read(store: Store, model: str | None, channel: str) -> Policy | None:
+    """The policy of a model's channel, or (None) of that channel of every model. Raises IntegrityError."""
+    return _parse(store.read(policy_key(model, channel)), model, channel)
+
+
+def of_channel(store: Store, model: str, channel: str) -> Policy:
+    """The policy that binds a channel: the model's own, else the one for all models, else one that asks nothing."""
+    return read(store, model, channel) or read(store, None, channel) or Policy()
+
+
+def checked(policy: Policy, where: str) -> Policy:
+    """A policy with its targets by their names. Raises UnknownNameError for a target that is not known, InputError for
+    one given by an alias that stands for several or for a key that is none. where: what the errors call it."""
+    _signers(policy, where)
+    proven = tuple(sorted({_target(name) for name in policy.proven}))
+    return replace(policy, proven=proven, canary_on=targets_named(policy.canary_on))
+
+
+def write(store: Store, model: str | None, channel: str, policy: Policy, *, by: str = "", why: str = "") -> Policy:
+    """Set a policy. Raises as `checked` does, and ConflictError when somebody else sets it at the same time."""
+    at = now()
+    after = replace(checked(policy, f"the policy of {model or '*'}:{channel}"), at=at, by=by, why=why)
+    key = policy_key(model, channel)
+    try:
+        written = store.replace(key, canonical_json(after.to_json()), store.read(key))
+    except UndecidedError:
+        written = False
+    if not written:
+        raise ConflictError(
+            f"the policy of {model or '*'}:{channel} was changed at the same time; look, and set it again"
+        )
+    return after
+
+
+def common_refusal(manifest: Manifest, entries: Sequence[EngineEntry], name: str, *, proven_only: bool) -> str | None:
+    """Why no channel of that name takes a version, whatever its policy; None if it may.
+
+    entries: the version's engines with their status of today.
+    """
+    reference = f"{manifest.model}@{manifest.version}"
+    proven = [entry for entry in entries if entry.status == "proven"]
+    unproven = [entry.unit for entry in entries if entry.status == "unproven"]
+    if not proven and not unproven:
+        return f"channel {name!r}: {reference} has no usable engine; `enginery show {reference}` says why"
+    if proven_only and not proven:
+        return f"channel {name!r}: {reference} has no proven engine; {_validate(reference)}"
+    failing = [entry.unit for entry in entries if entry.status == "failed" and entry.digest]
+    if failing and not proven_only and name not in OPEN_CHANNELS:
+        return (
+            f"channel {name!r} takes only proven engines; {reference} has failed where it was validated: "
+            f"{', '.join(failing[:3])}; `enginery show {reference}` says why; "
+            "add --proven-only and the channel serves only the proven ones"
+        )
+    if unproven and not proven_only and name not in OPEN_CHANNELS:
+        listed = join_first(unproven, 3)
+        return (
+            f"channel {name!r} takes only proven engines; {reference} has unproven ones: {listed}; "
+            f"{_validate(reference)}, or add --proven-only and the channel serves only the proven ones"
+        )
+    return None
+
+
+def _validate(reference: str) -> str:
+    return f"run `enginery validate {reference}` on a node with that GPU"
+
+
+def refusal(
+    policy: Policy,
+    manifest: Manifest,
+    channel: str,
+    entries: Sequence[EngineEntry],
+    canaries: Sequence[CanaryPass],
+    *,
+    proven_only: bool = False,
+) -> str | None:
+    """Why a policy does not let a version in: the rule and the remedy; None if it does.
+
+    entries: the version's engines with their status of today.  proven_only: the channel will serve only proven ones.
+    """
+    where = f"the policy of {manifest.model}:{channel}"
+    reference = f"{manifest.model}@{manifest.version}"
+    for target in policy.proven:
+        if not any(_is_proven(entry, target) for entry in entries):
+            return (
+                f"{where} needs a proven engine for {target}, and {reference} has none: build one "
+                f"(`enginery plan` says why there is none), or run `enginery validate {reference}` on such a node; "
+                f"`enginery policy show` has the rule"
+            )
+    if not policy.canary and not policy.canary_on:
+        return None
+    passed = {item.engine for item in canaries}
+    if not passed and not policy.canary_on:
+        return (
+            f"{where} needs a canary's PASS: run `enginery canary run --candidate {reference} "
+            f"--baseline {manifest.model}:{channel}` (or another version, while the channel serves nothing), "
+            "then promote with --canary REPORT"
+        )
+    lacking = [name for name in policy.canary_on if not any(covers(item.target, name) for item in canaries)]
+    if lacking:
+        return (
+            f"{where} needs the PASS of a canary on {', '.join(policy.canary_on)}, and there is none of {reference} on "
+            f"{', '.join(lacking)}: run one there, and give each report with --canary"
+        )
+    entries = served(entries, proven_only)
+    left = [entry.unit for entry in entries if entry.target in policy.proven and entry.digest not in passed]
+    if left and policy.canary:
+        return (
+            f"{where} needs a canary's PASS for every engine of {', '.join(policy.proven)}; none ran "
+            f"{join_first(left, 3)}: run one for each (--target, --precision), and "
+            "give each report with --canary"
+        )
+    return None
+
+
+def _is_proven(entry: EngineEntry, target: str) -> bool:
+    """Whether an engine is proven for a target, which may be a kind of CPU that it was not built for."""
+    if kind_named(target) and isinstance(entry, JudgedEntry):
+        return entry.on.get(target, ("",))[0] == "proven"
+    return entry.target == target and entry.status == "proven"
+
+
+def signature_refusal(store: Store, policy: Policy, manifest: Manifest, channel: str) -> str | None:
+    """Why a policy does not let a version in that none of its keys has signed; None if it does. Raises InputError."""
+    if not policy.signed_by:
+        return None
+    from enginery.registry.trust.requirement import signers_of
+
+    where = f"the policy of {manifest.model}:{channel}"
+    valid, refused = signers_of(store, manifest, _signers(policy, where))
+    if valid:
+        return None
+    reference = f"{manifest.model}@{manifest.version}"
+    why = "; ".join(f"{signer}: {reason}" for signer, reason in refused.items())
+    return f"{where} needs a signature, and none of {reference} counts ({why}): `enginery sign {reference} --key KEY`"
+
+
+def _signers(policy: Policy, where: str) -> tuple["KeySigner", ...]:
+    if not policy.signed_by:
+        return ()
+    from enginery.registry.trust.bundles import key_id_of_pem
+    from enginery.registry.trust.verifying import KeySigner
+
+    try:
+        ids = [(key_id_of_pem(pem.encode()), pem.encode()) for pem in policy.signed_by]
+    except Malformed as error:
+        raise InputError(f"a key of {where} {error}; `openssl ec -in KEY -pubout` writes one") from error
+    return tuple(KeySigner("its signer", pem, key_id) for key_id, pem in ids)
+
+
+def _target(name: str) -> str:
+    found = parse_targets(name)
+    if len(found) != 1:
+        raise InputError(f"target {name!r} stands for {', '.join(item.name for item in found)}; name the ones needed")
+    return found[0].name
+
+
+def _parse(data: bytes | None, model: str | None, channel: str) -> Policy | None:
+    if data is None:
+        return None
+    try:
+        document = parsing.parse_json(data, MAX_BYTES)
+        found = Policy(
+            proven=parsing.field(document, "proven", parsing.many(parsing.name)),
+            canary=parsing.field(document, "canary", parsing.truth),
+            canary_on=parsing.field(document, "canary_on", parsing.many(parsing.name)),
+            signed_by=parsing.field(document, "signed_by", parsing.many(parsing.text)),
+            at=parsing.field(document, "at", parsing.text),
+            by=parsing.field(document, "by", parsing.text),
+            why=parsing.field(document, "why", parsing.text),
+        )
+        lists = {name: list(getattr(found, name)) for name in ("proven", "canary_on", "signed_by")}
+        if {**found.to_json(), **lists} != document:
+            raise Malformed(f"has fields or a format that this enginery does not know; it reads {FORMAT}: upgrade it")
+    except Malformed as error:
+        raise IntegrityError(
+            f"policy of {model or '*'}:{channel}: {error}; set it again with `enginery policy set`"
+        ) from error
+    return found

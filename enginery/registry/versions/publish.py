@@ -1,0 +1,232 @@
+"""Publishing: bytes first, then the manifest in one step, last the channel. Killed anywhere, it leaves no half version.
+
+Only engines with an `Approved` report can enter as usable: `approved` pairs each with its proof, and everything else is
+a failure or a refusal, which carries no engine.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from enginery.core.digest import digest_of
+from enginery.core.errors import ConflictError, InputError, IntegrityError, UnavailableError, UndecidedError
+from enginery.registry.manifest import EngineEntry, Manifest, parse
+from enginery.registry.missing_blobs import find_lost_of
+from enginery.registry.records import recall, remember
+from enginery.registry.store.base import Store, place_of
+from enginery.registry.store.keys import manifest_key, page_data_key, page_key
+from enginery.registry.versions import channels, lookup
+from enginery.registry.writers.guard import Guard, secure_version, version_name, writing
+
+if TYPE_CHECKING:
+    from enginery.core.proof.report import Approved
+
+_RECORD = "publish"
+_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+_ATTEMPTS = 200
+_RECENT = 32
+
+
+@dataclass(frozen=True)
+class Published:
+    """A version in the registry. existed: an earlier run published the same content, and nothing new was written.
+
+    channel_refusal: why the channel did not move (the version is published all the same), or None.
+    repeated: other content gave the engines and proofs of this version again, so no channel moved (`same_version`).
+    """
+
+    manifest: Manifest
+    existed: bool
+    channel_refusal: str | None = None
+    repeated: bool = False
+
+    @property
+    def version(self) -> str:
+        """The version's name."""
+        return self.manifest.version
+
+    @property
+    def digest(self) -> str:
+        """Digest of its manifest."""
+        return self.manifest.digest
+
+
+def publish(
+    store: Store,
+    draft: Manifest,
+    approved: Sequence[tuple[EngineEntry, "Approved"]],
+    others: Sequence[EngineEntry] = (),
+    *,
+    channel: str | None = "candidate",
+    wanted_version: str | None = None,
+    by: str = "",
+    why: str = "",
+) -> Published:
+    """Publish a version of `draft`, a manifest whose `version` and `engines` are still empty.
+
+    approved: each usable engine with its proof.  others: failed and refused units.
+    The version is the wanted one, or 1 + the highest number so far; where the same content was published before, it is
+    that version. Raises ConflictError when the wanted version exists with other content, InputError when an entry and
+    its proof disagree, IntegrityError when a blob is missing.
+    """
+    manifest = replace(draft, engines=_entries(approved, others))
+    with writing(store, f"publishing {manifest.model}") as guard:
+        seen = 0 if wanted_version else _highest_number(store, manifest.model)
+        existing = _existing(store, manifest, wanted_version)
+        if existing:
+            secure_version(guard, existing.manifest)
+        published = existing or _write(guard, manifest, wanted_version, seen)
+        with published_without(published.manifest, f"the move of channel {channel}" if channel else "the memory of it"):
+            if not published.existed:
+                remember(store, _RECORD, _memo_key(published.manifest), {"version": published.version})
+            if channel is None:
+                return published
+            refusal = channels.policy_refusal(store, published.manifest, channel)
+            if refusal is None:
+                channels.point(store, published.manifest, channel, by=by, why=why)
+        return replace(published, channel_refusal=refusal)
+
+
+@contextmanager
+def published_without(manifest: Manifest, missing: str) -> Iterator[None]:
+    """Say of an error inside that the version is published all the same, and what is missing of it."""
+    try:
+        yield
+    except (UnavailableError, IntegrityError, ConflictError) as error:
+        name = f"{manifest.model}@{manifest.version}"
+        raise type(error)(f"{name} is published, but {missing} could not be written: {error}") from error
+
+
+def find_published(store: Store, manifest: Manifest) -> Manifest | None:
+    """The version that already says what this manifest says, or None. Cheap.
+
+    That is: the same content went in, every unit ended the same way, and every blob of it is still there. (Engines may
+    differ in their bytes: compilers are not deterministic, and two builds from equal input are interchangeable.)
+    """
+    found = recall(store, _RECORD, _memo_key(manifest))
+    theirs = _alike(store, manifest, str(found.get("version"))) if found else None
+    return theirs or _recent(store, manifest, _highest_number(store, manifest.model))
+
+
+def attach_page(store: Store, manifest: Manifest, page: bytes, data: bytes) -> str:
+    """Put a copy of the version's HTML report beside its manifest, with the JSON it is drawn from; the page's key."""
+    key = page_key(manifest.model, manifest.version)
+    for place, content in ((page_data_key(manifest.model, manifest.version), data), (key, page)):
+        with suppress(UndecidedError):  # somebody else's copy is there
+            store.replace(place, content, store.read(place))
+    return key
+
+
+def _entries(
+    approved: Sequence[tuple[EngineEntry, "Approved"]], others: Sequence[EngineEntry]
+) -> tuple[EngineEntry, ...]:
+    for entry, proof in approved:
+        report = proof.report
+        stated = (entry.digest, entry.status, entry.target, entry.precision, entry.backend)
+        if stated != (report.engine, report.verdict, report.target, report.precision, report.backend):
+            raise InputError(f"engine {entry.unit} ({entry.status}, {entry.digest}) has the proof of another one")
+    for entry in others:
+        if entry.usable or entry.digest is not None:
+            raise InputError(
+                f"engine {entry.unit} is {entry.status} and has no approved report; it cannot be published"
+            )
+    return (*(entry for entry, _ in approved), *others)
+
+
+def _existing(store: Store, manifest: Manifest, wanted: str | None) -> Published | None:
+    theirs = _read(store, manifest.model, wanted) if wanted else find_published(store, manifest)
+    if theirs is None:
+        return None
+    published = _same_or_conflict(theirs, manifest)
+    if lost := find_lost_of(store, theirs):
+        what = theirs.blobs()[next(iter(lost))]
+        raise IntegrityError(
+            f"{theirs.model}@{theirs.version} has lost its {what}, and building again gave other bytes; "
+            "versions never change: restore it, or choose another version"
+        )
+    return published
+
+
+def _write(guard: Guard, manifest: Manifest, wanted: str | None, seen: int) -> Published:
+    """Write the manifest under its name or the next number. seen: the numbered versions up to this one are no like."""
+    store = guard.store
+    guard.secure(manifest.blobs())
+    _check_blobs(store, manifest)
+    newest = 0
+    for _ in range(_ATTEMPTS):
+        # A listing may lag behind on servers that promise less than S3; then the number that was taken counts.
+        newest = max(_highest_number(store, manifest.model), newest)
+        if wanted is None and (theirs := _recent(store, manifest, newest, seen)):
+            secure_version(guard, theirs)
+            return Published(theirs, existed=True)
+        seen = newest
+        version = wanted or str(newest + 1)
+        mine = replace(manifest, version=version)
+        guard.secure([version_name(manifest.model, version)])
+        if store.create(manifest_key(manifest.model, version), mine.to_bytes()):
+            return Published(mine, existed=False)
+        if wanted and (theirs := _read(store, manifest.model, wanted)):
+            return _same_or_conflict(theirs, manifest)
+        newest += wanted is None
+    raise ConflictError(f"versions of {manifest.model} are being published faster than this one; run again")
+
+
+def _recent(store: Store, manifest: Manifest, newest: int, seen: int = 0) -> Manifest | None:
+    """The like of `manifest` among the newest numbered versions after `seen`: published by a run that was killed before
+    it could remember, or by one that raced this one."""
+    numbers = range(newest, max(seen, newest - _RECENT), -1)
+    found = (_alike(store, manifest, str(number)) for number in numbers)
+    return next((theirs for theirs in found if theirs), None)
+
+
+def _alike(store: Store, manifest: Manifest, version: str) -> Manifest | None:
+    """The published version, if it says the same and is whole. A damaged one is like nothing: publishing goes on
+    beside it, and `verify` reports it."""
+    try:
+        theirs = _read(store, manifest.model, version)
+    except IntegrityError:
+        return None
+    return theirs if theirs and _same(theirs, manifest) and not find_lost_of(store, theirs) else None
+
+
+def _read(store: Store, model: str, version: str) -> Manifest | None:
+    key = manifest_key(model, version)
+    data = store.read(key)
+    return None if data is None else parse(data, model=model, version=version, place=place_of(store, key))
+
+
+def _same(theirs: Manifest, mine: Manifest) -> bool:
+    return theirs.content == mine.content and _outcome(theirs) == _outcome(mine)
+
+
+def _outcome(manifest: Manifest) -> list[list[str]]:
+    return sorted([entry.unit, entry.status] for entry in manifest.engines)
+
+
+def _same_or_conflict(theirs: Manifest, mine: Manifest) -> Published:
+    if _same(theirs, mine):
+        return Published(theirs, existed=True)
+    differs = "results" if theirs.content == mine.content else "content"
+    raise ConflictError(
+        f"{mine.model}@{theirs.version} exists with other {differs} (manifest {theirs.digest[:12]}, published "
+        f"{theirs.created_at}); "
+        "versions never change: choose another version, or leave it out"
+    )
+
+
+def _check_blobs(store: Store, manifest: Manifest) -> None:
+    for digest, loss in find_lost_of(store, manifest).items():
+        what = manifest.blobs()[digest]
+        if loss.kind == "missing":
+            raise IntegrityError(f"{what} ({digest}) is not in {store.uri}; put it there before publishing")
+        raise IntegrityError(f"{what} ({digest}) in {store.uri} has {loss.detail}")
+
+
+def _highest_number(store: Store, model: str) -> int:
+    return max((int(name) for name in lookup.versions(store, model) if _NUMBER.fullmatch(name)), default=0)
+
+
+def _memo_key(manifest: Manifest) -> str:
+    return digest_of({"model": manifest.model, "content": manifest.content, "outcome": _outcome(manifest)})

@@ -1,0 +1,74 @@
+"""What `import enginery` hands on: the verbs of the command line as functions."""
+
+import os
+import reprlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from enginery.core.errors import InputError
+from pipeline.orchestration.run import RunOptions
+from pipeline.outcome import Outcome
+
+Executor = Literal["local", "ray"]
+
+
+def build(
+    spec: Path | str,
+    *,
+    registry: Path | str | None = None,
+    targets: Sequence[str] | str | None = None,
+    precisions: Sequence[str] | str | None = None,
+    backends: Sequence[str] | str | None = None,
+    executor: Executor = "local",
+    jobs: int | None = None,
+    ray_address: str | None = None,
+    wait_for_nodes_s: float = 0.0,
+) -> Outcome:
+    """The outcome of exporting, quantizing, building, proving and publishing the engines of a spec, in this process.
+
+    spec: a file, 'registered:MODEL[@DIGEST]', or a file in a bucket ('s3://bucket/specs/model.yaml').
+    registry: a path, file:// or s3:// URI; None: the spec's publication.registry, else ./registry.
+    targets, precisions, backends: which of the spec's to build: ['cpu', 'l4'], or one text, 'cpu,l4'; None: all.
+    executor: where units are built: 'local', in processes of this machine, or 'ray'.
+    jobs: processes that run at the same time; None: one per CPU.
+    ray_address: the Ray cluster for executor 'ray'; None: one that is started for this run.
+    wait_for_nodes_s: seconds that a unit waits for a suitable Ray node.
+    Raises InputError for an argument of another kind, and the other errors of `enginery.core.errors`; a unit that failed is
+    in the outcome, not an error.
+    """
+    from pipeline.compile.composition import InProcess
+    from pipeline.orchestration.intake.once import compile_once
+    from pipeline.progress import Silent
+
+    if executor not in get_args(Executor):
+        raise InputError(f"executor {executor!r}: give 'local' or 'ray'")
+    if jobs is not None and jobs < 1:
+        raise InputError(f"jobs {jobs}: give 1 or more, or None for one per CPU")
+    options = RunOptions(
+        None if registry is None else _text("registry", registry),
+        _joined("targets", targets),
+        _joined("precisions", precisions),
+        _joined("backends", backends),
+        executor,
+        jobs,
+        ray_address,
+        wait_for_nodes_s,
+    )
+    return compile_once(_text("spec", spec), options, InProcess(), Silent()).outcome
+
+
+def _text(what: str, given: Path | str) -> str:
+    if not isinstance(given, str | os.PathLike):
+        raise InputError(f"{what} {reprlib.repr(given)}: give a path or a URI")
+    return os.fspath(given)
+
+
+def _joined(what: str, given: Sequence[str] | str | None) -> str | None:
+    """Names separated by commas; None for all. Raises InputError for what is no name."""
+    if given is None or isinstance(given, str):
+        return given
+    names = list(given) if isinstance(given, Sequence) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise InputError(f"{what} {given!r}: give names, such as ['cpu'] or 'cpu,l4'; leave it out for all of the spec")
+    return ",".join(names)

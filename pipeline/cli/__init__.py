@@ -1,0 +1,199 @@
+"""The `enginery` command: finds a command's file, runs it, and turns errors into one message and an exit code.
+
+Nothing heavy is imported here: `enginery --help` answers in under 0.3 s.
+"""
+
+import atexit
+import gc
+import importlib
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+import click
+
+from enginery.core.errors import EngineryError, SpecError
+from enginery.core.visible import visible
+from pipeline.cli.streams import code_of_lost, leave, prepare_streams, say
+
+# What a command's file is called, and what it does, by section of `enginery --help`; those of every day first.
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Every day": {
+        "init": ("spec", "Write a commented starter spec."),
+        "plan": ("plan", "Show what would be built, and why."),
+        "build": ("build", "Build, prove and publish a model's engines."),
+        "status": ("status", "Show builds and their units, with phases and logs."),
+        "list": ("listing", "List models and versions."),
+        "show": ("registry", "Show one version and its engines."),
+        "pull": ("pull", "Download the engine for a machine, or follow a channel."),
+        "validate": ("validate", "Run a version's engines here and attach the proof."),
+        "promote": ("registry", "Point a channel to a version."),
+        "doctor": ("doctor", "Show what this machine can build and run."),
+    },
+    "Quality and speed": {
+        "report": ("report", "Write the HTML page of a version or a canary."),
+        "profile": ("profile", "Time an engine here by bucket and node, or against another."),
+        "compare": ("compare", "Build with every backend, compare, and recommend one."),
+        "fuzz": ("fuzz", "Compare an engine with its graph on random inputs."),
+        "attribute": ("attribute", "Find the nodes of a graph or an engine that drifted."),
+        "sensitivity": ("sensitivity", "Rank parts of a model by their error in int8."),
+        "golden": ("golden", "Make, show, compare and freeze golden sets."),
+        "rebuild": ("rebuild", "Build an engine again: same bytes, same outputs?"),
+        "refit": ("refit", "Give engines new weights without building them."),
+    },
+    "Serving": {
+        "resolve": ("pull", "Show which engines fit a machine, and why not the others."),
+        "rollback": ("registry", "Point a channel back to the version before."),
+        "history": ("channels", "Show who moved a channel, when and why."),
+        "policy": ("channels", "Show or set what a channel requires of a version."),
+        "record": ("record", "Record requests for a canary."),
+        "canary": ("canary", "Compare a candidate with the version in service."),
+        "fleet": ("fleet", "Compare a cluster's nodes with the registry."),
+    },
+    "Registry": {
+        "verify": ("registry", "Re-hash the registry and report damage."),
+        "sign": ("trust", "Sign a version with a key or an identity."),
+        "verify-signature": ("trust", "Check the signatures of a version."),
+        "pin": ("retention", "Keep a version whatever its age."),
+        "unpin": ("retention", "Remove a pin."),
+        "gc": ("retention", "Delete what nothing needs any more, in two steps."),
+        "mirror": ("copies", "Copy versions to another registry."),
+        "export-oci": ("copies", "Write engines as OCI images."),
+    },
+    "Automation": {
+        "register": ("intake", "Store a spec in the registry, and let Prefect build it."),
+        "watch-specs": ("intake", "Register each new spec of a folder or bucket."),
+        "catalog": ("intake", "Build every spec of a folder, a bucket or the registry."),
+        "deploy": ("deploy", "Set up deployments and triggers on a Prefect server."),
+        "metrics": ("metrics", "Serve a registry's numbers to Prometheus."),
+    },
+    "Reference": {
+        "backends": ("backends", "List compilers and what each builds and runs here."),
+        "schema": ("spec", "Print the JSON Schema of a spec."),
+    },
+}
+COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+
+# Commands whose name is taken by something else in Python.
+FUNCTIONS = {
+    "list": "list_models",
+    "verify-signature": "verify_signature",
+    "watch-specs": "watch_specs",
+    "backends": "list_backends",
+    "export-oci": "export_oci",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Names in the order of the sections."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import the command's file."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"pipeline.cli.{COMMANDS[cmd_name][0]}")
+        command = getattr(module, FUNCTIONS.get(cmd_name, cmd_name))
+        assert isinstance(command, click.Command)  # noqa: S101 - our own table
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the commands by section from the table, so that help imports none of them."""
+        width = max(map(len, COMMANDS))
+        for section, commands in SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(width), text) for name, (_, text) in commands.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="enginery", prog_name="enginery")
+def enginery() -> None:
+    """Compile a model for every GPU generation in a fleet, prove each engine, publish it.
+
+    Exit codes: 0 done, 1 a build or check failed, 2 bad input, 3 something the run depends on is out of reach, 130
+    interrupted.
+    """
+
+
+# What brings a package; `build` all that are not named.
+_EXTRAS = {
+    **dict.fromkeys(("torch", "onnxscript"), "export"),
+    **{name: name for name in ("prefect", "ray", "kubernetes")},
+    "model_signing": "signing",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line (None: the process's own arguments) and exit."""
+    prepare_streams()
+    if arguments is None:
+        # Else the interpreter looks for garbage once more before it ends: an eighth of a cached build's time.
+        atexit.register(gc.freeze)
+    signal.signal(signal.SIGTERM, _interrupt)
+    code = 0
+    chosen: dict[str, str] = {}
+    try:
+        # Not standalone: click then returns the code of ctx.exit() instead of leaving by itself.
+        code = enginery(arguments, standalone_mode=False, obj=chosen) or 0
+    except (click.Abort, KeyboardInterrupt):
+        _say_last(chosen, "interrupted", ["interrupted; what was finished is kept, and is not done again"])
+        leave(130)
+    except click.ClickException as error:
+        with suppress(OSError):
+            error.show()
+        leave(2)
+    except ModuleNotFoundError as error:
+        if (remedy := _remedy(error)) is None:
+            raise
+        say(f"error: {remedy}")
+        leave(3)
+    except EngineryError as error:
+        _say_last(chosen, "error", _entries(error))
+        leave(error.exit_code)
+    except SystemExit as ended:
+        leave(int(ended.code or 0))
+    except OSError as error:
+        code = code_of_lost(error)
+    leave(code)
+
+
+def _entries(error: EngineryError) -> list[str]:
+    """What is wrong, an entry for each mistake: each starts with 'error: ', and its further lines are indented."""
+    entries = error.lines if isinstance(error, SpecError) else [str(error)]
+    return ["\n".join(_indented(f"error: {entry}".split("\n"))) for entry in entries]
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    """Lines after the first start with spaces, whether they do already or not."""
+    return [*lines[:1], *(line if line.startswith("  ") else f"  {line}" for line in lines[1:])]
+
+
+def _say_last(chosen: Mapping[str, str], event: str, entries: Sequence[str]) -> None:
+    """Why the command ended, in the format of its other lines."""
+    if chosen.get("log_format") == "json":
+        from pipeline.progress.json_lines import JsonLines
+
+        JsonLines().tell(event, "error", message="\n".join(entry.removeprefix("error: ") for entry in entries))
+    else:
+        say(visible("\n".join(entries)))
+
+
+def _remedy(error: ModuleNotFoundError) -> str | None:
+    """What to install for a package that the client does without; None if it is one of our own, and so a bug."""
+    package = (error.name or "").split(".")[0]
+    if not package or package in ("builders", "validation", "pipeline", "enginery"):
+        return None
+    extra = _EXTRAS.get(package, "build")
+    return f"this needs {package}, which is not installed: pip install 'enginery[{extra}]'"
+
+
+def _interrupt(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Commands about machines and clusters: backends, doctor, deploy, fleet."""

@@ -1,0 +1,155 @@
+"""`enginery fleet` and `enginery fleet plan`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pipeline.cli.options import emit_json, json_option, registry_option, say
+
+if TYPE_CHECKING:
+    from pipeline.orchestration.fleet.reconcile import Reconciled, Sources
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def source_options(command: Command) -> Command:
+    """Which machines, which models, which registry: the same for both commands."""
+    for option in (
+        json_option,
+        registry_option,
+        click.option(
+            "--timeout",
+            type=click.FloatRange(0.1),
+            default=30.0,
+            show_default=True,
+            help="Seconds that a request to the cluster may take.",
+        ),
+        click.option("--context", show_default="the current one", help="Context of the kubeconfig."),
+        click.option(
+            "--kubeconfig",
+            type=click.Path(path_type=Path),
+            show_default="KUBECONFIG, else a pod's service account, else ~/.kube/config",
+            help="Kubernetes configuration.",
+        ),
+        click.option(
+            "--catalog",
+            type=click.Path(path_type=Path),
+            envvar="ENGINERY_CATALOG",
+            show_envvar=True,
+            show_default="every model with a channel, on every GPU",
+            help="Which models must be served where (YAML).",
+        ),
+        click.option(
+            "--inventory",
+            type=click.Path(path_type=Path),
+            show_default="the cluster's nodes",
+            help="Groups of nodes as YAML, or the JSON of `kubectl get nodes -o json`; - is stdin.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(invoke_without_command=True)
+@click.option(
+    "--tensorrt", metavar="VERSION", help="Version of TensorRT on the nodes, where the inventory does not say it."
+)
+@click.option(
+    "--tensorrt-rtx",
+    metavar="VERSION",
+    help="Version of TensorRT-RTX on the nodes, where the inventory does not say it.",
+)
+@click.option("--apply", is_flag=True, help="Start builds and proofs of what is missing on the Prefect server.")
+@source_options
+@click.pass_context
+def fleet(ctx: click.Context, /, apply: bool, as_json: bool, **chosen: Any) -> None:
+    """Compare the nodes of a cluster with the registry: what is covered, missing, unproven or about to break.
+
+    Exit code 1 if a model that must be served cannot be.
+    """
+    if ctx.invoked_subcommand is not None:
+        _refuse_options_before(ctx)
+        return
+    from pipeline.cli.machines.fleet_tables import print_reconciled
+    from pipeline.fleet.prediction import predictor
+    from pipeline.orchestration.fleet.reconcile import reconcile
+
+    store, sources = _opened(chosen)
+    found = reconcile(store, sources, predictor(store))
+    if as_json:
+        emit_json(found.to_json())
+    else:
+        print_reconciled(found)
+    if apply:
+        _tell(found)
+    ctx.exit(0 if found.good else 1)
+
+
+@fleet.command()
+@click.option("--driver", metavar="VERSION", help="New driver version of the GPU nodes, e.g. 590.44.")
+@click.option("--tensorrt", metavar="VERSION", help="New TensorRT version, e.g. 11.4.")
+@click.option("--tensorrt-rtx", metavar="VERSION", help="New TensorRT-RTX version, e.g. 1.8.")
+@click.option("--on", metavar="TARGETS", show_default="all", help="Nodes that get the new versions, e.g. l4,hopper.")
+@click.option("--add", multiple=True, metavar="PRODUCT=NODES", help="Nodes to be added, e.g. b200=16; repeat it.")
+@click.option("--remove", multiple=True, metavar="PRODUCT=NODES", help="Nodes to be removed, e.g. t4=8; repeat it.")
+@source_options
+def plan(as_json: bool, **chosen: Any) -> None:
+    """Show what a change of the fleet would break, and what must be rebuilt, in which order and in what time.
+
+    Nothing is changed. Times are predicted from the builds on record.
+    """
+    from enginery.core.hardware.targets import parse_targets
+    from pipeline.cli.machines.fleet_tables import print_plan
+    from pipeline.fleet.inventory import check_version
+    from pipeline.fleet.plan import Change, make_plan, parse_nodes
+    from pipeline.fleet.prediction import predictor
+    from pipeline.orchestration.fleet.reconcile import compared
+
+    versions = {name: check_version(name, chosen.pop(name)) for name in ("driver", "tensorrt", "tensorrt_rtx")}
+    named = (chosen.pop("on") or "").replace(",", " ").split()
+    change = Change(
+        **versions,
+        on=tuple(target for name in named for target in parse_targets(name)),
+        add=tuple(map(parse_nodes, chosen.pop("add"))),
+        remove=tuple(map(parse_nodes, chosen.pop("remove"))),
+    )
+    if change == Change(on=change.on):
+        raise click.UsageError("nothing changes: give --driver, --tensorrt, --tensorrt-rtx, --add or --remove")
+    store, sources = _opened(chosen)
+    found = make_plan(*compared(store, sources), change, predictor(store))
+    if as_json:
+        emit_json(found.to_json())
+    else:
+        print_plan(found)
+
+
+def _opened(chosen: dict[str, Any]) -> "tuple[Any, Sources]":
+    from enginery.registry.store.base import open_store
+    from pipeline.fleet.cluster import Access
+    from pipeline.fleet.inventory import check_version
+    from pipeline.orchestration.fleet.reconcile import Sources
+
+    access = Access(chosen["kubeconfig"], chosen["context"], chosen["timeout"])
+    runtimes = [check_version(name, chosen.get(name)) for name in ("tensorrt", "tensorrt_rtx")]
+    return open_store(chosen["registry"]), Sources(chosen["inventory"], access, chosen["catalog"], *runtimes)
+
+
+def _refuse_options_before(ctx: click.Context) -> None:
+    given = [name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if given:
+        options = ", ".join(f"--{name.replace('_', '-').replace('as-json', 'json')}" for name in given)
+        raise click.UsageError(f"{options}: give options after `fleet {ctx.invoked_subcommand}`")
+
+
+def _tell(found: "Reconciled") -> None:
+    """Tell the events, each as soon as the server has the one before."""
+    from pipeline.orchestration.fleet.events import messages, tell
+
+    events = messages(found.work, found.registry)
+    for message in events:
+        say(f"told {message.event} of {message.model}: {tell(message)}")
+    left = [item for item in found.work if not item.ready]
+    if not events:
+        say("nothing to tell: " + ("what is missing needs a person first" if left else "nothing is missing"))

@@ -1,0 +1,1 @@
+"""Commands about models: build, plan, golden sets, runs."""

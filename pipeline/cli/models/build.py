@@ -1,0 +1,234 @@
+"""`enginery build`."""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from enginery.core.text import format_bytes
+from enginery.core.user import user
+from pipeline.cli.options import (
+    emit_json,
+    executor_options,
+    jobs_option,
+    json_option,
+    log_format,
+    progress_options,
+    say,
+    selection_options,
+    shown_progress,
+    spec_argument,
+    spec_registry_option,
+)
+from pipeline.cli.registry.metrics import metrics_options, served_metrics
+from pipeline.cli.registry.trust import check_signing_key, sign_published
+from pipeline.cli.tables import echo, print_table
+
+if TYPE_CHECKING:
+    from pipeline.orchestration.run import RunOptions
+    from pipeline.outcome import Outcome
+    from pipeline.progress import Progress
+
+STYLES = {
+    "build": "cyan",
+    "cached": "green",
+    "proven": "green",
+    "unproven": "yellow",
+    "refused": "dim",
+    "failed": "red",
+}
+
+
+def spec_options(command: Any) -> Any:
+    """The argument SPEC and the options that `plan` and `build` share."""
+    for option in (progress_options, jobs_option, spec_registry_option, selection_options, spec_argument):
+        command = option(command)
+    return json_option(command)
+
+
+@click.command()
+@spec_options
+@executor_options
+@click.option(
+    "--runner",
+    type=click.Choice(["auto", "inprocess", "prefect"]),
+    default="auto",
+    show_default=True,
+    help="What runs the steps; auto is prefect if PREFECT_API_URL is set, else inprocess.",
+)
+@metrics_options
+@click.option(
+    "--sign-key",
+    type=click.Path(path_type=Path),
+    envvar="ENGINERY_SIGNING_KEY",
+    show_envvar=True,
+    help="Sign the version with this private EC key, in PEM.",
+)
+@click.pass_context
+def build(
+    ctx: click.Context,
+    /,
+    spec: str,
+    as_json: bool,
+    quiet: bool,
+    runner: str,
+    sign_key: Path | None,
+    metrics_port: int | None,
+    metrics_address: str,
+    wait_for_nodes: timedelta,
+    **chosen: Any,
+) -> None:
+    """Export, quantize, build, prove and publish the engines of SPEC.
+
+    With --target, --precision or --backend, the version holds only those engines. Exit code 1 if a unit failed.
+    """
+    from pipeline.orchestration.run import RunOptions, registry_of
+
+    options = RunOptions(**chosen, wait_for_nodes_s=wait_for_nodes.total_seconds())
+    if sign_key:
+        check_signing_key(sign_key)
+    with served_metrics(metrics_port, metrics_address) as counting:
+        outcome = _compile(spec, options, runner, quiet, counting)
+    if sign_key and outcome.version is not None:
+        outcome = _signed(outcome, sign_key, registry_of(spec, options))
+    if as_json:
+        emit_json(outcome.to_json())
+    else:
+        show_outcome(outcome)
+    ctx.exit(1 if outcome.failed or outcome.version is None else 0)
+
+
+def _signed(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
+    """Sign what was published, and ask its channel again if that did not move: it may have waited for the signature."""
+    from dataclasses import replace
+
+    sign_published(sign_key, registry, f"{outcome.model}@{outcome.version}", outcome.manifest)
+    if outcome.channel is None or outcome.channel_refusal is None:
+        return outcome
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions import channels
+    from enginery.registry.versions.lookup import locate
+
+    store = open_store(registry)
+    manifest = locate(store, parse_reference(f"{outcome.model}@{outcome.version}")).manifest
+    refusal = channels.policy_refusal(store, manifest, outcome.channel)
+    if refusal is None:
+        channels.promote(store, manifest, outcome.channel, by=user(), why="built and signed")
+    return replace(outcome, channel_refusal=refusal)
+
+
+def _compile(
+    spec: str, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None" = None
+) -> "Outcome":
+    from pipeline.compile.composition import InProcess
+    from pipeline.orchestration.intake.once import compile_once
+    from pipeline.orchestration.run import compile_from_records, registry_of
+    from pipeline.progress import together
+
+    with_prefect = runner == "prefect" or (runner == "auto" and bool(os.environ.get("PREFECT_API_URL")))
+    if with_prefect and (counting or log_format() == "json"):
+        raise click.UsageError(
+            "a Prefect flow has a log and a life of its own: use --runner inprocess for --log-format json and "
+            "--metrics-port, or serve the registry's metrics with `enginery metrics`"
+        )
+    if (
+        not counting
+        and (with_prefect or options.executor == "ray")
+        and (outcome := compile_from_records(spec, options))
+    ):
+        say("every step is on record: nothing was started")
+        if with_prefect:
+            _tell_if_untold(outcome, registry_of(spec, options))
+        return outcome
+    if with_prefect:
+        from pipeline.orchestration.flows.compile_model import run_flow
+
+        return run_flow(spec, options, quiet)
+    with shown_progress(quiet) as display:
+        progress = together(display, *([counting] if counting else []))
+        return compile_once(spec, options, InProcess(), progress).outcome
+
+
+def _tell_if_untold(outcome: "Outcome", registry: str) -> None:
+    """Tell a configured server of the version, if the run that published it did not come to that."""
+    from enginery.registry.store.base import open_store
+    from pipeline.orchestration.payloads import PUBLISHED
+    from pipeline.orchestration.sent_events import told_before
+
+    store = open_store(registry)
+    if outcome.manifest is None or told_before(store, PUBLISHED, outcome.manifest):
+        return
+    from pipeline.orchestration.flows.compile_model import tell
+    from pipeline.orchestration.intake.once import Compiled
+
+    tell(Compiled(outcome, store))
+
+
+def show_outcome(outcome: "Outcome") -> None:
+    """The table of engines, the task metric of each graph they are built from, and where everything lies."""
+    _print_engines(outcome)
+    for engine in outcome.failed:
+        say(f"failed: {engine.unit}: {engine.reason}")
+        if engine.failure:
+            say(f"  reproduce: {engine.failure.command}")
+            say("\n".join(f"  | {line}" for line in engine.failure.log.splitlines()[-15:]))
+        for item in engine.attributed:
+            say(f"  which node ({item.joint}): {item.headline}")
+    _warn_of_idle(outcome)
+    for name, metrics in () if outcome.cached else outcome.metrics.items():
+        echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
+    _show_place(outcome)
+
+
+def _warn_of_idle(outcome: "Outcome") -> None:
+    """An engine of a precision in which nothing of it computes is right, and not what was asked for."""
+    from pipeline.quantization.notes import idle
+
+    for engine in outcome.engines:
+        if reason := idle(engine.notes):
+            say(f"warning: {engine.unit}: {reason}")
+
+
+def _show_place(outcome: "Outcome") -> None:
+    if outcome.version is None:
+        say(f"{outcome.model}: nothing was published, because no engine passed")
+        say(f"report: {outcome.page}")
+        return
+    state = "unchanged: everything was cached" if outcome.cached else "published"
+    channel = "" if outcome.channel is None or outcome.channel_refusal else f"; channel {outcome.channel}"
+    # One line where nothing is new.
+    report = f"{'; ' if outcome.cached else chr(10)}report: {outcome.page}" if outcome.page else ""
+    if outcome.same_as:
+        told = f"same as {outcome.same_as}: equal engines and proofs; nothing was published, no channel was moved"
+        echo(f"{told}{report}")
+    else:
+        echo(f"{outcome.model}@{outcome.version} {state}{channel}{report}")
+    if outcome.channel_refusal:
+        say(f"channel {outcome.channel} did not move: {outcome.channel_refusal}")
+
+
+def _print_engines(outcome: "Outcome") -> None:
+    metrics = sorted({name for engine in outcome.engines for name in engine.metrics})
+    rows = []
+    for engine in outcome.engines:
+        checks = engine.checks
+        total = checks["passed"] + checks["failed"]
+        rows.append(
+            [
+                *(engine.target, engine.precision, engine.backend, engine.status),
+                format_bytes(engine.size_bytes),
+                f"{checks['passed']}/{total}" if total else "",
+                *(f"{engine.metrics[name]:.4f}" if name in engine.metrics else "" for name in metrics),
+                engine.reason,
+            ]
+        )
+    print_table(
+        ("target", "precision", "backend", "status", "size", "checks", *metrics, "why"),
+        rows,
+        title=f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else ""),
+        note=f"{', '.join(metrics)}: of the engine where it ran, else of the graph it is built from" if metrics else "",
+        styles=STYLES,
+    )

@@ -1,0 +1,142 @@
+"""`enginery golden make`, `show`, `diff` and `accept`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from enginery.core.text import pluralize
+from pipeline.cli.options import (
+    emit_json,
+    json_option,
+    progress_options,
+    registry_option,
+    shown_progress,
+    spec_argument,
+    spec_registry_option,
+)
+from pipeline.cli.tables import echo
+
+if TYPE_CHECKING:
+    from pipeline.operations.golden import Shown
+    from pipeline.spec.model import ModelSpec
+
+
+@click.group()
+def golden() -> None:
+    """Golden sets: inputs and the original model's outputs for them, identified by a digest."""
+
+
+@golden.command()
+@spec_argument
+@spec_registry_option
+@progress_options
+@json_option
+def make(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
+    """Make the golden set of SPEC, unless it exists, and show how it differs from the one before."""
+    told = _made(spec, registry, quiet, accepting=False)
+    _print_made(told, as_json)
+
+
+@golden.command()
+@spec_argument
+@spec_registry_option
+@progress_options
+@json_option
+def accept(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
+    """Make the golden set of SPEC and write its digest into the spec: from then on a build with another one fails."""
+    from pipeline.operations.golden import write_frozen
+
+    told = _made(spec, registry, quiet, accepting=True)
+    if told["frozen"] != told["digest"]:
+        write_frozen(Path(spec), told["digest"])
+    _print_made({**told, "frozen": told["digest"]}, as_json)
+
+
+@golden.command()
+@click.argument("reference", metavar="REF|DIGEST")
+@registry_option
+@json_option
+def show(reference: str, registry: str, as_json: bool) -> None:
+    """Show the golden set of a version (REF) or a digest: cases, noise floor, and the versions proven with it."""
+    from enginery.registry.store.base import open_store
+    from pipeline.operations.golden import golden_of, shown
+
+    store = open_store(registry)
+    _print_shown(shown(store, golden_of(store, reference)), as_json)
+
+
+@golden.command()
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@registry_option
+@json_option
+def diff(before: str, after: str, registry: str, as_json: bool) -> None:
+    """Show how golden set B differs from golden set A. Each is a REF, whose golden set is meant, or a digest."""
+    from enginery.registry.store.base import open_store
+    from pipeline.compile.steps.golden import golden_change
+    from pipeline.operations.golden import golden_of
+
+    store = open_store(registry)
+    change = golden_change(store, golden_of(store, before), golden_of(store, after))
+    if as_json:
+        emit_json(change.to_json())
+        return
+    echo(f"{change.before[:12]} -> {change.after[:12]}: {change}")
+
+
+def _made(address: str, registry: str | None, quiet: bool, accepting: bool) -> dict[str, Any]:
+    from enginery.core.errors import InputError
+    from pipeline.compile import steps
+    from pipeline.compile.steps.golden import latest_golden, told_change
+    from pipeline.operations.golden import unfrozen
+    from pipeline.orchestration.run import RunOptions, opened
+
+    with (
+        shown_progress(quiet) as progress,
+        opened(address, RunOptions(registry=registry), progress, keep_state=False) as run,
+    ):
+        spec, shop = run.spec, run.shop
+        if accepting and spec.is_copy:
+            raise InputError(f"{spec.address} is a copy; accept the golden set where the spec is kept")
+        before = _frozen(spec) or latest_golden(spec.model, shop)
+        exported = steps.export(unfrozen(spec) if accepting else spec, shop)
+        changed = before is not None and before != exported.golden
+        return {
+            "model": spec.model,
+            "digest": exported.golden,
+            "before": before,
+            "change": told_change(shop.store, before, exported.golden) if before and changed else None,
+            "frozen": _frozen(spec),
+            "notes": list(exported.notes),
+        }
+
+
+def _frozen(spec: "ModelSpec") -> str | None:
+    return spec.golden.frozen if spec.golden else None
+
+
+def _print_made(told: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        emit_json(told)
+        return
+    echo(f"{told['digest']} {'frozen' if told['frozen'] else 'not frozen'}")
+    for note in [*([f"changed: {told['change']}"] if told["change"] else []), *told["notes"]]:
+        echo(note)
+
+
+def _print_shown(golden_set: "Shown", as_json: bool) -> None:
+    kinds = [kind for _, kind in golden_set.cases]
+    if as_json:
+        cases = [{"name": name, "kind": kind} for name, kind in golden_set.cases]
+        emit_json({**vars(golden_set), "cases": cases, "versions": list(golden_set.versions)})
+        return
+    echo(golden_set.digest)
+    labels = "labels" if golden_set.labels else "no labels"
+    echo(f"{pluralize(kinds.count('golden'), 'golden case')}, {pluralize(kinds.count('edge'), 'edge case')}, {labels}")
+    edges = [name for name, kind in golden_set.cases if kind == "edge"]
+    echo(f"edges: {'; '.join(edges) or 'none'}")
+    for output, floors in (golden_set.noise or {}).get("floors", {}).items():
+        told = ", ".join(f"{floor['sqnr_db']:.0f} dB ({kind})" for kind, floor in floors.items())
+        echo(f"noise floor of {output}: {told}")
+    echo(f"versions: {', '.join(golden_set.versions) or 'none'}")

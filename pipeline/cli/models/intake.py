@@ -1,0 +1,134 @@
+"""The commands by which specs come in: register, watch-specs, catalog."""
+
+import threading
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from enginery.core.text import pluralize
+from pipeline.cli.options import (
+    emit_json,
+    executor_options,
+    jobs_option,
+    json_option,
+    progress_options,
+    registry_option,
+    say,
+    selection_options,
+    shown_progress,
+)
+from pipeline.cli.tables import echo, print_table
+
+if TYPE_CHECKING:
+    from pipeline.orchestration.intake.watch import Seen
+
+
+@click.command()
+@click.argument("spec", type=click.Path(path_type=Path))
+@registry_option
+@click.option("--no-event", is_flag=True, help="Only keep it in the registry; send no event to Prefect.")
+@json_option
+def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
+    """Store SPEC, a file, and the files it names in the registry, and send the event on which Prefect builds it.
+
+    Stored: the spec, its source (an entry point with the local modules it imports), weights, calibration and golden
+    data. Not stored: installed packages, and files that the code opens by itself.
+    """
+    from enginery.registry.store.base import open_store
+    from pipeline.intake.register import register as register_spec
+    from pipeline.spec.file import load_spec
+
+    loaded = load_spec(spec)
+    store = open_store(registry, create=True)
+    item, existed = register_spec(store, loaded)
+    facts = {"model": loaded.model, "spec": item.address, "registry": store.uri, "files": dict(item.bundle.files)}
+    if not as_json:
+        state = "registered already" if existed else "registered"
+        echo(f"{item.address}\n{state} in {store.uri}, {pluralize(len(item.bundle.files), 'file')}")
+    told = None
+    if not no_event:
+        from pipeline.orchestration.events import registered
+
+        told = registered(store, item)
+        say(f"told {told.server}: {told.event} {told.id}")
+    if as_json:
+        emit_json({**facts, "existed": existed, "event": asdict(told) if told else None})
+
+
+@click.command("watch-specs")
+@click.argument("place")
+@registry_option
+@click.option(
+    "--interval", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds between two looks."
+)
+@click.option("--once", is_flag=True, help="Look once, register what is new, and exit.")
+@json_option
+def watch_specs(place: str, registry: str, interval: float, once: bool, as_json: bool) -> None:
+    """Watch PLACE (a folder, a file:// or s3:// prefix) and register each spec whose content is new.
+
+    A spec is taken once its files are unchanged between two looks. Each event is sent once, also by a watcher that was
+    restarted. With --json, one line of JSON for each spec that was registered or cannot be read.
+    """
+    import json
+
+    from enginery.registry.store.base import open_store
+    from pipeline.orchestration.intake.watch import Watch
+
+    def show(seen: "Seen") -> None:
+        if as_json:
+            echo(json.dumps(asdict(seen)))
+        else:
+            (echo if seen.told else say)(f"{seen.spec}: {seen.said}")
+
+    store = open_store(registry, create=True)
+    with Watch(store, place, show) as watch:
+        if once:
+            watch.look(settled=False)
+            return
+        say(f"watching {place} every {interval:g} s; Ctrl-C ends it")
+        watch.run(interval, threading.Event())
+
+
+@click.command()
+@click.argument("specs", metavar="[PLACE]", default="registered")
+@selection_options
+@executor_options
+@jobs_option
+@progress_options
+@registry_option
+@json_option
+@click.pass_context
+def catalog(
+    ctx: click.Context, /, specs: str, quiet: bool, as_json: bool, wait_for_nodes: timedelta, **chosen: Any
+) -> None:
+    """Build every spec in PLACE: a folder, a file:// or s3:// prefix, or registered (the default: the newest spec of
+    each model in the registry).
+
+    A spec that fails does not stop the others. Exit code 1 if a spec or one of its engines failed.
+    """
+    from pipeline.compile.composition import InProcess
+    from pipeline.orchestration.intake.catalog import compile_all, gathered, words
+    from pipeline.orchestration.run import RunOptions, started
+
+    options = RunOptions(**chosen, wait_for_nodes_s=wait_for_nodes.total_seconds())
+    with (
+        gathered(specs, options.registry) as addresses,
+        shown_progress(quiet) as progress,
+        started(options) as executors,
+    ):
+        rows = compile_all(addresses, options, InProcess(), progress, executors)
+    if as_json:
+        emit_json([row.to_json() for row in rows])
+    else:
+        columns = ("spec", "model", "state", "version", "engines", "reason")
+        print_table(columns, [_cells(row.to_json(), columns) for row in rows])
+        say(words(rows))
+    ctx.exit(0 if all(row.good for row in rows) else 1)
+
+
+def _cells(row: dict[str, Any], columns: tuple[str, ...]) -> list[str]:
+    engines = ", ".join(f"{count} {status}" for status, count in row["engines"].items())
+    return ["" if value is None else str(value) for value in ({**row, "engines": engines}[name] for name in columns)]

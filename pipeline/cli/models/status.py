@@ -1,0 +1,161 @@
+"""`enginery status`: what became of runs and their units, from another terminal and afterwards."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from enginery.core.text import format_bytes
+from pipeline.cli.options import emit_json, json_option, registry_option, say
+from pipeline.cli.tables import echo, print_table
+
+if TYPE_CHECKING:
+    from enginery.registry.runs.state import Item
+    from enginery.registry.store.base import Store
+    from pipeline.orchestration.runs.shown import Seen
+
+WATCH_S = 2.0
+
+
+@click.command()
+@click.argument("name", metavar="[RUN|MODEL]", required=False)
+@click.option("--limit", type=click.IntRange(1, 2000), default=20, show_default=True, help="Newest runs to list.")
+@click.option("--all", "steps", is_flag=True, help="Also show a run's other steps: export, calibration, proofs.")
+@click.option("--log", metavar="UNIT", help="Print the output of the compiler of this unit, or of this step.")
+@click.option("--watch", is_flag=True, help="Refresh until the run is over; Ctrl-C ends it.")
+@registry_option
+@json_option
+def status(
+    name: str | None, limit: int, steps: bool, log: str | None, watch: bool, registry: str, as_json: bool
+) -> None:
+    """List builds, or show one: RUN, or the newest of MODEL. A build writes its state to the registry as it goes on.
+
+    Proofs and canaries are not listed: `enginery show` and the Prefect server show those.
+    """
+    from enginery.registry.store.base import open_store
+
+    store = open_store(registry)
+    if log is not None:
+        _show_log(store, name, log)
+        return
+    if not watch:
+        _shown(store, name, limit, steps, as_json)
+        return
+    try:
+        _watch(lambda: _shown(store, name, limit, steps, as_json))
+    except KeyboardInterrupt:
+        say("stopped watching; the run goes on")
+
+
+def _watch(show: Callable[[], bool]) -> None:
+    """Show until nothing runs; on a terminal in place."""
+    terminal = sys.stdout.isatty()
+    while True:
+        if terminal:
+            click.clear()
+        if not show():
+            return
+        time.sleep(WATCH_S)
+
+
+def _shown(store: "Store", name: str | None, limit: int, steps: bool, as_json: bool) -> bool:
+    """Print; whether something still runs."""
+    from enginery.registry.runs.journal import find_run, read_runs, run_ids
+    from pipeline.orchestration.runs.shown import seen
+
+    if name is not None:
+        one = seen(find_run(store, name))
+        if as_json:
+            emit_json(one.to_json())
+        else:
+            _print_run(one, steps)
+        return one.state == "running"
+    found = [seen(run) for run in read_runs(store, run_ids(store)[:limit])]
+    if as_json:
+        emit_json({"runs": [one.summary() for one in found]})
+    elif found:
+        _print_runs(found)
+    else:
+        say(f"{store.uri} knows of no runs yet; `enginery build` leaves one")
+    return any(one.state == "running" for one in found)
+
+
+def _print_runs(found: "list[Seen]") -> None:
+    rows = []
+    for one in found:
+        row = one.summary()
+        outcome = f"{row['model']}@{row['version']}" if row["version"] else ""
+        why = "; ".join(part for part in (outcome, row["reason"]) if part)
+        cells = [row["run"], row["state"], row["started_at"][:19], f"{row['seconds']:.0f} s", row["units"], why]
+        rows.append(cells)
+    print_table(("run", "state", "started (UTC)", "took", "units", "outcome"), rows)
+
+
+def _print_run(one: "Seen", steps: bool) -> None:
+    run = one.run
+    by = f", {run.by}" if run.by else ""
+    echo(f"{run.id}: {one.state}, {one.took_s:.0f} s; {run.user}@{run.host}, process {run.pid}{by}")
+    echo(f"spec: {run.spec}")
+    if run.version:
+        echo(f"version: {run.model}@{run.version}")
+    if why := one.lost or run.reason:
+        echo(f"why: {why}")
+    telling = ("waiting", "running", "failed")
+    rows = [_row(one, item) for item in run.items if item.is_unit or steps or one.item_state(item) in telling]
+    if rows:
+        print_table(("unit", "state", "phase", "where", "took", "peak", "log", "what"), rows)
+    if run.left_out:
+        echo(f"and {run.left_out} more, of which nothing is kept here")
+    if any(item.log for item in run.items):
+        echo(f"a log: enginery status {run.id} --log UNIT")
+
+
+def _row(one: "Seen", item: "Item") -> list[str]:
+    elapsed = one.elapsed_s(item)
+    took = "" if elapsed is None else f"{elapsed:.1f} s"
+    peak = f"{item.peak_mib:.0f} MiB" if item.peak_mib else ""
+    log = format_bytes(item.log_bytes) if item.log else ""
+    return [item.name, one.item_state(item), item.phase, item.where, took, peak, log, one.told(item)]
+
+
+def _show_log(store: "Store", name: str | None, unit: str) -> None:
+    """Print the whole log of a job that ended, or the end of what it printed so far."""
+    from enginery.core.errors import InputError
+    from enginery.registry.runs.journal import find_run, read_live
+
+    if name is None:
+        raise click.UsageError("--log needs a RUN or a MODEL; `enginery status` lists runs")
+    run = find_run(store, name)
+    item = _item_named([*run.items], unit, run.id)
+    if item.log:
+        if not store.has(item.log):
+            raise InputError(f"the log of {item.name} was deleted with `enginery gc`, or is lost: {item.log}")
+        echo(_lines(store.read_blob(item.log).decode(errors="replace")), nl=False)
+        return
+    if text := read_live(store, run.id).get(item.name):
+        echo(_lines(text), nl=False)
+        say(f"the end of what {item.name} has printed so far")
+    else:
+        say(f"{item.name} has printed nothing" + (" yet" if item.state in ("planned", "waiting", "running") else ""))
+
+
+def _lines(log: str) -> str:
+    """A line for each state of a progress bar, which a compiler draws over itself."""
+    return log.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _item_named(items: "list[Item]", wanted: str, run: str) -> "Item":
+    """The unit or step of this name, or the only one that has all these words. Raises UnknownNameError."""
+    from enginery.core.errors import UnknownNameError
+
+    words = wanted.split()
+    found = [item for item in items if item.name == wanted] or [
+        item for item in items if set(words) <= set(item.name.split())
+    ]
+    units = [item for item in found if item.is_unit] or found
+    if len(units) == 1:
+        return units[0]
+    known = ", ".join(repr(item.name) for item in (units or items)) or "none"
+    raise UnknownNameError(f"{'several units are' if units else 'no unit is'} {wanted!r} in {run}; there are {known}")

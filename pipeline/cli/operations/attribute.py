@@ -1,0 +1,111 @@
+"""`enginery attribute`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.options import (
+    emit_json,
+    json_option,
+    precision_option,
+    progress_options,
+    reference_argument,
+    registry_option,
+    say,
+    shown_progress,
+    targets_option,
+)
+from pipeline.cli.tables import echo, print_table
+
+if TYPE_CHECKING:
+    from pipeline.operations.attribution import Answer
+    from validation.attribution.result import Attribution
+
+
+@click.command()
+@reference_argument
+@targets_option(None)
+@precision_option("all")
+@click.option("--out", type=click.Path(path_type=Path), help="Also write the whole result to this file, as JSON.")
+@registry_option
+@progress_options
+@json_option
+@click.pass_context
+def attribute(
+    ctx: click.Context,
+    reference: str,
+    targets: str,
+    precision: str | None,
+    out: Path | None,
+    registry: str,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Find the nodes that drifted in the graphs and engines of REF: the error each adds, and the error it inherits.
+
+    For a quantized or cast graph that fails, also says which nodes to leave in float. Exit code 1 if anything failed,
+    and for an attribution that could not be made.
+    """
+    from builders.execution.local import LocalExecutor
+    from enginery.core.hardware.targets import parse_targets
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.trust import require
+    from enginery.registry.versions.lookup import locate
+    from pipeline.compile.run_context import Workshop
+    from pipeline.operations.attribution import attribute_version, to_json
+
+    store = open_store(registry)
+    located = locate(store, parse_reference(reference))
+    require(store, located.manifest)
+    manifest = located.manifest
+    wanted = {item.name for name in targets.split(",") for item in parse_targets(name)}
+    executor = LocalExecutor()
+    with shown_progress(quiet) as progress:
+        shop = Workshop(store, executor, executor, progress)
+        answers = list(attribute_version(manifest, wanted, precision, shop))
+    told: dict[str, Any] = {"model": manifest.model, "version": manifest.version}
+    told["attributions"] = [to_json(answer) for answer in answers]
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+        say(f"wrote {out}")
+    if as_json:
+        emit_json(told)
+    else:
+        for answer in answers:
+            _show(answer)
+    ctx.exit(1 if any(map(_tells_of_failure, answers)) else 0)
+
+
+def _tells_of_failure(answer: "Answer") -> bool:
+    return answer.failed or (answer.found is not None and answer.found.finding != "nothing-failed")
+
+
+def _show(answer: "Answer") -> None:
+    from validation.attribution.words import lines
+
+    echo(f"{answer.told.name} ({answer.told.joint})")
+    if answer.found is None:
+        echo(f"  {'the attribution failed: ' if answer.failed else ''}{answer.told.headline}")
+        return
+    first, *rest = lines(answer.found)
+    echo(f"  {first}")
+    if answer.found.rows:
+        _print_segments(answer.found)
+    for line in rest:
+        echo(f"  {line}")
+
+
+def _print_segments(found: "Attribution") -> None:
+    from validation.attribution.words import COLUMNS, SHOWN, cells
+
+    rows, more = found.rows[:SHOWN], len(found.rows) - SHOWN
+    print_table(
+        COLUMNS,
+        [cells(index, row) for index, row in enumerate(rows)],
+        note=f"{more} more segments err less by themselves; --json has them" if more > 0 else "",
+        red=[index for index, row in enumerate(rows) if row.blamed],
+    )

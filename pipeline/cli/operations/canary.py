@@ -1,0 +1,274 @@
+"""`enginery canary run` and `enginery canary judge`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from enginery.core.user import user
+from pipeline.cli.options import emit_json, engine_options, json_option, registry_option, say
+from pipeline.cli.tables import echo
+
+if TYPE_CHECKING:
+    from pipeline.canary.verdicts import Written
+    from validation.canary.judging.thresholds import Thresholds
+
+
+def _acting(command: Any) -> Any:
+    """What both commands do with a verdict."""
+    for option in (
+        click.option("--auto", is_flag=True, help="On FAIL, roll --channel back if it serves the candidate."),
+        click.option(
+            "--channel",
+            metavar="CHANNEL",
+            default="stable",
+            show_default=True,
+            help="Channel of the candidate's model for --auto.",
+        ),
+        click.option(
+            "--attach",
+            is_flag=True,
+            help="Keep the verdict in the registry, beside the version: promotion without a person counts it.",
+        ),
+        registry_option,
+        json_option,
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def canary() -> None:
+    """Compare a candidate with the version in service: PASS, FAIL or INSUFFICIENT. Exit code 0 for PASS, else 1."""
+
+
+@canary.command()
+@click.option("--candidate", required=True, metavar="REF", help="Version to be served next.")
+@click.option("--baseline", required=True, metavar="REF", help="Version that is served now.")
+@engine_options
+@click.option(
+    "--traffic", required=True, type=click.Path(path_type=Path), help="File of recorded requests, .jsonl or .npz."
+)
+@click.option(
+    "--duration",
+    type=click.FloatRange(0, min_open=True),
+    show_default="the traffic once",
+    help="Seconds to replay; traffic that is shorter is repeated.",
+)
+@click.option(
+    "--scale",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Factor on the recorded request rate.",
+)
+@click.option(
+    "--in-flight",
+    type=click.IntRange(1, 32),
+    show_default="as the record shows",
+    help="Requests that an engine may have at once; 1 sends one after the other, to both engines in turns.",
+)
+@click.option(
+    "--observed",
+    type=click.Path(path_type=Path),
+    help="Observation log of production, which shows how many requests were in flight.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Seed of the order of requests and of the bootstrap.",
+)
+@click.option(
+    "--looks",
+    type=click.IntRange(1, 20),
+    default=4,
+    show_default=True,
+    help="How many times to judge, at most; a clear verdict ends the replay early.",
+)
+@click.option(
+    "--warmup", type=click.IntRange(0), default=20, show_default=True, help="Requests at the start that are not judged."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    show_default="canary-CANDIDATE-against-BASELINE",
+    help="Folder for observations, report and page.",
+)
+@_acting
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    candidate: str,
+    baseline: str,
+    target: str,
+    precision: str | None,
+    traffic: Path,
+    duration: float | None,
+    scale: float,
+    in_flight: int | None,
+    observed: Path | None,
+    seed: int,
+    looks: int,
+    warmup: int,
+    out: Path | None,
+    registry: str,
+    **acting: Any,
+) -> None:
+    """Replay recorded traffic against both engines at its recorded times, in turns, and judge the observations."""
+    from enginery.core.hardware.machine import target_named
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from pipeline.canary.run import CanaryRun, run_canary
+    from validation.canary.replay import Pace
+
+    store = open_store(registry)
+    references = parse_reference(candidate), parse_reference(baseline)
+    place = out or Path(f"canary-{candidate}-against-{baseline}".replace("@", "-").replace(":", "-"))
+    pace = Pace(scale, duration, seed, warmup, in_flight)
+    wanted = CanaryRun(*references, target_named(target), traffic, place, precision, pace, looks, observed)
+    try:
+        written = run_canary(store, wanted, say)
+    except KeyboardInterrupt:
+        say(_left_in(place))
+        raise
+    _finish(ctx, written, registry, **acting)
+
+
+@canary.command()
+@click.option(
+    "--candidate", required=True, type=click.Path(path_type=Path), help="File of the candidate's observations, JSONL."
+)
+@click.option(
+    "--baseline", required=True, type=click.Path(path_type=Path), help="File of the baseline's observations, JSONL."
+)
+@click.option("--spec", type=click.Path(path_type=Path), help="Spec whose thresholds are used.")
+@click.option(
+    "--planned",
+    type=click.IntRange(1),
+    show_default="this look is the only one",
+    help="Number of requests at the last look.",
+)
+@click.option("--previous", type=click.Path(path_type=Path), help="The report.json of the look before this one.")
+@click.option(
+    "--missing",
+    type=click.Choice(["failed", "ignored"]),
+    default="failed",
+    show_default=True,
+    help="How a request counts that only one side observed.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the bootstrap.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    show_default="the folder of --candidate",
+    help="Folder for report and page.",
+)
+@_acting
+@click.pass_context
+def judge(
+    ctx: click.Context,
+    /,
+    candidate: Path,
+    baseline: Path,
+    spec: Path | None,
+    planned: int | None,
+    previous: Path | None,
+    missing: str,
+    seed: int,
+    out: Path | None,
+    registry: str,
+    **acting: Any,
+) -> None:
+    """Judge observations that were collected in production, or by an interrupted run.
+
+    Thresholds: those of --spec, else of the candidate's version if the registry has it, else the defaults.
+    """
+    from pipeline.canary.verdicts import Asked, judge_files, read_report_file
+
+    limits, source = _thresholds(candidate, spec, registry)
+    before = read_report_file(previous) if previous else None
+    asked = Asked(limits, source, planned, before, missing == "ignored", seed)
+    _finish(ctx, judge_files(candidate, baseline, asked, out or candidate.parent), registry, **acting)
+
+
+def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thresholds, str]":
+    from enginery.core.errors import UnavailableError, UnknownNameError
+    from enginery.core.names import Reference, check_model, check_version
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.lookup import locate
+    from pipeline.canary.verdicts import DEFAULTS, spec_thresholds, thresholds_of
+    from validation.canary.judging.thresholds import Thresholds
+    from validation.canary.observations import read_head
+
+    if spec:
+        return spec_thresholds(spec)
+    identity = read_head(candidate)
+    if "model" not in identity or "version" not in identity:
+        return Thresholds(), DEFAULTS
+    reference = Reference(check_model(identity["model"]), check_version(identity["version"]))
+    try:
+        return thresholds_of(locate(open_store(registry), reference).manifest)
+    except (UnavailableError, UnknownNameError):
+        return Thresholds(), f"{DEFAULTS}; {reference} is not in {registry}"
+
+
+def _finish(
+    ctx: click.Context, /, written: "Written", registry: str, auto: bool, channel: str, attach: bool, as_json: bool
+) -> None:
+    """Say the verdict, act on it, and leave with its exit code."""
+    if attach:
+        _attach(written, registry)
+    moved = _rolled_back(written, registry, channel) if auto else None
+    if as_json:
+        emit_json(
+            {**written.report, "files": {"report": str(written.json), "page": str(written.page)}, "channel": moved}
+        )
+    else:
+        _show(written)
+    if moved:
+        say(moved)
+    ctx.exit(0 if written.verdict == "PASS" else 1)
+
+
+def _attach(written: "Written", registry: str) -> None:
+    from enginery.registry.store.base import open_store
+    from pipeline.canary.targets import attach
+    from validation.canary.report import read_report
+
+    store, data = open_store(registry), written.json.read_bytes()
+    found = attach(store, read_report(data), store.put_bytes(data))
+    say(f"kept in {store.uri}: the verdict on {found.target}")
+
+
+def _rolled_back(written: "Written", registry: str, channel: str) -> str | None:
+    if written.verdict != "FAIL":
+        return None
+    from enginery.core.names import check_channel
+    from enginery.registry.store.base import open_store
+    from pipeline.canary.verdicts import roll_back
+
+    return roll_back(open_store(registry), written.report, check_channel(channel), user())
+
+
+def _show(written: "Written") -> None:
+    from validation.canary.judging.describing import describe_measured
+
+    echo(f"{written.verdict}: {written.report['reason']}")
+    for item in written.report["criteria"]:
+        echo(f"  {item['verdict']:<12} {item['name']}: {describe_measured(item)}")
+    for note in written.report["notes"]:
+        say(f"note: {note}")
+    echo(f"report: {written.json}\npage:   {written.page}")
+
+
+def _left_in(place: Path) -> str:
+    if not (place / "candidate.jsonl").exists():
+        return "interrupted before the first request; nothing was observed"
+    previous = f" --previous {place}/report.json" if (place / "report.json").exists() else ""
+    return (
+        f"the observations so far are in {place}; judge them with: enginery canary judge "
+        f"--candidate {place}/candidate.jsonl --baseline {place}/baseline.jsonl{previous}"
+    )

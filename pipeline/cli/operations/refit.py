@@ -1,0 +1,157 @@
+"""`enginery refit`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.options import (
+    emit_json,
+    json_option,
+    progress_options,
+    reference_argument,
+    registry_option,
+    selection_options,
+    shown_progress,
+)
+from pipeline.cli.tables import echo, print_table
+
+if TYPE_CHECKING:
+    from enginery.registry.manifest import Manifest
+    from pipeline.operations.refit import Refit
+
+
+@click.command()
+@reference_argument
+@click.option(
+    "--weights-from",
+    "weights",
+    required=True,
+    metavar="SPEC|REF",
+    help="Where the new weights are: a spec, whose model is exported and quantized, or a version (REF).",
+)
+@selection_options
+@click.option(
+    "--dry-run", is_flag=True, help="Show what could be refitted, as far as manifest and plan say; do nothing."
+)
+@registry_option
+@progress_options
+@json_option
+@click.pass_context
+def refit(
+    ctx: click.Context,
+    /,
+    reference: str,
+    weights: str,
+    dry_run: bool,
+    registry: str,
+    quiet: bool,
+    as_json: bool,
+    **chosen: str | None,
+) -> None:
+    """Give the engines of REF new weights without building them, prove them, and publish a version.
+
+    For engines built with backends.tensorrt.refittable or strip_weights, if the models differ in their weights alone.
+    With a spec, engines that cannot be refitted are built as by `enginery build`; with a version, nothing is built.
+    Exit code 1 if nothing was refitted or a unit failed.
+    """
+    base = _manifest(reference, registry)
+    if Path(weights).suffix in (".yaml", ".yml"):
+        found, outcome = _with_spec(base, Path(weights), registry, quiet, dry_run, chosen)
+    else:
+        found, outcome = _with_version(base, _manifest(weights, registry), registry, quiet, dry_run)
+    if as_json:
+        emit_json({"from": f"{base.model}@{base.version}", "units": [each.to_json() for each in found], **outcome})
+    else:
+        _show(found, outcome, dry_run)
+    if not dry_run:
+        ctx.exit(0 if any(each.engine for each in found) and not outcome.get("failed") else 1)
+
+
+def _with_spec(
+    base: "Manifest", spec: Path, registry: str, quiet: bool, dry_run: bool, chosen: dict[str, Any]
+) -> tuple[list["Refit"], dict[str, Any]]:
+    from pipeline.compile.composition import InProcess, compile_model, prepare
+    from pipeline.operations.refit import refit_units, refitted
+    from pipeline.orchestration.intake.once import build_lock, lock_names
+    from pipeline.orchestration.run import RunOptions, opened
+
+    options = RunOptions(registry=registry, **chosen)
+    with shown_progress(quiet) as progress, opened(spec, options, progress, keep_state=not dry_run) as run:
+        plan = prepare(run.spec, run.selection, run.shop, InProcess()).plan
+        requests = [unit.request for unit in plan.wanted]
+        if dry_run:
+            return _foreseen(requests, base), {}
+        found = refit_units(requests, base, run.spec, run.shop)
+        if not refitted(found):
+            return found, {}
+        with build_lock(run, lock_names(run, options)):
+            return found, _published(compile_model(run.spec, run.selection, run.shop, InProcess()))
+
+
+def _published(outcome: Any) -> dict[str, Any]:
+    failed = [f"{unit['target']} {unit['precision']} {unit['backend']}" for unit in outcome.failed]
+    place = {"model": outcome.model, "version": outcome.version, "channel_refusal": outcome.channel_refusal}
+    return {**place, "failed": failed}
+
+
+def _with_version(
+    base: "Manifest", other: "Manifest", registry: str, quiet: bool, dry_run: bool
+) -> tuple[list["Refit"], dict[str, Any]]:
+    from builders.execution.local import LocalExecutor
+    from enginery.registry.store.base import open_store
+    from pipeline.compile.run_context import Workshop
+    from pipeline.operations.refit import refit_units
+    from pipeline.operations.refit_version import publish_refitted, wanted_of
+    from pipeline.operations.revalidate import spec_of
+
+    wanted, without = wanted_of(base, other)
+    if dry_run:
+        return [*_foreseen([each.request for each in wanted], base), *without], {}
+    executor = LocalExecutor()
+    with shown_progress(quiet) as progress:
+        shop = Workshop(open_store(registry), executor, executor, progress)
+        found = refit_units([each.request for each in wanted], base, spec_of(other), shop)
+        done = [(result, each) for result, each in zip(found, wanted, strict=True) if result.engine]
+        if not done:
+            return [*found, *without], {}
+        published = publish_refitted(base, other, done, "candidate", shop)
+    units = {result.request.unit for result, _ in done}
+    failed = [entry.unit for entry in published.manifest.engines if entry.unit in units and not entry.usable]
+    place = {"model": other.model, "version": published.version, "channel_refusal": published.channel_refusal}
+    return [*found, *without], {**place, "failed": failed}
+
+
+def _foreseen(requests: "list[Any]", base: "Manifest") -> list["Refit"]:
+    from pipeline.operations.refit import Refit, cannot
+
+    entries = {entry.unit: entry for entry in base.engines if entry.usable}
+    return [
+        Refit(request, entry.digest if entry else None, reason=cannot(request, entry, base) or "")
+        for request in requests
+        for entry in [entries.get(request.unit)]
+    ]
+
+
+def _manifest(reference: str, registry: str) -> "Manifest":
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.trust import require
+    from enginery.registry.versions.lookup import locate
+
+    store = open_store(registry)
+    located = locate(store, parse_reference(reference))
+    require(store, located.manifest)
+    return located.manifest
+
+
+def _show(found: "list[Refit]", outcome: dict[str, Any], dry_run: bool) -> None:
+    done = "can be, if the models differ in their weights alone" if dry_run else "refitted"
+    rows = [(each.request.unit, done if not each.reason else "no", each.reason) for each in found]
+    print_table(("unit", "refitted", "why not"), rows)
+    if outcome.get("version"):
+        echo(f"{outcome['model']}@{outcome['version']} published")
+    elif not dry_run:
+        echo("nothing was refitted and nothing published; `enginery build` compiles")
+    if outcome.get("channel_refusal"):
+        echo(f"the channel did not move: {outcome['channel_refusal']}", err=True)

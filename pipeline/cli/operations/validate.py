@@ -1,0 +1,154 @@
+"""`enginery validate`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from enginery.core.text import pluralize
+from pipeline.cli.options import (
+    emit_json,
+    json_option,
+    optional_reference_argument,
+    progress_options,
+    registry_option,
+    shown_progress,
+    targets_option,
+)
+from pipeline.cli.tables import echo, print_table
+
+if TYPE_CHECKING:
+    from enginery.registry.manifest import Manifest
+    from enginery.registry.store.base import Store
+    from pipeline.operations.revalidate import Attested
+
+
+@click.command()
+@optional_reference_argument
+@registry_option
+@targets_option("all")
+@click.option(
+    "--carry",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write REF's engines and golden cases to this folder, for a GPU machine that cannot reach the registry.",
+)
+@click.option(
+    "--import",
+    "imported",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Judge the results file that `python -m validation.gpu --carry` made of such a folder, and attach it.",
+)
+@progress_options
+@json_option
+@click.pass_context
+def validate(
+    ctx: click.Context,
+    reference: str | None,
+    registry: str,
+    targets: str | None,
+    carry: Path | None,
+    imported: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Run the engines of REF that this machine can run, and attach the proof to the registry.
+
+    On a node with a GPU this turns an unproven engine into a proven one. For a node that cannot reach the registry,
+    --carry takes the engines there and --import brings the results back (docs/gpu-check.md). Exit code 1 if a check
+    failed.
+    """
+    from enginery.core.hardware.targets import parse_targets
+    from enginery.registry.store.base import open_store
+
+    _check_usage(reference, carry, imported, targets)
+    store = open_store(registry)
+    wanted = {item.name for name in targets.split(",") for item in parse_targets(name)} if targets else None
+    if imported:
+        verdicts = _import(store, imported, as_json)
+    elif carry:
+        verdicts = _carry(store, _manifest(store, str(reference)), carry, wanted, as_json)
+    else:
+        verdicts = _run(store, _manifest(store, str(reference)), wanted, (targets, quiet, as_json))
+    ctx.exit(1 if {"failed", "refused"} & set(verdicts) else 0)
+
+
+def _check_usage(reference: str | None, carry: Path | None, imported: Path | None, targets: str | None) -> None:
+    if imported and (reference or carry or targets):
+        raise click.UsageError("--import takes neither a reference, --carry nor --target: the file says what it is of")
+    if not imported and not reference:
+        raise click.UsageError("name a model or a version of it, or give --import FILE")
+
+
+def _manifest(store: "Store", reference: str) -> "Manifest":
+    from enginery.core.names import parse_reference
+    from enginery.registry.trust import require
+    from enginery.registry.versions.lookup import locate
+
+    located = locate(store, parse_reference(reference))
+    require(store, located.manifest)
+    return located.manifest
+
+
+def _run(
+    store: "Store", manifest: "Manifest", wanted: set[str] | None, shown: tuple[str | None, bool, bool]
+) -> list[str]:
+    from builders.execution.local import LocalExecutor
+    from enginery.core.errors import UnknownNameError
+    from pipeline.compile.run_context import Workshop
+    from pipeline.operations.revalidate import revalidate
+
+    targets, quiet, as_json = shown
+    executor = LocalExecutor()
+    with shown_progress(quiet) as progress:
+        results = list(revalidate(manifest, Workshop(store, executor, executor, progress), wanted))
+    if not results:
+        raise UnknownNameError(
+            f"{manifest.model}@{manifest.version} has no engine{f' for {targets}' if targets else ''}; "
+            f"`enginery show {manifest.model}@{manifest.version}` lists what it has"
+        )
+    if as_json:
+        emit_json({"model": manifest.model, "version": manifest.version, "engines": [_row(item) for item in results]})
+    else:
+        rows = [(item.entry.unit, item.verdict, item.reason) for item in results]
+        _show(f"{manifest.model}@{manifest.version}", rows)
+    return [item.verdict for item in results]
+
+
+def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] | None, as_json: bool) -> list[str]:
+    from pipeline.operations.offline.carry import carry
+
+    made = carry(store, manifest, folder, wanted)
+    if as_json:
+        emit_json({"model": made.model, "version": made.version, "engines": [item.digest for item in made.engines]})
+    else:
+        echo(f"{folder}: {pluralize(len(made.engines), 'engine')} of {made.model}@{made.version} and its golden cases")
+    return []
+
+
+def _import(store: "Store", path: Path, as_json: bool) -> list[str]:
+    from pipeline.operations.offline.returned import import_file
+
+    found = import_file(store, path)
+    if as_json:
+        emit_json([vars(item) for item in found])
+    else:
+        _show(str(path), [(f"{item.reference} {item.unit}", item.verdict, item.reason) for item in found])
+    return [item.verdict for item in found]
+
+
+def _row(item: "Attested") -> dict[str, str | None]:
+    entry = item.entry
+    return {
+        "target": entry.target,
+        "precision": entry.precision,
+        "backend": entry.backend,
+        "digest": entry.digest,
+        "status": item.verdict,
+        "reason": item.reason,
+        "report": item.report,
+        "latency": item.latency,
+    }
+
+
+def _show(title: str, rows: list[tuple[str, str, str]]) -> None:
+    print_table(("unit", "status", "why"), [list(row) for row in rows], title=title)

@@ -1,0 +1,248 @@
+"""Arguments, options and output that commands share: each is declared once, so that it is spelled, described and works
+alike everywhere."""
+
+import inspect
+import json
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from enginery.core.types import PRECISIONS
+from enginery.core.visible import visible_json
+from enginery.registry import DEFAULT_REGISTRY
+from pipeline.cli.tables import echo
+
+if TYPE_CHECKING:
+    from pipeline.progress import Progress
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+LOG_FORMATS = ("text", "json")
+# Where the command's root context keeps it.
+LOG_FORMAT = "log_format"
+_UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
+
+
+class Duration(click.ParamType[timedelta]):
+    """'7d', '12h', '30m', '0s'."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """A duration. Fails as click does for what is none."""
+        if isinstance(value, timedelta):
+            return value
+        found = re.fullmatch(r"([0-9]{1,6})([dhms])", str(value))
+        if found is None:
+            self.fail(f"{value!r} is no duration; give a number and d, h, m or s, as in 7d", param, ctx)
+        return timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
+def _argument(name: str, metavar: str, meaning: str, **settings: Any) -> Callable[[Command], Command]:
+    """An argument whose meaning stands below the command's own help: click's arguments have no help of their own."""
+
+    def add(command: Command) -> Command:
+        command.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n{metavar.strip('[].')}: {meaning}"
+        return click.argument(name, metavar=metavar, **settings)(command)
+
+    return add
+
+
+_REF = "NAME@VERSION, NAME:CHANNEL, or NAME: its channel stable, else candidate, else its newest version."
+
+# `REF`, passed as `reference: str`.
+reference_argument = _argument("reference", "REF", _REF)
+# `REF...`, passed as `references: tuple[str, ...]`.
+references_argument = _argument("references", "REF...", _REF, nargs=-1, required=True)
+# `REF` where it may be left out, passed as `reference: str | None`.
+optional_reference_argument = _argument("reference", "[REF]", _REF, required=False)
+# `NAME:CHANNEL`, passed as `where: str`.
+channel_argument = _argument("where", "NAME:CHANNEL", "a model and its channel, such as digits:stable.")
+# `SPEC`, passed as `spec: str`.
+spec_argument = _argument(
+    "spec", "SPEC", "a file, registered:MODEL[@DIGEST], or a file in a bucket (s3://bucket/specs/model.yaml)."
+)
+
+
+def registry_option_with(default: str | None, shown: bool | str) -> Callable[[Command], Command]:
+    """`--registry`, from ENGINERY_REGISTRY, else `default`; passed as `registry`. shown: the default in the help."""
+    return click.option(
+        "--registry",
+        metavar="URI",
+        envvar="ENGINERY_REGISTRY",
+        default=default,
+        show_default=shown,
+        show_envvar=True,
+        help="Registry: a path, file:// or s3://bucket/prefix.",
+    )
+
+
+# Passed as `registry: str`.
+registry_option = registry_option_with(DEFAULT_REGISTRY, True)
+# For commands that take a spec, which may name its registry; passed as `registry: str | None`.
+spec_registry_option = registry_option_with(None, f"the spec's publication.registry, else {DEFAULT_REGISTRY}")
+
+_TARGET = "Target: cpu, a kind of CPU (avx512-vnni), a GPU product (l4), compute capability (sm_89) or generation (ada)"
+
+
+def _several(option: str, name: str, metavar: str, meaning: str, shown: str | None) -> Callable[[Command], Command]:
+    """An option that takes several names, by commas or by repeating it; passed as one text with commas, or None."""
+    return click.option(
+        option,
+        name,
+        metavar=metavar,
+        multiple=True,
+        required=shown is None,
+        show_default=shown or False,
+        callback=lambda _context, _option, given: ",".join(given) or None,
+        help=f"{meaning}; repeat it, or separate several with commas.",
+    )
+
+
+def targets_option(shown: str | None) -> Callable[[Command], Command]:
+    """`--target` where several may be given, also groups of them; passed as `targets: str | None`, separated by commas.
+
+    shown: what is taken without it, for help; None: it must be given.
+    """
+    return _several("--target", "targets", "TARGETS", f"{_TARGET}, gpu or all", shown)
+
+
+def precisions_option(shown: str) -> Callable[[Command], Command]:
+    """`--precision` where several may be given; passed as `precisions: str | None`, separated by commas."""
+    return _several("--precision", "precisions", "PRECISIONS", f"Precision: {', '.join(PRECISIONS)}", shown)
+
+
+def backends_option(shown: str) -> Callable[[Command], Command]:
+    """`--backend`; passed as `backends: str | None`, separated by commas."""
+    return _several("--backend", "backends", "BACKENDS", "Compiler, as `enginery backends` lists it", shown)
+
+
+def selection_options(command: Command) -> Command:
+    """`--target`, `--precision` and `--backend`, which narrow a spec; passed as `targets`, `precisions`, `backends`."""
+    for option in (backends_option, precisions_option, targets_option):
+        command = option("all of the spec")(command)
+    return command
+
+
+# Passed as `why: str`.
+why_option = click.option("--why", metavar="TEXT", default="", help="Reason, which is recorded and shown later.")
+# Passed as `jobs: int | None`.
+jobs_option = click.option(
+    "--jobs", type=click.IntRange(1, 1024), show_default="one per CPU", help="Processes that run at the same time."
+)
+
+# Passed as `target: str`.
+target_option = click.option(
+    "--target", metavar="TARGET", default="auto", show_default=True, help=f"{_TARGET}; auto is this machine."
+)
+
+
+def precision_option(shown: str) -> Callable[[Command], Command]:
+    """`--precision` of engines; passed as `precision: str | None`. shown: what is taken without it, for help."""
+    kinds = click.Choice(PRECISIONS)
+    return click.option("--precision", type=kinds, show_default=shown, help="Only engines of this precision.")
+
+
+def engine_options(command: Command) -> Command:
+    """`--target` and `--precision`: which of a version's engines; passed as `target: str`, `precision: str | None`."""
+    return target_option(precision_option("the one that fits best")(command))
+
+
+def progress_options(command: Command) -> Command:
+    """`--quiet`, passed as `quiet: bool`, and `--log-format`, which `shown_progress` and `say` ask for."""
+    quiet = click.option("--quiet", is_flag=True, help="Show no progress on stderr.")
+    return log_format_option(quiet(command))
+
+
+def executor_options(command: Command) -> Command:
+    """Where units are built: passed as `executor`, `ray_address` and `wait_for_nodes: timedelta`."""
+    for option in (
+        click.option(
+            "--wait-for-nodes",
+            type=Duration(),
+            default="0s",
+            show_default=True,
+            help="How long a unit waits for a suitable Ray node, e.g. 15m with an autoscaler.",
+        ),
+        click.option(
+            "--ray-address",
+            envvar="RAY_ADDRESS",
+            show_envvar=True,
+            show_default="a cluster started for this run",
+            help="Ray cluster for --executor ray.",
+        ),
+        click.option(
+            "--executor",
+            type=click.Choice(["local", "ray"]),
+            default="local",
+            show_default=True,
+            help="Where units are built.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def log_format_option(command: Command) -> Command:
+    """`--log-format`: what stderr looks like."""
+    return click.option(
+        "--log-format",
+        type=click.Choice(LOG_FORMATS),
+        default="text",
+        show_default=True,
+        envvar="ENGINERY_LOG_FORMAT",
+        show_envvar=True,
+        expose_value=False,
+        callback=lambda ctx, _, value: ctx.ensure_object(dict).update({LOG_FORMAT: value}),
+        help="Format of stderr; json: one object per line.",
+    )(command)
+
+
+def log_format() -> str:
+    """The format that the running command was asked for: 'text' or 'json'."""
+    context = click.get_current_context(silent=True)
+    chosen = context.find_object(dict) if context else None
+    return str((chosen or {}).get(LOG_FORMAT, "text"))
+
+
+def shown_progress(quiet: bool) -> AbstractContextManager["Progress"]:
+    """The progress display that fits the command's options and stderr."""
+    from pipeline.progress import progress_display
+
+    return progress_display(quiet, json_lines=log_format() == "json")
+
+
+def json_option(command: Command) -> Command:
+    """`--json`, passed as `as_json: bool`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")(command)
+
+
+def trust_option(command: Command) -> Command:
+    """`--trust`, from ENGINERY_TRUST_POLICY, passed as `trust: Path | None`."""
+    return click.option(
+        "--trust",
+        type=click.Path(path_type=Path),
+        envvar="ENGINERY_TRUST_POLICY",
+        show_envvar=True,
+        help="Trust policy (YAML): which signatures a version needs.",
+    )(command)
+
+
+def emit_json(value: Any) -> None:
+    """Print a JSON value on stdout. NaN has no place in JSON and is a bug here."""
+    echo(visible_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)))
+
+
+def say(text: str) -> None:
+    """Progress and remarks, on stderr, so that stdout holds only the result."""
+    if log_format() == "json":
+        from pipeline.progress.json_lines import JsonLines
+
+        JsonLines().tell("remark", message=text)
+    else:
+        echo(text, err=True)

@@ -1,0 +1,162 @@
+"""The commands about what a channel did and what it asks: history, policy."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from enginery.core.user import user
+from pipeline.cli.options import channel_argument, emit_json, json_option, registry_option, say, why_option
+from pipeline.cli.tables import echo, print_table
+
+if TYPE_CHECKING:
+    from enginery.registry.store.base import Store
+    from enginery.registry.versions.policies import Policy
+
+
+@click.command()
+@click.argument("where", metavar="NAME[:CHANNEL]")
+@click.option("--limit", type=click.IntRange(1), show_default="all", help="Newest moves of each channel to show.")
+@registry_option
+@json_option
+def history(where: str, limit: int | None, registry: str, as_json: bool) -> None:
+    """Show who moved a channel (or each channel of NAME), when, why, and on what evidence.
+
+    NAME:CHANNEL: a model and its channel.
+    """
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.channel_history import history as moves_of
+
+    rows = moves_of(open_store(registry), parse_reference(where), limit)
+    if as_json:
+        emit_json(rows)
+        return
+    columns = ("at", "channel", "action", "version", "by", "why", "report", "canary")
+    short = ({**row, "report": (row["report"] or "")[:12], "canary": _short(row["canary"])} for row in rows)
+    print_table(columns, [[str(row[column]) for column in columns] for row in short])
+
+
+@click.group()
+def policy() -> None:
+    """What a channel requires of a version.
+
+    '*:CHANNEL' stands for the channel of every model that has no policy of its own.
+    """
+
+
+@policy.command("show")
+@channel_argument
+@registry_option
+@json_option
+def show_policy(where: str, registry: str, as_json: bool) -> None:
+    """Show the policy that applies to a channel, and where it was set."""
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions import policies
+
+    model, channel = _where(where)
+    store = open_store(registry)
+    own = policies.read(store, model, channel) if model else None
+    found = own or policies.read(store, None, channel)
+    origin = None if found is None else f"{model}:{channel}" if own else f"*:{channel}"
+    if as_json:
+        emit_json({"policy": found.to_json() if found else None, "of": origin})
+        return
+    echo(f"{where}: " + (_words(found) + f" (set for {origin} by {found.by}, {found.at})" if found else "no policy"))
+
+
+@policy.command("set")
+@channel_argument
+@click.option(
+    "--proven",
+    default="",
+    metavar="TARGETS",
+    show_default="none",
+    help="Targets that need a proven engine: l4,sm_90,cpu.",
+)
+@click.option("--canary/--no-canary", default=False, show_default=True, help="Whether a canary's PASS is needed.")
+@click.option(
+    "--canary-on",
+    default="",
+    metavar="TARGETS",
+    show_default="what the channel serves, for canaries without a person",
+    help="GPU generations and kinds of CPU that a canary must have passed on, each: sm_89,sm_90,cpu.",
+)
+@click.option(
+    "--signed-by",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="KEY.pub",
+    help="Public key that must have signed the version; repeat it for several, one of which suffices.",
+)
+@why_option
+@registry_option
+@json_option
+def set_policy(
+    where: str,
+    proven: str,
+    canary: bool,
+    canary_on: str,
+    signed_by: tuple[Path, ...],
+    why: str,
+    registry: str,
+    as_json: bool,
+) -> None:
+    """Set the policy of a channel, in place of the one before.
+
+    Without options it requires only what every channel requires.
+
+    Creates the registry if there is none: policies may be set before the first version is published.
+    """
+    from enginery.registry.versions import policies
+    from enginery.registry.versions.policies import Policy
+
+    model, channel = _where(where)
+    keys = tuple(_key(path) for path in signed_by)
+    named, tried = (tuple(text.replace(",", " ").split()) for text in (proven, canary_on))
+    wanted = policies.checked(Policy(named, canary, tried, keys), f"the policy of {where}")
+    after = policies.write(_open_or_make(registry), model, channel, wanted, by=user(), why=why)
+    if as_json:
+        emit_json(after.to_json())
+    else:
+        echo(f"{where}: {_words(after)}")
+
+
+def _open_or_make(registry: str) -> "Store":
+    from enginery.core.errors import UnavailableError
+    from enginery.registry.store.base import open_store
+
+    try:
+        return open_store(registry)
+    except UnavailableError:  # absent, or out of reach: then the next line says so
+        store = open_store(registry, create=True)
+        say(f"there was no registry at {store.uri}; made one")
+        return store
+
+
+def _where(text: str) -> tuple[str | None, str]:
+    from enginery.core.names import check_channel, parse_channel
+
+    return (None, check_channel(text[2:])) if text.startswith("*:") else parse_channel(text)
+
+
+def _key(path: Path) -> str:
+    from enginery.registry.trust.policy import public_key
+
+    return public_key(path).public_key.decode()
+
+
+def _words(found: "Policy") -> str:
+    rules: list[str] = [f"proven engines for {', '.join(found.proven)}"] if found.proven else []
+    rules += ["a canary's PASS"] if found.canary else []
+    rules += [f"a canary's PASS on each of {', '.join(found.canary_on)}"] if found.canary_on else []
+    rules += (
+        ["a signature by " + ("its key" if len(found.signed_by) == 1 else f"one of {len(found.signed_by)} keys")]
+        if found.signed_by
+        else []
+    )
+    return "needs " + " and ".join(rules) if rules else "requires nothing more"
+
+
+def _short(digests: Any) -> str:
+    return ", ".join(digest[:12] for digest in digests)

@@ -1,0 +1,72 @@
+"""The commands that carry versions elsewhere: mirror, export-oci."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from enginery.core.text import pluralize
+from enginery.core.user import user
+from pipeline.cli.options import (
+    emit_json,
+    json_option,
+    reference_argument,
+    references_argument,
+    registry_option,
+    say,
+    trust_option,
+)
+from pipeline.cli.tables import echo
+
+
+@click.command()
+@references_argument
+@click.argument("dest", metavar="DEST")
+@click.option("--channels", "with_channels", is_flag=True, help="Also move the channels named by REF in the copy.")
+@trust_option
+@registry_option
+@json_option
+def mirror(
+    references: tuple[str, ...], dest: str, with_channels: bool, trust: Path | None, registry: str, as_json: bool
+) -> None:
+    """Copy the version of each REF to the registry DEST (a path, file:// or s3://bucket/prefix), verified."""
+    from enginery.core.names import parse_reference
+    from enginery.exchange.mirror import mirror as copy
+    from enginery.registry.store.base import open_store
+
+    wanted = [parse_reference(text) for text in references]
+    source, target = open_store(registry), open_store(dest, create=True)
+    found = copy(source, wanted, target, with_channels=with_channels, trust=trust, by=user())
+    if as_json:
+        emit_json({"dest": target.uri, **asdict(found)})
+        return
+    for name in found.versions:
+        echo(name)
+    for name in found.moved:
+        echo(f"channel {name}")
+    echo(f"{pluralize(found.copied, 'blob')} copied ({found.size_bytes} bytes), {found.present} already there")
+
+
+@click.command("export-oci")
+@reference_argument
+@click.argument("dest", metavar="DEST", type=click.Path(path_type=Path))
+@click.option("--proven-only", is_flag=True, help="Leave out engines that are not proven.")
+@trust_option
+@registry_option
+@json_option
+def export_oci(reference: str, dest: Path, proven_only: bool, trust: Path | None, registry: str, as_json: bool) -> None:
+    """Write the engines of REF to the OCI image layout DEST: one image per engine, and an index of all."""
+    from enginery.core.names import parse_reference
+    from enginery.exchange.oci import export_oci as write
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.lookup import locate
+
+    store = open_store(registry)
+    located = locate(store, parse_reference(reference))
+    found = write(store, located, dest, proven_only=proven_only, trust=trust)
+    if as_json:
+        emit_json({"path": str(found.path), "tags": list(found.tags)})
+        return
+    for tag in found.tags:
+        echo(f"oci:{found.path}:{tag}")
+    say(f"push one with: skopeo copy --all --preserve-digests oci:{found.path}:{found.tags[0]} docker://HOST/NAME:TAG")

@@ -1,0 +1,101 @@
+"""`enginery metrics`: a registry's numbers for Prometheus."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pipeline.cli.options import registry_option, say
+from pipeline.cli.tables import echo
+
+if TYPE_CHECKING:
+    from pipeline.orchestration.metrics.live import LiveMetrics
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def metrics_options(command: Command) -> Command:
+    """`--metrics-port` and `--metrics-address`, for commands that take long."""
+    address = click.option(
+        "--metrics-address",
+        default="127.0.0.1",
+        show_default=True,
+        help="Address to serve metrics on; 0.0.0.0 in a pod.",
+    )
+    port = click.option(
+        "--metrics-port",
+        type=click.IntRange(0, 65535),
+        show_default="off",
+        help="Port to serve Prometheus metrics on; 0 is any free port.",
+    )
+    return port(address(command))
+
+
+@contextmanager
+def served_metrics(port: int | None, address: str) -> Iterator["LiveMetrics | None"]:
+    """Count what a run is told, and serve the counts while it lives; None without a port."""
+    if port is None:
+        yield None
+        return
+    from pipeline.orchestration.metrics.live import LiveMetrics, served
+
+    live = LiveMetrics()
+    with served(live.registry, port, address) as taken:
+        say(f"metrics: http://{address}:{taken}/metrics")
+        yield live
+
+
+@click.command()
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=9464, show_default=True, help="Port; 0 is any free port."
+)
+@click.option("--address", default="127.0.0.1", show_default=True, help="Address to serve on; 0.0.0.0 in a pod.")
+@click.option(
+    "--every",
+    default=60.0,
+    type=click.FloatRange(1),
+    show_default=True,
+    help="Seconds between two reads of the registry.",
+)
+@click.option("--once", is_flag=True, help="Print the metrics on stdout and exit.")
+@click.option(
+    "--textfile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the metrics to this file (for node_exporter) and exit.",
+)
+@registry_option
+def metrics(port: int, address: str, every: float, once: bool, textfile: Path | None, registry: str) -> None:
+    """Serve a registry's numbers to Prometheus: builds, runs, cache, unproven engines, drift.
+
+    Read from the registry's documents, so one exporter covers every run, wherever it took place.
+    """
+    from enginery.registry.store.base import open_store
+    from pipeline.orchestration.metrics.exporter import Exporter
+    from pipeline.orchestration.metrics.live import served
+
+    exporter = Exporter(open_store(registry), say)
+    whole = exporter.refresh()
+    if once or textfile is not None:
+        _write(exporter.registry(), textfile)
+        raise SystemExit(0 if whole else 3)
+    with served(exporter.registry(), port, address) as taken:
+        say(f"metrics of {registry}: http://{address}:{taken}/metrics; Ctrl-C ends it")
+        try:
+            exporter.run(every, threading.Event())
+        except KeyboardInterrupt:
+            say("stopped")
+
+
+def _write(registry: Any, path: Path | None) -> None:
+    from prometheus_client import generate_latest
+
+    from enginery.registry.store.atomic_write import write_whole
+
+    text = generate_latest(registry)
+    if path is None:
+        echo(text.decode(), nl=False)
+        return
+    write_whole(path, text)

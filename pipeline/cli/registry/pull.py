@@ -1,0 +1,231 @@
+"""The commands of a serving node: resolve says which engine fits it and why, pull brings it, or follows a channel."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pipeline.cli.download_bar import download_bar
+from pipeline.cli.options import (
+    emit_json,
+    engine_options,
+    json_option,
+    progress_options,
+    reference_argument,
+    registry_option,
+    say,
+    trust_option,
+)
+from pipeline.cli.tables import echo
+
+if TYPE_CHECKING:
+    from enginery.client.client import Answer, Client, Machine, Pulled
+    from enginery.client.hooks import Hook
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_MACHINE = (
+    engine_options,
+    click.option("--driver", metavar="VERSION", help="GPU driver of that machine, e.g. 580.65.06."),
+    click.option("--cuda", metavar="VERSION", help="Newest CUDA that this driver supports, e.g. 13.0."),
+    click.option("--tensorrt", metavar="VERSION", help="TensorRT on that machine."),
+    click.option("--tensorrt-rtx", metavar="VERSION", help="TensorRT-RTX on that machine."),
+    click.option("--memory", "memory_gib", type=click.FloatRange(0, min_open=True), help="GPU memory in GiB."),
+)
+_POLICY = (
+    click.option("--proven-only", is_flag=True, help="Only proven engines."),
+    trust_option,
+    click.option("--fallback", type=click.Choice(["onnx"]), help="Take the ONNX model if no engine fits."),
+)
+_WATCH = (
+    click.option("--watch", is_flag=True, help="Follow the channel REF; DEST/current leads to its engine."),
+    click.option("--once", is_flag=True, help="With --watch: look once and exit."),
+    click.option(
+        "--interval",
+        default=30.0,
+        type=click.FloatRange(0.05),
+        show_default=True,
+        help="With --watch: seconds between two looks.",
+    ),
+    click.option(
+        "--keep",
+        default=2,
+        type=click.IntRange(1),
+        show_default=True,
+        help="With --watch: engines to keep beside the current one.",
+    ),
+    click.option("--hook", help="With --watch: command to run after a swap, with ENGINERY_... variables."),
+    click.option("--hook-url", help="With --watch: URL to post to after a swap."),
+    click.option(
+        "--hook-timeout",
+        default=30.0,
+        type=click.FloatRange(0.05),
+        show_default=True,
+        help="With --watch: seconds that a hook may take.",
+    ),
+)
+
+
+def _options(*groups: tuple[Callable[[Command], Command], ...]) -> Callable[[Command], Command]:
+    def add(command: Command) -> Command:
+        for option in reversed([option for group in groups for option in group]):
+            command = option(command)
+        return command
+
+    return add
+
+
+@click.command()
+@reference_argument
+@_options(_MACHINE, _POLICY)
+@registry_option
+@json_option
+def resolve(reference: str, registry: str, as_json: bool, **given: Any) -> None:
+    """Show which engines of REF a machine can use, best first, and why not the others. Downloads nothing.
+
+    Exit code 1 if there is none.
+    """
+    answer = _client(registry, given).resolve(reference, _machine(given))
+    _show(answer, as_json)
+    if not answer.candidates:
+        raise SystemExit(1)
+
+
+@click.command()
+@reference_argument
+@click.option(
+    "--dest", type=click.Path(path_type=Path), default=Path(), show_default="this folder", help="Folder for the engine."
+)
+@_options(_MACHINE, _POLICY)
+@click.option(
+    "--rehash", is_flag=True, help="Hash files that are here already, instead of trusting that nothing changed them."
+)
+@click.option("--explain", is_flag=True, help="Only show what would be chosen, as `enginery resolve` does.")
+@_options(_WATCH)
+@progress_options
+@registry_option
+@json_option
+def pull(reference: str, dest: Path, registry: str, as_json: bool, quiet: bool, explain: bool, **given: Any) -> None:
+    """Download the engine of REF that fits the target best, verified, and say why that one."""
+    client = _client(registry, given)
+    if explain:
+        _show(client.resolve(reference, _machine(given)), as_json)
+        return
+    if given["watch"]:
+        _watch(client, reference, dest, given, as_json)
+        return
+    _only_with_watch(click.get_current_context())
+    with download_bar(quiet) as progress:
+        pulled = client.pull(reference, dest, machine=_machine(given), progress=progress)
+    for line in (*pulled.warnings, *(f"note: {remark}" for remark in pulled.resolution.remarks)):
+        say(line)
+    if as_json:
+        emit_json(_pulled_json(pulled))
+    else:
+        _print_pulled(pulled)
+
+
+def _machine(given: dict[str, Any]) -> "Machine":
+    from enginery.core.hardware.machine import Machine
+
+    memory = given["memory_gib"]
+    stated = {name: given[name] for name in ("driver", "cuda", "tensorrt", "tensorrt_rtx")}
+    return Machine.named(given["target"]).stating(**stated, memory_bytes=memory and int(memory * (1 << 30)))
+
+
+def _client(registry: str, given: dict[str, Any]) -> "Client":
+    from enginery.client.client import Client, Policy
+
+    wanted = {name: given[name] for name in ("precision", "proven_only", "fallback", "trust")}
+    policy = Policy(**wanted)
+    return Client(registry, policy=policy, rehash=given.get("rehash", False))
+
+
+def _watch(client: "Client", reference: str, dest: Path, given: dict[str, Any], as_json: bool) -> None:
+    """SIGTERM and Ctrl-C end it; what it serves stays."""
+    try:
+        swap = client.watch(
+            reference,
+            dest,
+            machine=_machine(given),
+            interval_s=given["interval"],
+            hook=_hook(given),
+            once=given["once"],
+            keep=given["keep"],
+            say=say,
+        )
+    except KeyboardInterrupt:
+        say("stopped")
+        return
+    if as_json and swap is not None:
+        emit_json({**swap.facts(), "swapped": swap.swapped, "origin": swap.origin})
+
+
+def _hook(given: dict[str, Any]) -> "Hook | None":
+    from enginery.client.hooks import Command, Post
+
+    line, url, timeout_s = given["hook"], given["hook_url"], given["hook_timeout"]
+    if line and url:
+        raise click.UsageError("give --hook or --hook-url, not both")
+    if line:
+        return Command(line, timeout_s)
+    return Post(url, timeout_s) if url else None
+
+
+def _only_with_watch(context: click.Context) -> None:
+    for name in ("once", "hook", "hook_url", "interval", "keep", "hook_timeout"):
+        if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with --watch")
+
+
+def _show(answer: "Answer", as_json: bool) -> None:
+    if as_json:
+        emit_json(answer.to_json())
+        return
+    from pipeline.cli.tables import print_table
+
+    rows = [
+        [str(number), one.entry.unit, one.entry.status, "; ".join((one.fit, *one.remarks))]
+        for number, one in enumerate(answer.candidates, 1)
+    ]
+    rows += [["-", unit, "rejected", reason] for unit, reason in answer.rejected]
+    facts = ", ".join(f"{name} {value}" for name, value in answer.machine.known().items())
+    echo(f"{answer.what} on {answer.machine.target.name}" + (f" ({facts})" if facts else ""))
+    print_table(("rank", "engine", "status", "why"), rows)
+
+
+def _print_pulled(pulled: "Pulled") -> None:
+    came = {"there": " (was there already)", "cache": " (from this machine's cache)", "registry": ""}[pulled.origin]
+    echo(f"{pulled.path}{came}")
+    echo(f"chosen: {pulled.engine.unit} of {pulled.located.manifest.model}@{pulled.located.manifest.version}")
+    echo(f"why:    {pulled.resolution.why}")
+    if pulled.located.signed_by:
+        echo(f"signed: by {', '.join(pulled.located.signed_by)}")
+    for unit, reason in pulled.resolution.rejected:
+        echo(f"not:    {unit}: {reason}")
+
+
+def _pulled_json(pulled: "Pulled") -> dict[str, Any]:
+    engine, manifest = pulled.engine, pulled.located.manifest
+    return {
+        "path": str(pulled.path),
+        "description": str(pulled.description),
+        "model": manifest.model,
+        "version": manifest.version,
+        "target": engine.target,
+        "precision": engine.precision,
+        "backend": engine.backend,
+        "status": engine.status,
+        "reason": engine.reason,
+        "digest": engine.digest,
+        "size_bytes": engine.size_bytes,
+        "why": pulled.resolution.why,
+        "rejected": [{"unit": unit, "reason": reason} for unit, reason in pulled.resolution.rejected],
+        "lost": [{"unit": unit, "reason": reason} for unit, reason in pulled.resolution.lost],
+        "remarks": list(pulled.resolution.remarks),
+        "cached": pulled.cached,
+        "origin": pulled.origin,
+        "warning": pulled.warning,
+        "signed_by": list(pulled.located.signed_by),
+    }

@@ -1,0 +1,297 @@
+"""The commands that read and steer a registry: show, verify, promote, rollback."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from enginery.core.text import format_bytes, pluralize
+from enginery.core.user import user
+from pipeline.cli.options import (
+    emit_json,
+    json_option,
+    optional_reference_argument,
+    reference_argument,
+    registry_option,
+    say,
+    why_option,
+)
+from pipeline.cli.tables import cell, echo, print_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from enginery.registry.verification.verify import Verification
+    from enginery.registry.versions.policies import CanaryPass
+    from pipeline.values import Json
+
+
+@click.command()
+@reference_argument
+@click.option(
+    "--quantization", is_flag=True, help="Show the effect of quantization on each tensor, and what stayed in float."
+)
+@click.option(
+    "--layers", metavar="UNIT", help="Show the layers and tactics of this engine, as its compiler reports them."
+)
+@click.option("--provenance", is_flag=True, help="Print the stored SLSA provenance statement.")
+@click.option("--sbom", is_flag=True, help="Print the stored CycloneDX SBOM of the environment that built the version.")
+@registry_option
+@json_option
+def show(
+    reference: str,
+    quantization: bool,
+    layers: str | None,
+    provenance: bool,
+    sbom: bool,
+    registry: str,
+    as_json: bool,
+) -> None:
+    """Show the version REF and its engines."""
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.views import shown
+
+    if quantization:
+        _show_quantization(reference, registry, as_json)
+        return
+    if layers is not None:
+        _show_layers(reference, layers, registry, as_json)
+        return
+    if provenance or sbom:
+        _show_stored(reference, registry, "provenance statement" if provenance else "sbom")
+        return
+    facts = shown(open_store(registry), parse_reference(reference))
+    if as_json:
+        emit_json(facts)
+        return
+    channels = ", ".join(facts["channels"]) or "none"
+    echo(f"{facts['model']}@{facts['version']}  published {facts['created_at']}  channels: {channels}")
+    echo(f"manifest {facts['manifest']}")
+    if facts["page"]:
+        echo(f"report   {facts['page']}")
+    for graph, metrics in sorted(facts["metrics"].items()):
+        echo(f"metric   {graph}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+    columns = ("target", "precision", "backend", "status", "size_bytes", "checks", "reason")
+    print_table(columns, [[cell(engine[column]) for column in columns] for engine in facts["engines"]])
+    if facts["canaries"]:
+        columns = ("target", "verdict", "against", "unit", "created_at", "report", "reason")
+        echo("\ncanaries")
+        print_table(columns, [[cell(found[column]) for column in columns] for found in facts["canaries"]])
+    try:
+        _print_latencies(facts["latencies"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        from enginery.core.errors import IntegrityError
+
+        raise IntegrityError(
+            f"a latency report of {reference} is not whole ({error!r}); time the engine again"
+        ) from error
+
+
+@click.command()
+@optional_reference_argument
+@click.option("--repair", is_flag=True, help="Move corrupt blobs away, so that the next build makes them again.")
+@registry_option
+@json_option
+def verify(reference: str | None, repair: bool, registry: str, as_json: bool) -> None:
+    """Re-hash every byte of REF, or of the whole registry, and report damage. Exit code 1 if there is any."""
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.verification.verify import repair as move_away
+    from enginery.registry.verification.verify import verify as verify_store
+
+    store = open_store(registry)
+    result = verify_store(store, parse_reference(reference) if reference else None)
+    moved = move_away(store, result) if repair else ()
+    if as_json:
+        emit_json(_verified_json(result, moved))
+    else:
+        _print_verified(result, moved)
+    if not result.sound:
+        raise SystemExit(1)
+
+
+@click.command()
+@reference_argument
+@click.argument("where", metavar="[NAME:CHANNEL]", required=False)
+@why_option
+@click.option(
+    "--proven-only", is_flag=True, help="Accept a version with unproven engines, and serve only its proven ones."
+)
+@click.option(
+    "--canary",
+    "reports",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A canary's report.json: refuse unless it is a PASS of exactly this version; repeat it.",
+)
+@registry_option
+@json_option
+def promote(
+    reference: str,
+    where: str | None,
+    why: str,
+    proven_only: bool,
+    reports: tuple[Path, ...],
+    registry: str,
+    as_json: bool,
+) -> None:
+    """Point a channel to the version REF.
+
+    NAME:CHANNEL: a channel of the same model (default: its channel stable).
+    """
+    from enginery.core.names import STABLE, channel_of, parse_reference
+    from enginery.registry.store.base import open_store
+    from enginery.registry.trust import require
+    from enginery.registry.versions import channels
+    from enginery.registry.versions.lookup import locate
+
+    named = parse_reference(reference)
+    channel = channel_of(named.model, where) if where else STABLE
+    store = open_store(registry)
+    located = locate(store, named)
+    vouched = require(store, located.manifest)
+    manifest = located.manifest
+    passes: list[CanaryPass] = []
+    if reports:
+        from pipeline.canary.promotion import canary_passes
+
+        words, passes = canary_passes(store, manifest, channel, reports, say)
+        why = " ".join(part for part in (why, words) if part)
+    after = channels.promote(
+        store,
+        manifest,
+        channel,
+        by=user(),
+        why=why,
+        proven_only=proven_only,
+        canaries=passes,
+        counts=vouched.counts,
+    )
+    _print_channel(after, as_json)
+
+
+@click.command()
+@click.argument("where", metavar="NAME[:CHANNEL]")
+@why_option
+@registry_option
+@json_option
+def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
+    """Point a channel back to the version that it served before.
+
+    NAME:CHANNEL: a model and its channel; NAME alone is its channel stable.
+    """
+    from enginery.core.names import STABLE, parse_channel
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions import channels
+
+    model, channel = parse_channel(where, STABLE)
+    after = channels.rollback(open_store(registry), model, channel, by=user(), why=why)
+    _print_channel(after, as_json)
+
+
+def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
+    from enginery.core.names import parse_reference
+    from enginery.registry.evidence.quantization import quantization_records
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.lookup import locate
+    from validation.reporting.quantized import FIELDS, facts, left_lines, row
+
+    store = open_store(registry)
+    manifest = locate(store, parse_reference(reference)).manifest
+    records = quantization_records(store, manifest)
+    if as_json:
+        emit_json(records)
+        return
+    if not records:
+        echo(f"{manifest.model}@{manifest.version} has no graph that was quantized by calibration")
+    for name, record in records.items():
+        echo(f"{name}: " + "; ".join(f"{value} {what}" for value, what in facts(record)))
+        rows = [row(tensor) for tensor in record["tensors"]]
+        if rows:
+            print_table(FIELDS, [[item[field] for field in FIELDS] for item in rows])
+        for line in left_lines(record):
+            echo(line)
+        echo()
+
+
+def _show_layers(reference: str, unit: str, registry: str, as_json: bool) -> None:
+    from enginery.core.names import parse_reference
+    from enginery.registry.evidence.layers import COLUMNS, layers_of, row
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.lookup import locate
+
+    store = open_store(registry)
+    entry, told = layers_of(store, locate(store, parse_reference(reference)).manifest, unit)
+    if as_json:
+        emit_json(told)
+        return
+    echo(f"{entry.unit}: {pluralize(len(told['Layers']), 'layer')}")
+    print_table(COLUMNS, [row(layer) for layer in told["Layers"]])
+
+
+def _show_stored(reference: str, registry: str, source: str) -> None:
+    """Print a JSON document that the manifest names, verified."""
+    from enginery.core.errors import UnknownNameError
+    from enginery.core.names import parse_reference
+    from enginery.core.parsing import parse_json
+    from enginery.registry.store.base import open_store
+    from enginery.registry.versions.lookup import locate
+
+    store = open_store(registry)
+    manifest = locate(store, parse_reference(reference)).manifest
+    digest = manifest.sources.get(source)
+    if digest is None:
+        raise UnknownNameError(
+            f"{manifest.model}@{manifest.version} has no {source}: it was not published by `enginery build`, "
+            "which writes one"
+        )
+    emit_json(parse_json(store.read_blob(digest), 64 << 20))
+
+
+def _print_latencies(found: "Mapping[str, Sequence[Json]]") -> None:
+    """How fast each engine was on each kind of machine, in a line, and what bounds it."""
+    from validation.latency.machine import machine_text
+    from validation.latency.words import bucket_row, diagnosis_text, remarks
+
+    columns = ("bucket", "runtime", "p50", "p99", "items/s", "memory")
+    for machine in dict.fromkeys(machine_text(report["machine"]) for each in found.values() for report in each):
+        reports = [item for each in found.values() for item in each if machine_text(item["machine"]) == machine]
+        echo(f"\nlatency on {machine}")
+        for report in reports:
+            echo(report["unit"])
+            rows = [bucket_row(item) for item in report["buckets"]]
+            print_table(columns, [[row[column] for column in columns] for row in rows])
+            for line in (diagnosis_text(report["anatomy"]), *remarks(report, columns)):
+                echo(f"  {line}")
+
+
+def _verified_json(result: "Verification", moved: tuple[str, ...]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    problems = [{**asdict(problem), "fault": problem.fault} for problem in result.problems]
+    return {**asdict(result), "problems": problems, "sound": result.sound, "moved_away": list(moved)}
+
+
+def _print_verified(result: "Verification", moved: tuple[str, ...]) -> None:
+    for problem in result.problems:
+        affects = f" [{'; '.join(problem.affects)}]" if problem.affects else ""
+        echo(f"{problem.kind}: {problem.what}: {problem.detail}{affects}")
+    for digest in moved:
+        echo(f"moved away: {digest}; build again to restore it")
+    if not result.sound:
+        say(
+            "to mend it: build again; what that does not make again, restore from a copy, or delete the folder of its "
+            "version, models/NAME/versions/VERSION, and run `enginery gc`"
+        )
+    verdict = "sound" if result.sound else "DAMAGED"
+    read = format_bytes(result.size_bytes)
+    echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {read} read")
+
+
+def _print_channel(channel: Any, as_json: bool) -> None:
+    if as_json:
+        emit_json({"model": channel.model, "channel": channel.name, **channel.to_json()})
+        return
+    only = " (serving only proven engines)" if channel.proven_only else ""
+    echo(f"{channel.model}:{channel.name} -> {channel.version}{only}")

@@ -1,0 +1,132 @@
+"""What commands write on stdout for people: lines, and tables that are readable at any width."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from enginery.core.visible import visible
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    Cells = Sequence["Text"]
+
+_PIPE_COLUMNS = 240
+_GAP = 2
+# Of a column of sentences so many characters are needed; a column of names, numbers or states is not broken at all.
+_LEAST_PROSE = 24
+# A value with its bracket is no sentence, and no longer than that.
+_LONGEST_BRACKET = 40
+
+
+def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Write a line on stdout (err: on stderr), without what a terminal would obey in text that others wrote."""
+    click.echo(visible(text), err=err, nl=nl)
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str = "",
+    note: str = "",
+    styles: Mapping[str, str] | None = None,
+    red: Collection[int] = (),
+    pipe_columns: int = _PIPE_COLUMNS,
+) -> None:
+    """A table on stdout that fits the terminal: sentences are wrapped, then brackets get a line of their own, and where
+    that does not fit either, each row becomes a block of lines 'column  value'. Into a pipe it is as wide as it needs,
+    so that nothing is cut.
+
+    columns: headings; none at all where all are empty.  note: what stands below it.  styles: of cells with this text,
+    as rich has them.  red: rows that stand out.  pipe_columns: how wide it may be in a pipe.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    headings = [Text(column.replace("_", " ")) for column in columns]
+    cells = [
+        [Text(visible(text), "red" if index in red else (styles or {}).get(text, "")) for text in row]
+        for index, row in enumerate(rows)
+    ]
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = max(pipe_columns, _needed(_least_widths(headings, cells)))
+    if title:
+        console.print(Text(visible(title), "italic"))
+    for rows_of_cells in (cells, [[_in_two_lines(cell) for cell in row] for row in cells]):
+        least = _least_widths(headings, rows_of_cells)
+        if _needed(least) <= console.width:
+            console.print(_table(headings, rows_of_cells, least))
+            break
+    else:
+        console.print(*_blocks(headings, cells), sep="\n")
+    if note:
+        console.print(Text(visible(note), "dim italic"))
+
+
+def _least_widths(headings: "Cells", rows: "Sequence[Cells]") -> list[int]:
+    """How narrow each column may be."""
+    found = []
+    for index, heading in enumerate(headings):
+        cells = [row[index] for row in rows]
+        widest = max(_width(cell) for cell in (heading, *cells))
+        prose = any(_width(cell) > _LEAST_PROSE and " " in cell.plain for cell in cells)
+        found.append(max(_LEAST_PROSE, _width(heading)) if prose else widest)
+    return found
+
+
+def _needed(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _in_two_lines(cell: "Text") -> "Text":
+    """'38.1 µs (37.9 to 38.4)' with its bracket below; a sentence as it is."""
+    from rich.text import Text
+
+    value, _, more = cell.plain.partition(" (")
+    return Text(f"{value}\n({more}", cell.style) if more and _width(cell) <= _LONGEST_BRACKET else cell
+
+
+def _width(cell: "Text") -> int:
+    from rich.cells import cell_len
+
+    return max(map(cell_len, cell.plain.split("\n")))
+
+
+def _table(headings: "Cells", rows: "Sequence[Cells]", least: Sequence[int]) -> "RenderableType":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), collapse_padding=True)
+    table.show_header = any(heading.plain for heading in headings)
+    for heading, width in zip(headings, least, strict=True):
+        table.add_column(heading, min_width=width, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _blocks(headings: "Cells", rows: "Sequence[Cells]") -> "Iterator[RenderableType]":
+    """Each row as lines of heading and value, without what is empty."""
+    from rich.table import Table
+
+    named = any(heading.plain for heading in headings)
+    for index, row in enumerate(rows):
+        block = Table.grid(padding=(0, _GAP, 0, 0))
+        block.add_column(no_wrap=True, style="bold" if named else "")
+        block.add_column(overflow="fold")
+        for heading, cell in zip(headings, row, strict=True):
+            if cell.plain:
+                block.add_row(heading, cell)
+        if index:
+            yield ""
+        yield block
+
+
+def cell(value: Any) -> str:
+    """A value as a table shows it: an object without what is empty or 0, and nothing for null."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items() if item)
+    return "" if value is None else str(value)

@@ -1,0 +1,26 @@
+"""What functions can reach, as a value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from enginery.core.digest import digest_of
+
+
+@dataclass(frozen=True)
+class Closure:
+    """What functions can reach. modules: by name, a digest of what is reached of each.
+
+    packages: what is imported of others, as `import` names it, the standard library left out.
+    read: the modules that this was computed from, with the digest of their source; None for one that was looked for and
+    is not there.
+    """
+
+    modules: Mapping[str, str]
+    packages: tuple[str, ...]
+    read: Mapping[str, str | None]
+
+    @cached_property
+    def digest(self) -> str:
+        """One digest of all the code."""
+        return digest_of(self.modules)

@@ -1,0 +1,120 @@
+"""The main job, written once: spec in, proven engines out. A runner decides how the steps are carried out."""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from pipeline.compile import steps
+from pipeline.compile.plan import Selection, candidates, plan_builds, unserved
+from pipeline.compile.publication.publish import check_required, publish_version
+from pipeline.compile.run_context import Workshop
+from pipeline.compile.verdict import Judged
+from pipeline.outcome import Outcome
+from pipeline.progress.events import Finished, Planned, RunConcluded
+from pipeline.spec.model import ModelSpec
+from pipeline.values import BuildPlan, Built, Exported, Graph, Observed
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+P = ParamSpec("P")
+
+# Threads only wait for processes, whose number the executor bounds: this many units are under way at once. A waiting
+# thread costs little, but containers often allow a thousand.
+MOST_THREADS = 256
+
+
+class Runner(Protocol):
+    """Carries out steps: directly, or as Prefect tasks."""
+
+    def call(self, step: Callable[P, Value], *arguments: P.args, **named: P.kwargs) -> Value:
+        """Run one step and return its value."""
+        ...
+
+    def map(
+        self,
+        step: Callable[Concatenate[Item, P], Value],
+        items: Iterable[Item],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> list[Value]:
+        """Run a step for each item, side by side, and return the values in order."""
+        ...
+
+
+class InProcess:
+    """Runs the steps here and now; `map` runs side by side in threads."""
+
+    def call(self, step: Callable[P, Value], *arguments: P.args, **named: P.kwargs) -> Value:
+        """Call the function."""
+        return step(*arguments, **named)
+
+    def map(
+        self,
+        step: Callable[Concatenate[Item, P], Value],
+        items: Iterable[Item],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> list[Value]:
+        """Call the function for each item in a thread of its own."""
+        with ThreadPoolExecutor(MOST_THREADS) as pool:
+            futures = [pool.submit(step, item, *arguments, **named) for item in items]
+            return [future.result() for future in futures]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model exported, quantized and planned: all that `enginery plan` needs."""
+
+    exported: Exported
+    graphs: tuple[Graph, ...]
+    plan: BuildPlan
+
+
+def prepare(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) -> Prepared:
+    """The first three steps: export, quantize, plan."""
+    for name in unserved(spec, selection):
+        reason = f"no backend of the spec ({', '.join(spec.backends)}) builds for it"
+        shop.progress.emit(Finished(name, reason=reason, words=f"left out: {reason}"))
+    exported = run.call(steps.export, spec, shop)
+    ranges = calibrate(spec, exported, shop, run)
+    flavours = dict.fromkeys(item.flavour for item in candidates(spec, selection))
+    kinds = steps.searched(flavours, spec, exported)
+    choices = dict(zip(kinds, run.map(steps.choose, kinds, spec, exported, ranges, shop), strict=True))
+    graphs = run.map(steps.quantize, flavours, spec, exported, ranges, choices, shop)
+    plan = run.call(plan_builds, spec, exported, graphs, selection, shop)
+    return Prepared(exported, tuple(graphs), plan)
+
+
+def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop, run: Runner) -> Observed | None:
+    """Observe the calibration samples, in as many parts as the spec says; None when there is nothing to observe."""
+    parts = run.map(steps.observe, steps.parts_of(spec, exported), spec, exported, shop)
+    return parts[0] if len(parts) == 1 else run.call(steps.merge, parts, spec, shop) if parts else None
+
+
+def compile_model(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) -> Outcome:
+    """All six steps: export, quantize, plan, build, validate, publish."""
+    ready = prepare(spec, selection, shop, run)
+    shop.progress.emit(Planned(ready.plan))
+    check_required(ready.plan)
+    built: Sequence[Built] = run.map(steps.build, ready.plan.wanted, spec, shop)
+    judged: Sequence[Judged] = run.map(steps.validate, built, spec, ready.exported, shop)
+    judged = attribute_failures(judged, spec, ready.exported, shop, run)
+    # One by one: two engines at once would time each other.
+    judged = [run.call(steps.measure, item, spec, ready.exported, shop) for item in judged]
+    outcome = run.call(publish_version, spec, ready.exported, ready.plan, judged, shop)
+    shop.progress.emit(RunConcluded(outcome))
+    return outcome
+
+
+def attribute_failures(
+    judged: Sequence[Judged], spec: ModelSpec, exported: Exported, shop: Workshop, run: Runner
+) -> list[Judged]:
+    """With every failed check of a graph or an engine, which node drifted; nothing where the spec says so."""
+    if spec.validation.attribution == "off":
+        return [*judged]
+    suspects = steps.suspects(judged)
+    found = run.map(steps.attribute, suspects, spec, exported.model.digest, exported.golden, shop) if suspects else []
+    return [
+        replace(item, attributed=tuple(each for each in found if item.built.unit.name in each.units)) for item in judged
+    ]

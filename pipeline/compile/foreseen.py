@@ -1,0 +1,170 @@
+"""What a build would do and why, in names that the spec's owner knows: what `enginery plan` says.
+
+It answers from the records as far as they go. What they lack is either made first (`composition.prepare`), so that every
+build key is complete, or left open: a unit whose graph is not on record is 'unknown'.
+"""
+
+from dataclasses import dataclass, replace
+
+from pipeline.compile import steps
+from pipeline.compile.causes import Causes, causes_of
+from pipeline.compile.on_record import OnRecord
+from pipeline.compile.only_records import NotOnRecord
+from pipeline.compile.plan import Candidate, Selection, candidates, plan_builds
+from pipeline.compile.run_context import Workshop
+from pipeline.spec.model import ModelSpec, matches_unit
+from pipeline.values import Exported, Json, Unit
+
+# What a proof depends on beside the engine.
+_PROVING = ("golden", "proof")
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """A unit of the plan. action: 'build', 'cached', 'refused' or 'unknown'.  unit: None where the graph is not known.
+
+    proven_again: whether its engine is there, and a build proves it all the same.
+    """
+
+    item: Candidate
+    action: str
+    reason: str
+    required: bool
+    unit: Unit | None = None
+    proven_again: bool = False
+
+    def to_json(self) -> Json:
+        """What `enginery plan --json` prints of it; without a graph it has no build key and no request."""
+        request = self.unit.request if self.unit else None
+        return {
+            "target": self.item.target.name,
+            "precision": self.item.precision,
+            "backend": self.item.backend.name,
+            "action": self.action,
+            "reason": self.reason,
+            "required": self.required,
+            "proven_again": self.proven_again,
+            "build_key": request and request.key,
+            "request": request and request.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that changed since the last build, and what follows from it."""
+
+    what: str
+    follows: str
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a build of a model would do. changes: since the last build of its units, whether or not one is built.
+
+    missing: the steps that are not on record.
+    """
+
+    model: str
+    units: tuple[Foreseen, ...]
+    changes: tuple[Change, ...]
+    missing: tuple[str, ...] = ()
+
+    def to_json(self) -> Json:
+        """What `enginery plan --json` prints."""
+        changes = [vars(change) for change in self.changes]
+        units = [unit.to_json() for unit in self.units]
+        return {"model": self.model, "missing": list(self.missing), "changes": changes, "units": units}
+
+    def count(self, action: str) -> int:
+        """How many units have this action."""
+        return sum(unit.action == action for unit in self.units)
+
+
+def foresee(spec: ModelSpec, selection: Selection, known: OnRecord, shop: Workshop) -> Forecast:
+    """Every unit of the selection with its fate and the cause of it, by name. shop: a `reading` one."""
+    causes, planned = causes_of(spec, shop), dict[str, Unit]()
+    if known.exported is not None:
+        plan = plan_builds(spec, known.exported, known.graphs, selection, shop)
+        planned = {unit.name: unit for unit in plan.units}
+    units = tuple(
+        _foreseen(spec, item, planned.get(_name(item)), known, causes, shop) for item in candidates(spec, selection)
+    )
+    forecast = Forecast(spec.model, units, (), known.missing)
+    return replace(forecast, changes=tuple(_changes(forecast, known, causes)))
+
+
+def _foreseen(
+    spec: ModelSpec, item: Candidate, unit: Unit | None, known: OnRecord, causes: Causes, shop: Workshop
+) -> Foreseen:
+    if unit is None or known.exported is None:
+        required = any(matches_unit(pattern, _name(item)) for pattern in spec.build.required)
+        return Foreseen(item, "unknown", _unknown(item, known, causes), required)
+    again = unit.action == "cached" and _is_unproven(unit, spec, known.exported, shop)
+    reason = unit.reason
+    if again:
+        changed = causes.changed(unit.name, *_PROVING)
+        reason = f"{reason}; it is proven again: {'; '.join(changed) or 'no such proof is on record'}"
+    return Foreseen(item, unit.action, reason, unit.required, unit, again)
+
+
+def _is_unproven(unit: Unit, spec: ModelSpec, exported: Exported, shop: Workshop) -> bool:
+    """Whether the proof of an engine that runs here is not on record."""
+    try:
+        steps.validate(steps.build(unit, spec, shop), spec, exported, shop)
+    except NotOnRecord:
+        return True
+    return False
+
+
+def _unknown(item: Candidate, known: OnRecord, causes: Causes) -> str:
+    """Why it cannot be told what becomes of a unit."""
+    name, exported = _name(item), known.exported is not None
+    stages = ["calibration"] if exported else ["export", *(["calibration"] if item.precision != "fp32" else [])]
+    none = "no engine for this unit yet" if name not in causes.before else f"not on record: {', '.join(known.missing)}"
+    after = "quantized" if exported else "exported"
+    return f"{'; '.join(causes.changed(name, *stages)) or none}; known once the model is {after}"
+
+
+def _changes(forecast: Forecast, known: OnRecord, causes: Causes) -> list[Change]:
+    """Each change once, with what follows from it as far as that is known."""
+    found: dict[str, str] = {}
+    for stage in ("export", "calibration", "golden", "proof"):
+        for unit in forecast.units:
+            for what in causes.changed(_name(unit.item), stage):
+                found.setdefault(what, _follows(stage, forecast, known, causes))
+    return [Change(what, follows) for what, follows in found.items()]
+
+
+def _follows(stage: str, forecast: Forecast, known: OnRecord, causes: Causes) -> str:
+    left_open = forecast.count("unknown") > 0
+    built = _counted(forecast.count("build"), "built and proven") or "no engine changes by it"
+    proven = (
+        _counted(sum(unit.proven_again for unit in forecast.units), "proven again") or "no proof changes by it here"
+    )
+    if stage == "export" and known.exported is None:
+        return "the model is exported again; another ONNX model is calibrated, quantized, built and proven, too"
+    if stage == "export" and _onnx_before(forecast, causes) == {known.exported and known.exported.model.digest}:
+        same = "the model is exported again, to the same ONNX model"
+        return f"{same}; {built}" if forecast.count("build") else f"{same}: no graph and no engine changes by it"
+    if stage == "export":
+        return f"the model is exported again, to another ONNX model, calibrated and quantized; {built}"
+    if stage == "calibration":
+        return (
+            f"the model is calibrated and quantized again; {'whose graphs change shows then' if left_open else built}"
+        )
+    again = "the golden set is made again; " if stage == "golden" else ""
+    return again + ("what is proven again shows after the export" if known.exported is None else proven)
+
+
+def _onnx_before(forecast: Forecast, causes: Causes) -> set[str | None]:
+    """The exported models that the units were built from."""
+    names = (_name(unit.item) for unit in forecast.units)
+    return {causes.before[name].onnx for name in names if name in causes.before}
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {'engine is' if count == 1 else 'engines are'} {what}" if count else ""
+
+
+def _name(item: Candidate) -> str:
+    return f"{item.target.name} {item.precision} {item.backend.name}"

@@ -1,0 +1,116 @@
+"""The limits of one graph's or engine's checks: documented, measured on the model, or a person's."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builders.backends import discovery
+from enginery.core.types import QUANTIZED, BuildRequest, Precision, Session
+from validation.comparison.task import TaskMetric
+
+if TYPE_CHECKING:
+    from builders.backends.onnxruntime import OrtSession
+    from validation.golden.golden_set import GoldenSet
+    from validation.limits.budget import Budgets
+    from validation.limits.on_demand import Limits, StagedLimits
+    from validation.rounding.figures import Honest
+
+WEAK = "a weak limit: it knows nothing of the task; give validation.metric, or limits of your own"
+DECIDED = (
+    "quantization decides near ties otherwise; if the task allows some, give argmax_agreement in validation.limits"
+)
+# Of a graph, below which it is run in one thread.
+ONE_THREAD_BYTES = 1 << 20
+STRICTEST = "the strictest limit that honest rounding can give: it was not measured"
+
+
+def engine_limits(
+    graph: Path,
+    reference: Session,
+    request: BuildRequest,
+    golden: "GoldenSet",
+    limits: Mapping[str, float],
+    workdir: Path,
+) -> "StagedLimits":
+    """The limits of an engine against its graph: the strictest, then those of honest rounding measured on the graph.
+
+    graph: as it is run (`blobs.runnable`); reference: that graph, opened, for as long as limits are asked for.
+    limits: what the spec says; with any, honest rounding is measured at once.
+    """
+    from validation.limits.budget import budgets, strictest
+    from validation.limits.on_demand import Limits, StagedLimits
+    from validation.perturbation.honest import honest_rounding
+
+    def measured() -> "Iterator[Limits]":
+        backend = discovery.configure(request.backend, dict(request.options))
+        blocks = request.precision == "int4" and discovery.rounds_activations(backend)
+        for honest in honest_rounding(graph, golden, reference, _as_written, workdir, activation_blocks=blocks):
+            found = budgets("engine", request.precision, golden.noise, honest).override(limits)
+            yield Limits(_noted(found, reference, _unknown(honest)), honest.drifts)
+
+    looser = measured()
+    if limits:
+        return StagedLimits(next(looser), looser)
+    return StagedLimits(
+        Limits(_noted(strictest("engine", request.precision, golden.noise), reference, STRICTEST)), looser
+    )
+
+
+def graph_limits(
+    path: Path,
+    reference: Session,
+    precision: Precision,
+    golden: "GoldenSet",
+    limits: Mapping[str, float],
+    metric: TaskMetric | None,
+    workdir: Path,
+) -> "Limits":
+    """The same of a graph in a lower precision against the fp32 one, which `path` and `reference` are."""
+    from validation.limits.budget import budgets
+    from validation.limits.on_demand import Limits
+    from validation.perturbation.honest import honest_rounding
+
+    if precision in QUANTIZED:
+        found = budgets("quantization", precision, golden.noise).override(limits)
+        weak = "" if metric or "sqnr_db" in limits else WEAK
+        return Limits(_noted(found, reference, weak, "" if "argmax_agreement" in limits else DECIDED))
+    half: Precision | None = None if precision == "fp32" else precision
+    *_, honest = honest_rounding(path, golden, reference, _as_written, workdir, half=half)
+    found = budgets("quantization", precision, golden.noise, honest).override(limits)
+    return Limits(_noted(found, reference, _unknown(honest)), honest.drifts)
+
+
+def _unknown(honest: "Honest") -> str:
+    return f"honest rounding is not known: {honest.reason}" if honest.reason else ""
+
+
+def _as_written(path: Path) -> "OrtSession":
+    """A graph with rounding in it, opened for a few runs.
+
+    ONNX Runtime plans which tensors share a buffer in a time that grows with the square of their number (0.7 s for
+    1,400 nodes), and frees each tensor behind its last use without a plan too: memory is the same.
+    """
+    from builders.backends.onnxruntime import OrtSession
+    from builders.backends.onnxruntime.cpu import open_model
+
+    def opened(model: Path, options: Any) -> Any:
+        options.enable_mem_reuse = False
+        return open_model(model, options)
+
+    return OrtSession(path, optimized=False, threads=threads_for(path), opens=opened)
+
+
+def threads_for(graph: Path) -> int:
+    """Threads of a session that runs a graph as it is written, 0 for one per core: of a small one a second thread waits
+    between the operators, and costs as much as the first."""
+    return 1 if graph.stat().st_size < ONE_THREAD_BYTES else 0
+
+
+def _noted(found: "Budgets", reference: Session, note: str, of_integers: str | None = None) -> "Budgets":
+    """The limits with a note for each output that has none. of_integers: for those of integers and booleans."""
+    told = {
+        (spec.name, "golden"): note if of_integers is None or "float" in spec.dtype else of_integers
+        for spec in reference.outputs
+    }
+    return replace(found, notes={**{key: text for key, text in told.items() if text}, **found.notes})

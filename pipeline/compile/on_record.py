@@ -1,0 +1,66 @@
+"""What is on record of a model, found without running a job or writing anything."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from enginery.registry.store.base import Store
+from pipeline.compile import steps
+from pipeline.compile.composition import InProcess, calibrate
+from pipeline.compile.only_records import NotOnRecord, OnlyRecords
+from pipeline.compile.plan import Selection, candidates
+from pipeline.compile.run_context import Workshop
+from pipeline.progress.events import Silent
+from pipeline.spec.model import ModelSpec
+from pipeline.values import Exported, Graph, Searched, SearchResult
+
+
+@dataclass(frozen=True)
+class OnRecord:
+    """The export, whose golden set is '' where that is not on record, and the graphs that are known.
+
+    missing: the steps that are not on record, as far as that shows before they run.
+    """
+
+    exported: Exported | None = None
+    graphs: tuple[Graph, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+class _Reading(Workshop):
+    """Runs nothing and writes nothing."""
+
+    def remember(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any], blobs: list[str]) -> None:
+        """Leave the record as it is."""
+
+
+def reading(store: Store) -> Workshop:
+    """A workshop on the records of a store, which raises NotOnRecord where a job would run."""
+    return _Reading(store, OnlyRecords(), OnlyRecords(), Silent())
+
+
+def on_record(spec: ModelSpec, selection: Selection, shop: Workshop) -> OnRecord:
+    """The export and the graphs of a selection as far as they are on record. shop: a `reading` one."""
+    try:
+        exported = steps.recorded_export(spec, shop)
+    except NotOnRecord as step:
+        return OnRecord(missing=(str(step),))
+    if exported is None:
+        return OnRecord(missing=("export",))
+    missing = [] if exported.golden else ["golden set"]
+    flavours = list(dict.fromkeys(item.flavour for item in candidates(spec, selection)))
+    ranges, choices = None, dict[Searched, SearchResult]()
+    try:
+        ranges = calibrate(spec, exported, shop, InProcess())
+        for kind in steps.searched(flavours, spec, exported):
+            choices[kind] = steps.choose(kind, spec, exported, ranges, shop)
+    except NotOnRecord as step:
+        missing.append(str(step))
+        flavours = [flavour for flavour in flavours if flavour.precision == "fp32"]
+    graphs: list[Graph] = []
+    for flavour in flavours:
+        try:
+            graphs.append(steps.write(flavour, spec, exported, ranges, choices, shop))
+        except NotOnRecord as step:
+            missing.append(str(step))
+    return OnRecord(exported, tuple(graphs), tuple(dict.fromkeys(missing)))

@@ -1,0 +1,163 @@
+"""The plan: spec x targets x precisions x backends -> units, each with its build key and the reason for its fate."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from builders.backends import discovery as backends
+from builders.backends.shape_profiles import profiles
+from enginery.core.errors import InputError
+from enginery.core.types import (
+    QUANTIZED,
+    Backend,
+    BuildRequest,
+    Dim,
+    Precision,
+    Scalar,
+    ShapeProfile,
+    Target,
+    TensorSpec,
+)
+from pipeline.compile.causes import Causes, causes_of
+from pipeline.compile.run_context import Workshop
+from pipeline.compile.steps.engines import recall_engine, recall_reduced
+from pipeline.spec.model import ModelSpec, matches_unit
+from pipeline.values import BuildPlan, Exported, Flavour, Graph, Unit
+
+# TensorRT keeps kernels and memory for every profile; past this many, buckets cost more than they give. A CPU engine
+# takes any shape, and its request then names only the first of them.
+MOST_PROFILES = 64
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The part of a spec that a run asks for; empty means all."""
+
+    targets: tuple[Target, ...] = ()
+    precisions: tuple[Precision, ...] = ()
+    backends: tuple[str, ...] = ()
+
+    def covers(self, target: Target, precision: Precision, backend: str) -> bool:
+        """Whether the run asks for this unit."""
+        return (
+            (not self.targets or target in self.targets)
+            and (not self.precisions or precision in self.precisions)
+            and (not self.backends or backend in self.backends)
+        )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A unit before its graph is known. native_io: whether a 16-bit graph's inputs and outputs are 16-bit too."""
+
+    target: Target
+    precision: Precision
+    backend: Backend
+    native_io: bool = False
+
+    @property
+    def flavour(self) -> Flavour:
+        """The way this unit wants its graph written."""
+        scheme = self.backend.scheme() if self.precision in QUANTIZED else None
+        return Flavour(self.precision, scheme, self.native_io and self.precision == "fp16")
+
+
+def candidates(spec: ModelSpec, selection: Selection) -> tuple[Candidate, ...]:
+    """Every combination that is some backend's business, in the spec's order."""
+    tools = [backends.configure(name, options) for name, options in spec.backends.items()]
+    combinations = itertools.product(spec.target_list(), tools, spec.precision_list())
+    return tuple(
+        Candidate(target, precision, tool, spec.quantization.io == "native")
+        for target, tool, precision in combinations
+        if tool.serves(target) and selection.covers(target, precision, tool.name)
+    )
+
+
+def unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
+    """The targets asked for that no backend of the spec builds for. Raises InputError where that is all of them."""
+    served = {item.target for item in candidates(spec, selection)}
+    asked = [target for target in spec.target_list() if not selection.targets or target in selection.targets]
+    missing = tuple(target.name for target in asked if target not in served)
+    if not served:
+        names = [name for name in spec.backends if not selection.backends or name in selection.backends]
+        raise InputError(
+            f"none of the backends ({', '.join(names)}) builds for {', '.join(missing)}; "
+            "`enginery backends` says what does"
+        )
+    return missing
+
+
+def plan_builds(
+    spec: ModelSpec, exported: Exported, graphs: Sequence[Graph], selection: Selection, shop: Workshop
+) -> BuildPlan:
+    """Decide for every unit whose graph is known whether it is built, already there, or refused, and say why."""
+    by_flavour, causes = {graph.flavour: graph for graph in graphs}, causes_of(spec, shop)
+    units = [
+        _unit(spec, exported, item, by_flavour[item.flavour], causes, shop)
+        for item in candidates(spec, selection)
+        if item.flavour in by_flavour
+    ]
+    return BuildPlan(spec.model, tuple(units))
+
+
+def _unit(
+    spec: ModelSpec,
+    exported: Exported,
+    item: Candidate,
+    graph: Graph,
+    causes: Causes,
+    shop: Workshop,
+) -> Unit:
+    request = _request(spec, item, graph)
+    required = any(matches_unit(pattern, request.unit) for pattern in spec.build.required)
+    if reason := _refusal(exported, item, request):
+        return Unit(request, graph, "refused", reason, required)
+    request, aside = _as_built_before(request, shop)
+    if recall_engine(request, shop):
+        reason = f"an engine with this build key is in the registry{aside}"
+        return Unit(request, graph, "cached", reason, required)
+    return Unit(request, graph, "build", causes.of_build(request, exported.model.digest) + aside, required)
+
+
+def _as_built_before(request: BuildRequest, shop: Workshop) -> tuple[BuildRequest, str]:
+    """The request, with the workspace that it was built with where its own ran out of memory, and words on that."""
+    reduced = recall_reduced(request, shop)
+    if reduced is None or recall_engine(request, shop):
+        return request, ""
+    before, now = (dict(each.options)["workspace_mib"] for each in (request, reduced))
+    return reduced, f"; with workspace_mib {now}, because a build with {before} ran out of memory"
+
+
+def _refusal(exported: Exported, item: Candidate, request: BuildRequest) -> str | None:
+    if exported.model.carries_qdq and item.precision != "int8":
+        return f"the model carries Q/DQ of its own (QAT); {item.precision} would not be {item.precision}; use int8"
+    if len(request.profiles) > MOST_PROFILES and not item.target.is_cpu:
+        return f"the buckets combine to more than {MOST_PROFILES} profiles; use fewer buckets, or profiles: wide"
+    return item.backend.refuses(request)
+
+
+def _request(spec: ModelSpec, item: Candidate, graph: Graph) -> BuildRequest:
+    options = backends.options_of(item.backend)
+    return BuildRequest(
+        model=graph.model,
+        precision=item.precision,
+        target=item.target,
+        backend=item.backend.name,
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        profiles=_profiles(graph.inputs, _buckets_for(options, spec.named_dims())),
+        options=options,
+        toolchain=backends.toolchain_of(item.backend, item.target),
+    )
+
+
+def _buckets_for(options: Iterable[tuple[str, Scalar]], dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The dims as a backend wants them: one bucket each where its option `profiles` is 'wide'."""
+    return tuple(replace(dim, edges=()) for dim in dims) if dict(options).get("profiles") == "wide" else dims
+
+
+@lru_cache(maxsize=64)
+def _profiles(inputs: tuple[TensorSpec, ...], dims: tuple[Dim, ...]) -> tuple[ShapeProfile, ...]:
+    # One more than allowed is enough to refuse by: a few dims with many buckets combine to millions.
+    return tuple(itertools.islice(profiles(inputs, dims), MOST_PROFILES + 1))

@@ -1,0 +1,1 @@
+"""From a judged plan to a version: manifest, page, provenance."""

@@ -1,0 +1,106 @@
+"""What the steps of one run share: the artifact store, the executors, the progress display, the memory of past work.
+
+A step is keyed by the content of everything it reads: files, spec values, the code that its request can reach
+(`pipeline.compile.closure`) and the versions of the packages that this code imports. A key that is on record is answered from
+the record, so that a run with nothing to do imports nothing heavy.
+"""
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from builders.backends.installed import PackageNotFoundError, version
+from builders.execution.jobs import Executor, Job, Result
+from enginery.core.codec import decode, encode, result_type
+from enginery.core.digest import digest_of
+from enginery.core.errors import IntegrityError
+from enginery.core.moment import now
+from enginery.registry.records import recall, remember
+from enginery.registry.runs.history import History
+from enginery.registry.store.base import Store
+from pipeline.progress.events import Finished, JobEvents, Progress, Silent
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """The surroundings of a run. `executor` builds engines, wherever that is; `local` does everything else here: what
+    needs the spec's files, and the proofs, because whether an engine can run is asked of this machine.
+
+    started_at: when the run began here (ISO 8601, UTC), for its provenance.
+    """
+
+    store: Store
+    local: Executor
+    executor: Executor
+    progress: Progress = field(default_factory=Silent)
+    started_at: str = field(default_factory=now)
+
+    @cached_property
+    def history(self) -> History:
+        """What builds took before; read when the first unit is built, and kept for the run."""
+        return History(self.store)
+
+    def recall(
+        self, kind: str, key: Mapping[str, Any], sizes: Callable[[Any], Mapping[str, int]] | None = None
+    ) -> dict[str, Any] | None:
+        """The value on record for a step's key; None when the step must run. sizes: see `records.recall`."""
+        return recall(self.store, kind, digest_of(key), sizes)
+
+    def remember(self, kind: str, key: Mapping[str, Any], value: Mapping[str, Any], blobs: list[str]) -> None:
+        """Put a finished step on record. Its blobs are stored already, so a kill in between loses only the record."""
+        remember(self.store, kind, digest_of(key), dict(value), blobs)
+
+    def once(
+        self,
+        kind: str,
+        name: str,
+        key: Mapping[str, Any],
+        job: Job[Result],
+        blobs: Callable[[Result], Sequence[str]] = lambda _: (),
+        run: Callable[[Executor, str, Job[Result]], Result] | None = None,
+    ) -> Result:
+        """Answer from the record, or run the job in a process of its own and put its result on record.
+
+        blobs: digests of the blobs that a result names.  run: instead of `shown` on this host, for a step that may be
+        carried out elsewhere.
+        """
+        if (known := self.recall(kind, key)) is not None:
+            with suppress(IntegrityError):  # a record that cannot be read is forgotten
+                found = decode(known, result_type(job.request))
+                self.progress.emit(Finished(name, "cached"))
+                return found
+        value = (run or self.shown)(self.local, name, job)
+        self.remember(kind, key, encode(value), list(blobs(value)))
+        self.progress.emit(Finished(name))  # only now: what is said to be done survives a kill
+        return value
+
+    def shown(self, executor: Executor, name: str, job: Job[Result]) -> Result:
+        """Run a job and tell what becomes of it, from the moment when it leaves the queue."""
+        with self.progress.watching(name):
+            return executor.run(job, JobEvents(self.progress, name))
+
+
+def versions(*distributions: str) -> dict[str, str]:
+    """Versions as installed now; 'absent' for what is not installed."""
+    return {name: _version(name) for name in distributions}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def import_versions(*packages: str) -> dict[str, str]:
+    """Installed versions of packages by the name that `import` takes, which may not be the distribution's."""
+    return {name: found if (found := _version(name)) != "absent" else _distributed(name) for name in packages}
+
+
+def _distributed(package: str) -> str:
+    owners = sorted(set(importlib.metadata.packages_distributions().get(package, ())))
+    return ", ".join(f"{name} {_version(name)}" for name in owners) or "absent"

@@ -1,0 +1,29 @@
+"""The steps on the driver's side: what each one reads (its key), and the job that does it when the key is new.
+
+Every step is a plain function: tests call it directly, the in-process runner calls it, a Prefect task wraps it.
+"""
+
+from pipeline.compile.steps.attributions import attribute, suspects
+from pipeline.compile.steps.engines import build
+from pipeline.compile.steps.graphs import quantize, write
+from pipeline.compile.steps.latency import measure
+from pipeline.compile.steps.model import export, recorded_export
+from pipeline.compile.steps.proofs import validate
+from pipeline.compile.steps.ranges import choose, merge, observe, parts_of, searched
+
+__all__ = [
+    "attribute",
+    "build",
+    "choose",
+    "export",
+    "measure",
+    "merge",
+    "observe",
+    "parts_of",
+    "quantize",
+    "recorded_export",
+    "searched",
+    "suspects",
+    "validate",
+    "write",
+]

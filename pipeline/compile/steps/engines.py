@@ -1,0 +1,127 @@
+"""The step that compiles one unit."""
+
+import math
+import shlex
+from contextlib import suppress
+from dataclasses import replace
+
+from builders.backends import discovery
+from builders.execution.jobs import Job, Needs, Reduced
+from builders.execution.scrub import scrubber
+from enginery.core.codec import decode
+from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
+from enginery.core.types import BuildFailure, BuildRequest, Target
+from enginery.registry.runs.history import Expectation
+from pipeline.compile.jobs.engines import BuildEngine
+from pipeline.compile.run_context import Workshop
+from pipeline.compile.steps.keys import engine_limits
+from pipeline.progress.events import Finished, Predicted
+from pipeline.spec.model import ModelSpec
+from pipeline.values import Built, EngineRecord, Unit
+
+# What compilers of small and middling models take.
+USUAL_MEMORY_MIB = 1024
+# No compiler takes less.
+LEAST_MEMORY_MIB = 256
+# Of memory, over the most that such builds took.
+HEADROOM = 1.25
+# Instead of no limit.
+LEAN_WORKSPACE_MIB = 1024
+
+
+def build(unit: Unit, spec: ModelSpec, shop: Workshop) -> Built:
+    """Compile one unit in a process of its own; whatever happens to it, the other units go on."""
+    if unit.action == "cached" and (known := recall_engine(unit.request, shop)):
+        shop.progress.emit(Finished(unit.name, "cached"))
+        return Built.from_record(unit, known, cached=True)
+    expected = shop.history.expected(spec.model, unit.request)
+    if expected:
+        shop.progress.emit(Predicted(unit.name, expected))
+    try:
+        record = shop.shown(shop.executor, unit.name, _build_job(unit, spec, shop, expected))
+    except (UnavailableError, IntegrityError):
+        raise
+    except EngineryError as error:
+        return Built(unit, failure=_failure(unit, spec, shop, error))
+    shop.progress.emit(Finished(unit.name, "built", words=f"built in {record.seconds:.1f} s"))
+    return Built.from_record(replace(unit, request=record.request), record)
+
+
+def _failure(unit: Unit, spec: ModelSpec, shop: Workshop, error: EngineryError) -> BuildFailure:
+    kind, log = (error.kind, error.log) if isinstance(error, StepError) else ("error", "")
+    if kind == "cancelled":
+        raise error
+    reason = str(error).removeprefix(f"{unit.name}: ")  # who shows it names the unit
+    shop.progress.emit(Finished(unit.name, "failed", reason.splitlines()[0]))
+    return BuildFailure(unit.name, kind, reason, scrubber()(log), reproduce(unit, spec, shop.store.uri))
+
+
+def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop, expected: Expectation | None) -> Job[EngineRecord]:
+    limits = engine_limits(spec, "build")
+    needed = needs(unit.request, memory_request(spec, expected))
+    request = BuildEngine(unit.request)
+    return Job(unit.name, request, shop.store.uri, limits, needed, reduce_workspace(request))
+
+
+def reproduce(unit: Unit, spec: ModelSpec, registry: str) -> str:
+    """The command that builds this unit alone, from the steps that are on record in `registry`."""
+    request = unit.request
+    words = ("enginery", "build", spec.address, "--registry", registry, "--target", request.target.name)
+    return shlex.join([*words, "--precision", request.precision, "--backend", request.backend])
+
+
+def needs(request: BuildRequest, memory_mib: int) -> Needs:
+    """Where a unit is built: on its own generation (and product) with a GPU to itself if the compiler tunes there, else
+    preferably there. A unit for the CPU is built anywhere."""
+    target = request.target
+    if target.is_cpu:
+        return Needs(memory_mib=memory_mib)
+    tunes = discovery.load(request.backend).tunes_on_target
+    return Needs(gpu_labels(target), required=tunes, gpus=int(tunes), memory_mib=memory_mib)
+
+
+def gpu_labels(target: Target) -> dict[str, str]:
+    """Labels of the nodes that have a GPU: its generation, and its product where one is named."""
+    return {"enginery/sm": target.sm, **({"enginery/product": target.product} if target.product else {})}
+
+
+def memory_request(spec: ModelSpec, expected: Expectation | None = None) -> int:
+    """MiB that a cluster sets aside for a build: what such builds took and a quarter more, never over the limit.
+
+    Where none of them ended well (what failed early says nothing) it is the limit that the spec sets, else a modest
+    guess.
+    """
+    limit = spec.build.memory_mib
+    if expected is not None and expected.seconds is not None:
+        return min(limit, max(LEAST_MEMORY_MIB, math.ceil(HEADROOM * expected.peak_mib)))
+    return limit if "memory_mib" in spec.build.model_fields_set else USUAL_MEMORY_MIB
+
+
+def reduce_workspace(build: BuildEngine) -> Reduced[EngineRecord] | None:
+    """What is built when memory ran out: half the compiler's scratch memory in MiB, where it has an option for that. It
+    is another request, with a build key of its own (`recall_reduced`)."""
+    workspace = dict(build.request.options).get("workspace_mib")
+    if workspace is None:
+        return None
+    mib = max(1, int(workspace) // 2) if workspace else LEAN_WORKSPACE_MIB
+    smaller = build.request.with_option("workspace_mib", mib)
+    return Reduced(BuildEngine(smaller, instead_of=build.request), f"with workspace_mib {mib}")
+
+
+def recall_reduced(request: BuildRequest, shop: Workshop) -> BuildRequest | None:
+    """The request with a smaller workspace that was built in place of this one, which had run out of memory."""
+    value = shop.recall("reduced-workspace", {"build": request.key})
+    with suppress(IntegrityError):
+        return None if value is None else decode(value["request"], BuildRequest)
+    return None
+
+
+def recall_engine(request: BuildRequest, shop: Workshop) -> EngineRecord | None:
+    """The engine on record for a build key; None where its blob is missing or cut, or the record cannot be read."""
+    value = shop.recall("build", {"build": request.key}, lambda value: {value["digest"]: value["size_bytes"]})
+    if value is None:
+        return None
+    try:
+        return decode(value, EngineRecord)
+    except IntegrityError:
+        return None

@@ -1,0 +1,77 @@
+"""What a new golden set means: said where it changed, refused where the spec has frozen another one."""
+
+import shlex
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from enginery.core.errors import DataError
+from enginery.registry.store.base import Store
+from pipeline.compile.jobs.blobs import fetch
+from pipeline.compile.run_context import Workshop
+from pipeline.progress.events import Finished
+from pipeline.spec.model import ModelSpec
+
+if TYPE_CHECKING:
+    from validation.golden.change import GoldenChange
+
+
+def settle_golden(spec: ModelSpec, golden: str, shop: Workshop) -> None:
+    """Say how the golden set differs from the one before it. Raises DataError when it is not the one that is frozen."""
+    frozen = spec.golden.frozen if spec.golden else None
+    if frozen is not None and frozen != golden:
+        raise DataError(_not_frozen(spec, frozen, golden, shop.store))
+    before = latest_golden(spec.model, shop)
+    if before == golden:
+        return
+    if before is not None:
+        change = told_change(shop.store, before, golden)
+        shop.progress.emit(Finished("golden set", reason=change, words=f"changed since the last run: {change}"))
+    shop.remember("latest-golden", {"model": spec.model}, {"golden": golden}, [])
+
+
+def latest_golden(model: str, shop: Workshop) -> str | None:
+    """Digest of the golden set that this registry last saw for a model."""
+    known = shop.recall("latest-golden", {"model": model})
+    return None if known is None else str(known["golden"])
+
+
+def golden_change(store: Store, before: str, after: str) -> "GoldenChange":
+    """The difference of two golden sets of a registry. Raises DataError for a blob that is none."""
+    from validation.golden.change import change
+    from validation.golden.golden_set import GoldenSet
+
+    with TemporaryDirectory(prefix="enginery-golden-") as folder:
+        sets = [GoldenSet.load(fetch(store, digest, Path(folder) / digest)) for digest in (before, after)]
+        return change(*sets)
+
+
+def told_change(store: Store, before: str, after: str) -> str:
+    """The difference in words; where the older one is gone, that."""
+    if not store.has(before):
+        return f"{before[:12]} is not in this registry, so what differs is not known"
+    return str(golden_change(store, before, after))
+
+
+def _not_frozen(spec: ModelSpec, frozen: str, golden: str, store: Store) -> str:
+    told = told_change(store, frozen, golden)
+    return (
+        f"golden.frozen is {frozen[:12]}, but the golden set is now {golden[:12]}: {told}; put the data and the source "
+        f"back, or accept the change: {_accepting(spec, store)}"
+    )
+
+
+def _accepting(spec: ModelSpec, store: Store) -> str:
+    """The command; a copy of a spec is no place to accept anything in."""
+    where = ["--registry", _plain(store)]
+    if not spec.is_copy:
+        return shlex.join(["enginery", "golden", "accept", spec.address, *where])
+    options = shlex.join(where)
+    return (
+        f"enginery golden accept SPEC {options} where the spec of {spec.address} is kept, then enginery register SPEC "
+        f"{options}"
+    )
+
+
+def _plain(store: Store) -> str:
+    return store.uri.removeprefix("file://")

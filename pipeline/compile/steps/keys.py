@@ -1,0 +1,96 @@
+"""What the steps have in common: their limits, what their keys hold of code, the shapes of a spec."""
+
+import os
+from dataclasses import asdict
+from typing import Literal
+
+from builders.execution.jobs import Limits
+from enginery.core.types import Precision
+from pipeline.compile.closure.code import Root, find_code
+from pipeline.compile.jobs.calls import Calls
+from pipeline.compile.jobs.engines import ContractTerms
+from pipeline.compile.run_context import versions
+from pipeline.spec.model import ModelSpec, overrides
+from pipeline.values import Json, ModelShapes
+from validation.comparison.task import TaskMetric
+
+# Nearly all of this machine's memory: a runaway step must not take the machine with it.
+HOST_MEMORY_MIB = int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
+# What makes the first of the two records of an export: another golden set needs no new export.
+WRITE_MODEL = ("pipeline.sources.export:write_model", "pipeline.compile.jobs.model:store_model")
+# Packages that no code of ours imports: PyTorch's exporter is written in it.
+_BEHIND = {"torch": ("onnxscript",)}
+_DISTRIBUTIONS = {"google": "protobuf", "onnx_ir": "onnx-ir"}
+
+
+def code_key(*roots: Root) -> Json:
+    """What a step's key holds of code: a digest of what its request can reach, and the versions of the packages that
+    this imports. The step runs again when either changes; an engine does not, and its build key leaves them out.
+
+    roots: the request's class, and what it finds by name at run time (`closure.code.backend_root`).
+    """
+    found = find_code(*roots)
+    return {"versions": package_versions(*found.packages), "code": found.digest}
+
+
+def package_versions(*packages: str) -> dict[str, str]:
+    """Installed versions by distribution, of packages as `import` names them, and of what stands behind those."""
+    behind = [name for package in packages for name in _BEHIND.get(package, ())]
+    return versions(*(_DISTRIBUTIONS.get(name, name) for name in (*packages, *behind)))
+
+
+def step_limits(
+    spec: ModelSpec, step: Literal["export", "calibration", "quantization", "proof", "attribution"]
+) -> Limits:
+    """What the process of a step that works on the model may use: the spec's time, most of the machine's memory."""
+    remedies = f"raise timeouts.{step}_s in the spec", "run it on a machine with more memory"
+    return Limits(getattr(spec.timeouts, f"{step}_s"), HOST_MEMORY_MIB, *remedies)
+
+
+def engine_limits(spec: ModelSpec, step: Literal["build", "proof", "latency"]) -> Limits:
+    """What the process of a step that builds or runs an engine may use: the spec's time, and build.memory_mib."""
+    if step == "build":
+        key, timeout_s = "build.timeout_s", spec.build.timeout_s
+    else:
+        key, timeout_s = f"timeouts.{step}_s", getattr(spec.timeouts, f"{step}_s")
+    remedies = f"raise {key} in the spec", "raise build.memory_mib in the spec"
+    return Limits(timeout_s, spec.build.memory_mib, *remedies)
+
+
+def limits_of(
+    spec: ModelSpec, precision: Precision, stage: Literal["export", "quantization", "engine"]
+) -> dict[str, float]:
+    """The limits that the spec sets for the checks of a stage, by metric."""
+    return dict(overrides(spec, precision, stage))
+
+
+def metric_of(spec: ModelSpec) -> TaskMetric | None:
+    """The task metric that the spec asks for."""
+    return TaskMetric(**spec.golden.metric.model_dump()) if spec.golden and spec.golden.metric else None
+
+
+def contract_of(spec: ModelSpec) -> ContractTerms | None:
+    """The contract that the spec asks for, with the shapes that it speaks of; None when it asks for none."""
+    contract = spec.validation.contract.model_dump(mode="json", exclude_none=True)
+    asks = "bitwise" in contract or contract["structured"] or "distributional" in contract
+    return ContractTerms(contract, model_shapes(spec)) if asks else None
+
+
+def calls_of(spec: ModelSpec) -> Calls | None:
+    """The calls beside the golden set that the spec asks for."""
+    calls, bitwise = spec.validation.calls, spec.validation.contract.bitwise is not None
+    return Calls(calls.seconds, bitwise, model_shapes(spec)) if calls else None
+
+
+def model_shapes(spec: ModelSpec) -> ModelShapes:
+    """Inputs and dims."""
+    return ModelShapes(tuple(spec.tensors()), tuple(spec.named_dims()))
+
+
+def shapes_of(spec: ModelSpec) -> Json:
+    """Inputs, outputs and dims."""
+    return {
+        "inputs": [asdict(tensor) for tensor in spec.tensors()],
+        "outputs": list(spec.outputs) if spec.outputs else None,
+        "dims": [asdict(dim) for dim in spec.named_dims()],
+    }

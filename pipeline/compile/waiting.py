@@ -1,0 +1,25 @@
+"""Waiting for one's turn in sight of whoever looks at the run."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from enginery.registry.build_lock import turn
+from pipeline.compile.run_context import Workshop
+from pipeline.progress.events import Finished, Waiting
+
+
+@contextmanager
+def shown_turn(shop: Workshop, name: str, what: str) -> Iterator[None]:
+    """`turn`, with the wait as a step of the run: who works, since when, and how long it took."""
+    begun, waited = time.monotonic(), False
+
+    def say(who: str) -> None:
+        nonlocal waited
+        waited = True
+        shop.progress.emit(Waiting("turn", who))
+
+    with turn(shop.store, name, what, say):
+        if waited:
+            shop.progress.emit(Finished("turn", reason=f"waited {time.monotonic() - begun:.0f} s"))
+        yield

@@ -1,0 +1,1 @@
+"""ONNX graphs as values: reading, tidying, operator schemas, grids of numbers."""

@@ -1,0 +1,111 @@
+"""Golden sets of a registry: which one a reference means, who uses it, and freezing one in a spec's file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from enginery.core.digest import is_digest
+from enginery.core.errors import InputError, UnknownNameError
+from enginery.core.names import parse_reference
+from enginery.registry.store.base import Store
+from enginery.registry.versions.lookup import load, locate, models, versions
+from pipeline.compile.jobs.blobs import fetch
+from pipeline.spec.file import load_spec
+from pipeline.spec.model import ModelSpec
+from pipeline.values import Json
+
+# Shortest beginning of a digest that is taken for one.
+SHORTEST = 8
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A golden set: its digest, what it holds, and the versions (model@version) that were proven with it."""
+
+    digest: str
+    cases: tuple[tuple[str, str], ...]
+    labels: bool
+    noise: Json | None
+    versions: tuple[str, ...]
+
+
+def golden_of(store: Store, text: str) -> str:
+    """The digest that a reference (its version's golden set), a digest or the beginning of one stands for."""
+    if is_digest(text):
+        if not store.has(text):
+            raise UnknownNameError(f"no golden set {text} in {store.uri}")
+        return text
+    if len(text) >= SHORTEST and set(text) <= set("0123456789abcdef"):
+        found = sorted(digest for digest in _uses(store) if digest.startswith(text))
+        if len(found) == 1:
+            return found[0]
+    return locate(store, parse_reference(text)).manifest.sources["golden"]
+
+
+def shown(store: Store, digest: str) -> Shown:
+    """What a golden set holds, and who uses it. Raises DataError for a blob that is no golden set."""
+    from validation.golden.golden_set import GoldenSet
+
+    with TemporaryDirectory(prefix="enginery-golden-") as folder:
+        golden = GoldenSet.load(fetch(store, digest, Path(folder) / "golden.safetensors"))
+        cases = tuple((case.name, case.kind) for case in golden.cases)
+        noise = golden.noise.to_json() if golden.noise else None
+        return Shown(digest, cases, golden.labels is not None, noise, tuple(_uses(store).get(digest, ())))
+
+
+def unfrozen(spec: ModelSpec) -> ModelSpec:
+    """The spec without `golden.frozen`."""
+    if spec.golden is None:
+        raise InputError(f"{spec.path}: there is no golden data to freeze; add golden.data")
+    return spec.model_copy(update={"golden": spec.golden.model_copy(update={"frozen": None})})
+
+
+def write_frozen(path: Path, digest: str) -> None:
+    """Set `golden.frozen` in a spec's file and leave every other character as it is. Raises InputError.
+
+    The file is written only when it reads back as meant.
+    """
+    text = path.read_text(encoding="utf-8")
+    changed = _with_frozen(text, digest)
+    if changed is None:
+        raise InputError(f"{path}: golden is not a block of lines; write there: frozen: {digest}")
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        fresh.write_text(changed, encoding="utf-8")
+        again = load_spec(fresh)
+        if (
+            again.golden is None
+            or again.golden.frozen != digest
+            or unfrozen(again).model_dump() != unfrozen(load_spec(path)).model_dump()
+        ):
+            raise InputError(f"{path}: the line cannot be placed; write under golden: frozen: {digest}")
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _with_frozen(text: str, digest: str) -> str | None:
+    root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+    golden = next((value for key, value in root.value if key.value == "golden"), None)
+    if not isinstance(golden, yaml.MappingNode) or not golden.value:
+        return None
+    known = next((value for key, value in golden.value if key.value == "frozen"), None)
+    if known is not None:
+        return f'{text[: known.start_mark.index]}"{digest}"{text[known.end_mark.index :]}'
+    first = golden.value[0][0].start_mark
+    if golden.flow_style:
+        return f'{text[: first.index]}frozen: "{digest}", {text[first.index :]}'
+    return f'{text[: first.index]}frozen: "{digest}"\n{" " * first.column}{text[first.index :]}'
+
+
+def _uses(store: Store) -> dict[str, list[str]]:
+    """The versions that use each golden set."""
+    found: dict[str, list[str]] = {}
+    for model in models(store):
+        for version in versions(store, model):
+            if digest := load(store, model, version).sources.get("golden"):
+                found.setdefault(digest, []).append(f"{model}@{version}")
+    return found

@@ -1,0 +1,63 @@
+"""Measuring the drift of answers that were recorded elsewhere."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builders.execution.jobs import WorkerContext
+from enginery.core.errors import DataError, IntegrityError
+from enginery.core.types import BuildRequest
+from enginery.registry.store.base import open_store
+from pipeline.compile.jobs.blobs import fetch, golden_set, proof_of, runnable
+from pipeline.compile.jobs.limits import engine_limits
+from pipeline.values import Proof
+from validation.comparison.task import TaskMetric
+
+if TYPE_CHECKING:
+    from validation.golden.golden_set import GoldenSet
+    from validation.gpu.recorded import Recording
+
+
+@dataclass(frozen=True)
+class CheckRecording:
+    """The engine stage of `compile.jobs.engines.CheckEngine`, of answers in a file instead of a session.
+
+    request: what the engine was built from.  answers: the file, as `validation.gpu.recorded.Recording` reads it.
+    """
+
+    request: BuildRequest
+    golden: str
+    limits: Mapping[str, float]
+    metric: TaskMetric | None
+    answers: Path
+
+    def run(self, context: WorkerContext) -> Proof:
+        """The checks. Raises IntegrityError where an answer is damaged or missing: that says nothing about the
+        engine."""
+        from builders.backends.onnxruntime import OrtSession
+        from validation.comparison.sessions import drift_checks
+        from validation.gpu.recorded import Recording
+        from validation.metrics.tally import Spreads
+
+        place, spreads = open_store(context.store), Spreads()
+        wanted, workdir = self.request, context.workdir
+        frozen = golden_set(place, self.golden, workdir)
+        actual = Recording(wanted.inputs, wanted.outputs, json.loads(self.answers.read_text()))
+        _check_whole(actual, frozen)
+        graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
+        with OrtSession(graph, optimized=False) as expected:
+            held = engine_limits(graph, expected, wanted, frozen, self.limits, workdir)
+            checks = drift_checks("engine", expected, actual, frozen, held, spreads)
+            return proof_of(checks, actual, frozen, self.metric, "engine", spreads.at("engine"))
+
+
+def _check_whole(actual: "Recording", golden: "GoldenSet") -> None:
+    from validation.comparison.sessions import run
+
+    for case in golden.cases:
+        try:
+            run(actual, case.inputs)
+        except DataError as error:
+            raise IntegrityError(f"case {case.name!r}: {error}") from error

@@ -1,0 +1,111 @@
+"""`enginery refit`: a published engine's kernels with other weights, without a build, proven and published anew.
+
+The weights come from a spec, or from another version. A unit is refitted when the engine of the same unit in the
+version REF was built to be (its manifest says so: options `refittable` or `strip_weights`), everything else of its
+build request is the same, and the two ONNX models differ in their weights alone. The engine is then on record under
+the new build key as if it had been built, so that all that follows is what follows a build: it is proven where its
+hardware is, else published as unproven; and the new version's provenance names the engine that the kernels are from.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from builders.backends import discovery
+from builders.backends.refitting import Refitting
+from builders.execution.jobs import Executor, Job, Needs
+from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
+from enginery.core.types import BuildRequest
+from enginery.registry.build_request import request_of
+from enginery.registry.manifest import EngineEntry, Manifest
+from pipeline.compile.causes import explain_change
+from pipeline.compile.run_context import Workshop
+from pipeline.compile.steps.engines import memory_request, needs, recall_engine
+from pipeline.compile.steps.keys import engine_limits
+from pipeline.operations.jobs.refit import RefitEngine
+from pipeline.progress.events import Finished
+from pipeline.spec.model import ModelSpec
+from pipeline.values import EngineBlob, EngineRecord
+
+
+@dataclass(frozen=True)
+class Refit:
+    """What became of a unit. kernels: digest of the engine they are from.  engine: of the new one, None where there is
+    none, and then reason says why."""
+
+    request: BuildRequest
+    kernels: str | None = None
+    engine: str | None = None
+    reason: str = ""
+
+    def to_json(self) -> dict[str, str | None]:
+        """As JSON."""
+        return {"unit": self.request.unit, "kernels": self.kernels, "engine": self.engine, "reason": self.reason}
+
+
+def refit_units(wanted: Iterable[BuildRequest], base: Manifest, spec: ModelSpec, shop: Workshop) -> list[Refit]:
+    """Refit what can be, of these requests with new weights; say of the others why not. Builds nothing.
+
+    Raises UnavailableError and IntegrityError, which say nothing about an engine, and StepError when cancelled.
+    """
+    entries = {entry.unit: entry for entry in base.engines if entry.usable}
+    return [_refit(request, entries.get(request.unit), base, spec, shop) for request in wanted]
+
+
+def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> str | None:
+    """Why the engine of `entry` cannot be given the weights of `request`, as far as the manifest tells."""
+    if entry is None:
+        return f"{base.model}@{base.version} has no engine for it"
+    backend = discovery.configure(request.backend, dict(request.options))
+    if not isinstance(backend, Refitting):
+        return f"{request.backend} does not refit"
+    before = request_of(entry)
+    if reason := backend.refits(before):
+        return f"{entry.unit} of {base.model}@{base.version} cannot be refitted: {reason}"
+    if before.model == request.model:
+        return "its weights are the same"
+    others = replace(before, model=request.model)
+    return None if others == request else f"more than weights changed: {explain_change(others, request)}"
+
+
+def _refit(request: BuildRequest, entry: EngineEntry | None, base: Manifest, spec: ModelSpec, shop: Workshop) -> Refit:
+    kernels = entry.digest if entry else None
+    if reason := cannot(request, entry, base):
+        return Refit(request, kernels, reason=reason)
+    if recall_engine(request, shop):
+        return Refit(request, kernels, reason="an engine with this build key is in the registry")
+    assert entry is not None  # noqa: S101 - `cannot` would have said so
+    name = f"refit {request.unit}"
+    try:
+        record = shop.shown(_executor(request, shop), name, _job(name, request, entry, base, spec, shop))
+    except (UnavailableError, IntegrityError):
+        raise
+    except EngineryError as error:
+        if isinstance(error, StepError) and error.kind == "cancelled":
+            raise
+        shop.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
+        return Refit(request, kernels, reason=str(error))
+    shop.progress.emit(Finished(name, "refitted", words=f"refitted in {record.seconds:.1f} s"))
+    return Refit(request, kernels, record.digest)
+
+
+def _needs_gpu(request: BuildRequest) -> bool:
+    backend = discovery.configure(request.backend, dict(request.options))
+    return isinstance(backend, Refitting) and backend.refit_needs_gpu()
+
+
+def _executor(request: BuildRequest, shop: Workshop) -> Executor:
+    return shop.executor if _needs_gpu(request) else shop.local
+
+
+def _job(
+    name: str, request: BuildRequest, entry: EngineEntry, base: Manifest, spec: ModelSpec, shop: Workshop
+) -> Job[EngineRecord]:
+    before = EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix))
+    where = needs(request, memory_request(spec)) if _needs_gpu(request) else Needs()
+    refit = RefitEngine(before, request, f"{base.model}@{base.version}")
+    return Job(name, refit, shop.store.uri, engine_limits(spec, "build"), where)
+
+
+def refitted(results: Sequence[Refit]) -> list[Refit]:
+    """Those that were."""
+    return [result for result in results if result.engine is not None]

@@ -1,0 +1,147 @@
+"""Refitting with the weights of another version: what it had, and the engines of a first one with its weights.
+
+The new version is the other one again, with everything that was measured of it, and the refitted engines besides or in
+place of its own. What an engine's graph lost against the framework was measured when that version was built; what the
+engine loses against its graph is measured now where its hardware is, and else it is published as unproven.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from builders.backends import discovery
+from enginery.core.digest import canonical_json, digest_of
+from enginery.core.hardware.cpu_kinds import why_no_proof
+from enginery.core.moment import now
+from enginery.core.parsing import parse_json
+from enginery.core.proof.report import Approved, Report, approve
+from enginery.core.types import QUANTIZED, BuildRequest
+from enginery.core.user import user
+from enginery.registry.build_request import request_of
+from enginery.registry.evidence.layers import LAYERS
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.versions.publish import Published, publish
+from pipeline.compile.publication import materials
+from pipeline.compile.publication.provenance import SBOM, STATEMENT, with_provenance
+from pipeline.compile.publication.publish import entry_of
+from pipeline.compile.run_context import Workshop
+from pipeline.compile.steps.engines import recall_engine
+from pipeline.compile.steps.proofs import try_to_prove
+from pipeline.compile.verdict import Judged, make_report
+from pipeline.operations.refit import Refit
+from pipeline.operations.revalidate import published_proof, spec_of
+from pipeline.values import Built, Flavour, Graph, Unit
+
+_REPORT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An engine of the first version with the other's weights. donor: the other's entry whose graph it takes."""
+
+    request: BuildRequest
+    donor: EngineEntry
+
+
+def wanted_of(base: Manifest, other: Manifest) -> tuple[list[Wanted], list[Refit]]:
+    """What to refit, and of the engines for which the other version has no graph, why not."""
+    found, without = [], []
+    for entry in base.engines:
+        if not entry.usable:
+            continue
+        before = request_of(entry)
+        donor = _donor(entry, other)
+        if donor is None:
+            reason = (
+                f"{other.model}@{other.version} has no graph in {entry.precision} as {entry.backend} wants it; "
+                "build a unit of it there"
+            )
+            without.append(Refit(before, entry.digest, reason=reason))
+            continue
+        changes = {"model": donor.graph, "inputs": donor.inputs, "outputs": donor.outputs}
+        found.append(Wanted(replace(before, **changes), donor))  # type: ignore[arg-type]
+    return found, without
+
+
+def publish_refitted(
+    base: Manifest, other: Manifest, done: Sequence[tuple[Refit, Wanted]], channel: str | None, shop: Workshop
+) -> Published:
+    """Prove what can be proven here, and publish the other version again with the refitted engines.
+
+    Raises as `enginery.registry.versions.publish.publish`.
+    """
+    judged = [_judged(wanted, other, shop) for _, wanted in done]
+    approved, others = _kept(other, {item.built.unit.name for item in judged}, shop)
+    for item in judged:
+        proof = approve(item.report) if item.report else None
+        if proof is None:
+            others.append(replace(entry_of(item, ""), status="failed", digest=None, report=None, reason=item.reason))
+        else:
+            shop.store.put_bytes(canonical_json(proof.report.to_json()))
+            approved.append((entry_of(item, proof.report.digest), proof))
+    draft = _draft(other, judged)
+    draft = with_provenance(shop.store, draft, [entry for entry, _ in approved], shop.started_at)
+    sums = {item.built.digest: item.built.blake3 for item in judged if item.built.digest}
+    why = f"refitted from {base.model}@{base.version}, weights of {other.model}@{other.version}"
+    return publish(shop.store, draft.with_blake3(sums), approved, others, channel=channel, by=user(), why=why)
+
+
+def _donor(entry: EngineEntry, other: Manifest) -> EngineEntry | None:
+    """An entry of the other version whose graph is written as this engine's is, and of which there is a report."""
+    reported = {each.graph: each.report for each in other.engines if each.report}
+    alike = [each for each in other.engines if each.graph in reported and _same_flavour(each, entry)]
+    best = next((each for each in alike if each.unit == entry.unit), alike[0] if alike else None)
+    return best and replace(best, report=reported[best.graph])
+
+
+def _same_flavour(one: EngineEntry, other: EngineEntry) -> bool:
+    """Graphs of a float precision are the same for every compiler; quantized ones are written in its scheme."""
+    if one.precision != other.precision or one.precision not in QUANTIZED or one.backend == other.backend:
+        return one.precision == other.precision
+    return discovery.load(one.backend)().scheme() == discovery.load(other.backend)().scheme()
+
+
+def _judged(wanted: Wanted, other: Manifest, shop: Workshop) -> Judged:
+    request = wanted.request
+    graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, wanted.donor.scales)
+    unit, found = Unit(request, graph, "cached", "refitted"), recall_engine(request, shop)
+    built = Built.from_record(unit, found) if found else Built(unit)
+    golden = other.sources["golden"]
+    backend = discovery.configure(request.backend, dict(request.options))
+    cannot_run = backend.runs(request.target) or why_no_proof(request)
+    proofs = [published_proof(wanted.donor, shop.store)]
+    proofs += [] if cannot_run else [try_to_prove(built, spec_of(other), golden, shop)]
+    return Judged(built, make_report(built, golden, proofs, cannot_run), proofs[-1].metrics)
+
+
+def _kept(
+    other: Manifest, replaced: set[str], shop: Workshop
+) -> tuple[list[tuple[EngineEntry, Approved]], list[EngineEntry]]:
+    """The other version's own entries that stay, those with an engine with their approval."""
+    approved, others = [], []
+    for entry in other.engines:
+        if entry.unit in replaced:
+            continue
+        report = (
+            parse_json(shop.store.read_blob(entry.report), _REPORT_BYTES) if entry.usable and entry.report else None
+        )
+        proof = approve(Report.from_json(report)) if report else None
+        if proof is None:
+            others.append(entry)
+        else:
+            approved.append((entry, proof))
+    return approved, others
+
+
+def _draft(other: Manifest, judged: Sequence[Judged]) -> Manifest:
+    units = {item.built.unit.name: item.built.unit.request.key for item in judged}
+    gone = {STATEMENT, SBOM, *(f"{LAYERS} {unit}" for unit in units)}
+    return replace(
+        other,
+        version="",
+        engines=(),
+        report=None,
+        created_at=now(),
+        content=digest_of({"content": other.content, "refitted": sorted(units.items())}),
+        sources={name: digest for name, digest in other.sources.items() if name not in gone},
+        provenance={**other.provenance, **materials.refitted(judged)},
+    )

@@ -1,0 +1,174 @@
+"""The content of a page as Prefect artifacts: what is said is worked out without Prefect, and posted in one place.
+
+A version gives a markdown artifact (verdict, drift by joint, attribution), a table of its engines, one of drift, and a
+link to the page; a canary a markdown artifact (verdict, criteria) and its link. The last of each key is the newest.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from enginery.core.text import pluralize
+from enginery.core.visible import visible
+from pipeline.compile.publication.pages import CANARY
+from pipeline.values import Json
+
+ENGINE_COLUMNS = ("target", "precision", "backend", "status", "size_bytes", "reason")
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One artifact. Of markdown, table and link one is given."""
+
+    key: str
+    description: str = ""
+    markdown: str = ""
+    table: Sequence[Mapping[str, Any]] = field(default=())
+    link: str = ""
+
+
+def show_document(document: Json, page: str | None) -> list[str]:
+    """Leave a version's or a canary's report on the Prefect server; the artifacts' keys. page: address of its HTML."""
+    from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+
+    found = list(artifacts_of(document, page))
+    for item in found:
+        if item.link:
+            create_link_artifact(item.link, link_text=item.description, key=item.key)
+        elif item.markdown:
+            create_markdown_artifact(item.markdown, key=item.key, description=item.description)
+        else:
+            create_table_artifact([dict(row) for row in item.table], key=item.key, description=item.description)
+    return [item.key for item in found]
+
+
+def artifacts_of(document: Json, page: str | None) -> Iterator[Artifact]:
+    """What is posted."""
+    if document["kind"] == CANARY:
+        name = _key(str(document["candidate"].get("model", "unnamed")))
+        name = _key(f"{name}-{document['target']}") if "target" in document else name
+        title = f"Canary{_on(document)}: {document['verdict']}"
+        yield Artifact(f"canary-{name}", title, canary_markdown(document, page))
+    else:
+        name = _key(document["model"])
+        reference = f"{document['model']}@{document['version']}" if document["version"] else document["model"]
+        yield Artifact(f"result-{name}", f"Report of {reference}", version_markdown(document, page))
+        yield Artifact(f"engines-{name}", f"Engines of {reference}", table=engine_rows(document))
+        if drift := drift_rows(document):
+            yield Artifact(f"drift-{name}", f"Drift by joint of {reference}", table=drift)
+    if page:
+        yield Artifact(f"page-{'canary-' if document['kind'] == CANARY else ''}{name}", "the page", link=page)
+
+
+def engine_rows(document: Json) -> list[Json]:
+    """A row per unit."""
+    return [{name: engine[name] for name in ENGINE_COLUMNS} for engine in document["engines"]]
+
+
+def drift_rows(document: Json) -> list[Json]:
+    """A row per output and units, with the three joints side by side, as the page has them."""
+    from validation.reporting.stages import side_by_side
+
+    beside = side_by_side(document.get("reports", ()))
+    return [_drift_row(row) for row in (*beside["shown"], *beside["rest"])]
+
+
+def _drift_row(row: Json) -> Json:
+    units = row["title"]["text"] + (f" ({row['title']['more']})" if row["title"]["more"] else "")
+    cells = {joint: _cell_text(cell) for joint, cell in row["cells"].items()}
+    return {"what": units, "output": row["output"], **cells, "drift": row["cause"]}
+
+
+def _cell_text(cell: Json | None) -> str:
+    from validation.reporting.html import metric_text
+
+    if not cell or not cell["shown"]:
+        return ""
+    check = cell["shown"]["check"]
+    text = metric_text(check.value, check.name) or check.note
+    limit = f" (limit {metric_text(check.limit, check.name)})" if check.limit is not None else ""
+    return f"{'' if check.passed else 'FAILED '}{'' if check.name == 'sqnr_db' else check.name + ' '}{text}{limit}"
+
+
+def version_markdown(document: Json, page: str | None) -> str:
+    """Verdict, task metrics, drift by joint, attribution, failures, latency."""
+    from validation.reporting.overview import overview
+
+    seen = overview(document, pictures=False)
+    lines = [f"# {plain_text(seen['reference'])}: {seen['verdict']['text']}", ""]
+    lines += [
+        f"- {plain_text(name)}: {plain_text(_listed(values))}" for name, values in document.get("metrics", {}).items()
+    ]
+    failed = [engine for engine in document["engines"] if engine["status"] == "failed"]
+    lines += [f"- **failed**: {plain_text(_unit(engine))}: {plain_text(engine['reason'])}" for engine in failed]
+    lines += [f"- page: `{page}`"] if page else []
+    if rows := drift_rows(document):
+        lines += ["", "## Drift by joint", "", *_table(rows)]
+    if attributions := seen["attributions"]:
+        lines += ["", "## Which node drifted", ""]
+        lines += [f"- {plain_text(item['name'])}: {plain_text(item['headline'])}" for item in attributions]
+    if rows := latency_rows(seen["latencies"]):
+        lines += ["", "## Latency", "", *_table(rows)]
+    return "\n".join(lines)
+
+
+def latency_rows(sections: Sequence[Json]) -> list[Json]:
+    """A row per engine and bucket, of what `validation.latency.section` says."""
+    return [{"engine": item["name"], **row, "machine": item["machine"]} for item in sections for row in item["rows"]]
+
+
+def canary_markdown(document: Json, page: str | None) -> str:
+    """Verdict, sides, criteria."""
+    from validation.canary.judging.describing import describe_interval, describe_value
+
+    rows = []
+    for item in document["criteria"]:
+        text = {name: describe_value(item[name], item["kind"]) for name in ("estimate", "margin")}
+        row = {"criterion": item["name"], "verdict": item["verdict"], "measured": text["estimate"]}
+        rows.append(
+            {**row, "interval": "not measured" if item["note"] else describe_interval(item), "margin": text["margin"]}
+        )
+    lines = [f"# Canary{_on(document)}: {document['verdict']}", "", plain_text(document["reason"]), ""]
+    lines += [f"- {side}: {plain_text(_side(document, side))}" for side in ("candidate", "baseline")]
+    lines += [f"- page: `{page}`"] if page else []
+    return "\n".join([*lines, "", *_table(rows)])
+
+
+def _on(document: Json) -> str:
+    return f" on {document['target']}" if "target" in document else ""
+
+
+def _side(document: Json, side: str) -> str:
+    identity, seen = document[side], document["observations"][side]
+    name = f"{identity['model']}@{identity.get('version', '?')}" if "model" in identity else "unnamed"
+    return f"{name}, {pluralize(seen['requests'], 'request')}, {seen['failed']} failed"
+
+
+def _unit(engine: Json) -> str:
+    return f"{engine['target']} {engine['precision']} {engine['backend']}"
+
+
+def _listed(values: Json) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+
+
+def _table(rows: Sequence[Json]) -> list[str]:
+    columns = list(rows[0])
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    return lines + [f"| {' | '.join(plain_text(str(row[name])) for name in columns)} |" for row in rows]
+
+
+def plain_text(text: str) -> str:
+    """Text that anybody may have written, on one line and without meaning to markdown, HTML or a terminal."""
+    line = visible(" ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]|<>#!])", r"\\\1", line).replace("\\<", "&lt;").replace("\\>", "&gt;")
+
+
+def artifact_key(kind: str, model: str) -> str:
+    """Prefect's keys are lower-case letters, digits and dashes."""
+    return f"{kind}-{_key(model)}"
+
+
+def _key(model: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")

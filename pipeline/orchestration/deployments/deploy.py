@@ -1,0 +1,233 @@
+"""Bringing a Prefect server to what is wanted: made where it is missing, changed where it differs, else left alone."""
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import (
+    GlobalConcurrencyLimitCreate,
+    GlobalConcurrencyLimitUpdate,
+    WorkPoolCreate,
+    WorkPoolUpdate,
+)
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+from prefect.client.schemas.objects import VersionInfo
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.deployments.runner import RunnerDeployment
+from prefect.events import DeploymentEventTrigger
+from prefect.exceptions import ObjectNotFound
+from prefect.types.entrypoint import EntrypointType
+
+from enginery.core.errors import InputError
+from pipeline.compile.run_context import versions
+from pipeline.orchestration.deployments.pools import check_variables, template
+from pipeline.orchestration.deployments.silence import automation
+from pipeline.orchestration.deployments.wanted import Plan, Wanted
+from pipeline.orchestration.flows.api import api_in_reach, require_api
+from pipeline.orchestration.flows.runner import limit_name
+from pipeline.values import Json
+
+if TYPE_CHECKING:
+    from prefect import Flow
+
+TAGS = ("enginery",)
+_DEFAULT_SLOTS = 1
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing on the server. action: 'created', 'updated', 'unchanged' or 'deleted'; with a dry run, what would be.
+
+    detail: what it is, or what differed.
+    """
+
+    kind: str
+    name: str
+    action: str
+    detail: str = ""
+
+
+def deploy(plan: Plan, *, dry: bool = False) -> list[Change]:
+    """Work pool, concurrency limits, deployments with their schedules and triggers, and what looks for lost runs.
+
+    With `compile.plan.keep` the owner's deployments that are neither in the plan nor named there are deleted.
+
+    Raises InputError for a pool of another kind or unknown job variables, UnavailableError without a server.
+    """
+    require_api("the deployments need one")
+    check_variables(plan.kind, plan.variables)
+    with api_in_reach(), get_client(sync_client=True) as client:
+        parts = (
+            _pool(client, plan, dry), _limits(client, plan, dry), _deployments(client, plan, dry),
+            _others(client, plan, dry),
+        )  # fmt: skip
+        return [change for part in (*parts, _silence(client, dry)) for change in part]
+
+
+def _pool(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[Change]:
+    wanted = template(plan.kind)
+    try:
+        pool = client.read_work_pool(plan.pool)
+    except ObjectNotFound:
+        if not dry:
+            client.create_work_pool(WorkPoolCreate(name=plan.pool, type=plan.kind, base_job_template=wanted))
+        yield Change("work pool", plan.pool, "created", plan.kind)
+        return
+    if pool.type != plan.kind:
+        raise InputError(f"work pool {plan.pool} is of type {pool.type}, not {plan.kind}; name another one with --pool")
+    if pool.base_job_template == wanted:
+        yield Change("work pool", plan.pool, "unchanged", plan.kind)
+        return
+    if not dry:
+        client.update_work_pool(plan.pool, WorkPoolUpdate(base_job_template=wanted))
+    yield Change("work pool", plan.pool, "updated", "base job template")
+
+
+def _limits(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[Change]:
+    for generation, slots in plan.limits().items():
+        name = limit_name(generation)
+        try:
+            there = client.read_global_concurrency_limit_by_name(name).limit
+        except ObjectNotFound:
+            count = slots or _DEFAULT_SLOTS
+            if not dry:
+                client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=count))
+            yield Change("concurrency limit", name, "created", _slots(count))
+            continue
+        if slots in (None, there):
+            yield Change("concurrency limit", name, "unchanged", _slots(there))
+            continue
+        if not dry:
+            client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(limit=slots))
+        yield Change("concurrency limit", name, "updated", f"{_slots(slots or 0)}, before {there}")
+
+
+def _deployments(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[Change]:
+    version = versions("enginery")["enginery"]
+    for wanted in plan.deployments():
+        made = _deployment(wanted, version, _tags(plan.owner))
+        try:
+            there = client.read_deployment_by_name(wanted.full_name)
+        except ObjectNotFound:
+            action, detail = "created", _when(wanted)
+        else:
+            differ = _differences(client, there, made)
+            action, detail = ("updated", ", ".join(differ)) if differ else ("unchanged", _when(wanted))
+        if action != "unchanged" and not dry:
+            # Without this Prefect would look at the git repository of the current folder for a version.
+            made.apply(version_info=VersionInfo(type="prefect:simple", version=version))
+        yield Change("deployment", wanted.full_name, action, detail)
+
+
+def _others(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[Change]:
+    """What the same owner registered and does not want any more, such as a GPU group's that is gone."""
+    if not (plan.owner and plan.keep):
+        return
+    kept = {*plan.keep, *(wanted.full_name for wanted in plan.deployments())}
+    tagged = DeploymentFilter(tags=DeploymentFilterTags(all_=_tags(plan.owner)))
+    for there in client.read_deployments(deployment_filter=tagged):
+        name = f"{client.read_flow(there.flow_id).name}/{there.name}"
+        if name in kept:
+            continue
+        if not dry:
+            client.delete_resource_owned_automations(f"prefect.deployment.{there.id}")
+            client.delete_deployment(there.id)
+        yield Change("deployment", name, "deleted", f"of {plan.owner}, and not wanted")
+
+
+def _tags(owner: str | None) -> list[str]:
+    return [*TAGS, *([f"owner:{owner}"] if owner else [])]
+
+
+def _silence(client: SyncPrefectClient, dry: bool) -> Iterator[Change]:
+    """One for all deployments of this server, whatever their names."""
+    wanted = automation(*TAGS)
+    there = client.read_automations_by_name(wanted.name)
+    if not there:
+        if not dry:
+            client.create_automation(wanted)
+        yield Change("automation", wanted.name, "created", wanted.description)
+    elif _comparable(there[0]) == _comparable(wanted):
+        yield Change("automation", wanted.name, "unchanged", wanted.description)
+    else:
+        if not dry:
+            # Whether a person disabled it is theirs to say.
+            client.update_automation(there[0].id, wanted.model_copy(update={"enabled": there[0].enabled}))
+        yield Change("automation", wanted.name, "updated", wanted.description)
+
+
+def _deployment(wanted: Wanted, version: str, tags: list[str]) -> RunnerDeployment:
+    flow = flow_of(wanted)
+    given = [wanted.trigger.to_json(wanted.full_name)] if wanted.trigger else []
+    triggers: list[Any] = [DeploymentEventTrigger.model_validate(item) for item in given]
+    # Outside of a flow it is no coroutine.
+    made: Any = flow.to_deployment(
+        wanted.name,
+        cron=wanted.cron,
+        parameters=dict(wanted.parameters),
+        triggers=triggers,
+        description=wanted.description,
+        tags=tags,
+        version=version,
+        work_pool_name=wanted.pool,
+        job_variables=dict(wanted.variables),
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+    found: RunnerDeployment = made
+    return found
+
+
+def flow_of(wanted: Wanted) -> "Flow[..., Any]":
+    """The flow that a deployment runs."""
+    module, _, function = wanted.entrypoint.rpartition(".")
+    found: Flow[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def _differences(client: SyncPrefectClient, there: DeploymentResponse, made: RunnerDeployment) -> list[str]:
+    """Names of what differs. Whether a person paused it is theirs to say."""
+    schema = made._parameter_openapi_schema.model_dump(exclude_unset=True)
+    crons = [getattr(item.schedule, "cron", None) for item in made.schedules or ()]
+    pairs: dict[str, tuple[Any, Any]] = {
+        "entrypoint": (there.entrypoint, made.entrypoint),
+        "version": (there.version, made.version),
+        "description": (there.description, made.description),
+        "tags": (sorted(there.tags), sorted(made.tags)),
+        "parameters": (there.parameters, made.parameters),
+        "parameter schema": (there.parameter_openapi_schema, schema),
+        "work pool": (there.work_pool_name, made.work_pool_name),
+        "job variables": (there.job_variables, made.job_variables),
+        "schedule": ([getattr(item.schedule, "cron", None) for item in there.schedules], crons),
+        "trigger": (_automations(client, there, made), _wanted_automations(there, made)),
+    }
+    return [name for name, (now, wanted) in pairs.items() if now != wanted]
+
+
+def _automations(client: SyncPrefectClient, there: DeploymentResponse, made: RunnerDeployment) -> list[Json]:
+    """Those that deploying made; by name, as other people's automations may run the deployment, too."""
+    names = {getattr(trigger, "name", None) for trigger in made.triggers}
+    found = client.read_resource_related_automations(f"prefect.deployment.{there.id}")
+    return [_comparable(item) for item in found if item.name in names]
+
+
+def _wanted_automations(there: DeploymentResponse, made: RunnerDeployment) -> list[Json]:
+    for trigger in made.triggers:
+        trigger.set_deployment_id(there.id)
+    return [_comparable(trigger.as_automation()) for trigger in made.triggers]
+
+
+def _comparable(automation: Any) -> Json:
+    """Without what the server numbers anew, and without whether a person disabled it."""
+    found = automation.model_dump(mode="json", include={"name", "description", "trigger", "actions"})
+    trigger = {name: sorted(value) if isinstance(value, list) else value for name, value in found["trigger"].items()}
+    return {**found, "trigger": {name: value for name, value in trigger.items() if name != "id"}}
+
+
+def _when(wanted: Wanted) -> str:
+    return f"on {wanted.trigger.event}" if wanted.trigger else f"cron {wanted.cron} UTC" if wanted.cron else "by hand"
+
+
+def _slots(count: int) -> str:
+    return f"{count} slot" + ("s" if count != 1 else "")

@@ -1,0 +1,1 @@
+"""Reconciling a fleet: the builds that nodes without an engine ask for."""

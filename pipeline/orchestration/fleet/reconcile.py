@@ -1,0 +1,116 @@
+"""The fleet against the registry: all that `enginery fleet` says, as one value, for the command and for a flow."""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from enginery.registry.store.base import Store
+from pipeline.fleet.catalog import Catalog, load_catalog, whole_registry
+from pipeline.fleet.cluster import Access, read_cluster
+from pipeline.fleet.groups import Fleet, Group
+from pipeline.fleet.inventory import read_inventory
+from pipeline.fleet.prediction import Predictor
+from pipeline.fleet.served import Served, read_served
+from pipeline.fleet.standing import STATES, Standing, standings, unwanted
+from pipeline.fleet.work import Work, work_for
+from pipeline.orchestration.fleet.events import messages
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What to compare. inventory: a file, '-' for standard input; None reads the cluster.  catalog: None is every model
+    with a channel.  tensorrt, tensorrt_rtx: versions that serve, where neither catalog nor inventory says them."""
+
+    inventory: Path | None = None
+    access: Access = field(default_factory=Access)
+    catalog: Path | None = None
+    tensorrt: str | None = None
+    tensorrt_rtx: str | None = None
+
+    def fleet(self, catalog: Catalog) -> Fleet:
+        """The machines, with the runtimes that the catalog or these options state. An inventory's own come first.
+
+        Raises as `read_inventory` and `read_cluster`.
+        """
+        found = read_inventory(self.inventory) if self.inventory else read_cluster(self.access)
+        stated = {**dict(catalog.runtimes), **self.runtimes}
+        groups = (
+            group
+            if group.machine.is_cpu
+            else group.stating(
+                **{name: value for name, value in stated.items() if getattr(group.machine, name) is None}
+            )
+            for group in found.groups
+        )
+        return found.with_groups(groups)
+
+    @property
+    def runtimes(self) -> dict[str, str]:
+        """Versions that the options state."""
+        given = {"tensorrt": self.tensorrt, "tensorrt_rtx": self.tensorrt_rtx}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def wanted(self, store: Store) -> Catalog:
+        """The catalog, with what the options state. Raises SpecError."""
+        found = load_catalog(self.catalog) if self.catalog else whole_registry(store)
+        return replace(found, runtimes=tuple({**dict(found.runtimes), **self.runtimes}.items()))
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """The fleet, how every demand stands on it, and what would have to be done."""
+
+    fleet: Fleet
+    catalog: Catalog
+    standings: tuple[Standing, ...]
+    work: tuple[Work, ...]
+    registry: str
+
+    @property
+    def good(self) -> bool:
+        """Whether every demand can be met on every group."""
+        return all(item.serves for item in self.standings)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Standings by state, from worst to best."""
+        found = Counter(item.state for item in self.standings)
+        return {state: found[state] for state in STATES if found[state]}
+
+    @property
+    def unwanted(self) -> tuple[Group, ...]:
+        """Groups on which nothing must be served."""
+        return unwanted(self.fleet.groups, self.catalog.demands)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {
+            "fleet": {
+                "source": self.fleet.source,
+                "groups": [group.to_json() for group in self.fleet.groups],
+                "left_out": [vars(item) for item in self.fleet.left_out],
+            },
+            "catalog": self.catalog.source,
+            "registry": self.registry,
+            "good": self.good,
+            "counts": self.counts,
+            "unwanted": [group.name for group in self.unwanted],
+            "standings": [item.to_json() for item in self.standings],
+            "work": [item.to_json() for item in self.work],
+            "events": [item.to_json() for item in messages(self.work, self.registry)],
+        }
+
+
+def compared(store: Store, sources: Sources) -> tuple[Fleet, tuple[Served, ...], Catalog]:
+    """What there is, what is wanted, and what the registry has of it; each read once."""
+    catalog = sources.wanted(store)
+    fleet = sources.fleet(catalog)
+    return fleet, read_served(store, catalog.demands), catalog
+
+
+def reconcile(store: Store, sources: Sources, predict: Predictor) -> Reconciled:
+    """Compare. Raises InputError and SpecError for what cannot be read, UnavailableError for what is out of reach."""
+    fleet, served, catalog = compared(store, sources)
+    found = standings(fleet.groups, served, catalog)
+    return Reconciled(fleet, catalog, found, work_for(found, predict), store.uri)

@@ -1,0 +1,45 @@
+"""The flow that collects what a registry does not need any more."""
+
+from datetime import timedelta
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+
+from enginery.core.text import pluralize
+from enginery.registry import DEFAULT_REGISTRY
+from enginery.registry.retention.gc import Collected, collect
+from enginery.registry.retention.marks import Rules
+from enginery.registry.store.base import open_store
+from pipeline.orchestration.flows.runner import PrefectRunner
+from pipeline.orchestration.flows.tables import show_table
+
+
+@flow(name="collect-garbage", flow_run_name="collect garbage", persist_result=False)
+def collect_garbage(
+    registry: str = DEFAULT_REGISTRY,
+    delete: bool = False,
+    grace_days: float = 7.0,
+    keep_versions: int = 10,
+    keep_moves: int = 5,
+) -> State[Any]:
+    """List what nothing needs; with `delete`, condemn it, and delete what was condemned `grace_days` ago."""
+    logger = get_run_logger()
+
+    def collection() -> Collected:
+        rules, grace = Rules(keep_versions, keep_moves), timedelta(days=grace_days)
+        return collect(
+            open_store(registry), rules, grace, delete=delete, say=lambda name: logger.info("deleting %s", name)
+        )
+
+    found = PrefectRunner().call(collection)
+    show_table("garbage", "What nothing needs any more", [_row(item) for item in found.items])
+    gone, left = found.size_bytes("deleted"), found.size_bytes("new", "waiting", "due", "held")
+    return Completed(
+        message=f"{pluralize(len(found.kept), 'version')} kept; {gone} bytes deleted, {left} bytes are garbage"
+    )
+
+
+def _row(item: Any) -> dict[str, Any]:
+    return {**vars(item), "due": item.due.isoformat(timespec="minutes") if item.due else ""}

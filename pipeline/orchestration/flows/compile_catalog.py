@@ -1,0 +1,45 @@
+"""The flow of many models: each is compiled beside the others, and none stops another."""
+
+from typing import Any, Literal
+
+from prefect import flow, get_run_logger, tags
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from pipeline.orchestration.flows.compile_model import show, tell
+from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
+from pipeline.orchestration.flows.tables import show_table
+from pipeline.orchestration.intake.catalog import compile_all, gathered, words
+from pipeline.orchestration.intake.once import Compiled
+from pipeline.orchestration.run import RunOptions, started
+
+
+@flow(name="compile-catalog", flow_run_name="catalog {specs}", persist_result=False)
+def compile_catalog(
+    specs: str = "registered",
+    registry: str | None = None,
+    targets: str | None = None,
+    precisions: str | None = None,
+    backends: str | None = None,
+    executor: Literal["local", "ray"] = "local",
+    jobs: int | None = None,
+    ray_address: str | None = None,
+    wait_for_nodes_s: float = 0.0,
+    gpu_slots: bool = False,
+) -> State[Any]:
+    """Compile every spec of a place, and leave a table with a row for each; fails at the end if any of them did.
+
+    specs: a folder that the worker sees, a file:// or s3:// prefix, or 'registered': the newest of each model.
+    """
+    options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_for_nodes_s)
+    progress = FlowProgress(get_run_logger())
+    with tags("enginery"), gathered(specs, registry) as addresses, started(options, signals=False) as executors:
+        rows = compile_all(addresses, options, PrefectRunner(gpu_slots), progress, executors, _report)
+    show_table("catalog", f"{specs}: {words(rows)}", [row.to_json() for row in rows])
+    ended = Completed if all(row.good for row in rows) else Failed
+    return ended(message=words(rows), data=rows)
+
+
+def _report(done: Compiled) -> None:
+    show(done)
+    tell(done)

@@ -1,0 +1,120 @@
+"""The flow of one model: export, quantize, build, prove, publish; and telling that there is a new version."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect import flow, get_run_logger, runtime, tags
+from prefect.client.schemas.objects import State
+from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_LEVEL, temporary_settings
+from prefect.states import Failed
+
+from enginery.core.errors import EngineryError
+from enginery.registry.versions.lookup import load
+from pipeline.compile.publication.pages import published_document
+from pipeline.compile.publication.published_page import failed_document
+from pipeline.orchestration import events
+from pipeline.orchestration.artifacts import show_document
+from pipeline.orchestration.flows.api import api_in_reach
+from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
+from pipeline.orchestration.intake.once import Compiled, compile_once
+from pipeline.orchestration.run import RunOptions, started
+from pipeline.outcome import Outcome
+
+
+def _run_name() -> str:
+    """'compile digits.yaml', 'compile digits@8a41c0b2d9e7'."""
+    model, at, digest = str(runtime.flow_run.parameters["spec"]).removeprefix("registered:").partition("@")
+    return f"compile {model}{at}{digest[:12]}"
+
+
+@flow(name="compile-model", flow_run_name=_run_name, persist_result=False)
+def compile_model(
+    spec: str,
+    registry: str | None = None,
+    targets: str | None = None,
+    precisions: str | None = None,
+    backends: str | None = None,
+    executor: Literal["local", "ray"] = "local",
+    jobs: int | None = None,
+    ray_address: str | None = None,
+    wait_for_nodes_s: float = 0.0,
+    gpu_slots: bool = False,
+) -> Outcome | State[Outcome]:
+    """Export, quantize, build, prove and publish the engines of one spec.
+
+    spec: a path that the worker sees, 'registered:MODEL[@DIGEST]', or a file in a bucket. gpu_slots: see PrefectRunner.
+    """
+    options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_for_nodes_s)
+    with tags("enginery"), started(options, signals=False) as executors:
+        done = compile_once(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
+    show(done)
+    tell(done)
+    if done.outcome.version is None:
+        return Failed(message="nothing was published, because no engine passed", data=done.outcome)
+    return done.outcome
+
+
+def run_flow(spec: str, options: RunOptions, quiet: bool = False) -> Outcome:
+    """Run the flow here, on the configured Prefect API or on a server of its own.
+
+    Raises UnavailableError when that API does not answer.
+    """
+    chosen = compile_model.with_options(log_prints=False)
+    with _terminal_logs(quiet), api_in_reach("start its server, correct PREFECT_API_URL, or use --runner inprocess"):
+        if not PREFECT_API_URL.value():
+            # Here: it takes longer to import than all that a worker's flow run needs.
+            from pipeline.orchestration.prefect_server import start_server
+
+            start_server()
+        state: State[Any] = chosen(spec, **asdict(options), return_state=True)
+    found = state.result(raise_on_failure=False)
+    if isinstance(found, BaseException):
+        raise found
+    outcome: Outcome = found
+    return outcome
+
+
+def show(done: Compiled) -> None:
+    """Leave the report in the Prefect UI: of the version, or of the run that published none."""
+    outcome, store = done.outcome, done.store
+    if outcome.version is None:
+        document = failed_document(store, outcome.model)
+    else:
+        document = published_document(store, load(store, outcome.model, outcome.version))
+    page = outcome.page if outcome.page is None or "://" in outcome.page else Path(outcome.page).as_uri()
+    show_document(document, page)
+
+
+def tell(done: Compiled) -> None:
+    """Tell a configured server of a version that it was not told of before; a temporary one has nobody to tell."""
+    outcome = done.outcome
+    if outcome.version is None or outcome.manifest is None or not PREFECT_API_URL.value():
+        return
+    events.published_once(done.store, outcome.model, outcome.version, outcome.manifest)
+
+
+@contextmanager
+def _terminal_logs(quiet: bool) -> Iterator[None]:
+    """Prefect's log as a person wants it on a terminal: no traceback for an error that explains itself."""
+    loggers = [logging.getLogger(f"prefect.{name}") for name in ("flow_runs", "task_runs")]
+    for logger in loggers:
+        logger.addFilter(_explain)
+    settings = {PREFECT_LOGGING_LEVEL: "ERROR"} if quiet else {}
+    try:
+        with temporary_settings(settings):
+            yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(_explain)
+
+
+def _explain(record: logging.LogRecord) -> bool:
+    """Put our own error's message in the place of its traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, EngineryError):
+        record.msg, record.args, record.exc_info = str(error), (), None
+    return True

@@ -1,0 +1,53 @@
+"""The flow that compares a cluster's nodes with the registry, and tells what is missing."""
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger, tags
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from enginery.registry import DEFAULT_REGISTRY
+from enginery.registry.store.base import open_store
+from pipeline.fleet.cluster import Access
+from pipeline.fleet.prediction import predictor
+from pipeline.fleet.standing import Standing
+from pipeline.orchestration.fleet.events import messages, tell
+from pipeline.orchestration.fleet.reconcile import Reconciled, Sources, reconcile
+from pipeline.orchestration.flows.runner import PrefectRunner
+from pipeline.orchestration.flows.tables import show_table
+
+
+@flow(name="reconcile-fleet", flow_run_name="reconcile fleet", persist_result=False)
+def reconcile_fleet(
+    registry: str = DEFAULT_REGISTRY,
+    catalog: str | None = None,
+    inventory: str | None = None,
+    context: str | None = None,
+    apply: bool = False,
+) -> State[Any]:
+    """Say what the fleet lacks, and with `apply` tell the events that build and prove it. Failed while it lacks any.
+
+    catalog, inventory: paths that the worker sees; without an inventory the nodes of its cluster are read.
+    """
+    logger, runner = get_run_logger(), PrefectRunner()
+    sources = Sources(
+        Path(inventory) if inventory else None, Access(context=context), Path(catalog) if catalog else None
+    )
+
+    def comparison() -> Reconciled:
+        store = open_store(registry)
+        return reconcile(store, sources, predictor(store))
+
+    with tags("enginery"):
+        found = runner.call(comparison)
+        for message in messages(found.work, found.registry) if apply else ():
+            logger.info("told %s of %s: %s", message.event, message.model, runner.call(tell, message))
+    lacking = [item for item in found.standings if not item.serves]
+    show_table("fleet", "What the fleet lacks", [_row(item) for item in lacking])
+    counts = ", ".join(f"{count} {state}" for state, count in found.counts.items()) or "nothing is wanted"
+    return (Completed if found.good else Failed)(message=counts, data=found.to_json())
+
+
+def _row(item: Standing) -> dict[str, Any]:
+    return {"on": item.group.name, "model": str(item.demand.reference), "state": item.state, "why": item.reason}

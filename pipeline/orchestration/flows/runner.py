@@ -1,0 +1,166 @@
+"""Steps as Prefect tasks: named after what they work on, retried where that can help, in a generation's slots."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.concurrency.sync import concurrency
+from prefect.runtime import flow_run
+from prefect.tasks import exponential_backoff
+
+from builders.execution.local import QUEUED
+from enginery.core.errors import EngineryError, UnavailableError
+from enginery.core.visible import visible
+from enginery.registry.runs.state import RunState
+from pipeline.compile.run_context import Workshop
+from pipeline.orchestration.runs.prefect_progress import ProgressArtifact
+from pipeline.progress import Silent
+from pipeline.progress.clocks import Clocks
+from pipeline.progress.events import Event, Finished, Started, VerdictReached, VersionSettled, Waiting
+from pipeline.spec.model import ModelSpec
+from pipeline.values import Unit
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+P = ParamSpec("P")
+
+# 2, 4 and 8 s, each up to half longer at random, so that the many that one outage stopped do not all come back at once.
+RETRIES = 3
+_BACKOFF_S = 2.0
+_JITTER = 0.5
+# A killed holder's slot is free again after so long.
+_SLOT_S = 120.0
+# A slot that is free is had within this time; who waits longer for one says so.
+_AT_ONCE_S = 2.0
+
+
+@dataclass(frozen=True)
+class PrefectRunner:
+    """Carries out each step as a Prefect task; what a step remembers is the store's business, not Prefect's cache.
+
+    gpu_slots: whether a unit that is built for a GPU generation holds a slot of `enginery-gpu-sm_NN` meanwhile; the
+    limits are made by `enginery deploy`, and a run fails where one is missing.
+    """
+
+    gpu_slots: bool = False
+
+    def call(self, step: Callable[P, Value], *arguments: P.args, **named: P.kwargs) -> Value:
+        """Run the step as a task and wait for it."""
+        return as_task(step, step.__name__, *arguments, **named)()
+
+    def map(
+        self,
+        step: Callable[Concatenate[Item, P], Value],
+        items: Iterable[Item],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> list[Value]:
+        """Submit a task for each item and wait for all."""
+        futures = [
+            as_task(self._placed(step, item), f"{step.__name__} {name_of(item)}", item, *arguments, **named).submit()
+            for item in items
+        ]
+        return [future.result() for future in futures]
+
+    def _placed(self, step: Callable[..., Value], item: Any) -> Callable[..., Value]:
+        """The step in a slot of its generation, if it compiles for a GPU."""
+        if not (self.gpu_slots and step.__name__ == "build" and isinstance(item, Unit) and item.action == "build"):
+            return step
+        target = item.request.target
+        return step if target.compute_capability is None else _in_slot(step, limit_name(target.sm))
+
+
+def limit_name(generation: str) -> str:
+    """The concurrency limit of a GPU generation ('sm_89')."""
+    return f"enginery-gpu-{generation}"
+
+
+def name_of(item: Any) -> str:
+    """What a person calls a unit or a flavour."""
+    return str(getattr(getattr(item, "unit", item), "name", item))
+
+
+def helps(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+    """Whether a retry can help: something was out of reach. What is wrong with a spec or a model stays wrong."""
+    return isinstance(state.result(raise_on_failure=False), UnavailableError)
+
+
+def as_task(step: Callable[P, Value], name: str, *arguments: P.args, **named: P.kwargs) -> Task[[], Value]:
+    """A task without parameters: Prefect would otherwise look through stores and executors for futures."""
+
+    def run() -> Value:
+        return step(*arguments, **named)
+
+    run.__doc__ = step.__doc__
+    made = task(
+        name=step.__name__,
+        task_run_name=name,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=RETRIES,
+        retry_delay_seconds=exponential_backoff(_BACKOFF_S),
+        retry_jitter_factor=_JITTER,
+        retry_condition_fn=helps,
+    )
+    return made(run)
+
+
+def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
+    @wraps(step)
+    def run(unit: Unit, spec: ModelSpec, shop: Workshop) -> Value:
+        waits = threading.Timer(
+            _AT_ONCE_S, shop.progress.emit, (Waiting(unit.name, f"a slot of {limit} on the Prefect server"),)
+        )
+        waits.daemon = True
+        waits.start()
+        try:
+            # A slot whose lease could not be renewed is lost, and an hour of compiling is not thrown away for that.
+            with concurrency(limit, strict=True, lease_duration=_SLOT_S, raise_on_lease_renewal_failure=False):
+                waits.cancel()
+                return step(unit, spec, shop)
+        except ConcurrencySlotAcquisitionError as error:
+            raise EngineryError(
+                f"{limit}: {error}; `enginery deploy` makes the limit of each GPU generation"
+            ) from error
+        finally:
+            waits.cancel()
+
+    return run
+
+
+class FlowProgress(Silent):
+    """Progress as lines of the flow run's log, and as a progress artifact of it; made in the flow run."""
+
+    def __init__(self, logger: "logging.Logger | logging.LoggerAdapter[logging.Logger]") -> None:
+        self._logger = logger
+        self.by = f"Prefect flow run {flow_run.name}"
+        self._artifact = ProgressArtifact()
+        self._clocks = Clocks()
+
+    def recorded(self, run: RunState) -> None:
+        """Show it as a progress artifact."""
+        self._artifact(run)
+
+    def emit(self, event: Event) -> None:
+        """Log how a step or unit ended, and what it waits for when that is news and more than its place in the queue:
+        once for all of them."""
+        match event:
+            case Waiting(name, why):
+                if why != QUEUED and self._clocks.waiting(name, why, once=True):
+                    self._logger.info("%s: waiting: %s", name, visible(why))
+            case Started(name):  # the progress artifact says it
+                self._clocks.gone(name)
+            case Finished(name):
+                self._clocks.gone(name)
+                self._logger.info("%s: %s", name, visible(event.outcome))
+            case VerdictReached(name):
+                self._logger.info("verdict on %s: %s", name, visible(event.outcome))
+            case VersionSettled(name, words):
+                self._logger.info("%s: %s", name, words)

@@ -1,0 +1,47 @@
+"""The flow that does what the verdicts of canaries ask for: promote, roll back, or nothing."""
+
+from typing import Any
+
+from prefect import flow, get_run_logger, runtime
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from enginery.core.errors import EngineryError
+from enginery.registry import DEFAULT_REGISTRY
+from enginery.registry.store.base import open_store
+from enginery.registry.versions import lookup
+from pipeline.canary.settle import settle, settle_newest
+from pipeline.orchestration.flows.runner import PrefectRunner
+
+
+def _run_name() -> str:
+    """'settle digits:stable', 'settle every model:stable'."""
+    given = runtime.flow_run.parameters
+    return f"settle {given.get('model') or 'every model'}:{given.get('channel')}"
+
+
+@flow(name="settle-canary", flow_run_name=_run_name, persist_result=False)
+def settle_canary(
+    model: str | None = None, report: str | None = None, registry: str = DEFAULT_REGISTRY, channel: str = "stable"
+) -> State[Any]:
+    """Promote the candidate of a PASS, roll back that of a FAIL if it is served, as the verdicts of all targets that
+    count have it. report: digest of the canary's.
+
+    Without a report: of each model, or of `model`, roll back what is served where a FAIL's event was lost, else promote
+    the newest version if it can be by now. A model that is damaged stops no other; the run then fails at the end.
+    """
+    logger, store, runner = get_run_logger(), open_store(registry), PrefectRunner()
+    if model and report:
+        said = runner.call(settle, store, model, channel, report, logger.info)
+        return Completed(message=said, data=said)
+    told, failed = [], 0
+    for name in [model] if model else lookup.models(store):
+        try:
+            told.append(runner.call(settle_newest, store, name, channel, logger.info))
+        except EngineryError as error:
+            failed += 1
+            told.append(f"not settled: {error}")
+        logger.info("%s: %s", name, told[-1])
+    if failed:
+        return Failed(message=f"{failed} of {len(told)} models could not be settled", data=told)
+    return Completed(message=f"looked at {len(told)} models", data=told)

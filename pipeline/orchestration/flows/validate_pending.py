@@ -1,0 +1,64 @@
+"""The flow that proves what is published unproven, on the hardware of whichever worker runs it, or on Ray's GPUs."""
+
+from dataclasses import asdict
+from typing import Any, Literal
+
+from prefect import flow, get_run_logger, runtime, tags
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from enginery.core.types import Target
+from enginery.registry import DEFAULT_REGISTRY
+from enginery.registry.store.base import open_store
+from pipeline.compile.run_context import Workshop
+from pipeline.operations.pending import Pending, Proof, pending, pending_of, prove, why_nothing
+from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
+from pipeline.orchestration.flows.tables import show_table
+from pipeline.orchestration.gpu_workers import gpu_named, prove_on_worker
+from pipeline.orchestration.run import RunOptions, started
+
+
+def _run_name() -> str:
+    """'validate pending', 'validate digits@4 for sm_90'."""
+    given = runtime.flow_run.parameters
+    model, version, target = (given.get(name) for name in ("model", "version", "target"))
+    what = f"{model}@{version}" if model and version else model or "pending"
+    return f"validate {what}" + (f" for {target}" if target else "")
+
+
+@flow(name="validate-pending", flow_run_name=_run_name, persist_result=False)
+def validate_pending(
+    registry: str = DEFAULT_REGISTRY,
+    model: str | None = None,
+    version: str | None = None,
+    target: str | None = None,
+    on: str = "auto",
+    executor: Literal["local", "ray"] = "local",
+    ray_address: str | None = None,
+    wait_for_nodes_s: float = 0.0,
+) -> State[Any]:
+    """Run the unproven engines that can run here, and attach the proof; fails at the end if one of them did.
+
+    model: that one alone.  version: of it, whichever it is; without, the newest, and what channels serve.
+    target: of the version's engines, those for it.  on: with the executor ray, the GPU (`l4`, `sm_89`) of the workers
+    that run them; a worker is asked for where an engine waits, and not before.
+    """
+    store, gpu = open_store(registry), gpu_named(on) if executor == "ray" else None
+    asked = pending_of(store, model, version, target, gpu) if model and version else None
+    if asked and not asked.engines:
+        return Completed(name="Skipped", message=why_nothing(store, asked, target, gpu))
+    options = RunOptions(executor=executor, ray_address=ray_address, wait_for_nodes_s=wait_for_nodes_s)
+    with tags("enginery"), started(options, signals=False) as executors:
+        shop = Workshop(store, executors.local, executors.builder, FlowProgress(get_run_logger()))
+        # One version after the other: engines are timed, too, and two at once would time each other.
+        items = [asked] if asked else pending(store, model, gpu)
+        found = [proof for item in items for proof in _prove(item, gpu, shop)]
+    where = f"for {gpu.name}" if gpu else "here"
+    show_table("proofs", f"Engines proven {where}", [asdict(item) for item in found])
+    message = f"{len(found)} engines were pending {where}, {sum(item.verdict == 'proven' for item in found)} are proven"
+    return (Completed if all(item.good for item in found) else Failed)(message=message, data=found)
+
+
+def _prove(item: Pending, gpu: Target | None, shop: Workshop) -> list[Proof]:
+    runner = PrefectRunner()
+    return runner.call(prove_on_worker, item, gpu, shop) if gpu else runner.call(prove, item, shop)

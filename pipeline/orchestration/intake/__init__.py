@@ -1,0 +1,1 @@
+"""Builds that a spec's arrival or a catalog starts."""

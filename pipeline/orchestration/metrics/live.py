@@ -1,0 +1,120 @@
+"""The metrics of one run, served from its own process while it lives."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from builders.execution.jobs import Usage
+from enginery.core.errors import UnavailableError
+from enginery.registry.runs.totals import BUCKETS_S
+from enginery.registry.store import io_errors
+from pipeline.orchestration.metrics import names
+from pipeline.orchestration.metrics.names import Metric
+from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Retrying, RunConcluded, Silent, Started
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+
+class LiveMetrics(Silent):
+    """Counts what is told. registry: Prometheus's, a new one for each run, so that two in one process do not mix."""
+
+    def __init__(self, registry: "CollectorRegistry | None" = None) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self.registry = registry or CollectorRegistry()
+        self._lock = threading.Lock()
+        self._units: dict[str, tuple[str, str]] = {}
+        self._waiting: set[str] = set()
+        self._running: set[str] = set()
+        self._usage: dict[str, Usage] = {}
+
+        def made(kind: type[Any], metric: Metric, **more: Any) -> Any:
+            return kind(metric.name, metric.help, metric.labels, registry=self.registry, **more)
+
+        self._builds = made(Counter, names.BUILDS)
+        self._seconds = made(Histogram, names.BUILD_SECONDS, buckets=BUCKETS_S)
+        self._cache = made(Counter, names.CACHE)
+        self._retries = made(Counter, names.RETRIES)
+        self._peak = made(Gauge, names.PEAK)
+        self._unproven = made(Gauge, names.UNPROVEN)
+        made(Gauge, names.QUEUE).set_function(lambda: len(self._waiting))
+        made(Gauge, names.RUNNING).set_function(lambda: len(self._running))
+        self.registry.register(Trouble())
+
+    def emit(self, event: Event) -> None:
+        """Count it."""
+        match event:
+            case Planned(plan):
+                with self._lock:
+                    self._units |= {unit.name: (unit.request.target.name, unit.request.backend) for unit in plan.units}
+                    self._waiting |= {unit.name for unit in plan.wanted}
+            case RunConcluded(outcome):
+                self._unproven.clear()
+                for engine in outcome.engines:
+                    if engine.status == "unproven":
+                        self._unproven.labels(engine.target, engine.backend).inc()
+            case Started() | Retrying() | ProcessEnded() | Finished():
+                if unit := self._units.get(event.name):
+                    self._count(event, unit)
+
+    def _count(self, event: Started | Retrying | ProcessEnded | Finished, unit: tuple[str, str]) -> None:
+        """Count what happened to a unit of the plan. unit: its labels."""
+        match event:
+            case Started(name):
+                with self._lock:
+                    self._waiting.discard(name)
+                    self._running.add(name)
+            case Retrying():
+                self._retries.labels(*unit).inc()
+            case ProcessEnded(name, usage):
+                self._usage[name] = usage
+                self._peak.labels(*unit).set(usage.peak_mib * 2**20)
+            case Finished(name, state):
+                self._count_end(name, state, unit)
+
+    def _count_end(self, name: str, state: str, unit: tuple[str, str]) -> None:
+        with self._lock:
+            self._waiting.discard(name)
+            self._running.discard(name)
+            usage = self._usage.pop(name, None)
+        self._cache.labels("hit" if state == "cached" else "miss").inc()
+        if state != "cached":
+            self._builds.labels(state, *unit).inc()
+            if usage:
+                self._seconds.labels(state, *unit).observe(usage.seconds)
+
+
+class Trouble:
+    """What the registry's own counters say, as Prometheus wants it."""
+
+    def collect(self) -> Iterator[Any]:
+        """Two counters."""
+        from prometheus_client.core import CounterMetricFamily
+
+        seen = io_errors.seen()
+        yield CounterMetricFamily(names.ERRORS.name, names.ERRORS.help, value=seen["errors"])
+        yield CounterMetricFamily(names.REPEATED.name, names.REPEATED.help, value=seen["retries"])
+
+
+@contextmanager
+def served(registry: "CollectorRegistry", port: int, address: str) -> Iterator[int]:
+    """Answer Prometheus at http://ADDRESS:PORT/metrics; yields the port, which 0 leaves to the system.
+
+    Raises UnavailableError when the port is taken or the address is none of this machine's.
+    """
+    from prometheus_client import start_http_server
+
+    try:
+        server, thread = start_http_server(port, address, registry)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot serve metrics at {address}:{port}: {error.strerror or error}; give another --metrics-port, or 0"
+        ) from error
+    try:
+        yield int(server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

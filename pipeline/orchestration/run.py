@@ -1,0 +1,244 @@
+"""One run from its options: spec, selection, store, executors; the same for the command line and for a Prefect flow."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from builders.backends import discovery as backends
+from builders.execution.jobs import Executor
+from builders.execution.local import LocalExecutor
+from enginery.core.errors import InputError, UnavailableError, UnknownNameError
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.types import PRECISIONS, Precision, Target
+from enginery.registry import DEFAULT_REGISTRY
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.writers.guard import writing
+from enginery.registry.writers.leases import BUILDING
+from pipeline.compile.composition import InProcess, compile_model
+from pipeline.compile.only_records import NotOnRecord, OnlyRecords
+from pipeline.compile.plan import Selection
+from pipeline.compile.run_context import Workshop
+from pipeline.intake.addresses import Found, spec_at
+from pipeline.orchestration.runs.recorder import new_run, new_tracker, note_run, recorded
+from pipeline.orchestration.tracing import spans
+from pipeline.outcome import Outcome
+from pipeline.progress import Progress, together
+from pipeline.progress.events import RunBegan
+from pipeline.spec.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run was asked for, as text and numbers. targets, precisions, backends: comma-separated; None means all.
+
+    jobs: processes at once, None for one per CPU.  ray_address: None for a Ray started for this run.
+    wait_for_nodes_s: how long a unit waits for a Ray node that suits it to come; 0: it fails at once.
+    """
+
+    registry: str | None = None
+    targets: str | None = None
+    precisions: str | None = None
+    backends: str | None = None
+    executor: Literal["local", "ray"] = "local"
+    jobs: int | None = None
+    ray_address: str | None = None
+    wait_for_nodes_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A spec with the part of it that is wanted and the workshop to do it in."""
+
+    spec: ModelSpec
+    selection: Selection
+    shop: Workshop
+
+
+@dataclass(frozen=True)
+class Executors:
+    """`local` does what must be done here, `builder` builds engines; several runs may share them."""
+
+    local: Executor
+    builder: Executor
+
+
+@contextmanager
+def started(options: RunOptions, *, signals: bool = True) -> Iterator[Executors]:
+    """Start the executors; kill what they still run when this is interrupted. signals: see `cancelling`."""
+    local = LocalExecutor(options.jobs)
+    with _builder(options, local) as builder, cancelling(local, builder, signals=signals):
+        yield Executors(local, builder)
+
+
+@contextmanager
+def opened(
+    address: Path | str | Found,
+    options: RunOptions,
+    progress: Progress,
+    executors: Executors | None = None,
+    *,
+    keep_state: bool = True,
+) -> Iterator[Run]:
+    """Read the spec of an address, open the store, start the executors, unless those of others are shared.
+
+    keep_state: whether the registry keeps what becomes of this run (`enginery status`).
+    Raises what `spec_at` raises, SpecError, UnknownNameError (a selection that the spec does not have), InputError and
+    UnavailableError.
+    """
+    with ExitStack() as stack:
+        spec = stack.enter_context(spec_at(address, options.registry)).load()
+        selection = select(spec, options)
+        store = open_store(options.registry or _registry_of(spec), create=True)
+        guard = stack.enter_context(writing(store, f"building {spec.model}", BUILDING))
+        both = executors or stack.enter_context(started(options))
+        if keep_state:
+            run = new_run(spec.model, spec.address, store, progress.by)
+            tracker = stack.enter_context(recorded(store, run, guard.secure, progress.recorded))
+            traced = stack.enter_context(spans())
+            progress = together(progress.of_run(spec.model, run.id), tracker, *([traced] if traced else []))
+            progress.emit(RunBegan(spec.model, run.id))
+        yield Run(spec, selection, Workshop(store, both.local, both.builder, progress))
+
+
+def compile_from_records(address: Path | str | Found, options: RunOptions) -> Outcome | None:
+    """The outcome of a run that has nothing to do, without starting a server, a cluster or a process; else None."""
+    with spec_at(address, options.registry) as found:
+        spec = found.load()
+        store = open_store(options.registry or _registry_of(spec), create=True)
+        tracker = new_tracker(new_run(spec.model, spec.address, store))
+        try:
+            shop = Workshop(store, OnlyRecords(), OnlyRecords(), tracker)
+            outcome = compile_model(spec, select(spec, options), shop, InProcess())
+        except NotOnRecord:
+            return None
+    note_run(store, tracker)
+    return outcome
+
+
+def store_of(spec: ModelSpec, options: RunOptions) -> Store:
+    """The registry of a run, opened to be read; made where there is none yet. Raises InputError, UnavailableError."""
+    uri = options.registry or _registry_of(spec)
+    try:
+        return open_store(uri)
+    except UnavailableError:
+        return open_store(uri, create=True)
+
+
+def registry_of(address: Path | str | Found, options: RunOptions) -> str:
+    """Where a run publishes. Raises SpecError."""
+    if options.registry is not None:
+        return options.registry
+    with spec_at(address, None) as found:
+        return _registry_of(found.load())
+
+
+def _registry_of(spec: ModelSpec) -> str:
+    """The spec's registry (a relative path counts from the spec's folder), else ./registry."""
+    named = spec.publication.registry
+    if named is None or "://" in named:
+        return named or DEFAULT_REGISTRY
+    return str(spec.file(named))
+
+
+@contextmanager
+def _builder(options: RunOptions, local: Executor) -> Iterator[Executor]:
+    if options.executor == "local":
+        yield local
+        return
+    from builders.execution.ray import RayExecutor
+
+    with RayExecutor(options.ray_address, options.jobs, options.wait_for_nodes_s) as executor:
+        yield executor
+
+
+@contextmanager
+def cancelling(*executors: Executor, signals: bool = True) -> Iterator[None]:
+    """While inside, Ctrl-C and SIGTERM first kill the running compilers; so does whatever else ends this early.
+
+    signals: whether to hear them first. They belong to the main thread alone; in a flow to Prefect, which can tell a
+    cancelled run from one that crashed only as long as it hears them itself.
+    """
+
+    def cancel() -> None:
+        for executor in executors:
+            executor.cancel()
+
+    with _heard(cancel) if signals else nullcontext():
+        try:
+            yield
+        except BaseException:
+            cancel()
+            raise
+
+
+@contextmanager
+def _heard(cancel: Callable[[], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(_number: int, _frame: object) -> None:
+        cancel()
+        raise KeyboardInterrupt
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def select(spec: ModelSpec, options: RunOptions) -> Selection:
+    """The part of the spec that the options ask for. Raises UnknownNameError for what the spec does not have."""
+    return Selection(
+        _targets(spec, options.targets),
+        _precisions(spec, options.precisions),
+        _subset("backends", options.backends, tuple(spec.backends), tuple(backends.names())),
+    )
+
+
+def _targets(spec: ModelSpec, text: str | None) -> tuple[Target, ...]:
+    known, wanted = spec.target_list(), set[Target]()
+    for name in _words("targets", text):
+        found = set(parse_targets(name)) & set(known)
+        if not found:
+            raise UnknownNameError(
+                f"targets {name}: not in the spec, which has {', '.join(spec.targets)}; add it there"
+            )
+        wanted |= found
+    return tuple(target for target in known if target in wanted)
+
+
+def _precisions(spec: ModelSpec, text: str | None) -> tuple[Precision, ...]:
+    words = _subset("precisions", text, spec.precision_list(), PRECISIONS)
+    return tuple(precision for precision in PRECISIONS if precision in words)
+
+
+def _subset(what: str, text: str | None, known: tuple[str, ...], possible: tuple[str, ...]) -> tuple[str, ...]:
+    words = _words(what, text)
+    for word in words:
+        if word not in known:
+            raise UnknownNameError(not_in_spec(what, word, known, possible))
+    return tuple(words)
+
+
+def not_in_spec(what: str, word: str, known: Sequence[str], possible: Sequence[str]) -> str:
+    """What to say of a word that the spec does not have, which it can have or not."""
+    if word in possible:
+        return f"{what} {word}: not in the spec, which has {', '.join(known)}; add it there"
+    return f"{what} {word}: there is none; take of the spec's: {', '.join(known)}"
+
+
+def _words(what: str, text: str | None) -> list[str]:
+    """Names separated by commas or spaces; none for None. An empty text is a mistake: a variable that was not set."""
+    words = (text or "").replace(",", " ").split()
+    if text is not None and not words:
+        raise InputError(f"{what} {text!r}: has no name; give one, or leave it out for all of the spec")
+    return words

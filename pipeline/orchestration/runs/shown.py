@@ -1,0 +1,128 @@
+"""A run's state as a person reads it, at the moment when it is read: what is lost, how long, how long still."""
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from enginery.core.presence import Presence
+from enginery.registry.runs.state import OVER, Item, RunState
+
+# A driver that has missed this many signs of life is taken for dead, even on another machine.
+MISSED_BEATS = 3
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A run as it is read at `at`."""
+
+    run: RunState
+    at: datetime
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since its driver was last heard, by this machine's clock."""
+        return max(0.0, _seconds(self.run.heard_at, self.at))
+
+    @property
+    def lost(self) -> str:
+        """Why its driver is taken for dead; '' when it is not."""
+        if self.run.state != "running":
+            return ""
+        who = f"its driver (process {self.run.pid} on {self.run.host})"
+        heard = f"no sign of life since {self.run.heard_at[:19].replace('T', ' ')} UTC, {_span(self.silent_s)} ago"
+        # After a beat, since a run that ends writes so, and may do it between the two looks of whoever reads.
+        if self.silent_s > self.run.beats_every_s and _gone(self.run):
+            return f"{heard}: {who} is not running any more"
+        if self.silent_s > MISSED_BEATS * self.run.beats_every_s:
+            return f"{heard}: {who} died, or does not reach the registry"
+        return ""
+
+    @property
+    def state(self) -> str:
+        """The run's state, or 'lost'."""
+        return "lost" if self.lost else self.run.state
+
+    @property
+    def took_s(self) -> float:
+        """Seconds from its begin to its end, or to the last that is known of it."""
+        end = self.run.ended_at or (self.run.heard_at if self.lost else None)
+        return _seconds(self.run.started_at, _moment(end) if end else self.at)
+
+    @property
+    def counts(self) -> str:
+        """'2 built, 1 failed, 3 refused'."""
+        found = Counter(self.item_state(item) for item in self.run.units)
+        return ", ".join(f"{count} {state}" for state, count in found.items())
+
+    def item_state(self, item: Item) -> str:
+        """A unit's state; what a dead driver left running is lost."""
+        return "lost" if self.lost and item.state not in OVER else item.state
+
+    def elapsed_s(self, item: Item) -> float | None:
+        """Seconds that a unit took, or has taken so far; None when it has not begun."""
+        if item.state in OVER and item.seconds is not None:
+            return item.seconds
+        if item.started_at is None:
+            return None
+        end = item.ended_at or (self.run.heard_at if self.lost else None)
+        return _seconds(item.started_at, _moment(end) if end else self.at)
+
+    def remaining(self, item: Item) -> str:
+        """'~40 s left (predicted from 3 builds of this unit)', of a unit that runs."""
+        if item.predicted is None or self.item_state(item) != "running":
+            return ""
+        return item.predicted.left(self.elapsed_s(item) or 0.0)
+
+    def told(self, item: Item) -> str:
+        """Why a unit waits or failed, how long it will take, and how often it was started again."""
+        again = f"started {len(item.retries) + 1} times: {item.retries[-1]}" if item.retries else ""
+        return "; ".join(part for part in (self.remaining(item), item.why, item.verdict, again) if part)
+
+    def summary(self) -> dict[str, Any]:
+        """A row of the table of runs."""
+        run = self.run
+        why = self.lost or run.reason
+        named = {name: getattr(run, name) for name in ("model", "version", "spec", "host", "pid", "user", "by")}
+        times = {"started_at": run.started_at, "ended_at": run.ended_at, "seconds": round(self.took_s, 1)}
+        return {"run": run.id, "state": self.state, **named, **times, "units": self.counts, "reason": why}
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, with what follows from the time."""
+        items = []
+        for item in self.run.items:
+            elapsed = self.elapsed_s(item)
+            row = {**asdict(item), "state": self.item_state(item), "unit": item.is_unit}
+            items.append({**row, "elapsed_s": elapsed, "remaining": self.remaining(item)})
+        return {**self.summary(), "heard_at": self.run.heard_at, "items": items}
+
+
+def seen(run: RunState, at: datetime | None = None) -> Seen:
+    """A run as it is now."""
+    return Seen(run, at or datetime.now(UTC))
+
+
+def _gone(run: RunState) -> bool:
+    """Whether its driver's process was on this machine and is not there any more."""
+    return Presence(run.host, run.namespace, run.pid, run.began).gone
+
+
+def _moment(stamp: str) -> datetime:
+    """A time of a document; the beginning of time for what is none."""
+    try:
+        found = datetime.fromisoformat(stamp)
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _seconds(stamp: str, end: datetime) -> float:
+    return max(0.0, (end - _moment(stamp)).total_seconds())
+
+
+def _span(seconds: float) -> str:
+    """'95 s', '12 min', '3 h', '2 days'."""
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,199 @@
+"""The state of this run, kept up to date by what is told of it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from builders.execution.jobs import Usage
+from enginery.core.errors import StepError
+from enginery.core.moment import precise_now
+from enginery.core.text import pluralize
+from enginery.registry.runs.history import Past
+from enginery.registry.runs.state import ITEM_STATES, OVER, Item, RunState, told_of
+from pipeline.orchestration.runs.logs import KeptLog
+from pipeline.progress import events
+
+if TYPE_CHECKING:
+    from pipeline.outcome import Outcome
+    from pipeline.values import BuildPlan
+
+
+class Tracker(events.Silent):
+    """Hears everything and keeps the last of it; `Recorder` writes it down. Every method is short: jobs wait for it."""
+
+    def __init__(self, run: RunState, scrub: Callable[[str], str]) -> None:
+        self._lock = threading.Lock()
+        self._run, self._scrub = run, scrub
+        self._items: dict[str, Item] = {item.name: item for item in run.items}
+        self._graphs: dict[str, str] = {}
+        self._logs: dict[str, KeptLog] = {}
+        self._closed: list[tuple[str, KeptLog]] = []
+        self._pasts: list[tuple[str, str, Past]] = []
+        self._changes = self._printed = 0
+
+    # what is told
+
+    def emit(self, event: events.Event) -> None:
+        """Keep it; what is printed without credentials."""
+        match event:
+            case events.Planned(plan):
+                self._plan(plan)
+            case events.Finished(name, state, reason):
+                kept = state if state in ITEM_STATES else "done"
+                self._note(name, state=kept, why=self._scrub(reason), phase="")
+                self._learn(name, state)
+            case events.VerdictReached(name):
+                self._note(name, verdict=self._scrub(event.outcome))
+            case events.RunConcluded(outcome):
+                self._conclude(outcome)
+            case _:
+                self._follow(event)
+
+    def _follow(self, event: events.Event) -> None:
+        """What happens to a step or unit before it ends."""
+        match event:
+            case events.Predicted(name, expectation):
+                self._note(name, predicted=expectation)
+            case events.Waiting(name, why):
+                known = self._items.get(name)
+                if known is None or (known.state, known.why) != ("waiting", why):
+                    self._note(name, state="waiting", why=why, phase="")
+            case events.Started(name, where):
+                at = precise_now()
+                self._note(name, state="running", where=where, why="", phase="", started_at=at, ended_at=None)
+            case events.PhaseEntered(name, phase):
+                self._note(name, phase=phase)
+            case events.Printed(name, text):
+                self._print(name, text)
+            case events.Retrying(name, why):
+                known = self._items.get(name)
+                self._note(name, retries=(*(known.retries if known else ()), self._scrub(why)), phase="")
+            case events.ProcessEnded(name, usage):
+                self._end_process(name, usage)
+
+    def _plan(self, plan: "BuildPlan") -> None:
+        with self._lock:
+            for unit in plan.units:
+                request, refused = unit.request, unit.action == "refused"
+                state, why = ("refused", unit.reason) if refused else ("planned", "")
+                named = (request.target.name, request.precision, request.backend)
+                self._items[unit.name] = Item(unit.name, state, *named, why=why)
+                self._graphs[unit.name] = request.model
+            self._changes += 1
+
+    def _print(self, name: str, text: str) -> None:
+        with self._lock:
+            if name not in self._logs:
+                self._logs[name] = KeptLog(self._scrub)
+            self._logs[name].feed(text)
+            self._printed += 1
+
+    def _end_process(self, name: str, usage: Usage) -> None:
+        """Note what it took, and hand its log over."""
+        self._note(name, seconds=round(usage.seconds, 3), peak_mib=round(usage.peak_mib, 1), ended_at=precise_now())
+        with self._lock:
+            if log := self._logs.pop(name, None):
+                log.close()
+                if not log.empty:
+                    self._closed.append((name, log))
+                self._printed += 1
+
+    def _conclude(self, outcome: "Outcome") -> None:
+        failed = len(outcome.failed)
+        reason = (
+            "no engine passed" if outcome.version is None else f"{pluralize(failed, 'unit')} failed" if failed else ""
+        )
+        with self._lock:
+            self._run = replace(self._run, version=outcome.version, reason=reason)
+            self._changes += 1
+
+    # what is asked
+
+    @property
+    def run(self) -> str:
+        """The run's name in the registry."""
+        return self._run.id
+
+    @property
+    def cached(self) -> int:
+        """Units that were found built."""
+        with self._lock:
+            return sum(item.is_unit and item.state == "cached" for item in self._items.values())
+
+    @property
+    def changes(self) -> int:
+        """Grows with every event but output."""
+        return self._changes
+
+    @property
+    def printed(self) -> int:
+        """Grows with every piece of output."""
+        return self._printed
+
+    def end(self, error: BaseException | None) -> None:
+        """The run is over; what still ran is not running any more."""
+        with self._lock:
+            # Ctrl-C, SIGTERM, Prefect's cancelling: none is an Exception, and what they kill may be told of first.
+            cancelled = isinstance(error, StepError) and error.kind == "cancelled"
+            stopped = cancelled or not isinstance(error, Exception | None)
+            bad = error is not None or bool(self._run.reason)
+            state = "interrupted" if stopped else "failed" if bad else "done"
+            reason = self._scrub(str(error).strip()[:2000]) if error and not stopped else self._run.reason
+            left = "cancelled" if stopped or error is not None else "done"
+            ended = self._run.ended_at or precise_now()
+            for name, item in self._items.items():
+                if item.state not in OVER:
+                    at = item.ended_at or (ended if item.started_at else None)
+                    self._items[name] = replace(item, state=left, phase="", ended_at=at)
+            self._run = replace(self._run, state=state, reason=reason, ended_at=ended)
+            self._changes += 1
+
+    def snapshot(self, heard_at: str) -> RunState:
+        """The run as it is now."""
+        with self._lock:
+            items = told_of(list(self._items.values()))
+            return replace(self._run, heard_at=heard_at, items=items, left_out=len(self._items) - len(items))
+
+    def live(self) -> dict[str, str]:
+        """The end of what each running job printed."""
+        with self._lock:
+            return {name: log.last() for name, log in self._logs.items() if not log.empty}
+
+    def closed_logs(self) -> Iterator[tuple[str, KeptLog]]:
+        """Logs of jobs that ended, each once; `stored` says where they are."""
+        with self._lock:
+            closed, self._closed = self._closed, []
+        yield from closed
+
+    def stored(self, name: str, digest: str, size_bytes: int) -> None:
+        """A log is in the registry."""
+        self._note(name, log=digest, log_bytes=size_bytes)
+
+    def pasts(self) -> list[tuple[str, str, Past]]:
+        """Builds that ended since the last time: backend, digest of the graph, and what it took (graph_bytes 0)."""
+        with self._lock:
+            found, self._pasts = self._pasts, []
+        return found
+
+    def _note(self, name: str, **fields: object) -> None:
+        with self._lock:
+            known = self._items.get(name) or Item(name, "running")
+            self._items[name] = replace(known, **fields)  # type: ignore[arg-type]
+            self._changes += 1
+
+    def _learn(self, name: str, state: str) -> None:
+        item = self._items[name]
+        if item.is_unit and item.seconds is not None and state != "cached":
+            past = Past(
+                self._run.model,
+                item.target,
+                item.precision,
+                0,
+                item.seconds,
+                item.peak_mib or 0.0,
+                state,
+                precise_now(),
+            )
+            with self._lock:
+                self._pasts.append((item.backend, self._graphs[name], past))

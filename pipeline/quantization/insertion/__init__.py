@@ -1,0 +1,1 @@
+"""Where Q/DQ pairs go."""

@@ -1,0 +1,173 @@
+"""Quantization sites: the nodes that int8 can take, and the tensors whose ranges that needs.
+
+Conv, ConvTranspose, Gemm and MatMul with a constant weight carry nearly all of the arithmetic of a convolutional net or
+a transformer.
+A product of two activations (attention scores) stays in float: its inputs follow a softmax or feed one, where a
+uniform step of 1/127 of the range costs most.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from builders.onnx_graphs.bodies import list_bodies
+from pipeline.graphs.graph import constants, consumers, element_types, fold_constant_moves, tidy, tidy_from
+from pipeline.quantization.notes import Kept
+
+OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+# They multiply with weights too, and have no Q/DQ form.
+RECURRENT = ("GRU", "LSTM", "RNN")
+# Per-channel Q/DQ exists from this opset on; older models are lifted before anything is measured or quantized.
+LOWEST_OPSET = 13
+
+
+@dataclass(frozen=True)
+class Site:
+    """One node that int8 can take.
+
+    activation, weight: its two operands.  axis: the weight's output channels.
+    result: the tensor that a fused kernel writes: behind a Relu, or a Clip around zero, that is the only reader.
+    fused: that node, or None.
+    """
+
+    node: str
+    op_type: str
+    activation: str
+    weight: str
+    axis: int
+    result: str
+    fused: str | None
+
+
+def prepared(model: ModelProto) -> ModelProto:
+    """A tidy copy in an opset that int8 exists in: the graph whose tensor names calibration and insertion agree on."""
+    graph = tidy_from(tidy(model), LOWEST_OPSET)
+    fold_constant_moves(graph.graph)
+    return graph
+
+
+def find_sites(model: ModelProto) -> tuple[tuple[Site, ...], tuple[Kept, ...]]:
+    """The sites of a prepared model, and the candidates that are none, with the reason."""
+    graph, types = model.graph, element_types(model)
+    given, readers = constants(graph), consumers(graph)
+    outputs = {value.name for value in graph.output}
+    sites, kept = [], []
+    kept += [Kept(node.name, node.op_type, reason) for node in graph.node if (reason := _out_of_reach(node))]
+    for node in _candidates(graph):
+        reason = _obstacle(node, given, types)
+        if reason:
+            kept.append(Kept(node.name, node.op_type, reason))
+        else:
+            sites.append(_site(node, readers, outputs, given))
+    return tuple(sites), tuple(kept)
+
+
+def taps(sites: Sequence[Site]) -> tuple[str, ...]:
+    """The tensors to measure for these sites: each activation, and behind each convolution its result."""
+    results = {site.result for site in sites if site.op_type == "Conv"}
+    return tuple(sorted({site.activation for site in sites} | results))
+
+
+def activations(model: ModelProto) -> tuple[str, ...]:
+    """Every float activation of a model: what to measure so that the fp16 cast knows all ranges, not only int8's."""
+    copy = prepared(model)
+    types, given = element_types(copy), constants(copy.graph)
+    names = [value.name for value in copy.graph.input]
+    names += [name for node in copy.graph.node for name in node.output]
+    return tuple(sorted(name for name in names if types.get(name) == TensorProto.FLOAT and name not in given))
+
+
+def _candidates(graph: GraphProto) -> Iterator[NodeProto]:
+    return (node for node in graph.node if node.op_type in OP_TYPES and node.domain in ("", "ai.onnx"))
+
+
+def _out_of_reach(node: NodeProto) -> str | None:
+    """Why a node that multiplies, but is no candidate, stays in float; None for all others."""
+    if node.op_type in RECURRENT:
+        return "recurrent nodes have no int8 form here"
+    inside = sum(_multiplications_in(body) for body in list_bodies(node))
+    return f"{inside} of the nodes in its bodies multiply; control flow is not entered" if inside else None
+
+
+def _multiplications_in(body: GraphProto) -> int:
+    inner = sum(_multiplications_in(deeper) for node in body.node for deeper in list_bodies(node))
+    return inner + sum(node.op_type in (*OP_TYPES, *RECURRENT) for node in body.node)
+
+
+def _site(
+    node: NodeProto, readers: dict[str, list[NodeProto]], outputs: set[str], given: dict[str, TensorProto]
+) -> Site:
+    result, fused = node.output[0], None
+    after = readers.get(result, [])
+    if len(after) == 1 and result not in outputs and _saturates_around_zero(after[0], given):
+        result, fused = after[0].output[0], after[0].name
+    return Site(node.name, node.op_type, node.input[0], node.input[1], _channel_axis(node), result, fused)
+
+
+def _saturates_around_zero(node: NodeProto, given: dict[str, TensorProto]) -> bool:
+    """Whether a node is a Relu, or a Clip with constant bounds around zero.
+
+    uint8 saturation behind the node then does the node's work, so runtimes drop it. A Clip that shuts zero out must
+    stay: a quantized range always holds zero.
+    """
+    if node.op_type != "Clip":
+        return node.op_type == "Relu"
+    bounds = [given.get(name) for name in node.input[1:3]]
+    if len(bounds) != 2 or None in bounds:
+        return False
+    low, high = (float(numpy_helper.to_array(bound)) for bound in bounds if bound is not None)
+    return low <= 0 <= high
+
+
+def _channel_axis(node: NodeProto) -> int:
+    if node.op_type == "Gemm":
+        return 0 if _attribute(node, "transB", 0) else 1
+    return 0 if node.op_type == "Conv" else 1
+
+
+def _obstacle(node: NodeProto, given: dict[str, TensorProto], types: dict[str, int]) -> str | None:
+    """Why a candidate cannot be quantized, or None."""
+    activation, weight = node.input[0], given.get(node.input[1])
+    if weight is None and activation in given:
+        return "its weight is the first operand; only a second one is quantized"
+    if weight is None:
+        return "it multiplies two activations" if node.op_type == "MatMul" else "its weight is not a constant"
+    if activation in given:
+        return "both operands are constants"
+    if types.get(activation) != TensorProto.FLOAT or weight.data_type != TensorProto.FLOAT:
+        return "it does not compute in float32"
+    return _bias_obstacle(node, given) or _weight_obstacle(node, weight)
+
+
+def _bias_obstacle(node: NodeProto, given: dict[str, TensorProto]) -> str | None:
+    bias = given.get(node.input[2]) if len(node.input) > 2 else None
+    if bias is None:
+        return None
+    axis = _channel_axis(node)
+    if list(bias.dims) != [given[node.input[1]].dims[axis]]:
+        # onnxruntime's Q/DQ insertion expects one value for each scale of the weight, and fails on any other.
+        return f"its bias has the shape {list(bias.dims)}; per-channel scales need one value for each output"
+    return None
+
+
+def _weight_obstacle(node: NodeProto, weight: TensorProto) -> str | None:
+    if node.op_type == "MatMul" and len(weight.dims) != 2:
+        return f"its weight has {len(weight.dims)} dimensions; per-channel scales need 2"
+    if node.op_type == "Gemm" and _attribute(node, "beta", 1.0) != 1.0:
+        # onnxruntime's Q/DQ insertion resets beta to 1 without scaling the bias.
+        return "it has a beta other than 1; fold it into the bias"
+    if node.op_type == "ConvTranspose" and _attribute(node, "group", 1) != 1:
+        return "its weight's output channels lie in groups; per-channel scales need one axis"
+    values = numpy_helper.to_array(weight)
+    if values.size == 0:
+        return "its weight is empty"
+    return None if np.isfinite(values).all() else "its weight holds NaN or Inf"
+
+
+def _attribute(node: NodeProto, name: str, default: float) -> float:
+    for attribute in node.attribute:
+        if attribute.name == name:
+            return float(helper.get_attribute_value(attribute))
+    return default

@@ -1,0 +1,89 @@
+"""From all groups in int8 down to the floor: which groups are left in float.
+
+Damages of single groups say where to look; what counts is the whole model's run.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from pipeline.quantization.search.chosen import Point
+from pipeline.quantization.search.floor import Floor
+from pipeline.quantization.search.sensitivity import Quality
+
+# Groups that are tried to be swapped, each by two runs of the whole model.
+MOST_SWAPS = 8
+
+
+class Trial(Protocol):
+    """What is known of a model while points are tried. ranked: groups by damage per multiplication, worst first."""
+
+    @property
+    def ranked(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def macs(self) -> Mapping[str, float]: ...  # noqa: D102
+    @property
+    def qualities(self) -> Mapping[tuple[str, ...], Quality]: ...  # noqa: D102
+    def predicted(self, left: Sequence[str]) -> Point: ...  # noqa: D102
+    def point(self, left: Sequence[str]) -> Point: ...  # noqa: D102
+
+
+def shallowest(trial: Trial, floor: Floor, tried: dict[int, Point]) -> int:
+    """The least number of top-ranked groups to leave in float, by bisection; every step runs the whole model."""
+
+    def holds(depth: int) -> bool:
+        if depth not in tried:
+            tried[depth] = trial.point(trial.ranked[:depth])
+        return floor.holds(trial.qualities[tried[depth].left])
+
+    low, high = 0, len(trial.ranked)
+    while low < high:
+        middle = (low + high) // 2 if 0 in tried else 0
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    holds(low)
+    return low
+
+
+def refilled(trial: Trial, floor: Floor, point: Point) -> Point:
+    """Take groups back that the floor allows, those that compute most first."""
+    for group in sorted(point.left, key=lambda name: -trial.macs[name]):
+        left = tuple(name for name in point.left if name != group)
+        if floor.sqnr_db is not None and trial.predicted(left).predicted_db < floor.sqnr_db:
+            continue
+        other = trial.point(left)
+        if floor.holds(trial.qualities[other.left]):
+            point = other
+    return point
+
+
+def swapped(trial: Trial, floor: Floor, point: Point) -> Point:
+    """Take a group back and leave smaller ones in float instead, where together they compute less and the floor holds.
+
+    Only for a floor in decibels, which can be predicted: a group is often more than what is missing.
+    """
+    if floor.sqnr_db is None:
+        return point
+    for group in sorted(point.left, key=lambda name: -trial.macs[name])[:MOST_SWAPS]:
+        left = _smaller(trial, floor.sqnr_db, tuple(name for name in point.left if name != group), trial.macs[group])
+        if left is not None:
+            other = trial.point(left)
+            if floor.holds(trial.qualities[other.left]):
+                point = other
+    return point
+
+
+def _smaller(trial: Trial, sqnr_db: float, left: tuple[str, ...], most: float) -> tuple[str, ...] | None:
+    """More groups to leave in float, with less than `most` multiplications, that should reach the floor; or None."""
+    start = trial.point(left)
+    # What interactions cost beyond the sum of damages is taken to stay the same over so small a step.
+    beyond = start.predicted_db - start.sqnr_db if start.sqnr_db is not None else 0.0
+    spent = 0.0
+    for name in trial.ranked:
+        if name in left or spent + trial.macs[name] >= most:
+            continue
+        left, spent = (*left, name), spent + trial.macs[name]
+        if trial.predicted(left).predicted_db - beyond >= sqnr_db:
+            return left
+    return None

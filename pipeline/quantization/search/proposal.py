@@ -1,0 +1,143 @@
+"""Which groups to leave in float so that a graph keeps its limits: delta debugging over the groups that are narrow.
+
+Each trial writes the whole graph anew, as the pipeline would with those overrides, and runs every check on it: what is
+proposed was seen to pass.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onnx import ModelProto
+
+from enginery.core.errors import EngineryError
+from enginery.core.proof.report import Check
+from enginery.core.types import Precision, QuantizationScheme
+from pipeline.quantization.insertion.insertion_points import find_sites, prepared
+from pipeline.quantization.notes import QuantizationNotes
+from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.schemes.overrides import Override, OverridePrecision
+from pipeline.quantization.schemes.write import write
+from pipeline.quantization.settings.groups import find_groups
+from validation.attribution.reduce import Reduced, reduce
+from validation.attribution.result import Attribution
+
+MOST_RUNS, MOST_S = 60, 900.0
+
+Nodes = tuple[str, ...]
+Judge = Callable[[ModelProto], Sequence[Check]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a graph is written: the float model, and `write`'s arguments."""
+
+    model: ModelProto
+    precision: Precision
+    scheme: QuantizationScheme | None
+    ranges: Ranges | None
+    rules: tuple[Override, ...]
+    left: Mapping[str, str]
+    keep_io: bool
+
+    @property
+    def float_precision(self) -> OverridePrecision:
+        """What an override must say to leave a node in the float type of the rest of the graph."""
+        return "fp16" if self.scheme and self.scheme.float_precision == "fp16" else "fp32"
+
+    def rules_with(self, nodes: Sequence[str]) -> list[Override]:
+        """The rules, and after them, so that they count, those that leave `nodes` in float."""
+        return [*self.rules, *(Override(name, self.float_precision) for name in nodes)]
+
+    def written(self, nodes: Sequence[str] = ()) -> tuple[ModelProto, Any]:
+        """The graph with these nodes in float, and notes."""
+        rules = self.rules_with(nodes)
+        return write(self.model, self.precision, self.scheme, self.ranges, rules, keep_io=self.keep_io, left=self.left)
+
+
+def propose(recipe: Recipe, found: Attribution, before: Sequence[Check], judge: Judge) -> dict[str, Any]:
+    """The smallest set of groups that was found to repair the graph, as JSON for people and for the report.
+
+    found: whose ranking says what to try first.  before: the checks of the graph as it is.  judge: runs all of them.
+    """
+    groups = _ordered(narrow_groups(recipe, found), found)
+    judged: dict[tuple[str, ...], Sequence[Check]] = {}
+
+    def passes(chosen: Sequence[Nodes]) -> bool:
+        nodes = _flat(chosen)
+        try:
+            judged[nodes] = judge(recipe.written(nodes)[0])
+        except EngineryError:
+            return False  # this combination cannot be written or read
+        return all(check.passed for check in judged[nodes])
+
+    end = time.monotonic() + MOST_S
+    reduced = reduce(groups, passes, MOST_RUNS, lambda: time.monotonic() > end)
+    return _told(recipe, reduced, len(groups), before, judged)
+
+
+def narrow_groups(recipe: Recipe, found: Attribution) -> list[Nodes]:
+    """The groups that the graph has in its narrow precision, in its order; of a cast, the nodes behind each row."""
+    model = prepared(recipe.model)
+    _, notes = recipe.written()
+    if isinstance(notes, QuantizationNotes):
+        quantized = {*notes.quantized}
+        sites = [site for site in find_sites(model)[0] if site.node in quantized]
+        return [group.nodes for group in find_groups(model, sites)]
+    known = {node.name for node in model.graph.node}
+    rows = [tuple(name for name in row.nodes if name in known) for row in found.rows]
+    return list(dict.fromkeys(nodes for nodes in rows if nodes))
+
+
+def _ordered(groups: Sequence[Nodes], found: Attribution) -> list[Nodes]:
+    """Worst own error first."""
+    place = {name: index for index, row in reversed([*enumerate(found.rows)]) for name in row.nodes}
+    return sorted(groups, key=lambda nodes: min(place.get(name, len(place)) for name in nodes))
+
+
+def _flat(groups: Sequence[Nodes]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for nodes in groups for name in nodes))
+
+
+def _told(
+    recipe: Recipe,
+    reduced: Reduced[Nodes],
+    groups: int,
+    before: Sequence[Check],
+    judged: Mapping[tuple[str, ...], Sequence[Check]],
+) -> dict[str, Any]:
+    told: dict[str, Any] = {"groups": groups, "runs": reduced.runs, "minimal": reduced.minimal, "leave": None}
+    if reduced.items is None:
+        return told
+    nodes = _flat(reduced.items)
+    rules = recipe.rules_with(nodes)
+    return {
+        **told,
+        "leave": [list(group) for group in reduced.items],
+        "overrides": [{"match": rule.match, "precision": rule.precision} for rule in rules],
+        "snippet": snippet(rules),
+        "quality": list(_compared(before, judged[nodes])),
+    }
+
+
+def _compared(before: Sequence[Check], after: Sequence[Check]) -> Any:
+    """The checks with a limit that failed, and the SQNR of every output: before and after."""
+    then = {_place(check): check for check in after}
+    for check in before:
+        now = then.get(_place(check))
+        if not check.passed or (check.name == "sqnr_db" and check.case == "golden"):
+            yield {"before": check.to_json(), "after": now.to_json() if now else None}
+
+
+def _place(check: Check) -> tuple[str, ...]:
+    """What is compared with what: the edge at which a metric is worst may be another one afterwards."""
+    return check.joint, check.name, check.output, "golden" if check.case.startswith("golden") else "edges"
+
+
+def snippet(rules: Sequence[Override]) -> str:
+    """The rules as YAML, to be pasted into the spec."""
+    import json
+
+    lines = [f"    - {{match: {json.dumps(rule.match)}, precision: {rule.precision}}}" for rule in rules]
+    return "\n".join(["quantization:", "  overrides:", *lines])

@@ -1,0 +1,220 @@
+"""Keeps as much of the compute in int8 as a quality floor allows.
+
+Groups are ranked by damage per multiplication. Those at the top are left in float until the whole model, quantized and
+run on samples that no setting was fitted on, reaches the floor; then each of them is taken back where the floor still
+holds. Damages of single groups add up closely enough to say where to look; what counts is the run.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from onnx import ModelProto
+
+from enginery.core.types import QuantizationScheme, Tensors
+from pipeline.quantization.insertion.insertion_points import prepared
+from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.schemes.overrides import OverridePrecision
+from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8, usable_sites
+from pipeline.quantization.search.attainable import check_decisions, check_reached
+from pipeline.quantization.search.chosen import Chosen, Point, Row, in_json
+from pipeline.quantization.search.descent import refilled, shallowest, swapped
+from pipeline.quantization.search.floor import Floor
+from pipeline.quantization.search.latency import Race, Timing, without_unpaid
+from pipeline.quantization.search.sensitivity import Answers, Cost, Quality, quality, sweep
+from pipeline.quantization.settings.convolutions import fit_convolutions
+from pipeline.quantization.settings.fit import STRENGTHS, fit
+from pipeline.quantization.settings.groups import Group, find_groups, matrices
+from pipeline.quantization.settings.runs import Labels, Run, divided
+from pipeline.quantization.settings.sessions import Runner
+from pipeline.quantization.settings.smooth import Plan, applied, folds
+from pipeline.quantization.settings.statistics import Work, gather
+from validation.reporting.pictures import decibels_text
+
+
+def choose(
+    model: ModelProto,
+    ranges: Ranges,
+    scheme: QuantizationScheme,
+    runs: Iterable[Run],
+    floor: Floor | None = None,
+    smoothing: Literal["none", "auto"] = "auto",
+    overrides: Mapping[str, OverridePrecision] | None = None,
+    race: Race | None = None,
+    labels: Labels | None = None,
+) -> Chosen:
+    """Search strengths, clipping, rounding and exclusions for a model, on calibration samples.
+
+    runs: (number of samples, inputs) of one run after the other; the first few hundred samples are used.
+    overrides: nodes that a person decided on.  race: where given, what int8 does not make faster is left in float, but
+    for nodes that a person wants in int8.  labels: for a floor of accuracy. Raises ModelError when the model does not
+    run on the samples, DataError when the labels do not fit them, or when not even the float model holds the floor.
+    """
+    trial = _Trial.of(model, ranges, replace(scheme, float_precision="fp32"), runs, smoothing, overrides or {}, labels)
+    if floor is not None and floor.argmax_agreement is not None:
+        check_decisions(trial.expected[0])
+    tried: dict[int, Point] = {}
+    depth = 0 if floor is None else shallowest(trial, floor, tried)
+    point = trial.point(trial.ranked[:depth]) if depth not in tried else tried[depth]
+    if floor is not None:
+        point = swapped(trial, floor, refilled(trial, floor, point))
+        check_reached(floor, trial.qualities[point.left])
+    if race is not None:
+        point = _paying(trial, scheme, point, race)
+    frontier = [tried.get(depth) or trial.predicted(trial.ranked[:depth]) for depth in range(len(trial.ranked) + 1)]
+    return trial.chosen(point, tuple(frontier))
+
+
+def _paying(trial: "_Trial", scheme: QuantizationScheme, point: Point, race: Race) -> Point:
+    """The point without the groups that int8 does not make faster; those with the least compute are tried first."""
+    forced = {node for node, precision in trial.overrides.items() if precision == "int8"}
+    tried = [name for name, group in trial.groups.items() if name not in point.left and not forced & set(group.nodes)]
+    tried.sort(key=lambda name: trial.macs[name])
+    left, timings = without_unpaid(tried, point.left, lambda names: trial.written(names, scheme), race)
+    trial.timings.update(timings)
+    return trial.point(left)
+
+
+@dataclass
+class _Trial:
+    """Everything that is known about the model while points are tried."""
+
+    model: ModelProto
+    ranges: Ranges
+    scheme: QuantizationScheme
+    overrides: Mapping[str, OverridePrecision]
+    groups: Mapping[str, Group]
+    plans: Mapping[str, Plan]
+    work: Mapping[str, Work]
+    alone: Mapping[str, Quality]
+    cost: Cost
+    runs: Sequence[Tensors]
+    expected: Sequence[Tensors]
+    answers: Answers | None = None
+    qualities: dict[tuple[str, ...], Quality] = field(default_factory=dict)
+    timings: dict[str, Timing] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelProto,
+        ranges: Ranges,
+        scheme: QuantizationScheme,
+        runs: Iterable[Run],
+        smoothing: str,
+        overrides: Mapping[str, OverridePrecision],
+        labels: Labels | None,
+    ) -> "_Trial":
+        graph = prepared(model)
+        sites = () if carries_qdq(model) else usable_sites(graph, ranges, scheme.activation, overrides)[0]
+        groups = find_groups(graph, sites)
+        fitted, judging = divided(runs)
+        judged = [run.inputs for run in judging]
+        answers = Answers(labels.output, [labels.of(run) for run in judging]) if labels else None
+        statistics, work = gather(graph, groups, fitted)
+        weights = matrices(graph, groups)
+        strengths = STRENGTHS if smoothing == "auto" else (None,)
+        kind, levels = scheme.activation, scheme.weight_levels
+        plans = {
+            group.activation: fit(group, statistics.pop(group.activation), weights, kind, strengths, levels)
+            for group in groups
+            if group.mixes
+        }
+        plans |= fit_convolutions(graph, groups, ranges, kind, fitted, levels)
+        alone, cost = sweep(graph, groups, plans, ranges, scheme, judged)
+        plain = Runner(graph)
+        expected = [plain.run(inputs) for inputs in judged]
+        by_name = {group.activation: group for group in groups}
+        return cls(graph, ranges, scheme, overrides, by_name, plans, work, alone, cost, judged, expected, answers)
+
+    @property
+    def macs(self) -> dict[str, float]:
+        """Multiplications by group."""
+        return {name: sum(self.work[node].macs for node in group.nodes) for name, group in self.groups.items()}
+
+    @property
+    def ranked(self) -> tuple[str, ...]:
+        """Groups by damage per multiplication, worst first."""
+        macs = self.macs
+        return tuple(sorted(self.groups, key=lambda name: (-_noise(self.alone[name]) / max(macs[name], 1e-9), name)))
+
+    def share(self, left: Sequence[str]) -> float:
+        """Share of the weighted multiplications in int8."""
+        macs = self.macs
+        total = sum(macs.values())
+        return 1 - sum(macs[name] for name in left) / total if total else 0.0
+
+    def predicted(self, left: Sequence[str]) -> Point:
+        """A point as the damages of single groups add up to it."""
+        noise = sum(_noise(self.alone[name]) for name in self.groups if name not in left)
+        return Point(self.share(left), tuple(left), Quality(noise, 1.0).sqnr_db)
+
+    def point(self, left: Sequence[str]) -> Point:
+        """A point as the whole model, quantized so, gives it."""
+        left = tuple(left)
+        if left not in self.qualities:
+            runner = Runner(self.written(left, self.scheme), optimized=False)
+            self.qualities[left] = quality(self.expected, (runner.run(inputs) for inputs in self.runs), self.answers)
+        found = self.qualities[left]
+        return replace(
+            self.predicted(left),
+            sqnr_db=found.sqnr_db,
+            cosine=found.cosine,
+            argmax_agreement=found.argmax_agreement,
+            accuracy=found.accuracy,
+        )
+
+    def changed(self, left: Sequence[str]) -> tuple[ModelProto, Ranges]:
+        """The model with the plans of all other groups carried out."""
+        return applied(self.model, [plan for name, plan in self.plans.items() if name not in left], self.ranges)
+
+    def written(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
+        """The graph with these groups in float and all others in int8."""
+        changed, ranges = self.changed(left)
+        return quantize_int8(changed, ranges, scheme, {**self.overrides, **self.nodes(left)})[0]
+
+    def nodes(self, left: Sequence[str]) -> dict[str, OverridePrecision]:
+        """The nodes of groups, as overrides that leave them in float."""
+        return {node: "fp16" for name in left for node in self.groups[name].nodes}
+
+    def chosen(self, point: Point, frontier: tuple[Point, ...]) -> Chosen:
+        """The result, once a point is decided on."""
+        model, ranges = self.changed(point.left)
+        rows = tuple(self._row(name, point) for name in self.ranked)
+        reasons = {node: self._reason(name) for name in point.left for node in self.groups[name].nodes}
+        plans = [plan for name, plan in self.plans.items() if name not in point.left]
+        reads = {node.name: node.input[0] for node in model.graph.node if node.input}
+        smoothed = {reads[plan.group.nodes[0]]: plan.seen for plan in plans if plan.seen}
+        rounded = {node: value for plan in plans for node, value in plan.weight_db.items()}
+        return Chosen(model, ranges, reasons, rows, frontier, point, self.cost, smoothed, rounded)
+
+    def _reason(self, name: str) -> str:
+        if name in self.timings:
+            return self.timings[name].reason
+        return f"the floor: quantized alone it leaves {decibels_text(in_json(self.alone[name].sqnr_db))}"
+
+    def _row(self, name: str, point: Point) -> Row:
+        group, plan = self.groups[name], self.plans.get(name)
+        timing = self.timings.get(name)
+        works = [self.work[node] for node in group.nodes]
+        macs, total = sum(work.macs for work in works), sum(self.macs.values())
+        return Row(
+            name,
+            group.nodes,
+            group.sites[0].op_type,
+            macs,
+            macs / total if total else 0.0,
+            sum(work.weight_bytes for work in works),
+            self.alone[name].sqnr_db,
+            plan.strength if plan else None,
+            plan.clip if plan else 1.0,
+            bool(plan and plan.factors is not None and folds(self.model, group)),
+            name not in point.left,
+            timing.int8_ms if timing else None,
+            timing.float_ms if timing else None,
+        )
+
+
+def _noise(found: Quality) -> float:
+    return found.noise if found.finite else math.inf

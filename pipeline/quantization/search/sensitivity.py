@@ -1,0 +1,189 @@
+"""What quantizing each group alone costs at the model's outputs, and what it saves.
+
+The float model runs once; the tensors where each group's tail begins are kept. A group is then judged by its tail
+alone, quantized in this group and nowhere else. A sweep over G groups and n samples costs n inferences and
+G tails, half of one on average, on a few samples: far less than one inference per group per calibration sample.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import ModelProto
+
+from enginery.core.errors import DataError
+from enginery.core.types import QuantizationScheme, Tensors
+from pipeline.graphs.graph import constants, element_types
+from pipeline.quantization.insertion.insertion_points import find_sites
+from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.schemes.overrides import OverridePrecision
+from pipeline.quantization.schemes.qdq import quantize_int8
+from pipeline.quantization.settings.groups import Group
+from pipeline.quantization.settings.sessions import Array, Runner, downstream, set_ranks, tail, with_outputs
+from pipeline.quantization.settings.smooth import Plan, applied
+from validation.metrics.drift import DECISIONS, Drift, is_exact, measure
+
+# Bytes of activations that are kept for the tails to start from. More samples tell little more about single groups;
+# what is chosen is run on all of them.
+MOST_KEPT = 256 << 20
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How close a quantized model's outputs come to the float model's; of several outputs, the worst.
+
+    argmax_agreement: share of the rows along the last axis whose decision stays.  accuracy: share of right answers,
+    where there are labels.
+    """
+
+    noise: float
+    cosine: float
+    finite: bool = True
+    argmax_agreement: float = 1.0
+    accuracy: float | None = None
+
+    @property
+    def sqnr_db(self) -> float:
+        """Signal-to-quantization-noise ratio in decibels."""
+        if not self.finite:
+            return -math.inf
+        return math.inf if self.noise == 0 else -10 * math.log10(self.noise)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """CPU seconds that a sweep took, beside one inference of the float model on the same samples."""
+
+    groups: int
+    sweep_s: float
+    inference_s: float
+
+    @property
+    def per_group(self) -> float:
+        """Cost of one group, in inferences of the same samples."""
+        return self.sweep_s / (self.inference_s * self.groups) if self.groups and self.inference_s else 0.0
+
+
+def sweep(
+    model: ModelProto,
+    groups: Sequence[Group],
+    plans: Mapping[str, Plan],
+    ranges: Ranges,
+    scheme: QuantizationScheme,
+    runs: Sequence[Tensors],
+) -> tuple[dict[str, Quality], Cost]:
+    """Quality of each group quantized alone, by its activation. model: prepared.  plans: by activation, where made.
+
+    As many of the runs are taken as keep the tails' inputs below `MOST_KEPT` bytes, but at least one.
+    """
+    types = element_types(model)
+    # Tails hold copies of the weights, so one at a time; which inputs they have must be known first.
+    inputs = (value for group in groups for value in _tail_of(model, group, types).graph.input)
+    known = {value.name: value.type.tensor_type.elem_type for value in inputs}
+    given = {value.name for value in model.graph.input}
+    everything = {name: kind for name, kind in known.items() if name not in given}
+    everything |= {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
+    plain, inner = Runner(model), Runner(with_outputs(model, everything))
+    start = time.process_time()
+    kept = _within(({**inputs, **inner.run(inputs)} for inputs in runs), MOST_KEPT)
+    inference_s = _timed(lambda: [plain.run(inputs) for inputs in runs[: len(kept)]])
+    start += inference_s
+    found = {}
+    for group in groups:
+        part = _tail_of(model, group, types)
+        if not part.graph.output:  # a dead end: nothing depends on it
+            found[group.activation] = Quality(0.0, 1.0)
+            continue
+        set_ranks(part, kept[0])
+        written = _alone(part, group, plans, ranges, scheme)
+        runner = Runner(written, optimized=False)
+        # What lies before the group, an output of the model among it, stays as it is.
+        expected = [{name: values[name] for name in runner.outputs} for values in kept]
+        found[group.activation] = quality(expected, (runner.run(values) for values in kept))
+    return found, Cost(len(groups), time.process_time() - start, inference_s)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the right answers are. output: whose argmax over the last axis is the answer.  right: class indices of each
+    run, flat."""
+
+    output: str
+    right: Sequence[Array]
+
+
+def quality(expected: Sequence[Tensors], actual: Iterable[Tensors], answers: Answers | None = None) -> Quality:
+    """Quality over all runs. Integer outputs are decisions; where there are no others, those that change are the noise.
+
+    Raises DataError when there is not one label for each answer.
+    """
+    total: dict[str, Drift] = {}
+    right = []
+    for index, (wanted, found) in enumerate(zip(expected, actual, strict=True)):
+        for name, values in wanted.items():
+            total[name] = total.get(name, Drift()).merge(measure(values, found[name], also=DECISIONS))
+        if answers:
+            right.append(_right(found[answers.output], answers.right[index], answers.output))
+    floats = [part for part in total.values() if part.mismatches is None]
+    agreement = min((part.argmax_agreement for part in total.values()), default=1.0)
+    return Quality(
+        max((10 ** (-part.sqnr_db / 10) for part in floats), default=1 - agreement),
+        min((part.cosine for part in floats), default=agreement),
+        all(part.nonfinite == 0 for part in floats),
+        agreement,
+        float(np.mean(np.concatenate(right))) if answers else None,
+    )
+
+
+def decides(output: Array) -> bool:
+    """Whether an output holds decisions: integers, or rows of several values, whose greatest is the answer."""
+    return is_exact(output) or (output.ndim > 0 and output.shape[-1] > 1)
+
+
+def _right(output: Array, labels: Array, name: str) -> Array:
+    """Which answers are right; a row with NaN has none."""
+    if not decides(output):
+        raise DataError(
+            f"output {name!r} has the shape {output.shape}: the argmax of one value is always 0 and tells no accuracy; "
+            "ask for sqnr_db or cosine, or give the model an output with a value for each class"
+        )
+    answers = output if is_exact(output) else np.argmax(output, axis=-1)
+    if answers.size != labels.size:
+        raise DataError(f"output {name!r} gives {answers.size} answers for {labels.size} labels; give one each")
+    valid = np.ones(answers.shape, bool) if is_exact(output) else ~np.isnan(output).any(axis=-1)
+    return np.asarray((answers.reshape(-1) == labels.reshape(-1)) & valid.reshape(-1))
+
+
+def _within(runs: Iterable[dict[str, Array]], most: int) -> list[dict[str, Array]]:
+    kept, held = list[dict[str, Array]](), 0
+    for values in runs:
+        held += sum(array.nbytes for array in values.values())
+        if kept and held > most:
+            break
+        kept.append(values)
+    return kept
+
+
+def _tail_of(model: ModelProto, group: Group, types: Mapping[str, int]) -> ModelProto:
+    given = constants(model.graph)
+    after = downstream(model, group.nodes)
+    return tail(model, {name: kind for name, kind in types.items() if name not in given and name not in after})
+
+
+def _alone(
+    part: ModelProto, group: Group, plans: Mapping[str, Plan], ranges: Ranges, scheme: QuantizationScheme
+) -> ModelProto:
+    changed, narrowed = applied(part, [plans[group.activation]] if group.activation in plans else [], ranges)
+    others: dict[str, OverridePrecision] = {
+        site.node: "fp32" for site in find_sites(changed)[0] if site.node not in group.nodes
+    }
+    written, _ = quantize_int8(changed, narrowed, scheme, others)
+    return written
+
+
+def _timed(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start

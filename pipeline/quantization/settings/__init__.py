@@ -1,0 +1,1 @@
+"""Settings of each quantized group: ranges, smoothing, rounding, bias correction."""

@@ -1,0 +1,97 @@
+"""Rounding a weight so that the errors of its rows cancel at the output, instead of each value to its nearest.
+
+GPTQ (Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2023), which
+goes back to Optimal Brain Surgeon: input channels are rounded one after the other, and what one rounding loses is made
+up for by the channels still to come, as far as the activations are correlated (`moments`). It is written here as Chee
+et al. ("QuIP: 2-Bit Quantization of Large Language Models With Guarantees", 2023) show it to be: feedback through the
+triangular factor of the moments, so that one Cholesky decomposition does and nothing is inverted.
+
+Matrices are (..., in, out) and moments (..., in, in): a grouped convolution is one matrix for each group.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.quantization.settings.groups import Floats
+
+Real = NDArray[np.floating[Any]]
+
+DAMPING = 0.01
+BLOCK = 64
+LEVELS = 127  # the last one of int8, where a scheme does not ask for fewer
+# Wider matrices are decomposed in float32, which halves time and memory; damping keeps that well conditioned.
+WIDEST_IN_DOUBLE = 1024
+
+
+def steps_of(matrix: Floats, levels: int = LEVELS) -> Floats:
+    """Step of each output channel: its largest magnitude is the last level."""
+    reach = np.abs(matrix).max(axis=-2)
+    return np.asarray(np.where(reach > 0, reach, 1) / levels, np.float32)
+
+
+def nearest(matrix: Floats, levels: int = LEVELS) -> Floats:
+    """Every value rounded to the nearest level of its output channel."""
+    steps = steps_of(matrix, levels)[..., None, :]
+    return np.asarray(np.clip(np.rint(matrix / steps), -levels, levels) * steps, np.float32)
+
+
+def compensated(matrix: Floats, moments: Floats, levels: int = LEVELS) -> Floats:
+    """GPTQ over an (..., in, out) matrix, for activations whose mean of x x' is `moments`. levels: the last one.
+
+    A channel that compensation would leave without its last level keeps it, so that whoever quantizes the result finds
+    the same steps. Falls back to `nearest` when the moments are degenerate.
+    """
+    rows = matrix.reshape(-1, *matrix.shape[-2:])
+    moments = moments.reshape(-1, *moments.shape[-2:])
+    kind = np.float64 if rows.shape[1] <= WIDEST_IN_DOUBLE else np.float32
+    # Feedback runs upwards: the loudest channel is the last row, and is rounded first.
+    order = np.argsort(-np.diagonal(moments, axis1=1, axis2=2), axis=1, kind="stable")[:, ::-1]
+    factor = _factor(np.stack([part[np.ix_(at, at)] for part, at in zip(moments, order, strict=True)]).astype(kind))
+    if factor is None:
+        return nearest(matrix, levels)
+    sorted_rows: Real = np.take_along_axis(rows, order[..., None], 1).astype(kind)
+    rounded = np.empty_like(rows)
+    found = _round_rows(sorted_rows, factor, steps_of(rows, levels)[:, None].astype(kind), levels)
+    np.put_along_axis(rounded, order[..., None], found.astype(np.float32), 1)
+    return _with_last_level(rounded, rows, levels).reshape(matrix.shape)
+
+
+def _factor(moments: Real) -> Real | None:
+    """L, unit lower triangular, with L D L' the damped moments."""
+    size = moments.shape[-1]
+    loudness = np.trace(moments, axis1=1, axis2=2) / size
+    if not (loudness > 0).any():
+        return None
+    # A group that is always silent may be rounded anyhow.
+    damping = np.where(loudness > 0, DAMPING * loudness, 1)
+    moments[:, np.arange(size), np.arange(size)] += damping[:, None]
+    try:
+        factor = np.linalg.cholesky(moments)
+    except np.linalg.LinAlgError:
+        return None
+    factor /= np.diagonal(factor, axis1=1, axis2=2)[:, None].copy()
+    return np.asarray(factor)
+
+
+def _round_rows(rows: Real, factor: Real, steps: Real, levels: int) -> Real:
+    """Each row with what the rows behind it lost made up for, from the last to the first."""
+    rounded, errors = np.empty_like(rows), np.zeros_like(rows)
+    for stop in range(rows.shape[1], 0, -BLOCK):
+        start = max(0, stop - BLOCK)
+        wanted = rows[:, start:stop] - factor[:, stop:, start:stop].swapaxes(1, 2) @ errors[:, stop:]
+        for i in range(stop - 1, start - 1, -1):
+            behind = factor[:, i + 1 : stop, i : i + 1].swapaxes(1, 2) @ errors[:, i + 1 : stop]
+            aim = wanted[:, i - start : i - start + 1] - behind
+            rounded[:, i : i + 1] = np.clip(np.rint(aim / steps), -levels, levels) * steps
+            errors[:, i] = rounded[:, i] - rows[:, i]
+    return rounded
+
+
+def _with_last_level(rounded: Floats, matrix: Floats, levels: int) -> Floats:
+    top = np.argmax(np.abs(matrix), axis=1)[:, None]
+    lost = np.abs(rounded).max(axis=1, keepdims=True) < (levels - 0.5) * steps_of(matrix, levels)[:, None]
+    kept = np.where(lost, np.take_along_axis(matrix, top, 1), np.take_along_axis(rounded, top, 1))
+    np.put_along_axis(rounded, top, kept, 1)
+    return rounded

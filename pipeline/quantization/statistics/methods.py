@@ -1,0 +1,259 @@
+"""From what was seen to the range that a quantized tensor shall hold: where to clip.
+
+A method is a small value with its parameter; `ranges` applies it to every tensor. All of them read the same
+observations, so that trying another one costs no inference. `int8` activations are symmetric (TensorRT), `uint8` ones
+have a zero point (CPUs); a method that weighs rounding against clipping must know which.
+
+Sources: `entropy` is S. Migacz, 8-bit Inference with TensorRT, GTC 2017; `percentile` is in H. Wu et al., Integer
+Quantization for Deep Learning Inference, 2020 (arXiv:2004.09602); `mse` minimises the expected squared error, as
+W. Sung et al., Resiliency of Deep Neural Networks under Quantization, 2015 (arXiv:1511.06488), do; `moving-average` is
+B. Jacob et al., 2018 (arXiv:1712.05877), with equal weights for all samples in place of decaying ones, so that their
+order does not matter.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginery.core.errors import DataError, InputError
+from pipeline.quantization.ranges import Pair, Ranges, Source
+from pipeline.quantization.statistics.histogram import LogHistogram
+from pipeline.quantization.statistics.observations import Observations, Seen
+
+Activation = Literal["int8", "uint8"]
+
+# `mse` tries the extreme, and so many smaller bounds, each a tenth of an octave below the last.
+MSE_STEPS, MSE_RATIO = 60, 2.0**-0.1
+# Around the best of them, this many between its neighbours.
+MSE_FINE = 16
+# `entropy`'s histogram, and the fewest of its bins that are ever kept, as in the source.
+ENTROPY_BINS, ENTROPY_LEAST, ENTROPY_STRIDE = 2048, 128, 16
+# A share that no value had, in place of 0 in a divergence.
+SMALLEST_SHARE = 1e-12
+
+Floats = NDArray[np.float64]
+Bins = tuple[Floats, Floats, Floats]
+
+
+class Method(Protocol):
+    """A way to choose a range. name: as in a spec, with the parameter.  needs_histogram: whether extremes do not do."""
+
+    needs_histogram: ClassVar[bool]
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    def choose(self, seen: Seen, activation: Activation, /) -> Pair:
+        """The range of one tensor, within its extremes."""
+        ...
+
+
+@dataclass(frozen=True)
+class MinMax:
+    """All that was seen: nothing is clipped."""
+
+    needs_histogram: ClassVar[bool] = False
+    name: ClassVar[str] = "minmax"
+
+    def choose(self, seen: Seen, _activation: Activation, /) -> Pair:
+        """The extremes."""
+        return seen.low, seen.high
+
+
+@dataclass(frozen=True)
+class MovingAverage:
+    """The mean over all samples of their extremes: one odd sample hardly counts."""
+
+    needs_histogram: ClassVar[bool] = False
+    name: ClassVar[str] = "moving-average"
+
+    def choose(self, seen: Seen, _activation: Activation, /) -> Pair:
+        """The averages of the lowest and of the highest values."""
+        return seen.averages
+
+
+@dataclass(frozen=True)
+class Percentile:
+    """The range that holds `percent` of the values: of their magnitudes for int8, and with equal tails for uint8."""
+
+    percent: float = 99.99
+    needs_histogram: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        """'percentile 99.99'."""
+        return f"percentile {self.percent:g}"
+
+    def choose(self, seen: Seen, activation: Activation, /) -> Pair:
+        """The quantiles."""
+        histogram, share = _histogram(seen), self.percent / 100
+        if activation == "int8":
+            bound = histogram.magnitudes().quantile(share)
+            return -bound, bound
+        if seen.low >= 0 or seen.high <= 0:  # only one end to clip
+            return histogram.quantile(1 - share), histogram.quantile(share)
+        return histogram.quantile((1 - share) / 2), histogram.quantile((1 + share) / 2)
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """The range that loses least information: the Kullback-Leibler divergence of the quantized distribution."""
+
+    needs_histogram: ClassVar[bool] = True
+    name: ClassVar[str] = "entropy"
+
+    def choose(self, seen: Seen, activation: Activation, /) -> Pair:
+        """The bound on magnitudes that diverges least, for as many levels as magnitudes have."""
+        one_sided = seen.low >= 0 or seen.high <= 0
+        levels = 255 if activation == "uint8" and one_sided else 128
+        bound = _least_divergent(_histogram(seen).magnitudes(), max(abs(seen.low), abs(seen.high)), levels)
+        return -bound, bound
+
+
+@dataclass(frozen=True)
+class Mse:
+    """The range with the least expected squared error: what rounding to its steps costs, and what clipping costs."""
+
+    needs_histogram: ClassVar[bool] = True
+    name: ClassVar[str] = "mse"
+
+    def choose(self, seen: Seen, activation: Activation, /) -> Pair:
+        """A symmetric bound for int8; for uint8 each end in turn, while the other one stays."""
+        bins = _histogram(seen).bins
+        reach = max(abs(seen.low), abs(seen.high))
+        if activation == "int8":
+            bound = _search(lambda t: expected_error(bins, -t, t, t / 127), reach)
+            return -bound, bound
+        low_end, high_end = max(-seen.low, 0.0), max(seen.high, 0.0)
+        low, high = -low_end, high_end
+        for _ in range(2 if low < 0 < high else 1):
+            high = _search(partial(_asymmetric_error, bins, -low), high_end)
+            low = -_search(partial(_asymmetric_error, bins, upper=high), low_end)
+        return low, high
+
+
+def method(name: str, percentile: float | None = None) -> Method:
+    """The method that a spec names. Raises InputError for an unknown one, or a parameter that it does not have."""
+    if name == "percentile":
+        return Percentile() if percentile is None else Percentile(percentile)
+    plain: dict[str, Method] = {item.name: item for item in (MinMax(), MovingAverage(), Entropy(), Mse())}
+    if name not in plain:
+        raise InputError(f"no calibration method {name!r}; known: percentile, {', '.join(sorted(plain))}")
+    if percentile is not None:
+        raise InputError(f"method {name!r} has no percentile; remove it, or use method percentile")
+    return plain[name]
+
+
+def ranges(observations: Observations, chosen: Method, activation: Activation) -> Ranges:
+    """The range of every tensor that has one, within its extremes.
+
+    A tensor without a histogram keeps its extremes: it was measured for its reach only. One that was infinite, or
+    empty in every run, has no range.
+    """
+    found = {name: seen for name, seen in observations.tensors.items() if seen.finite}
+    pairs = {name: _within(seen, chosen, activation) for name, seen in found.items()}
+    sources = {name: _source(seen, pairs[name]) for name, seen in found.items()}
+    label = chosen.name if chosen.name == "minmax" else f"{chosen.name} {activation}"
+    return Ranges(pairs, label, observations.dataset, observations.samples, sources)
+
+
+def expected_error(bins: Bins, low: float, high: float, step: float) -> float:
+    """Sum over a histogram of the squared error of quantizing to multiples of `step` in [low, high].
+
+    Values are taken to be spread evenly within a bin. For those in range the integral of the squared distance to the
+    nearest multiple is exact; for those outside it is the distance to the nearer end.
+    """
+    near, far, counts = bins
+    middle, width = (near + far) / 2, far - near
+    clipped = np.clip(middle, low, high)
+    inside = clipped == middle
+    spread = np.where(inside, _rounding(near, far, step), np.square(middle - clipped) + np.square(width) / 12)
+    return float((counts * spread).sum())
+
+
+def _rounding(near: Floats, far: Floats, step: float) -> Floats:
+    """Mean squared distance to the nearest multiple of `step`, over each interval."""
+    width = (far - near) / step
+    thin = width < 1e-4  # where the difference of two integrals would be rounding noise
+    centre = (near + far) / (2 * step)
+    exact = np.square(centre - np.rint(centre))
+    mean = (_integral(far / step) - _integral(near / step)) / np.where(thin, 1.0, width)
+    return np.where(thin, exact, mean) * step * step
+
+
+def _integral(u: Floats) -> Floats:
+    """Of (v - rint(v))**2 over v from 0 to u: each whole step gives 1/12, the rest a cube."""
+    nearest = np.rint(u)
+    rest = u - nearest
+    return nearest / 12 + rest * rest * rest / 3
+
+
+def _asymmetric_error(bins: Bins, lower: float, upper: float) -> float:
+    return expected_error(bins, -lower, upper, (lower + upper) / 255)
+
+
+def _search(cost: Callable[[float], float], reach: float) -> float:
+    """The bound in (0, reach] with the least cost; the larger one of equals."""
+    if reach < np.finfo(np.float32).tiny:
+        return reach
+    coarse = [reach * MSE_RATIO**step for step in range(MSE_STEPS)]
+    best = min(coarse, key=cost)
+    fine = np.linspace(min(best / MSE_RATIO, reach), best * MSE_RATIO, MSE_FINE, endpoint=False).tolist()
+    return float(min([best, *fine], key=cost))
+
+
+def _least_divergent(magnitudes: LogHistogram, reach: float, levels: int) -> float:
+    if reach < np.finfo(np.float32).tiny:
+        return reach
+    counts = _linear(magnitudes, reach)
+    tails = counts[::-1].cumsum()[::-1]
+    candidates = range(max(levels, ENTROPY_LEAST), ENTROPY_BINS + 1, ENTROPY_STRIDE)
+    best = min(reversed(candidates), key=lambda kept: _divergence(counts, tails, kept, levels))
+    return reach * best / ENTROPY_BINS
+
+
+def _linear(magnitudes: LogHistogram, reach: float) -> Floats:
+    """Counts in bins of equal width over [0, reach]; values are taken to be spread evenly within a bin."""
+    low, high, counts = magnitudes.bins
+    edges = np.concatenate((low[:1], high))
+    below = np.interp(np.linspace(0, reach, ENTROPY_BINS + 1), edges, np.concatenate(([0.0], counts.cumsum())))
+    return np.diff(below)
+
+
+def _divergence(counts: Floats, tails: Floats, kept: int, levels: int) -> float:
+    """Of the distribution clipped behind `kept` bins from the same one in `levels` levels."""
+    reference = counts[:kept].copy()
+    held = reference > 0
+    starts = np.arange(levels) * kept // levels
+    filled = np.add.reduceat(held.astype(np.float64), starts)
+    mean = np.add.reduceat(reference, starts) / np.maximum(filled, 1)
+    quantized = np.where(held, np.repeat(mean, np.diff(np.append(starts, kept))), 0.0)
+    reference[-1] += tails[kept] if kept < len(tails) else 0.0
+    p, q = reference / max(reference.sum(), 1.0), quantized / max(quantized.sum(), 1.0)
+    some = p > 0
+    return float((p[some] * np.log(p[some] / np.maximum(q[some], SMALLEST_SHARE))).sum())
+
+
+def _histogram(seen: Seen) -> LogHistogram:
+    if seen.histogram is None:
+        raise DataError("a method that needs histograms was given none; observe with histograms")
+    return seen.histogram
+
+
+def _within(seen: Seen, chosen: Method, activation: Activation) -> Pair:
+    if chosen.needs_histogram and seen.histogram is None:
+        return seen.low, seen.high
+    low, high = chosen.choose(seen, activation)
+    low, high = max(low, seen.low), min(high, seen.high)
+    return (low, high) if low <= high else (seen.low, seen.high)
+
+
+def _source(seen: Seen, pair: Pair) -> Source:
+    extremes, histogram = (seen.low, seen.high), seen.histogram
+    if histogram is None:
+        return Source(extremes)
+    return Source(extremes, histogram.digest, 0.0 if pair == extremes else histogram.share_outside(*pair))

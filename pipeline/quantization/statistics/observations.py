@@ -1,0 +1,198 @@
+"""What calibration saw, without any choice made yet: one file from which every method derives its ranges.
+
+All of it merges exactly and in any order: extremes, counts, histograms, and sums of per-run extremes, which are kept as
+whole multiples of 2**-149 (the smallest float32), so that adding them rounds nothing.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginery.core.digest import digest_of
+from enginery.core.errors import DataError
+from pipeline.quantization.statistics.histogram import LogHistogram
+
+FORMAT = 1
+SMALLEST_EXPONENT = 149
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One tensor over all samples.
+
+    low, high: extremes; infinite for a mask, and (inf, -inf) when nothing was seen.  elements: values counted.
+    runs: inferences with finite extremes.  low_sum, high_sum: the extremes of those, added up, in units of 2**-149.
+    """
+
+    low: float = math.inf
+    high: float = -math.inf
+    elements: int = 0
+    runs: int = 0
+    low_sum: int = 0
+    high_sum: int = 0
+    histogram: LogHistogram | None = None
+
+    def extended(self, low: float, high: float, elements: int) -> "Seen":
+        """With one more run, its histogram aside."""
+        finite = math.isfinite(low) and math.isfinite(high)
+        return replace(
+            self,
+            low=min(self.low, low),
+            high=max(self.high, high),
+            elements=self.elements + elements,
+            runs=self.runs + finite,
+            low_sum=self.low_sum + (in_units(low) if finite else 0),
+            high_sum=self.high_sum + (in_units(high) if finite else 0),
+        )
+
+    def merge(self, other: "Seen") -> "Seen":
+        """What one observation of both sets of samples would be. A histogram that one side lacks is dropped."""
+        both = self.histogram.merge(other.histogram) if self.histogram and other.histogram else None
+        return Seen(
+            min(self.low, other.low),
+            max(self.high, other.high),
+            self.elements + other.elements,
+            self.runs + other.runs,
+            self.low_sum + other.low_sum,
+            self.high_sum + other.high_sum,
+            both,
+        )
+
+    @property
+    def finite(self) -> bool:
+        """Whether the tensor has a range: it held values, all of them finite."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+    @property
+    def averages(self) -> tuple[float, float]:
+        """The mean over all runs of the lowest and of the highest value; (0, 0) without a run."""
+        return (_mean(self.low_sum, self.runs), _mean(self.high_sum, self.runs))
+
+
+@dataclass(frozen=True)
+class Observations:
+    """What the tensors of a model held.
+
+    model, dataset: digests.  spans: the samples that were seen, as rising, disjoint [start, stop) of the data set.
+    """
+
+    model: str
+    dataset: str
+    spans: tuple[Span, ...]
+    tensors: Mapping[str, Seen] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        """How many samples were seen."""
+        return sum(stop - start for start, stop in self.spans)
+
+    def merge(self, other: "Observations") -> "Observations":
+        """Two parts of one data set as one. Raises DataError when model, data or tensors differ or samples repeat."""
+        for name in ("model", "dataset"):
+            if getattr(self, name) != getattr(other, name):
+                raise DataError(f"these observations are of another {name}; observe the parts of one data set")
+        if self.tensors.keys() != other.tensors.keys():
+            odd = sorted(self.tensors.keys() ^ other.tensors.keys())
+            raise DataError(f"only one of these observations has tensor {odd[0]!r}; measure the same tensors")
+        tensors = {name: seen.merge(other.tensors[name]) for name, seen in self.tensors.items()}
+        return Observations(self.model, self.dataset, joined((*self.spans, *other.spans)), tensors)
+
+    def to_bytes(self) -> bytes:
+        """The file's content: equal observations give equal bytes."""
+        from safetensors.numpy import save
+
+        names = sorted(self.tensors)
+        document = {
+            "format": FORMAT,
+            "model": self.model,
+            "dataset": self.dataset,
+            "spans": [list(span) for span in self.spans],
+            "tensors": [_described(name, self.tensors[name]) for name in names],
+        }
+        found = [self.tensors[name].histogram or LogHistogram.of(np.empty(0, np.float32)) for name in names]
+        keys = np.concatenate([np.empty(0, np.uint16), *(item.keys for item in found)])
+        counts = np.concatenate([np.empty(0, np.int64), *(item.counts for item in found)])
+        return save({"keys": keys, "counts": counts}, {"observations": json.dumps(document, sort_keys=True)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str = "observations") -> "Observations":
+        """Read what `to_bytes` gave. Raises DataError for anything else. where: what to call it in the message."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        try:
+            size = int.from_bytes(data[:8], "little")
+            document = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["observations"])
+            return _parsed(document, load(data))
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{where}: not an observations file ({error!r}); calibrate again") from error
+
+    @property
+    def digest(self) -> str:
+        """Digest over what was seen, and not over which file it came from."""
+        return digest_of([_described(name, self.tensors[name]) for name in sorted(self.tensors)])
+
+
+def joined(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """The spans in order, neighbours joined. Raises DataError when two overlap."""
+    out: list[Span] = []
+    for start, stop in sorted(span for span in spans if span[0] < span[1]):
+        if out and start < out[-1][1]:
+            raise DataError(f"sample {start} was observed twice; give each worker a part of its own")
+        if out and start == out[-1][1]:
+            out[-1] = (out[-1][0], stop)
+        else:
+            out.append((start, stop))
+    return tuple(out)
+
+
+def in_units(value: float) -> int:
+    """A float32 as a whole multiple of 2**-149; exact."""
+    return int(math.ldexp(value, SMALLEST_EXPONENT))
+
+
+def _mean(total: int, runs: int) -> float:
+    return float(Fraction(total, runs << SMALLEST_EXPONENT)) if runs else 0.0
+
+
+def _described(name: str, seen: Seen) -> dict[str, Any]:
+    """JSON has no infinities, so extremes are written as text; and neither has it whole numbers of 300 bits."""
+    return {
+        "name": name,
+        "low": float(seen.low).hex(),
+        "high": float(seen.high).hex(),
+        "elements": seen.elements,
+        "runs": seen.runs,
+        "sums": [hex(seen.low_sum), hex(seen.high_sum)],
+        "bins": None if seen.histogram is None else len(seen.histogram.keys),
+        "histogram": None if seen.histogram is None else seen.histogram.digest,
+    }
+
+
+def _parsed(document: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Observations:
+    if document["format"] != FORMAT:
+        raise ValueError(f"format {document['format']!r} is not {FORMAT}")
+    tensors, start = {}, 0
+    for item in document["tensors"]:
+        stop = start + (item["bins"] or 0)
+        histogram = LogHistogram(arrays["keys"][start:stop], arrays["counts"][start:stop])
+        if item["bins"] is not None and histogram.digest != item["histogram"]:
+            raise ValueError(f"the histogram of {item['name']!r} does not match its digest")
+        tensors[str(item["name"])] = _read(item, histogram if item["bins"] is not None else None)
+        start = stop
+    spans = tuple((int(begin), int(end)) for begin, end in document["spans"])
+    return Observations(str(document["model"]), str(document["dataset"]), joined(spans), tensors)
+
+
+def _read(item: Mapping[str, Any], histogram: LogHistogram | None) -> Seen:
+    low_sum, high_sum = (int(text, 16) for text in item["sums"])
+    low, high = float.fromhex(item["low"]), float.fromhex(item["high"])
+    return Seen(low, high, int(item["elements"]), int(item["runs"]), low_sum, high_sum, histogram)

@@ -1,0 +1,35 @@
+"""Opens the calibration data that a spec names: stored samples, or a generator in the spec's own folder."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from enginery.core.types import Dim, TensorSpec
+from pipeline.sources.entry_point import call_entry_point, importing_from
+from validation.data.generated import GeneratedSamples
+from validation.data.samples import Samples, SampleSource
+
+
+@contextmanager
+def open_source(
+    root: Path,
+    data: str,
+    digest: str,
+    inputs: Sequence[TensorSpec],
+    dims: Sequence[Dim],
+    labels: str | None = None,
+) -> Iterator[SampleSource]:
+    """The samples of a file or folder below `root`, or of 'file.py:function', which is called inside this context.
+
+    digest: what the samples are known by, where they come from code.  labels: an array of stored data that no input
+    takes. Raises DataError for stored data that does not
+    fit the inputs, ModelError for an entry point that is missing or cannot be imported.
+    """
+    file, _, function = data.partition(":")
+    if not function:
+        yield Samples.open(root / file, inputs, dims, (labels,) if labels else ())
+        return
+    with importing_from(root, file):
+        yield GeneratedSamples(
+            lambda: call_entry_point(root, file, function, {}), data, digest, tuple(inputs), tuple(dims)
+        )

@@ -1,0 +1,190 @@
+"""A model made ready for measuring: onnxruntime optimizes it first, and only then are reductions put on its tensors.
+
+onnxruntime computes convolutions in a layout of its own (NCHWc: channels in blocks of a vector's width) and would copy
+every measured tensor back. Extremes and histograms do not care about order, so the reductions are put on the
+blocked tensor, wherever its channels fill whole blocks and no padding would be counted. On ResNet-50 the copies
+cost as much as the reductions.
+
+Weights go to a file beside the model, which both sessions map: they are never held twice in Python's memory, and
+models over 2 GB work.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper
+
+from builders.backends.onnxruntime.file import embed_shapes
+from builders.backends.onnxruntime.reasons import words_of
+from builders.onnx_graphs.bodies import list_reads
+from enginery.core.errors import ModelError
+from enginery.core.types import Tensors
+from pipeline.graphs.graph import constants, element_types
+
+EXTREMES, TOTAL = ("ReduceMin", "ReduceMax", "Size"), "ReduceL1"
+# The widest blocks of channels that onnxruntime has; a multiple of it fills narrower blocks too.
+BLOCK = 16
+EXTERNAL_FROM_BYTES = 1024
+_SAVING = {
+    "session.disable_prepacking": "1",  # the session that saves never runs
+    "session.optimized_model_external_initializers_file_name": "optimized.weights",
+    "session.optimized_model_external_initializers_min_size_in_bytes": str(EXTERNAL_FROM_BYTES),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One tensor in one run: extremes, number of elements, sum of magnitudes where there is no histogram, values else.
+
+    The sum is there for NaN: onnxruntime's vectorised minimum and maximum skip it, a sum cannot.
+    The values are in no particular order. An empty tensor has the extremes that onnxruntime gives it: (inf, -inf).
+    """
+
+    name: str
+    low: float
+    high: float
+    elements: int
+    total: float | None
+    values: NDArray[Any] | None
+
+
+@dataclass(frozen=True)
+class Tapped:
+    """An open session, and where in it each tensor is measured; `whole` are those whose values leave it."""
+
+    session: Any
+    places: Mapping[str, str]
+    whole: frozenset[str]
+
+    def run(self, inputs: Tensors) -> Iterator[Measured]:
+        """Measure one run. Raises ModelError when the model does not run on these inputs."""
+        fed = {value.name: inputs[value.name] for value in self.session.get_inputs() if value.name in inputs}
+        names = [value.name for value in self.session.get_outputs()]
+        try:
+            found = dict(zip(names, self.session.run(names, fed), strict=True))
+        except Exception as error:  # onnxruntime's errors share no base class of their own
+            raise ModelError(f"the model does not run on its calibration samples: {words_of(error)}") from error
+        for index, (name, place) in enumerate(self.places.items()):
+            low, high, size = (found.pop(_output(index, reduction)).item() for reduction in EXTREMES)
+            total = None if name in self.whole else found[_output(index, TOTAL)].item()
+            values = (found.pop(place, None) if place in found else inputs[name]) if name in self.whole else None
+            yield Measured(name, low, high, size, total, values)
+
+
+def open_tapped(
+    model: ModelProto, tensors: Sequence[str], whole: Collection[str], workdir: Path, threads: int = 0
+) -> Tapped:
+    """Open a prepared model for measuring; `whole` are those among `tensors` whose values leave the session.
+
+    The model's weights are moved to files in `workdir`, which the caller removes after use: the model is not usable
+    afterwards. Raises ModelError for a name that is no float32 activation, and for a model that does not load.
+    """
+    given = {value.name for value in model.graph.input}
+    optimized, found = _optimized(model, tensors, [name for name in tensors if name not in given], workdir, threads)
+    places = {name: found.get(name, name) for name in tensors}
+    _drop_unneeded(optimized, {*places.values()})
+    _measure(optimized, places, whole)
+    carried = [places[name] for name in tensors if name in whole and name not in given]
+    optimized.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in carried)
+    onnx.save(optimized, workdir / "tapped.onnx")
+    return Tapped(open_session(workdir / "tapped.onnx", "ORT_DISABLE_ALL", threads), places, frozenset(whole))
+
+
+def open_session(model: Path, level: str, threads: int, entries: dict[str, str] | None = None, save: str = "") -> Any:
+    """An onnxruntime session on the CPU. Raises ModelError when the model does not load."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # what it logs as an error it also raises
+    options.intra_op_num_threads = threads
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    options.optimized_model_filepath = save
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for name, value in (entries or {}).items():
+        options.add_session_config_entry(name, value)
+    try:
+        return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors share no base class of their own
+        raise ModelError(f"onnxruntime cannot load the model for calibration: {words_of(error)}") from error
+
+
+def _check_tensors(model: ModelProto, tensors: Sequence[str]) -> None:
+    types, given = element_types(model), constants(model.graph)
+    for name in tensors:
+        if name not in types or name in given:
+            raise ModelError(f"tensor {name!r} is no activation of the model; measure names that the graph has")
+        if types[name] != TensorProto.FLOAT:
+            kind = TensorProto.DataType.Name(types[name])
+            raise ModelError(f"tensor {name!r} is {kind}; only float32 activations have ranges")
+
+
+def _optimized(
+    model: ModelProto, tensors: Sequence[str], inner: Sequence[str], workdir: Path, threads: int
+) -> tuple[ModelProto, dict[str, str]]:
+    """The graph as onnxruntime would run it with `inner` as outputs, and where each of them can be measured."""
+    graph, source = model.graph, workdir / "source.onnx"
+    onnx.save(
+        model,
+        source,
+        save_as_external_data=True,
+        all_tensors_to_one_file=True,
+        location="source.weights",
+        size_threshold=EXTERNAL_FROM_BYTES,
+    )
+    embed_shapes(model, workdir)
+    _check_tensors(model, tensors)  # only now, when the model is light
+    if not inner:
+        del graph.node[:], graph.output[:], graph.initializer[:]
+        return model, {}
+    del graph.output[:]
+    graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inner)
+    onnx.save(model, source)
+    open_session(source, "ORT_ENABLE_ALL", threads, _SAVING, save=str(workdir / "optimized.onnx"))
+    optimized = onnx.load(workdir / "optimized.onnx", load_external_data=False)
+    embed_shapes(optimized, workdir)
+    return optimized, _places(optimized, inner)
+
+
+def _places(model: ModelProto, tensors: Sequence[str]) -> dict[str, str]:
+    made = {name: node for node in model.graph.node for name in node.output}
+    return {name: _place(name, made.get(name)) for name in tensors}
+
+
+def _place(tensor: str, maker: NodeProto | None) -> str:
+    """The blocked tensor behind a copy back to plain layout, where it holds no padding; else the tensor itself."""
+    if maker is None or maker.op_type != "ReorderOutput":
+        return tensor
+    channels = next((a.i for a in maker.attribute if a.name == "channels"), 0)
+    return str(maker.input[0]) if channels and channels % BLOCK == 0 else tensor
+
+
+def _drop_unneeded(model: ModelProto, places: set[str]) -> None:
+    """Take out what no measurement reads: copies to plain layout, and inputs that only such nodes depended on."""
+    graph = model.graph
+    del graph.output[:]
+    read = {name for node in graph.node for name in list_reads(node)} | places
+    for node in [node for node in graph.node if node.op_type == "ReorderOutput" and node.output[0] not in read]:
+        graph.node.remove(node)
+    read = {name for node in graph.node for name in list_reads(node)} | places
+    for value in [value for value in graph.input if value.name not in read]:
+        graph.input.remove(value)
+
+
+def _measure(model: ModelProto, places: Mapping[str, str], whole: Collection[str]) -> None:
+    for index, (name, place) in enumerate(places.items()):
+        for reduction in EXTREMES if name in whole else (*EXTREMES, TOTAL):
+            output = _output(index, reduction)
+            node, kind = helper.make_node(reduction, [place], [output], name=output), TensorProto.INT64
+            if reduction != "Size":
+                node.attribute.append(helper.make_attribute("keepdims", 0))
+                kind = TensorProto.FLOAT
+            model.graph.node.append(node)
+            model.graph.output.append(helper.make_tensor_value_info(output, kind, []))
+
+
+def _output(index: int, reduction: str) -> str:
+    return f"enginery/{index}/{reduction}"

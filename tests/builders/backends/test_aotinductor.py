@@ -1,0 +1,290 @@
+"""AOTInductor on the CPU: one engine, built once, and everything that is asked of it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from builders.backends import discovery
+from builders.backends.aotinductor import AotInductor
+from builders.backends.aotinductor import backend as module
+from builders.backends.onnxruntime import OrtSession
+from enginery.core.errors import DataError, EngineryError, InputError
+from enginery.core.hardware.cpu_levels import host_level
+from enginery.core.types import ShapeProfile, TensorSpec
+from tests.builders import graphs
+
+pytestmark = pytest.mark.skipif(host_level() not in ("x86-64-v3", "x86-64-v4"), reason="needs an x86-64 CPU with AVX2")
+
+# ids [n, m] -> rows of a table, their mean over m, and a product; both sizes also reach the output as numbers.
+LOOKUP = """
+    <ir_version: 10, opset_import: ["": 20]>
+    g (int64[n, m] ids, float[n, 4] x) => (float[n, 3] y, float[n, m] ones, int64[2] sizes)
+    <int64[1] one = {1}, float[1] unit = {1.0}>
+    {
+        rows = Gather (table, ids)
+        mean = ReduceMean <keepdims = 0> (rows, one)
+        sum = Add (mean, x)
+        y = MatMul (sum, w)
+        sizes = Shape (ids)
+        ones = Expand (unit, sizes)
+    }
+"""
+INPUTS = (TensorSpec("ids", "int64", ("n", "m")), TensorSpec("x", "float32", ("n", 4)))
+OUTPUTS = (
+    TensorSpec("y", "float32", ("n", 3)),
+    TensorSpec("ones", "float32", ("n", "m")),
+    TensorSpec("sizes", "int64", (2,)),
+)
+# Two buckets of m, which one engine serves.
+PROFILES = (
+    ShapeProfile((("ids", (1, 1), (2, 4), (8, 4)), ("x", (1, 4), (2, 4), (8, 4)))),
+    ShapeProfile((("ids", (1, 5), (8, 16), (8, 16)), ("x", (1, 4), (8, 4), (8, 4)))),
+)
+
+
+def request(backend=None, **changes):
+    backend = backend or AotInductor()
+    fields = {"inputs": INPUTS, "outputs": OUTPUTS, "profiles": PROFILES, "toolchain": discovery.toolchain_of(backend)}
+    return graphs.request("cpu", backend="aotinductor", **(fields | changes))
+
+
+def arrays(n, m, highest=10):
+    rng = np.random.default_rng(n * 100 + m)
+    return {"ids": rng.integers(-10, highest, (n, m)), "x": rng.random((n, 4), dtype="f")}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    rng = np.random.default_rng(0)
+    made = onnx.parser.parse_model(LOOKUP)
+    for name, shape in (("table", (10, 4)), ("w", (4, 3))):
+        made.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(shape).astype("f"), name))
+    path = tmp_path_factory.mktemp("model") / "model.onnx"
+    onnx.save(made, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def built(model, tmp_path_factory):
+    """The engine, and what the folders that a build might write to held before and after."""
+    import torch._inductor.config
+
+    watched = [Path.home(), Path.home() / ".cache", Path(tempfile.gettempdir()) / "torchinductor_root"]
+    before = [_names(folder) for folder in watched], dict(os.environ)
+    # The wrapper's own optimization is most of the time that a build of a small graph takes.
+    with torch._inductor.config.patch({"aot_inductor.compile_wrapper_opt_level": "O0"}):
+        engine = AotInductor().build(request(), model, tmp_path_factory.mktemp("build"))
+    return engine, before, ([_names(folder) for folder in watched], dict(os.environ))
+
+
+@pytest.fixture(scope="module")
+def engine(built):
+    return built[0]
+
+
+@pytest.fixture(scope="module")
+def session(engine):
+    with AotInductor().open(engine) as opened:
+        yield opened
+
+
+def _at(engine, path: Path):
+    return replace(engine, path=path, size_bytes=path.stat().st_size)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 4), (8, 5), (2, 16)])
+def test_it_gives_what_the_graph_gives_at_any_size_of_any_profile(session, model, n, m):
+    expected = OrtSession(model, optimized=False).run(arrays(n, m))
+    made = session.run(arrays(n, m))
+    assert list(made) == ["y", "ones", "sizes"]
+    for name, array in expected.items():
+        assert made[name].dtype == array.dtype
+        np.testing.assert_allclose(made[name], array, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x: x | {"other": x["x"]}, "no input is named 'other'"),
+        (lambda x: {"ids": x["ids"]}, "no array for input 'x'"),
+        (lambda x: x | {"x": x["x"].astype("f8")}, "float64; the model needs float32"),
+        (lambda x: x | {"x": x["x"][:, :3]}, "size 3 on axis 1"),
+        (lambda x: x | {"x": x["x"][:1]}, "'n' is 2 elsewhere"),
+        (lambda x: arrays(9, 4), "no optimization profile holds ids"),
+        (lambda x: arrays(2, 17), "no optimization profile holds ids"),
+        (lambda x: x | {"ids": x["ids"][:, :0]}, "no optimization profile holds ids"),
+    ],
+)
+def test_arrays_that_it_was_not_built_for_never_reach_the_code(session, change, words):
+    with pytest.raises(DataError, match=words):
+        session.run(change(arrays(2, 4)))
+
+
+@pytest.mark.parametrize("index", [10, -11, 1 << 40])
+def test_an_index_out_of_range_is_an_error_and_neither_a_crash_nor_an_answer(session, index):
+    outside = arrays(2, 4)
+    outside["ids"][1, 3] = index
+    with pytest.raises(DataError, match=r"index is out of range at node 'rows'"):
+        session.run(outside)
+    assert np.isfinite(session.run(arrays(2, 4))["y"]).all()
+
+
+def test_results_are_the_callers_own_and_inputs_stay(session):
+    given = arrays(2, 4)
+    kept = {name: array.copy() for name, array in given.items()}
+    first = session.run(given)
+    first["y"][:] = 0
+    assert session.run(given)["y"].any()
+    assert all((given[name] == kept[name]).all() for name in given)
+
+
+def test_read_only_and_strided_arrays_are_taken(session):
+    given = arrays(2, 4)
+    strided = {"ids": np.asfortranarray(given["ids"]), "x": given["x"][:, ::-1].copy()[:, ::-1]}
+    for array in strided.values():
+        array.setflags(write=False)
+    np.testing.assert_array_equal(session.run(strided)["y"], session.run(given)["y"])
+
+
+def test_a_build_leaves_nothing_but_the_engine(built):
+    engine, before, after = built
+    assert before == after
+    assert _names(engine.path.parent) == ["engine.pt2"]
+    assert engine.suffix == ".pt2" and engine.size_bytes == engine.path.stat().st_size
+
+
+def test_the_code_is_for_its_level_of_x86_64_and_nothing_beyond(engine):
+    """Left alone, inductor takes VNNI and AMX where the building host has them."""
+    with zipfile.ZipFile(engine.path) as archive:
+        notes = [json.loads(archive.read(name)) for name in archive.namelist() if name.endswith("_metadata.json")]
+    expected = {"x86-64-v3": "AVX2", "x86-64-v4": "AVX512"}[host_level()]
+    assert {note["AOTI_CPU_ISA"] for note in notes} == {expected}
+    assert dict(engine.request.toolchain)["cpu"] == host_level()
+
+
+def test_it_runs_in_a_process_that_has_neither_the_model_nor_onnx(engine, tmp_path):
+    saved = {"request": engine.request.to_json(), "path": str(engine.path), "size": engine.size_bytes}
+    (tmp_path / "engine.json").write_text(json.dumps(saved))
+    code = """
+import json, sys
+from pathlib import Path
+sys.modules["onnx"] = sys.modules["onnxruntime"] = None
+import numpy as np
+from builders.backends.aotinductor import AotInductor
+from enginery.core.types import BuildRequest, Engine
+saved = json.loads(Path(sys.argv[1]).read_text())
+engine = Engine(BuildRequest.from_json(saved["request"]), Path(saved["path"]), "", saved["size"], ".pt2")
+with AotInductor().open(engine) as session:
+    print(session.run({"ids": np.zeros((1, 1), "int64"), "x": np.zeros((1, 4), "float32")})["sizes"].tolist())
+"""
+    said = subprocess.run([sys.executable, "-c", code, str(tmp_path / "engine.json")], capture_output=True, text=True)
+    assert said.stdout.strip() == "[1, 1]", said.stderr
+
+
+def test_another_cpu_another_torch_and_a_closed_session_are_refused(engine, monkeypatch):
+    with AotInductor().open(engine) as opened:
+        pass
+    with pytest.raises(EngineryError, match="closed"):
+        opened.run(arrays(1, 1))
+    other = tuple((name, "9.9" if name == "torch" else value) for name, value in engine.request.toolchain)
+    wrong = replace(engine, request=replace(engine.request, toolchain=other))
+    with pytest.raises(EngineryError, match=r"built with torch 9.9, here is"), AotInductor().open(wrong):
+        pass
+    monkeypatch.setattr("enginery.core.hardware.cpu_levels.machine_flags", frozenset)
+    with pytest.raises(EngineryError, match=r"for x86-64-v\d CPUs, and this one has no .*fma"):
+        AotInductor().open(engine).__enter__()
+
+
+def test_what_an_engine_needs_where_it_is_opened_is_no_compiler(engine):
+    built, here = dict(engine.request.toolchain), AotInductor().versions()
+    assert AotInductor().unfit(built, {name: here[name] for name in ("torch", "cpu")}) is None
+    assert AotInductor().unfit(built, here | {"c++": "1.0"}) is None
+    assert "needs torch" in AotInductor().unfit(built, {})
+    assert "has no riscv" in AotInductor().unfit(built | {"cpu": "riscv"}, here)
+
+
+def test_files_that_are_no_package_of_ours_are_refused_before_torch_reads_them(engine, tmp_path):
+    cut = tmp_path / "cut.pt2"
+    cut.write_bytes(engine.path.read_bytes()[:1000])
+    more = tmp_path / "more.pt2"
+    more.write_bytes(engine.path.read_bytes())
+    with zipfile.ZipFile(more, "a") as archive:
+        archive.writestr("engine/data/weights/weight_0", b"a pickle")
+    for path, words in ((cut, "no AOTInductor package"), (more, "holds 'engine/data/weights/weight_0'")):
+        with pytest.raises(EngineryError, match=words), AotInductor().open(_at(engine, path)):
+            pass
+
+
+@pytest.mark.parametrize("name", ["a/../../b", "/etc/passwd", "e/data/aotinductor/model/../x", "e/models/model.json"])
+def test_members_outside_the_code_are_refused(tmp_path, name):
+    path = tmp_path / "engine.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(name, b"")
+    with pytest.raises(EngineryError, match=re.escape(repr(name))):
+        module.check_members(path)
+
+
+def test_a_compiler_that_fails_is_an_error_with_its_words(model, tmp_path):
+    broken = tmp_path / "c++"
+    broken.write_text(
+        "#!/bin/sh\ncase $1 in -dump*|*-version) echo 1.0;; *) echo no room on device >&2; exit 1;; esac\n"
+    )
+    broken.chmod(0o755)
+    backend = AotInductor(compiler=str(broken))
+    assert backend.versions()["c++"] == "1.0"
+    with pytest.raises(EngineryError, match=r"AOTInductor cannot compile it: .*no room on device"):
+        backend.build(request(backend), model, tmp_path)
+
+
+def test_options_are_checked():
+    with pytest.raises(InputError, match=r"aotinductor.cpu: 'native' is not one of 'host'"):
+        AotInductor(cpu="native")
+    with pytest.raises(InputError, match=r"aotinductor.threads: -1 is negative"):
+        AotInductor(threads=-1)
+
+
+def test_versions_are_those_of_torch_compiler_and_level_and_change_the_build_key(monkeypatch):
+    found = AotInductor().versions()
+    assert set(found) == {"torch", "c++", "cpu"} and found["cpu"] == host_level()
+    assert request(AotInductor(cpu="x86-64-v3")).key != request(AotInductor(cpu="x86-64-v4")).key
+    before = request().key
+    monkeypatch.setattr(module, "compiler_version", lambda command: "99.1")
+    assert request().key != before
+
+
+def test_refusals_come_before_work_and_name_the_remedy(monkeypatch):
+    ask = AotInductor().refuses
+    assert ask(request()) is None
+    assert "use int8" in ask(request(precision="fp8"))
+    assert "has no CUDA" in ask(graphs.request("sm_89", backend="aotinductor"))
+    wide = (TensorSpec("x", "uint64", (1,)),)
+    assert "'x' is uint64" in ask(request(inputs=wide, profiles=()))
+    assert "apt-get install g++" in AotInductor(compiler="no-such-compiler").refuses(request())
+    monkeypatch.setattr(module, "host_level", lambda: "aarch64")
+    assert "this machine is aarch64" in ask(request())
+
+    def absent(name):
+        raise module.PackageNotFoundError(name)
+
+    monkeypatch.setattr(module, "version", absent)
+    assert AotInductor().versions() == {}
+    assert "pip install" in ask(request())
+
+
+def test_engines_run_on_cpus_and_on_a_gpu_that_is_there():
+    assert AotInductor().runs(request().target) is None
+    assert AotInductor().runs(graphs.request("sm_89").target) is not None

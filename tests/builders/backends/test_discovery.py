@@ -1,0 +1,123 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from builders.backends import discovery
+from enginery.core.errors import EngineryError, InputError, UnknownNameError
+from tests.builders import graphs
+
+
+def test_the_three_backends_are_found():
+    assert {"onnxruntime", "tensorrt", "tensorrt-rtx"} <= set(discovery.names())
+
+
+def test_listing_and_configuring_imports_no_compiler():
+    code = (
+        "import sys; from builders import backends\n"
+        "for name in backends.names():\n"
+        "    backend = backends.configure(name, {}); backends.options_of(backend); backend.versions()\n"
+        "heavy = {'onnxruntime', 'tensorrt_rtx', 'tensorrt', 'torch', 'jax', 'onnx', 'numpy', 'ray'}\n"
+        "heavy &= set(sys.modules)\n"
+        "sys.exit(repr(heavy) if heavy else 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_an_unknown_backend_names_the_nearest():
+    with pytest.raises(UnknownNameError, match="did you mean 'tensorrt-rtx'"):
+        discovery.load("tensorrtrtx")
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("tensorrt-llm", "TensorRT-LLM"),
+        ("tensorrt_llm", "TensorRT-LLM"),
+        ("TRTLLM", "TensorRT-LLM"),
+        ("mlc", "MLC LLM"),
+    ],
+)
+def test_an_llm_stack_is_refused_with_the_remedy_and_not_taken_for_a_typing_mistake(name, title):
+    with pytest.raises(UnknownNameError) as caught:
+        discovery.load(name)
+    assert title in str(caught.value) and "did you mean" not in str(caught.value)
+    page = re.search(r"docs/decisions/[\w.-]+\.md", str(caught.value))
+    assert page and (Path(__file__).parents[2] / page[0]).exists()
+
+
+def test_an_unknown_option_names_the_nearest():
+    with pytest.raises(InputError, match=r"backends\.tensorrt\.optimisation_level.*did you mean 'optimization_level'"):
+        discovery.configure("tensorrt", {"optimisation_level": 3})
+
+
+@pytest.mark.parametrize("value", ["3", 3.0, True, None, [3]])
+def test_a_wrong_type_names_value_and_remedy(value):
+    with pytest.raises(InputError, match="give an integer, such as"):
+        discovery.configure("tensorrt", {"optimization_level": value})
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("tensorrt", {"optimization_level": 6}),
+        ("tensorrt-rtx", {"workspace_mib": -1}),
+        ("onnxruntime", {"graph_optimization": "most"}),
+        ("onnxruntime", {"intra_op_threads": -1}),
+    ],
+)
+def test_a_value_out_of_range_is_an_input_error(name, options):
+    with pytest.raises(InputError, match=next(iter(options))):
+        discovery.configure(name, options)
+
+
+def test_options_of_gives_every_field_sorted_with_defaults():
+    for name in discovery.names():
+        options = discovery.options_of(discovery.configure(name, {}))
+        fields = discovery.option_fields(discovery.load(name))
+        assert options == tuple(sorted((key, default) for key, (_, default) in fields.items()))
+
+
+def test_a_given_option_arrives():
+    backend = discovery.configure("tensorrt", {"optimization_level": 5})
+    assert ("optimization_level", 5) in discovery.options_of(backend)
+
+
+def test_the_toolchain_holds_the_backends_own_revision(monkeypatch):
+    backend = discovery.configure("onnxruntime", {})
+    before = discovery.toolchain_of(backend)
+    monkeypatch.setattr(type(backend), "revision", 2)
+    assert dict(discovery.toolchain_of(backend)) == {**dict(before), "enginery-onnxruntime": "2"}
+
+
+def test_a_node_with_other_versions_than_the_plan_refuses_to_build():
+    backend = discovery.configure("onnxruntime", {})
+    toolchain = discovery.toolchain_of(backend)
+    discovery.check_toolchain(backend, graphs.request("cpu", toolchain=toolchain))
+    planned = graphs.request("cpu", toolchain=tuple({**dict(toolchain), "onnxruntime": "0.1"}.items()))
+    with pytest.raises(EngineryError, match=r"onnxruntime .*, not 0\.1, which the plan was made for"):
+        discovery.check_toolchain(backend, planned)
+
+
+def test_a_requests_json_and_key_are_those_of_its_fields():
+    from dataclasses import asdict
+
+    from enginery.core.digest import digest_of
+    from enginery.core.types import BuildRequest
+
+    request = graphs.request("l4", options=(("tf32", False),), toolchain=(("x", "1"),))
+    assert request.to_json() == asdict(request) and request.key == digest_of(asdict(request))
+    assert request.to_json() == asdict(request), "and asking for the key has left nothing behind"
+    assert BuildRequest.from_json(request.to_json()) == request
+
+
+@pytest.mark.parametrize("name", discovery.names())
+def test_every_option_says_what_it_means(name):
+    """`enginery backends NAME` shows these lines of the docstrings."""
+    cls = discovery.load(name)
+    meanings = discovery.option_meanings(cls)
+    assert set(meanings) == set(discovery.option_fields(cls))
+    assert all(len(text) > 15 and "`" not in text and text.endswith(".") for text in meanings.values()), meanings

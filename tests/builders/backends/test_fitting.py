@@ -1,0 +1,106 @@
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from builders.backends import discovery, fitting
+from builders.backends.onnxruntime import OnnxRuntime
+from builders.backends.tensorrt import TensorRT, TensorRTRTX
+from enginery.core.errors import EngineryError, IntegrityError
+from enginery.core.types import Engine
+from tests.builders import graphs
+from tests.builders.backends.test_onnxruntime import image, ort_request
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A backend that is as strict as one is without saying more."""
+
+    name: ClassVar[str] = "plain"
+    install: ClassVar[str] = "pip install plain"
+    here: str = "1.2.3"
+
+    def versions(self):
+        return {"plain": self.here} if self.here else {}
+
+    def runs(self, target):
+        return None if target.is_cpu else f"no {target.sm} GPU on this machine"
+
+
+def request(built: str = "1.2.3", target: str = "cpu", backend: str = "plain"):
+    return replace(graphs.request(target, backend=backend), toolchain=(("enginery-plain", "9"), ("plain", built)))
+
+
+@pytest.mark.parametrize(
+    ("backend", "wanted", "words"),
+    [
+        (Plain(), request(), None),
+        (Plain(), request("1.2"), None),
+        (Plain(), request("1.2.4"), "built with plain 1.2.4, here is plain 1.2.3; install the version"),
+        (Plain(), request("1.2.3+cpu"), "built with plain 1.2.3+cpu"),
+        (Plain(), request(target="sm_89"), "built for sm_89, and cannot run here: no sm_89 GPU"),
+        (Plain(), request(backend="other"), "built by other, and this is plain; open it with other"),
+        (Plain(""), request(), "built by plain, which is not installed here: pip install plain"),
+        (Plain(), replace(request(), toolchain=(("gone", "1"),)), "built with gone 1, here is gone absent"),
+        (Plain(), replace(request(), toolchain=()), None),
+    ],
+)
+def test_an_engine_fits_or_the_reason_says_what_it_was_built_with_what_is_here_and_the_remedy(backend, wanted, words):
+    reason = fitting.misfit(backend, wanted)
+    assert reason is None if words is None else words in reason
+
+
+@pytest.mark.parametrize(("built", "fits"), [("1.30.9", True), ("1.31.1", True), ("99.0", False)])
+def test_an_onnx_file_is_opened_by_what_is_as_new_as_its_maker(built, fits):
+    reason = fitting.misfit(OnnxRuntime(), replace(ort_request(), toolchain=(("onnxruntime", built),)))
+    assert fits if reason is None else (not fits and "saved by onnxruntime 99.0, here is" in reason)
+
+
+@pytest.mark.parametrize(
+    ("backend", "built", "here", "fits"),
+    [
+        (TensorRTRTX(), {"tensorrt-rtx": "1.7.1.116"}, {"tensorrt-rtx-cu12-libs": "1.7.1"}, True),
+        (TensorRTRTX(), {"tensorrt-rtx": "1.7.1"}, {"tensorrt-rtx": "1.8.0"}, False),
+        (TensorRT(), {"tensorrt": "10.16.1"}, {"tensorrt": "11.4"}, False),
+        (TensorRT(), {"tensorrt": "10.16.1"}, {"tensorrt": "10.16"}, True),
+    ],
+)
+def test_tensorrt_opens_what_its_own_release_built(backend, built, here, fits):
+    reason = backend.unfit(built, here)
+    assert reason is None if fits else "; install tensorrt" in reason
+
+
+@pytest.fixture
+def engine(tmp_path) -> Engine:
+    wanted = replace(ort_request(), toolchain=discovery.toolchain_of(OnnxRuntime()))
+    wanted = replace(wanted, options=discovery.options_of(OnnxRuntime()))
+    return OnnxRuntime().build(wanted, graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+
+
+def test_open_engine_opens_with_the_backend_and_the_options_of_the_request(engine):
+    with fitting.open_engine(engine) as session:
+        assert session.run(image(2))["logits"].shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"backend": "tensorrt-rtx"}, "built by tensorrt-rtx, and this is onnxruntime"),
+        ({"toolchain": (("onnxruntime", "99.0"),)}, "saved by onnxruntime 99.0"),
+        ({"target": graphs.request("sm_89").target}, "cannot run here"),
+    ],
+)
+def test_a_backend_itself_opens_no_foreign_engine(engine, changes, words):
+    foreign = replace(engine, request=replace(engine.request, **changes))
+    with pytest.raises(EngineryError, match=words), OnnxRuntime().open(foreign):
+        pass
+
+
+def test_a_file_that_is_not_whole_or_gone_is_not_opened(engine):
+    Path(engine.path).write_bytes(engine.path.read_bytes()[:-1])
+    with pytest.raises(IntegrityError, match=f"has {engine.size_bytes - 1} bytes, the engine has"):
+        fitting.open_engine(engine).__enter__()
+    engine.path.unlink()
+    with pytest.raises(IntegrityError, match="is not there"):
+        fitting.open_engine(engine).__enter__()

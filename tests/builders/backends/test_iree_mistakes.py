@@ -1,0 +1,338 @@
+"""What IREE compiles into something else: refused with the node's name, or written so that it is right."""
+
+import numpy as np
+import onnx
+import pytest
+from onnxruntime import InferenceSession
+
+from builders.backends.iree import compile as iree
+from builders.backends.iree.control import wrong_loops
+from builders.backends.iree.operators import wrong_operators
+from builders.backends.iree.rewrites import rewrite
+from enginery.core.errors import ModelError
+from tests.conformance.items import torture_item
+from tests.conformance.torture import GRAPHS
+from tests.conformance.torture.graph import model
+from tests.conformance.trial import Item, Run, attempt, backend_of, saved, target_for
+
+
+@pytest.fixture(scope="module")
+def backend():
+    pytest.importorskip("iree.compiler")
+    pytest.importorskip("iree.runtime")
+    return backend_of("iree")
+
+
+def loop(begins: str, again: str) -> onnx.ModelProto:
+    """A Loop of three turns that begins if `begins` says so, and goes on if `again` does."""
+    return model(
+        f"""g (bool c, float[2] x) => (float[2] y) {{
+            times = Constant <value = int64 {{3}}> ()
+            yes = Constant <value = bool {{1}}> () no = Constant <value = bool {{0}}> ()
+            y = Loop (times, {begins}, x) <body = body (int64 i, bool go, float[2] s) => (bool again, float[2] t) {{
+                one = Constant <value = int64 {{1}}> () again = {again} t = Add(s, s) }}>
+        }}"""
+    )
+
+
+@pytest.mark.parametrize("begins", ["yes", '""'])
+@pytest.mark.parametrize("again", ["Identity(go)", "Identity(yes)", "And(go, yes)", "Or(c, go)", "Cast <to = 9> (one)"])
+def test_a_loop_that_runs_every_turn_is_taken(begins, again):
+    assert list(wrong_loops(loop(begins, again).graph)) == []
+
+
+@pytest.mark.parametrize(
+    ("begins", "again"),
+    [
+        *(("yes", again) for again in ("Identity(c)", "Identity(no)", "Not(go)", "Less(i, one)", "And(go, c)")),
+        *((begins, again) for begins in ("c", "no") for again in ("Identity(go)", "Identity(yes)")),
+    ],
+)
+def test_a_loop_that_may_stop_is_not(begins, again):
+    assert [
+        reason for reason in wrong_loops(loop(begins, again).graph) if "also when its condition says stop" in reason
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "last, y = Scan <num_scan_inputs = 1, scan_input_directions = [1], body = b (float[3] s, float[3] e) => "
+        "(float[3] t, float[3] o) { t = Add(s, e) o = Neg(s) }> (start, x)",
+        "last, y = Scan <num_scan_inputs = 1, scan_output_axes = [1], body = b (float[3] s, float[3] e) => "
+        "(float[3] t, float[3] o) { t = Add(s, e) o = Neg(s) }> (start, x)",
+    ],
+)
+def test_a_scan_that_goes_another_way_is_not_taken(text):
+    scan = model(f"g (float[3] start, float[3, 3] x) => (float[3] last, float[3, 3] y) {{ {text} }}")
+    assert [reason for reason in wrong_operators(scan.graph, 20) if "whatever scan_" in reason]
+
+
+def test_a_scan_of_fixed_sizes_is_taken_and_one_that_collects_dynamic_ones_is_not():
+    text = """g (float[3] start, float[{n}, 3] x) => (float[3] last, float[{n}, 3] y) {{
+        last, y = Scan <num_scan_inputs = 1, body = b (float[3] s, float[3] e) => (float[3] t, float[3] o) {{
+            t = Add(s, e) o = Neg(s) }}> (start, x) }}"""
+    assert list(wrong_operators(model(text.format(n=4)).graph, 20)) == []
+    assert [reason for reason in wrong_operators(model(text.format(n="n")).graph, 20) if "of a dynamic size" in reason]
+
+
+def inferred(text: str, opset: int = 20, **weights) -> onnx.ModelProto:
+    return onnx.shape_inference.infer_shapes(model(f"g {text}", weights, opset), data_prop=True)
+
+
+POOL = "(float[1, 1, {n}, {n}] x) => (float[1, 1, k, l] y) {{ y = {op} <ceil_mode = 1, {rest}> (x) }}"
+CELLS = "(float[5, 2, 4] x, float[1, {n}, 4] w, float[1, {n}, 3] r{more}) => (float[5, 1, 2, 3] y) {{ y = {op} }}"
+LENGTHS = np.array([5, 3], "int32")
+PAD = '(float[n, 3] x) => (float[k, 3] y) {{ y = Pad <mode = "{mode}"> (x, p) }}'
+
+
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    [
+        (inferred(POOL.format(n=8, op="AveragePool", rest="kernel_shape = [4, 4], strides = [3, 3]")), "too much"),
+        (
+            inferred(
+                POOL.format(
+                    n=7, op="AveragePool", rest="kernel_shape = [2, 2], strides = [2, 2], count_include_pad = 1"
+                )
+            ),
+            "too much",
+        ),
+        (inferred(POOL.format(n="s", op="AveragePool", rest="kernel_shape = [3, 3], strides = [3, 3]")), "too much"),
+        (
+            inferred(
+                POOL.format(n=7, op="AveragePool", rest="kernel_shape = [2, 2], strides = [2, 2], pads = [1, 1, 1, 1]")
+            ),
+            "begin behind",
+        ),
+        (inferred("(uint8[4] a, uint8[4] b) => (uint8[4] y) { y = Div(a, b) }"), "takes uint8 for signed"),
+        (
+            inferred("(uint8[1, 1, 4, 4] a) => (uint8[1, 1, k, l] y) { y = MaxPool <kernel_shape = [2, 2]> (a) }"),
+            "takes uint8",
+        ),
+        (
+            inferred(CELLS.format(n=12, more="", op='LSTM <hidden_size = 3> (x, w, r, "", lengths)'), lengths=LENGTHS),
+            "leaves sequence_lens out",
+        ),
+        (
+            inferred(
+                CELLS.format(n=12, more=", float[1, 9] p", op='LSTM <hidden_size = 3> (x, w, r, "", "", "", "", p)')
+            ),
+            "peephole",
+        ),
+        (
+            inferred(
+                CELLS.format(n=9, more="", op='GRU <hidden_size = 3, activations = ["HardSigmoid", "Tanh"]> (x, w, r)')
+            ),
+            "than HardSigmoid; use Sigmoid",
+        ),
+        (inferred(CELLS.format(n=3, more="", op="RNN <hidden_size = 3, clip = 0.5> (x, w, r)")), "leaves clip out"),
+        (inferred(PAD.format(mode="edge"), p=np.array([-1, 0, 0, 0])), "negative; cut off by Slice"),
+        (inferred(PAD.format(mode="wrap"), p=np.array([1, 0, 0, 0])), "never done compiling"),
+        (inferred("(float[2, 3, 4] x) => (float[2, 3, 4] y) { y = Hardmax(x) }", 11), "opset 13 or later"),
+        (inferred("(float[2, 2] x) => (float y) { y = Det(x) }"), "divides by zero"),
+        (
+            inferred("(float[1, 1, 4, 4] x, float[1, 3, 3, 2] p) => (float[1, 1, 3, 3] y) { y = GridSample(x, p) }"),
+            "far outside",
+        ),
+    ],
+)
+def test_an_operator_that_comes_out_wrong_is_refused_by_name_with_the_remedy(graph, words):
+    (found,) = wrong_operators(graph.graph, graph.opset_import[0].version)
+    assert words in found and ";" in found
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        inferred(POOL.format(n=9, op="AveragePool", rest="kernel_shape = [4, 4], strides = [3, 3]")),
+        inferred(
+            POOL.format(n=8, op="AveragePool", rest="kernel_shape = [2, 2], strides = [2, 2], count_include_pad = 1")
+        ),
+        inferred(POOL.format(n="s", op="AveragePool", rest="kernel_shape = [2, 2], strides = [2, 2]")),
+        inferred(
+            POOL.format(n="s", op="AveragePool", rest="kernel_shape = [3, 3], strides = [3, 3], pads = [1, 1, 1, 1]")
+        ),
+        inferred(POOL.format(n=8, op="MaxPool", rest="kernel_shape = [3, 3], strides = [3, 3], pads = [1, 1, 1, 1]")),
+        inferred(POOL.format(n="s", op="MaxPool", rest="kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]")),
+        inferred("(int8[4] a, int8[4] b) => (int8[4] y) { y = Div(a, b) }"),
+        inferred("(uint8[4] a, uint8[4] b) => (uint8[4] y) { y = Max(a, b) }"),
+        inferred(
+            CELLS.format(n=12, more="", op='LSTM <hidden_size = 3> (x, w, r, "", lengths)'),
+            lengths=np.array([5, 5], "int32"),
+        ),
+        inferred(CELLS.format(n=9, more="", op='GRU <hidden_size = 3, activations = ["Tanh", "Relu"]> (x, w, r)')),
+        inferred(PAD.format(mode="edge"), p=np.array([1, 0, 2, 0])),
+        inferred(PAD.format(mode="reflect"), p=np.array([0, 0, -1, 0])),
+        inferred("(float[2, 3, 4] x) => (float[2, 3, 4] y) { y = Hardmax <axis = 2> (x) }", 11),
+    ],
+)
+def test_what_it_gets_right_is_not_refused(graph):
+    assert list(wrong_operators(graph.graph, graph.opset_import[0].version)) == []
+
+
+FLOATS = np.array([np.nan, -np.inf, np.inf, -3.5, -0.0, 0, 0.25, 2, 7], "f")
+BASES, EXPONENTS = (
+    np.ravel(grid).astype("f") for grid in np.meshgrid([-2, -1, -0.5, 0, 0.5, 1, 2], [-3, -2, -0.5, 0, 0.5, 1, 2, 3])
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "opset", "weights", "feed"),
+    [
+        (
+            "(float[9] x) => (float[9] y) { y = Clip(x, a, b) }",
+            20,
+            {"a": np.float32(-1), "b": np.float32(1)},
+            {"x": FLOATS},
+        ),
+        (
+            "(float[9] x) => (float[9] y) { y = Clip(x, a, b) }",
+            20,
+            {"a": np.float32(1), "b": np.float32(-1)},
+            {"x": FLOATS[1:].repeat(2)[:9]},
+        ),
+        (
+            '(int64[4] x) => (int64[4] y) { y = Clip(x, "", b) }',
+            13,
+            {"b": np.int64(2)},
+            {"x": np.array([-9, 2, 3, 2**40])},
+        ),
+        ("(float[k] x, float[k] e) => (float[k] y) { y = Pow(x, e) }", 20, {}, {"x": BASES, "e": EXPONENTS}),
+        (
+            "(float[3] x, int64[3] e) => (float[3] y) { y = Pow(x, e) }",
+            13,
+            {},
+            {"x": BASES[:3], "e": np.array([0, 3, -1])},
+        ),
+        *(
+            (
+                f"(float[2, 3] x) => (float[2, 3] y) {{ y = LpNormalization <axis = {axis}, p = {p}> (x) }}",
+                opset,
+                {},
+                {"x": np.array([[0, 0, 0], [1, -2, 0]], "f")},
+            )
+            for axis in (0, -1)
+            for p in (1, 2)
+            for opset in (13, 20)
+        ),
+        (
+            "(uint8[2, 2] x) => (int32[2, 2] y) { y = MatMulInteger(x, w) }",
+            20,
+            {"w": np.array([[200, 1], [3, 255]], "uint8")},
+            {"x": np.array([[255, 130], [0, 7]], "uint8")},
+        ),
+        *(
+            (
+                f"(float[n, 5] x, int64[2] from) => (float[k, l] y) {{ y = Slice(x, {start}, to, {axes}, steps) }}",
+                13,
+                {
+                    "to": np.array([-100, 0]),
+                    "steps": np.array([-1, -2]),
+                    "axes": np.array([-1, 0]),
+                    "fixed": np.array(start_at),
+                },
+                {"x": np.arange(20, dtype="f").reshape(4, 5), "from": np.array(start_at)},
+            )
+            for start in ("fixed", "from")
+            for axes in ("axes", '""')
+            for start_at in ([100, 2], [-1, 2**40], [3, 3], [0, 100])
+        ),
+        (
+            "(float[n, 5] x, int32[1] from) => (float[k, l] y) { y = Slice(x, from, to, axes, steps) }",
+            13,
+            {"to": np.array([-100], "int32"), "steps": np.array([-1], "int32"), "axes": np.array([0], "int32")},
+            {"x": np.arange(10, dtype="f").reshape(2, 5), "from": np.array([9], "int32")},
+        ),
+    ],
+)
+def test_what_is_rewritten_computes_the_same(text, opset, weights, feed):
+    """Whether IREE gets it right then, the torture graphs say."""
+    given = inferred(text, opset, **{name: np.asarray(array) for name, array in weights.items()})
+    written = onnx.ModelProto.FromString(given.SerializeToString())
+    rewrite(written.graph, opset)
+    assert [node.op_type for node in written.graph.node] != [
+        node.op_type for node in given.graph.node
+    ] or "fixed, " in text
+    onnx.checker.check_model(written)
+    names = {value.name for value in given.graph.input}
+    with_both = [InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]) for m in (given, written)]
+    wanted, got = (session.run(None, {k: v for k, v in feed.items() if k in names})[0] for session in with_both)
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[4] x) => (float[4] y) { y = Pow(x, one) }",
+        "(float[4] x) => (float[4] y) { y = Pow(one, x) }",
+        "(float[8] x) => (float[k] y) { y = Slice(x, zero, four, zero, two) }",
+        "(float[8] x) => (float[k] y) { y = Slice(x, back, zero, zero, back) }",
+        "(int8[2, 2] x, uint8[2, 2] w) => (int32[2, 2] y) { y = MatMulInteger(x, w) }",
+    ],
+)
+def test_what_needs_no_rewriting_stays(text):
+    numbers = {
+        "one": np.float32(1),
+        "zero": np.array([0]),
+        "two": np.array([2]),
+        "four": np.array([4]),
+        "back": np.array([-1]),
+    }
+    graph = inferred(text, **{name: np.asarray(array) for name, array in numbers.items()}).graph
+    before = list(graph.node)
+    rewrite(graph, 20)
+    assert list(graph.node) == before
+
+
+def test_unsigned_numbers_come_back_unsigned(backend, tmp_path):
+    made = attempt(
+        backend,
+        target_for(backend),
+        Item(
+            "sum",
+            lambda folder: saved(model("g (uint8[2] x, uint8[2] w) => (uint8[2] y) { y = Add(x, w) }"), folder),
+            lambda inputs, outputs: [
+                Run(
+                    {"x": np.array([200, 1], "uint8"), "w": np.array([50, 255], "uint8")},
+                    {"y": np.array([250, 0], "uint8")},
+                )
+            ],
+        ),
+        tmp_path,
+    )
+    assert made.kind == "passed", made
+
+
+def test_operators_at_their_edges_are_right_or_refused(backend, tmp_path):
+    refused = ["averages_of_windows_beyond_the_edge", "division_of_unsigned_numbers"]
+    right = ["power_of_numbers_below_zero_by_an_input", "normalization_of_zeros", "clip_of_unsigned_numbers"]
+    found = {name: attempt(backend, target_for(backend), torture_item(name), tmp_path) for name in (*refused, *right)}
+    assert {name for name in found if found[name].kind == "refused"} == set(refused), found
+    assert {name for name in found if found[name].kind == "passed"} == set(right), found
+
+
+def test_the_error_names_the_node_and_comes_before_the_compiler(backend, tmp_path, monkeypatch):
+    monkeypatch.setattr(iree, "_compiler", lambda: pytest.fail("it was compiled"))
+    made = loop("c", "Identity(go)")
+    made.graph.node[-1].name = "decoder/steps"
+    onnx.save(made, tmp_path / "m.onnx")
+    with pytest.raises(
+        ModelError, match=r"node 'decoder/steps' \(Loop\) runs .* says stop; give it .* or use onnxruntim"
+    ):
+        iree.compile_model(tmp_path / "m.onnx", tmp_path, [])
+
+
+def test_what_runs_on_is_refused_and_what_need_not_stop_is_right(backend, tmp_path):
+    refused = [name for name in GRAPHS if name.startswith("loop_that") or name == "loop_until_the_data_says_stop"]
+    right = ["loop_as_often_as_an_input_says", "loop_within_a_loop"]
+    found = {name: attempt(backend, target_for(backend), torture_item(name), tmp_path) for name in (*refused, *right)}
+    assert {found[name].kind for name in refused} == {"refused"} and len(refused) == 5, found
+    assert found["loop_within_a_loop"].kind == "passed", found
+
+
+@pytest.mark.parametrize("name", [name for name in GRAPHS if name.startswith("slice_backwards")])
+def test_a_slice_backwards_begins_at_the_last_entry(backend, tmp_path, name):
+    """It read what lies in front of the tensor."""
+    found = attempt(backend, target_for(backend), torture_item(name), tmp_path)
+    assert found.kind == "passed", found

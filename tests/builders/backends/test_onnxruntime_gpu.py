@@ -1,0 +1,219 @@
+"""No GPU here: what runs for real runs on the CPU wheel, whose Python API is that of the GPU wheel."""
+
+import dataclasses
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from builders.backends.onnxruntime import OrtSession
+from builders.backends.onnxruntime import gpu as onnxruntime_gpu
+from builders.backends.onnxruntime.gpu import OnnxRuntimeCuda, OnnxRuntimeTensorRT, profile_options
+from builders.backends.onnxruntime.gpu_file import left_over
+from builders.backends.onnxruntime.gpu_session import CPU, CUDA, TENSORRT, GpuSession
+from enginery.core.errors import DataError, EngineryError, ModelError
+from enginery.core.hardware import cuda
+from enginery.core.types import Engine, ShapeProfile, TensorSpec
+from tests.builders import graphs
+
+BACKENDS = [OnnxRuntimeCuda, OnnxRuntimeTensorRT]
+L4 = cuda.Gpu(0, "NVIDIA A100", (8, 0)), cuda.Gpu(1, "NVIDIA L4", (8, 9))
+
+
+@pytest.fixture
+def gpu_wheel(monkeypatch, tmp_path):
+    """As if onnxruntime-gpu were installed over onnxruntime, on a machine with an A100 and an L4."""
+    library = tmp_path / "provider.so"
+    library.touch()
+    monkeypatch.setattr(onnxruntime_gpu, "_library", lambda provider: library)
+    monkeypatch.setattr(onnxruntime_gpu, "_installed", installed("onnxruntime", "onnxruntime-gpu"))
+    monkeypatch.setattr(cuda, "gpus", lambda: L4)
+    return library
+
+
+def installed(*there, version="1.31.1"):
+    return lambda *names: {name: version for name in names if name in there}
+
+
+def request(backend, target="l4", precision="fp32", **changes):
+    return graphs.request(target, precision, backend.name, toolchain=tuple(backend.versions().items()), **changes)
+
+
+def image(batch):
+    return {"image": np.ones((batch, 8), "f")}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_provider_lacks_is_refused_with_the_remedy(backend, gpu_wheel):
+    made = backend()
+    assert made.refuses(request(made)) is made.refuses(request(made, precision="fp16")) is None
+    assert "use onnxruntime" in made.refuses(request(made, "cpu")) and "run on GPUs" in made.runs(L4_CPU)
+    assert "use tensorrt" in made.refuses(request(made, precision="fp8"))
+    assert "fp16" in made.refuses(request(made, "t4", "bf16"))
+    native = request(made, inputs=(TensorSpec("image", "bfloat16", ("batch", 8)),))
+    assert "cast it to float32" in made.refuses(native)
+
+
+L4_CPU = graphs.request("cpu").target
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_the_gpu_wheel_the_refusal_says_how_to_get_it(backend):
+    assert "pip install" in backend().refuses(request(backend())) and backend().versions() == {}
+
+
+def test_wheels_installed_over_each_other_are_refused(gpu_wheel, monkeypatch):
+    made = OnnxRuntimeCuda()
+    gpu_wheel.unlink()
+    assert "onnxruntime was installed over onnxruntime-gpu" in made.refuses(request(made))
+    found = {"onnxruntime": "1.30.0", "onnxruntime-gpu": "1.31.1"}
+    monkeypatch.setattr(onnxruntime_gpu, "_installed", lambda *names: {name: found[name] for name in names})
+    assert "onnxruntime-gpu 1.31.1 and onnxruntime 1.30.0" in made.refuses(request(made))
+
+
+def test_the_providers_library_is_looked_for_beside_the_module_that_runs():
+    where = onnxruntime_gpu._library(CUDA)
+    assert where.parent.parent == onnxruntime_gpu.Path(onnxruntime.__file__).parent
+    assert where.name == "libonnxruntime_providers_cuda.so" and not where.exists()
+
+
+def test_the_cuda_engine_is_the_whole_graph_in_one_file_the_same_each_time(tmp_path):
+    model = onnx.load(graphs.mlp(tmp_path / "model.onnx", "float16"))
+    onnx.save(model, tmp_path / "apart.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    made = [OnnxRuntimeCuda().build(request(OnnxRuntimeCuda()), tmp_path / "apart.onnx", tmp_path / n) for n in "ab"]
+    assert made[0].digest == made[1].digest
+    (tmp_path / "w.bin").unlink()
+    with OrtSession(made[0].path, optimized=False) as engine, OrtSession(tmp_path / "model.onnx") as graph:
+        np.testing.assert_allclose(engine.run(image(3))["logits"], graph.run(image(3))["logits"], rtol=1e-2)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage"])
+def test_a_file_that_is_no_model_is_a_model_error(tmp_path, content):
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(ModelError, match="no valid ONNX model"):
+        OnnxRuntimeCuda().build(request(OnnxRuntimeCuda()), tmp_path / "model.onnx", tmp_path)
+
+
+def test_options_reach_the_provider(gpu_wheel):
+    made = OnnxRuntimeCuda(tf32=True, convolution_search="heuristic", memory_mib=3)
+    wanted = {"device_id": "1", "use_tf32": "1", "cudnn_conv_algo_search": "HEURISTIC", "gpu_mem_limit": "3145728"}
+    assert made.providers(request(made), 1) == [(CUDA, wanted)]
+    assert OnnxRuntimeCuda().providers(request(made), 0)[0][1]["use_tf32"] == "0"
+    (first, options), (second, _) = OnnxRuntimeTensorRT(workspace_mib=1).providers(request(made, precision="int8"), 1)
+    assert (first, second) == (TENSORRT, CUDA)
+    assert (options["trt_int8_enable"], options["trt_fp16_enable"], options["trt_bf16_enable"]) == (
+        "True",
+        "True",
+        "False",
+    )
+    assert options["trt_max_workspace_size"] == "1048576" and options["trt_profile_max_shapes"] == "image:16x8"
+
+
+def test_each_profile_names_each_input_once():
+    profiles = [ShapeProfile((("a", (1, 2), (2, 2), (4, 2)), ("b", (1,), (2,), (4,))))] * 2
+    assert profile_options(profiles)["trt_profile_opt_shapes"] == "a:2x2,b:2,a:2x2,b:2"
+    assert profile_options([]) == {}
+
+
+def test_a_session_opens_runs_and_answers_within_its_profiles_only(tmp_path):
+    model = graphs.mlp(tmp_path / "model.onnx")
+    with GpuSession(model, [graphs.BATCHES], [(CPU, {})], cpu_operators=True) as session:
+        assert session.run(image(16))["logits"].shape == (16, 3)
+        with pytest.raises(DataError, match="no optimization profile holds"):
+            session.run(image(17))
+        with pytest.raises(DataError, match="no array for input 'image'"):
+            session.run({})
+
+
+def test_operators_that_landed_on_the_cpu_are_named(tmp_path):
+    with pytest.raises(EngineryError, match=r"3 operators have no kernel .* MatMul .*cpu_operators: true"):
+        GpuSession(graphs.mlp(tmp_path / "model.onnx"), [], [(CPU, {})])
+
+
+def test_what_computes_shapes_may_be_on_the_cpu(tmp_path):
+    nodes = [helper.make_node("Shape", ["x"], ["s"], name="s"), helper.make_node("Cast", ["s"], ["y"], name="c", to=1)]
+    values = [("x", TensorProto.FLOAT, ("n", 2))], [("y", TensorProto.FLOAT, (2,))]
+    with GpuSession(graphs.save(tmp_path / "model.onnx", nodes, *values), [], [(CPU, {})]) as session:
+        assert session.run({"x": np.ones((5, 2), "f")})["y"].tolist() == [5, 2]
+
+
+def test_a_wheel_without_the_provider_opens_nothing(tmp_path):
+    with pytest.raises(EngineryError, match="and no CUDAExecutionProvider"):
+        GpuSession(graphs.mlp(tmp_path / "model.onnx"), [], [(CUDA, {})])
+
+
+def test_when_onnxruntime_falls_back_to_the_cpu_the_session_is_refused(tmp_path, monkeypatch):
+    """The real fallback: told to forbid it, ONNX Runtime warns and opens the model on the CPU."""
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+    with (
+        pytest.warns(UserWarning, match="not in available provider names"),
+        pytest.raises(EngineryError, match="would run on CPUExecutionProvider"),
+    ):
+        GpuSession(graphs.mlp(tmp_path / "model.onnx"), [], [(CUDA, {"device_id": "0"})], cpu_operators=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_engine_opens_on_the_gpu_of_its_capability_or_not_at_all(tmp_path, backend, gpu_wheel, monkeypatch):
+    made = backend()
+    path = graphs.mlp(tmp_path / "m.onnx")
+    engine = Engine(request(made), path, "0" * 64, path.stat().st_size, ".onnx")
+    seen = []
+    monkeypatch.setattr(onnxruntime_gpu, "GpuSession", lambda *args, **kw: seen.append(args) or open_nothing())
+    with made.open(engine):
+        pass
+    assert seen[0][2][0][1]["device_id"] == "1", "the L4 is the second GPU"
+    monkeypatch.setattr(cuda, "gpus", lambda: L4[:1])
+    with pytest.raises(EngineryError, match="no sm_89 GPU"), made.open(engine):
+        pass
+
+
+class open_nothing:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+def test_an_engine_of_other_versions_is_refused_where_its_tensorrt_engines_would_not_load(tmp_path, gpu_wheel):
+    made = OnnxRuntimeTensorRT()
+    wanted = dataclasses.replace(request(made), toolchain=(("onnxruntime-gpu", "1.30.0"),))
+    with (
+        pytest.raises(EngineryError, match=r"built with onnxruntime-gpu 1\.30\.0, here is onnxruntime-gpu 1\.31\.1"),
+        made.open(Engine(wanted, tmp_path / "engine.onnx", "0" * 64, 1, ".onnx")),
+    ):
+        pass
+
+
+def test_tensorrt_is_built_on_its_gpu_only(tmp_path, gpu_wheel, monkeypatch):
+    made, model = OnnxRuntimeTensorRT(), graphs.mlp(tmp_path / "model.onnx")
+    with pytest.raises(EngineryError, match=r"no sm_90 GPU .*, which has .*sm_89.*; build on a node that has one"):
+        made.build(request(made, "h100"), model, tmp_path)
+    with pytest.raises(EngineryError, match="no TensorrtExecutionProvider"):
+        made.build(request(made), model, tmp_path)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [TENSORRT, CPU])
+    with pytest.raises(ModelError, match="Failed to add provider of type 'TensorrtExecutionProvider'"):
+        made.build(request(made), model, tmp_path)
+
+
+def test_the_compile_api_refuses_a_model_of_which_no_operator_was_compiled(tmp_path, gpu_wheel, monkeypatch):
+    """Really called, on the CPU provider, which compiles nothing."""
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [TENSORRT, CPU])
+    monkeypatch.setattr(OnnxRuntimeTensorRT, "providers", lambda *_: [])
+    made = OnnxRuntimeTensorRT()
+    with pytest.raises(ModelError, match="Unable to compile any nodes"):
+        made.build(request(made), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+
+
+def test_a_note_says_what_is_outside_of_tensorrts_engines(tmp_path):
+    context = helper.make_node("EPContext", ["x"], ["a"], name="engine", domain="com.microsoft")
+    rest = helper.make_node("NonZero", ["a"], ["y"], name="rest")
+    values = [("x", 1, (2,))], [("y", 7, (1, "n"))]
+    both = graphs.save(tmp_path / "both.onnx", [context, rest], *values, domains=["com.microsoft"])
+    assert left_over(both) == ("1 operators are outside of TensorRT's engines and run on the CUDA provider: NonZero",)
+    alone = graphs.save(tmp_path / "alone.onnx", [context], *values, domains=["com.microsoft"])
+    assert left_over(alone) == ()

@@ -1,0 +1,85 @@
+"""ONNX Runtime's errors in words that somebody who writes models can use."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from builders.backends.onnxruntime import OrtSession
+from builders.backends.onnxruntime.reasons import why_unreadable, words_of
+from enginery.core.errors import ModelError
+
+SOURCE = "/onnxruntime_src/onnxruntime/core"
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        (
+            "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running Reshape node. "
+            f"Name:'/head/Reshape' Status Message: {SOURCE}/providers/cpu/tensor/reshape_helper.h:84 "
+            "onnxruntime::ReshapeHelper::ReshapeHelper(const onnxruntime::TensorShape&, onnxruntime::TensorShapeVector"
+            "&, bool) size != 0 && (input_shape_size % size) == 0 was false. The input tensor cannot be reshaped",
+            "Reshape node '/head/Reshape': The input tensor cannot be reshaped",
+        ),
+        (
+            f"[ONNXRuntimeError] : 1 : FAIL : Load model from /tmp/a.onnx failed:{SOURCE}/graph/model.cc:181 "
+            "onnxruntime::Model::Model(onnx::ModelProto&&, const onnxruntime::PathString&, const "
+            "onnxruntime::IOnnxRuntimeOpSchemaRegistryList*, const onnxruntime::logging::Logger&, const "
+            "onnxruntime::ModelOptions&) Unsupported model IR version: 99, max supported IR version: 11\n",
+            "Unsupported model IR version: 99, max supported IR version: 11",
+        ),
+        (
+            f"[ONNXRuntimeError] : 1 : FAIL : Exception during initialization: {SOURCE}/framework/x.cc:7 static "
+            "onnxruntime::common::Status onnxruntime::A<T>::operator()(const int (&)[3]) const [with T = float; U = "
+            "std::vector<int>] n == 3 was false.",
+            "Exception during initialization: a check in it failed",
+        ),
+        (
+            f"{SOURCE}/y.h:1 onnxruntime::B::Run(int)::<lambda(onnxruntime::C&)> Too few values (2)",
+            "Too few values (2)",
+        ),
+        (f"{SOURCE}/z.cc:12 nothing like a signature (at all)", "nothing like a signature (at all)"),
+        ("[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got 3 (expected 4) for x.h", "Got 3 (expected 4) for x.h"),
+    ],
+)
+def test_nothing_that_only_its_authors_can_read_is_left(said: str, wanted: str) -> None:
+    assert words_of(RuntimeError(said)) == wanted
+
+
+def save(path: Path, node: onnx.NodeProto, opset: int, shape: tuple[int, ...] = ()) -> Path:
+    """A model of one node from x [n, 2] to y; shape: the constant that the node reads as well."""
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [name, 2]) for name in ("x", "y")]
+    constants = [helper.make_tensor("shape", TensorProto.INT64, [len(shape)], shape)] if shape else []
+    graph = helper.make_graph([node], "g", tensors[:1], tensors[1:], constants)
+    version = 8 if shape else 3
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=version), path)
+    return path
+
+
+@pytest.mark.parametrize("opset", [1, 5])
+def test_an_opset_that_is_too_old_is_said_with_the_one_to_export_with(tmp_path: Path, opset: int) -> None:
+    path = save(tmp_path / "old.onnx", helper.make_node("Relu", ["x"], ["y"]), opset)
+    with pytest.raises(ModelError, match=f"no operator Relu of opset {opset}; .* opset 7 or later") as caught:
+        OrtSession(path)
+    assert "leave the operator out" not in str(caught.value)
+
+
+def test_a_path_of_its_source_is_in_no_error_of_a_run(tmp_path: Path) -> None:
+    path = save(tmp_path / "odd.onnx", helper.make_node("Reshape", ["x", "shape"], ["y"]), 20, (-1, 7))
+    with OrtSession(path, name="models/mine.onnx") as session, pytest.raises(ModelError) as caught:
+        session.run({"x": np.zeros((3, 2), np.float32)})
+    said = str(caught.value)
+    assert said.startswith("models/mine.onnx: onnxruntime failed while running: Reshape node: ") and "{3,2}" in said
+    assert not [word for word in ("onnxruntime_src", "::", "[ONNXRuntimeError]", "was false") if word in said]
+
+
+def test_a_name_as_long_as_a_book_is_no_book_to_read(tmp_path: Path) -> None:
+    # A pattern that tries every start takes minutes.
+    long = RuntimeError(f"Graph output ({'n' * 100_000}) does not exist")
+    said = why_unreadable(long, tmp_path / "gone")
+    assert said.startswith("onnxruntime cannot read it: Graph output (nnn") and len(said) < 5000
+    unknown = RuntimeError("acme:Act(-1) is not a registered function/op")
+    assert "no operator acme:Act " in why_unreadable(unknown, tmp_path / "gone")

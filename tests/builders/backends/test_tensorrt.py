@@ -1,0 +1,237 @@
+import dataclasses
+
+import onnx
+import pytest
+from onnx import TensorProto
+
+from builders.backends import discovery
+from builders.backends.tensorrt import TensorRT, TensorRTRTX, edition
+from builders.backends.tensorrt.words import builder_reason, ran_out_of_memory
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError, ModelError
+from enginery.core.types import ShapeProfile, TensorSpec
+from tests.builders import graphs
+
+RTX = TensorRTRTX()
+MAGIC = b"vtrt"
+CAPABILITY_MASK_AT = 32
+
+GRAPHS = {
+    "fp32": lambda path: graphs.mlp(path),
+    "fp16": lambda path: graphs.mlp(path, "float16"),
+    "bf16": lambda path: graphs.mlp(path, "bfloat16"),
+    "int8": lambda path: graphs.int8_mlp(path, "float16"),
+    "fp8": lambda path: graphs.fp8_mlp(path),
+    "int4": lambda path: graphs.int4_mlp(path),
+}
+REFUSED = {
+    *(("sm_75", precision) for precision in ("fp32", "bf16", "fp8", "int4")),
+    *((target, "fp8") for target in ("sm_80", "sm_86")),
+}
+BUILDS = [
+    (target, precision)
+    for target in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
+    for precision in GRAPHS
+    if (target, precision) not in REFUSED
+]
+
+
+def request_for(target, precision):
+    if precision != "int4":
+        return graphs.request(target, precision)
+    return graphs.request(target, precision, profiles=(ShapeProfile((("image", (1, 64), (4, 64), (16, 64)),)),))
+
+
+@pytest.mark.parametrize(("target", "precision"), BUILDS)
+def test_real_engines_for_every_generation_and_precision(tmp_path, target, precision):
+    request = request_for(target, precision)
+    assert RTX.refuses(request) is None
+    engine = RTX.build(request, GRAPHS[precision](tmp_path / "model.onnx"), tmp_path)
+    data = engine.path.read_bytes()
+    assert data.startswith(MAGIC)
+    assert engine.size_bytes == len(data) and engine.digest == digest_of_file(engine.path)
+    assert engine.path.parent == tmp_path and engine.path.suffix == engine.suffix == ".tensorrt-rtx"
+
+
+def test_the_target_reaches_the_engine(tmp_path):
+    model = graphs.mlp(tmp_path / "model.onnx", "float16")
+    masks = {}
+    for target in ("sm_75", "sm_89"):
+        data = RTX.build(graphs.request(target, "fp16"), model, tmp_path).path.read_bytes()
+        masks[target] = data[CAPABILITY_MASK_AT : CAPABILITY_MASK_AT + 4]
+    assert masks["sm_75"] != masks["sm_89"]
+
+
+def test_the_options_reach_the_engine(tmp_path):
+    """A busy machine now and then makes other bytes of the same request, so several are compared with."""
+    model = graphs.mlp(tmp_path / "model.onnx")
+
+    def digest(option):
+        return option.build(graphs.request("sm_89"), model, tmp_path).digest
+
+    assert digest(TensorRTRTX(tf32=True)) not in {digest(RTX) for _ in range(3)}
+
+
+def test_one_optimization_profile_per_bucket(tmp_path):
+    buckets = tuple(ShapeProfile((("image", (low, 8), (high, 8), (high, 8)),)) for low, high in ((1, 1), (2, 8)))
+    model = graphs.mlp(tmp_path / "model.onnx")
+    two = RTX.build(graphs.request("sm_89", profiles=buckets), model, tmp_path).size_bytes
+    one = RTX.build(graphs.request("sm_89", profiles=buckets[:1]), model, tmp_path).size_bytes
+    assert two > one
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "words"),
+    [
+        ("sm_75", "fp32", "sm_75 has no FP32 GEMM in TensorRT-RTX; use fp16"),
+        ("sm_75", "bf16", "sm_75 has no bfloat16; use fp16"),
+        ("sm_75", "fp8", "sm_75 has no FP8 (e4m3), which begins with sm_89; use int8"),
+        ("sm_86", "fp8", "sm_86 has no FP8"),
+        ("sm_75", "int4", "no int4 weights on sm_75; use int8 or fp16"),
+        ("sm_89", "int8-dynamic", "takes no activation scales made at run time; use int8 with calibration"),
+        ("sm_90", "fp16", "sm_90 is not a target of TensorRT-RTX; use full tensorrt"),
+        ("sm_100", "int8", "not a target of TensorRT-RTX"),
+        ("sm_103", "fp32", "not a target of TensorRT-RTX"),
+        ("cpu", "fp32", "use onnxruntime"),
+    ],
+)
+def test_what_the_hardware_lacks_is_refused_with_the_remedy(target, precision, words):
+    assert words in RTX.refuses(graphs.request(target, precision))
+
+
+@pytest.mark.parametrize(("target", "precision"), sorted(REFUSED))
+def test_the_refusals_are_true(tmp_path, target, precision):
+    """Built all the same, they fail: when a new release learns them, this test says that the table is out of date."""
+    with pytest.raises(EngineryError, match="use fp16") as caught:
+        RTX.build(request_for(target, precision), GRAPHS[precision](tmp_path / "model.onnx"), tmp_path)
+    assert ".cpp" not in str(caught.value)
+
+
+def test_a_dynamic_dim_without_a_profile_is_refused():
+    words = RTX.refuses(graphs.request("sm_89", profiles=()))
+    assert words == "input 'image': dim 'batch' has no max; tensorrt-rtx needs one; add dims.batch.max"
+    assert RTX.refuses(graphs.request("sm_89", profiles=(), inputs=(TensorSpec("image", "float32", (4, 8)),))) is None
+
+
+def test_an_input_type_that_it_cannot_take_is_refused():
+    words = RTX.refuses(graphs.request("sm_89", inputs=(TensorSpec("image", "float64", (4, 8)),)))
+    assert "'image' is float64" in words and "cast it" in words
+
+
+def test_refusing_and_versions_need_no_compiler(monkeypatch):
+    def fail(name):
+        raise AssertionError(f"imported {name}")
+
+    monkeypatch.setattr(edition.importlib, "import_module", fail)
+    for name in ("tensorrt", "tensorrt-rtx"):
+        backend = discovery.configure(name, {})
+        backend.versions(), backend.scheme(), backend.refuses(graphs.request("sm_89"))
+
+
+def test_versions_name_api_bindings_and_libraries():
+    versions = RTX.versions()
+    assert {name.rpartition("-")[2] for name in versions} >= {"rtx", "bindings", "libs"}
+    assert len(set(versions.values())) == 1
+
+
+def test_where_it_is_not_installed_it_is_refused_with_the_remedy(monkeypatch):
+    def missing(name):
+        raise edition.PackageNotFoundError(name)
+
+    monkeypatch.setattr(edition, "version", missing)
+    assert RTX.versions() == TensorRT().versions() == {}
+    assert "pip install tensorrt-rtx" in RTX.refuses(graphs.request("sm_89"))
+    assert "enginery[tensorrt]" in TensorRT().refuses(graphs.request("sm_90"))
+
+
+def test_full_tensorrt_builds_only_where_its_gpu_is(tmp_path):
+    with pytest.raises(EngineryError, match="build on a node that has one"):
+        TensorRT().build(graphs.request("sm_90"), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage"])
+def test_what_is_no_model_is_refused_though_the_parser_takes_it(tmp_path, content):
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(ModelError, match=r"model\.onnx is no valid ONNX model"):
+        RTX.build(graphs.request("sm_89"), tmp_path / "model.onnx", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("op", "domain", "words"),
+    [
+        ("Det", "", r"node 'block/the_node' \(Det\): unsupported node"),
+        ("Foo", "acme", r"node 'block/the_node' \(Foo\): .*Plugin not found.*invalid node"),
+    ],
+)
+def test_an_unsupported_operator_is_named_with_its_node(tmp_path, op, domain, words):
+    model = graphs.one_node(tmp_path / "model.onnx", op, shape=(2, 4, 4), domain=domain)
+    if op == "Det":
+        loaded = onnx.load(model)
+        del loaded.graph.output[0].type.tensor_type.shape.dim[1:]
+        onnx.save(loaded, model)
+    with pytest.raises(ModelError, match=words) as caught:
+        RTX.build(graphs.request("sm_89", profiles=()), model, tmp_path)
+    assert "/_src/" not in str(caught.value) and "rewrite those operators" in str(caught.value)
+
+
+def test_a_profile_that_does_not_fit_the_model_says_so(tmp_path):
+    wrong = ShapeProfile((("image", (1, 9), (4, 9), (16, 9)),))
+    with pytest.raises(EngineryError, match=r"Dimension mismatch for tensor image.*make dims"):
+        RTX.build(graphs.request("sm_89", profiles=(wrong,)), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+
+
+def test_too_small_a_workspace_names_the_option(tmp_path):
+    request = graphs.request(
+        "sm_89",
+        inputs=(TensorSpec("image", "float32", ("batch", 3, 16, 16)),),
+        profiles=(ShapeProfile((("image", (1, 3, 16, 16), (64, 3, 16, 16), (4096, 3, 16, 16)),)),),
+    )
+    with pytest.raises(EngineryError, match=r"raise backends\.tensorrt-rtx\.workspace_mib"):
+        TensorRTRTX(workspace_mib=1).build(request, graphs.convnet(tmp_path / "model.onnx"), tmp_path)
+
+
+def test_too_little_memory_is_told_apart_so_that_it_is_tried_again_leaner():
+    said = [("ERROR", "[virtualMemoryBuffer.cpp] Error Code 2: OutOfMemory (Requested size was 17179869184 bytes.)")]
+    assert ran_out_of_memory(said)
+    none_found = ("ERROR", "Error Code 10: Could not find any implementation for node {ForeignNode[a...b]}.")
+    skipped = ("WARNING", "Skipping tactic 0x3e8 due to insufficient memory on requested size of 17179869184 detected")
+    assert not ran_out_of_memory([none_found]) and not ran_out_of_memory([skipped])
+    assert ran_out_of_memory([skipped, none_found]), "out of memory, which speaks of implementations"
+    words = builder_reason("TensorRT", "tensorrt", [skipped, none_found])
+    assert "Could not find any implementation" in words and "insufficient memory" in words
+    assert "remedy: free GPU memory" in words
+    alone = builder_reason("TensorRT", "tensorrt", [none_found])
+    assert "quantization.overrides" in alone and "backends.tensorrt.workspace_mib" in alone
+
+
+def test_only_full_tensorrt_tunes_on_its_target():
+    assert TensorRT.tunes_on_target and not TensorRTRTX.tunes_on_target
+
+
+def test_an_earlier_failure_leaves_no_words_behind(tmp_path):
+    with pytest.raises(EngineryError):
+        RTX.build(graphs.request("sm_75"), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+    engine = RTX.build(graphs.request("sm_89"), tmp_path / "model.onnx", tmp_path)
+    assert engine.notes == ()
+
+
+def test_external_data_is_found_beside_the_model(tmp_path):
+    model = onnx.load(graphs.mlp(tmp_path / "model.onnx"))
+    onnx.save(model, tmp_path / "e.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    assert RTX.build(graphs.request("sm_89"), tmp_path / "e.onnx", tmp_path).size_bytes > 0
+
+
+@pytest.mark.parametrize("backend", [RTX, TensorRT()])
+def test_without_a_gpu_an_engine_neither_runs_nor_opens(tmp_path, backend, monkeypatch):
+    monkeypatch.setattr("enginery.core.hardware.cuda.gpus", lambda: ())
+    request = graphs.request("sm_89")
+    assert backend.runs(request.target) == "no sm_89 GPU on this machine"
+    engine = RTX.build(request, graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+    own = dataclasses.replace(engine, request=dataclasses.replace(request, backend=backend.name))
+    with pytest.raises(EngineryError, match=r"cannot run here|not installed here"):
+        backend.open(own)
+
+
+def test_bf16_graphs_really_carry_bfloat16(tmp_path):
+    model = onnx.load(graphs.mlp(tmp_path / "model.onnx", "bfloat16"))
+    assert any(a.i == TensorProto.BFLOAT16 for node in model.graph.node for a in node.attribute)

@@ -1,0 +1,93 @@
+"""Every name of TensorRT's API that our code uses exists in the bindings of 10.16, 11.0, 11.4 and TensorRT-RTX.
+
+The committed list was read from the bindings themselves (tests/builders/tensorrt_api/bindings.py); with
+ENGINERY_TENSORRT_BINDINGS=FOLDER_OF_WHEELS it is read again and compared.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from builders.backends.tensorrt import full, rtx
+from tests.builders.tensorrt_api.bindings import names_in_wheel, public_names, recorded, version_of
+from tests.builders.tensorrt_api.used import modules, names_used
+
+NAMES = recorded()
+FULL = [release for release in NAMES if not release.startswith("rtx")]
+(RTX,) = (release for release in NAMES if release.startswith("rtx"))
+# Used on RTX alone.
+RTX_ONLY = {
+    "ComputeCapability",
+    "IBuilderConfig.num_compute_capabilities",
+    "IBuilderConfig.set_compute_capability",
+    "CudaGraphStrategy",
+    "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE",
+    "IRuntimeConfig.cuda_graph_strategy",
+}
+USED = {name: used for name, path in modules().items() if (used := names_used(path))}
+WHEELS = sorted(Path(os.environ.get("ENGINERY_TENSORRT_BINDINGS", "/nowhere")).glob("tensorrt_*bindings-*.whl"))
+
+
+def test_the_releases_are_those_that_are_claimed():
+    assert [release.rpartition(".")[0] for release in FULL] == ["10.16.1", "11.0.0", "11.4.0"]
+    assert all(len(NAMES[release]) > 1500 for release in NAMES)
+    assert "BuilderFlag.FP16" in NAMES[FULL[0]] and "BuilderFlag.FP16" not in NAMES[FULL[1]]
+
+
+def test_the_names_are_collected_from_every_module_that_calls_tensorrt():
+    assert USED.keys() >= {
+        "flavour",
+        "network",
+        "full",
+        "rtx",
+        "session",
+        "lanes",
+        "refit",
+        "layers",
+        "timing",
+        "words",
+    }
+    assert USED["refit"] >= {"Refitter.get_missing_weights", "OnnxParserRefitter.refit_from_file", "ParserError.desc"}
+    assert USED["session"] >= {"ICudaEngine.weight_streaming_budget_v2", "Runtime.engine_host_code_allowed"}
+    assert USED["lanes"] >= {"IExecutionContext.execute_async_v3", "IExecutionContext.set_tensor_address"}
+    assert USED["progress"] >= {"IProgressMonitor.step_complete"} and USED["words"] >= {"ILogger.log"}
+    assert USED["network"] >= {"NetworkDefinitionCreationFlag.STRONGLY_TYPED", "OnnxParser.num_errors"}
+
+
+@pytest.mark.parametrize("release", FULL)
+def test_every_name_used_exists_in_full_tensorrt(release):
+    assert set().union(*USED.values()) - NAMES[release] == RTX_ONLY
+
+
+def test_every_name_used_exists_in_tensorrt_rtx():
+    shared = set().union(*(used for name, used in USED.items() if name != "full"))
+    assert shared - NAMES[RTX] == set()
+
+
+@pytest.mark.parametrize("release", FULL)
+def test_the_names_that_options_stand_for_exist_in_full_tensorrt(release):
+    wanted = {f"HardwareCompatibilityLevel.{level.upper()}" for level in full._LEVELS}
+    wanted |= {f"ProfilingVerbosity.{name}" for name in full._VERBOSITY.values()}
+    assert wanted <= NAMES[release]
+
+
+def test_the_capabilities_of_rtx_are_those_of_its_bindings():
+    known = {
+        name.removeprefix("ComputeCapability.SM") for name in NAMES[RTX] if name.startswith("ComputeCapability.SM")
+    }
+    assert known == {f"{major}{minor}" for major, minor in rtx._CAPABILITIES}
+
+
+def test_the_list_is_that_of_the_installed_bindings():
+    trt = pytest.importorskip("tensorrt_rtx")
+    if f"rtx {trt.__version__}" not in NAMES:
+        pytest.skip(f"the list is of another release than {trt.__version__}")
+    assert set(public_names(trt)) == NAMES[RTX]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not WHEELS, reason="ENGINERY_TENSORRT_BINDINGS names no folder with bindings wheels")
+@pytest.mark.parametrize("wheel", WHEELS, ids=version_of)
+def test_the_list_is_what_the_wheels_hold(wheel):
+    assert set(names_in_wheel(wheel)) == NAMES[version_of(wheel)]

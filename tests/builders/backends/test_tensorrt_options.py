@@ -1,0 +1,289 @@
+"""Options of both flavours. What full TensorRT would be told is told to the configuration of TensorRT-RTX, whose calls
+are the same; no full TensorRT is here."""
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from builders.backends import discovery
+from builders.backends.tensorrt import TensorRT, TensorRTRTX, full
+from builders.backends.tensorrt.network import parsed
+from builders.backends.tensorrt.progress import monitor
+from builders.backends.tensorrt.runtime import plugins
+from builders.backends.tensorrt.runtime.refit import refit
+from builders.backends.tensorrt.words import recorder
+from enginery.core.errors import EngineryError, InputError, StepError
+from enginery.core.types import BuildRequest
+from tests.builders import graphs
+
+RTX = TensorRTRTX()
+REQUEST = graphs.request("sm_89", backend="tensorrt")
+
+
+@pytest.fixture
+def trt():
+    return pytest.importorskip("tensorrt_rtx")
+
+
+@dataclasses.dataclass(frozen=True)
+class OverRtx(TensorRT):
+    """Full TensorRT's own code, over the library of TensorRT-RTX, which takes the same calls and needs no GPU."""
+
+    module = "tensorrt_rtx"
+    distributions = TensorRTRTX.distributions
+
+    def _check_host(self, target):
+        """There is no GPU to tune on."""
+
+
+def configured(trt, **options):
+    config = trt.Builder(recorder("tensorrt_rtx")).create_builder_config()
+    TensorRT(**options)._configure(trt, config, REQUEST)
+    return config
+
+
+def flags(trt, config):
+    names = [name for name in dir(trt.BuilderFlag) if name.isupper()]
+    return {name for name in names if config.get_flag(getattr(trt.BuilderFlag, name))}
+
+
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [
+        ({}, set()),
+        ({"tf32": True}, {"TF32"}),
+        ({"version_compatible": True}, {"VERSION_COMPATIBLE"}),
+        ({"weight_streaming": True}, {"WEIGHT_STREAMING"}),
+        ({"refittable": True}, {"REFIT"}),
+        ({"strip_weights": True}, {"REFIT", "STRIP_PLAN"}),
+    ],
+)
+def test_options_become_flags_of_the_builder(trt, options, more):
+    assert flags(trt, configured(trt, **options)) == more
+
+
+def test_options_become_settings_of_the_builder(trt):
+    config = configured(trt, workspace_mib=64, optimization_level=5, layer_information="names")
+    assert config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 64 << 20
+    assert config.builder_optimization_level == 5
+    assert config.profiling_verbosity == trt.ProfilingVerbosity.LAYER_NAMES_ONLY
+    assert configured(trt).profiling_verbosity == trt.ProfilingVerbosity.DETAILED
+
+
+def test_streaming_weights_reaches_an_engine_of_rtx(tmp_path):
+    model = graphs.convnet(tmp_path / "model.onnx")
+    profiles = (graphs.ShapeProfile((("image", (1, 3, 16, 16), (4, 3, 16, 16), (16, 3, 16, 16)),)),)
+    request = graphs.request("sm_89", profiles=profiles)
+    streams = TensorRTRTX(weight_streaming=True).build(request, model, tmp_path).digest
+    assert streams not in {RTX.build(request, model, tmp_path).digest for _ in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("tensorrt-rtx", {"profiles": "many"}, r"profiles: 'many' is not one of \('per-bucket', 'wide'\)"),
+        ("tensorrt-rtx", {"workspace_mib": -1}, "workspace_mib: -1 is negative"),
+        ("tensorrt-rtx", {"weight_budget_mib": 5}, "set weight_streaming: true"),
+        ("tensorrt-rtx", {"strip_weights": True}, "strip_weights: no such option"),
+        ("tensorrt", {"layer_information": "all"}, "'all' is not one of"),
+        ("tensorrt", {"hardware_compatibility": "volta"}, "'volta' is not one of"),
+        ("tensorrt", {"optimization_level": 6}, "6 is not in 0..5"),
+        ("tensorrt", {"plugins": "/a/b.so, c.so"}, "'c.so' is no absolute path"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_named_with_its_place(name, options, words):
+    with pytest.raises(InputError, match=rf"backends\.{name}\..*{words}|backends\.{name}\.{words}"):
+        discovery.configure(name, options)
+
+
+def test_a_compatible_engine_begins_with_ampere():
+    tool = OverRtx(hardware_compatibility="ampere_plus")
+    assert "begins with sm_80" in tool.refuses(graphs.request("sm_75", "fp16", "tensorrt"))
+    assert tool.refuses(graphs.request("sm_80", "fp16", "tensorrt")) is None
+
+
+def test_a_release_that_breaks_refittable_engines_is_refused(monkeypatch):
+    monkeypatch.setattr("builders.backends.tensorrt.edition.version", lambda name: "11.3.0.99")
+    assert "11.3 drops GEMM biases" in TensorRT(refittable=True).refuses(REQUEST)
+    assert "11.3 drops GEMM biases" in TensorRT(strip_weights=True).refuses(REQUEST)
+    assert TensorRT().refuses(REQUEST) is None
+    monkeypatch.setattr("builders.backends.tensorrt.edition.version", lambda name: "11.4.0.106")
+    assert TensorRT(refittable=True).refuses(REQUEST) is None
+
+
+def key(tool) -> str:
+    changes = {"options": discovery.options_of(tool), "toolchain": discovery.toolchain_of(tool)}
+    return BuildRequest.from_json({**REQUEST.to_json(), **changes}).key
+
+
+def test_a_plugin_library_is_part_of_the_build_key_by_its_digest(tmp_path):
+    first, second = tmp_path / "one.so", tmp_path / "two.so"
+    first.write_bytes(b"first")
+    second.write_bytes(b"second")
+    tool = OverRtx(plugins=f"{first}, {second}")
+    before = key(tool)
+    assert key(tool) == before and key(OverRtx()) != before
+    digest = tool.versions()[f"{plugins.KEY}{first}"]
+    assert len(digest) == 64 and tool.refuses(REQUEST) is None
+    first.write_bytes(b"other")
+    assert key(tool) != before
+    planned = dataclasses.replace(REQUEST, toolchain=discovery.toolchain_of(tool))
+    second.write_bytes(b"another")
+    with pytest.raises(EngineryError, match=r"two\.so"):
+        discovery.check_toolchain(tool, planned)
+
+
+def test_a_plugin_library_that_is_not_there_is_refused_by_name(tmp_path):
+    tool = OverRtx(plugins=f"{tmp_path / 'gone.so'}")
+    assert "gone.so is not on this machine" in tool.refuses(REQUEST)
+    assert "backends.tensorrt.plugins" in tool.refuses(REQUEST)
+    assert tool.versions()[f"{plugins.KEY}{tmp_path / 'gone.so'}"] == "absent"
+    (tmp_path / "gone.so").mkdir()
+    assert "gone.so is not on this machine" in tool.refuses(REQUEST)
+
+
+def test_a_plugin_library_that_does_not_load_is_named(trt, tmp_path):
+    path = tmp_path / "bad.so"
+    path.write_bytes(b"no library")
+    with pytest.raises(EngineryError, match=r"bad\.so cannot be loaded"):
+        OverRtx(plugins=str(path)).build(REQUEST, graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.*Timing cache operations are no-ops:DeprecationWarning")
+def test_the_code_of_full_tensorrt_builds_with_the_library_at_hand(trt, tmp_path):
+    """The whole of `build` but for what a GPU gives: the layers, which are missing with a reason."""
+    tool = OverRtx(workspace_mib=512, optimization_level=1)
+    engine = tool.build(graphs.request("sm_89", backend="tensorrt"), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+    assert engine.path.read_bytes().startswith(b"vtrt") and engine.suffix == ".tensorrt"
+    assert engine.extras == () and "layers and tactics are not on record: " in engine.notes[-1]
+    quiet = OverRtx(layer_information="none")
+    notes = quiet.build(REQUEST, tmp_path / "model.onnx", tmp_path).notes
+    assert not [note for note in notes if "layers" in note]
+
+
+def test_layers_that_the_inspector_tells_are_kept(tmp_path):
+    class Runtime:
+        def __init__(self, said):
+            pass
+
+        def deserialize_cuda_engine(self, data):
+            return self
+
+        create_engine_inspector = deserialize_cuda_engine.__get__
+
+        def get_engine_information(self, form):
+            assert form == "json"
+            return self.told
+
+    class Trt:
+        LayerInformationFormat = type("F", (), {"JSON": "json"})
+
+    Runtime.create_engine_inspector = lambda self: self
+    Trt.Runtime = Runtime
+    said = type("Said", (), {"messages": [("WARNING", "of the build")]})()
+    (tmp_path / "engine.tensorrt").write_bytes(b"plan")
+    Runtime.told = '{"Layers": [{"Name": "conv1", "TacticName": "sm80_xmma"}], "Bindings": []}'
+    path, reason = full.kept_layers(Trt, said, tmp_path / "engine.tensorrt", lambda runtime: None)
+    assert reason == "" and "sm80_xmma" in path.read_text() and said.messages == [("WARNING", "of the build")]
+    Runtime.told = "not json"
+    assert "cannot be read" in full.kept_layers(Trt, said, tmp_path / "engine.tensorrt", lambda runtime: None)[1]
+
+
+def test_a_build_tells_its_phases_and_ends_when_it_is_asked(trt, tmp_path, monkeypatch):
+    monkeypatch.setattr("builders.backends.tensorrt.progress._TELL_S", 0.0)
+    monkeypatch.setattr("builders.backends.tensorrt.progress._ASK_S", 0.0)
+    phases = []
+    monkeypatch.setattr("builders.backends.tensorrt.edition.enter_phase", phases.append)
+    model = graphs.mlp(tmp_path / "model.onnx")
+    RTX.build(graphs.request("sm_89"), model, tmp_path)
+    assert "compiling: optimizing graph" in phases and "compiling: timing graph nodes" in phases
+    assert len(phases) == len([a for a, b in zip(phases, [*phases[1:], None], strict=True) if a != b])
+    asked = iter([False, False, True])
+    monkeypatch.setattr("builders.backends.tensorrt.edition.heed_stop", lambda: lambda: next(asked, True))
+    with pytest.raises(StepError, match="was asked to end") as caught:
+        RTX.build(graphs.request("sm_89"), model, tmp_path)
+    assert caught.value.kind == "cancelled"
+    assert next(asked, None) is None, "it was asked, and no more after that"
+
+
+def test_a_step_costs_one_look_at_the_clock(trt, monkeypatch):
+    """pytorch/TensorRT#3215: what a monitor does in each step, the build waits for."""
+    asked, told = [], []
+    watching = monitor(trt, lambda: bool(asked.append(1)), told.append)
+    watching.phase_start("Timing tactics", None, 9)
+    for step in range(1000):
+        assert watching.step_complete("Timing tactics", step)
+    assert len(asked) == 1 and told == ["compiling: timing tactics"]
+
+
+class Refitter:
+    missing, takes = [], True
+
+    def __init__(self, loaded, said):
+        pass
+
+    def get_missing_weights(self):
+        return self.missing
+
+    def refit_cuda_engine(self):
+        return self.takes
+
+
+class Parser:
+    fits, num_errors = True, 0
+
+    def __init__(self, refitter, said):
+        pass
+
+    def refit_from_file(self, path):
+        return self.fits
+
+    def get_error(self, index):
+        return type("E", (), {"desc": lambda self: "[refit.cpp::a::1] conv1.weight has another shape"})()
+
+
+def refitted(tmp_path, **changes):
+    trt = type(
+        "Trt", (), {"Refitter": type("R", (Refitter,), changes), "OnnxParserRefitter": type("P", (Parser,), changes)}
+    )
+    refit(trt, type("Said", (), {"messages": []})(), object(), tmp_path / "new.onnx")
+
+
+def test_weights_that_an_engine_does_not_take_are_named(tmp_path):
+    refitted(tmp_path)
+    with pytest.raises(EngineryError, match=r"new\.onnx do not fit: conv1\.weight has another shape; build the engine"):
+        refitted(tmp_path, fits=False, num_errors=1)
+    with pytest.raises(EngineryError, match=r"lacks a, b, c, d, e and 1 more; build it again"):
+        refitted(tmp_path, missing=list("abcdef"))
+    with pytest.raises(EngineryError, match="did not take the new weights: TensorRT gives no reason"):
+        refitted(tmp_path, takes=False)
+
+
+def test_a_stripped_engine_stays_as_it_is_and_needs_no_gpu(tmp_path):
+    made = graphs.an_engine(tmp_path, b"plan without weights", "tensorrt")
+    tool = TensorRT(strip_weights=True)
+    request = dataclasses.replace(made.request, model="1" * 64)
+    new = tool.refit(made, tmp_path / "new.onnx", request, tmp_path)
+    assert new.digest == made.digest and new.request == request and new.path != made.path
+    assert tool.refits(request) is None and not tool.refit_needs_gpu()
+    whole = TensorRT(refittable=True)
+    assert whole.refits(request) is None and whole.refit_needs_gpu()
+    assert "without refittable" in TensorRT().refits(request)
+    with pytest.raises(EngineryError, match="no sm_89 GPU on this machine"):
+        whole.refit(made, tmp_path / "new.onnx", request, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("release", "flags"), [("10.16.1.11", 2), ("11.0.0.114", 0), ("11.4.0.106", 0), ("1.7.1.116", 0)]
+)
+def test_strong_typing_is_asked_of_tensorrt_10_alone(release, flags):
+    """Later releases have nothing else, deprecate the flag and may lose it."""
+    made = []
+    kinds = SimpleNamespace(NetworkDefinitionCreationFlag=SimpleNamespace(STRONGLY_TYPED=1), __version__=release)
+    parser = SimpleNamespace(parse_from_file=lambda path: True, num_errors=0)
+    kinds.OnnxParser = lambda network, said: parser
+    builder = SimpleNamespace(create_network=lambda flags: made.append(flags) or SimpleNamespace(num_layers=1))
+    parsed(kinds, None, builder, Path("m.onnx"), ("TensorRT", "tensorrt"))
+    assert made == [flags]

@@ -1,0 +1,233 @@
+"""Running an engine, over stand-ins for TensorRT and for libcuda: the order of the calls, and what is refused."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from builders.backends.run_profiles import DeviceTimed
+from builders.backends.tensorrt import TensorRT, TensorRTRTX
+from builders.backends.tensorrt.runtime import lanes, session
+from builders.backends.tensorrt.runtime.opening import Opening
+from builders.backends.tensorrt.runtime.session import EngineSession, open_engine
+from enginery.core.errors import DataError, EngineryError
+from enginery.core.hardware import cuda
+from enginery.core.hardware.cuda import Device
+from enginery.core.types import Engine, ShapeProfile, TensorSpec
+from tests.builders import graphs
+from tests.builders.fake_cuda import TRT, FakeContext, FakeEngine, Said, compiled, counter
+
+BUCKETS = tuple(ShapeProfile((("image", (low, 8), (high, 8), (high, 8)),)) for low, high in ((1, 2), (3, 16)))
+OUTPUTS = (TensorSpec("logits", "float32", ("batch", 8)),)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture
+def driver(library, monkeypatch):
+    monkeypatch.setattr(cuda.ctypes, "CDLL", lambda name: library)
+    return library
+
+
+def images(batch, seed=0):
+    return {"image": np.random.default_rng(seed).standard_normal((batch, 8)).astype("f")}
+
+
+def session_over(device, engine, profiles=BUCKETS, **opening):
+    request = graphs.request("sm_89", profiles=profiles, outputs=OUTPUTS)
+    return EngineSession(TRT, request, engine, device, Said(), Opening(0, **opening))
+
+
+def check(opened, batch, seed=0):
+    given = images(batch, seed)
+    np.testing.assert_array_equal(opened.run(given)["logits"], given["image"] * 2)
+
+
+def test_each_profile_has_a_context_that_holds_memory_for_it_alone(driver):
+    engine = FakeEngine(driver)
+    with Device(0) as device:
+        opened = session_over(device, engine)
+        for batch in (2, 16, 3, 1):
+            check(opened, batch)
+        opened.close()
+    assert [context.profiles for context in engine.contexts] == [[0], [1]]
+    assert {context.strategy for context in engine.contexts} == {"on profile change"}
+    assert counter(driver, "live").value == 0
+
+
+def test_a_model_without_dynamic_dims_sets_no_profile(driver):
+    engine = FakeEngine(driver)
+    with Device(0) as device:
+        check(session_over(device, engine, profiles=()), 4)
+    assert engine.contexts[0].profiles == [] and engine.contexts[0].strategy == "static"
+
+
+def test_a_strided_input_is_made_contiguous(driver):
+    image = np.arange(64, dtype="f").reshape(8, 8).T[:4]
+    with Device(0) as device:
+        result = session_over(device, FakeEngine(driver)).run({"image": image})["logits"]
+    np.testing.assert_array_equal(result, image * 2)
+
+
+def test_a_shape_outside_every_profile_is_a_data_error(driver):
+    with Device(0) as device, pytest.raises(DataError, match="no optimization profile holds image"):
+        session_over(device, FakeEngine(driver)).run(images(17))
+
+
+def test_what_tensorrt_refuses_at_run_time_is_an_error_with_its_words(driver):
+    with Device(0) as device:
+        opened = session_over(device, FakeEngine(driver))
+        check(opened, 1)
+
+        def refuse(stream):
+            opened._said.messages.append(("ERROR", "Cuda failure: out of memory"))
+            return False
+
+        opened._loaded.contexts[0].execute_async_v3 = refuse
+        with pytest.raises(EngineryError, match="out of memory; remedy: free GPU memory"):
+            opened.run(images(1))
+
+
+def test_a_context_that_cannot_be_made_is_an_error_with_tensorrts_words(driver):
+    engine = FakeEngine(driver, make=lambda engine, strategy: None)
+    with Device(0) as device, pytest.raises(EngineryError, match="an execution context failed"):
+        session_over(device, engine).run(images(1))
+
+
+def test_a_shape_that_depends_on_data_is_refused(driver):
+    class Dynamic(FakeContext):
+        def get_tensor_shape(self, name):
+            return (-1, 8)
+
+    with Device(0) as device, pytest.raises(EngineryError, match="depends on data"):
+        session_over(device, FakeEngine(driver, make=Dynamic)).run(images(1))
+
+
+def test_a_shape_is_captured_at_its_second_run_and_replayed_with_new_values(driver):
+    engine = FakeEngine(driver)
+    with Device(0) as device:
+        opened = session_over(device, engine, cuda_graphs=True)
+        for seed in range(4):
+            check(opened, 2, seed)
+        (context,) = engine.contexts
+        assert context.calls == ["shape", "address", "address", "execute", "execute"], "bound once, and run once"
+        assert len(engine.captured) == 1 and len(engine.launched) == 3
+        for seed in range(3):
+            check(opened, 1, seed)
+            check(opened, 2, seed)
+        assert len(engine.contexts) == 2, "another shape of the same profile has a context of its own"
+        assert len(engine.captured) == 2 and counter(driver, "graphs").value == 2
+        opened.close()
+    assert counter(driver, "graphs").value == counter(driver, "live").value == 0
+
+
+def test_only_the_shapes_used_last_keep_their_graph(driver, monkeypatch):
+    monkeypatch.setattr(lanes, "MOST_LANES", 2)
+    with Device(0) as device:
+        opened = session_over(device, FakeEngine(driver), cuda_graphs=True)
+        for batch in (3, 4, 3, 5, 3, 6, 3):
+            for _ in range(2):
+                check(opened, batch)
+        assert counter(driver, "graphs").value == 2
+        assert sorted(key[1][0][0] for key in opened._lanes._lanes) == [3, 6]
+        opened.close()
+    assert counter(driver, "live").value == 0
+
+
+def test_what_cannot_be_captured_says_so_and_leaves_the_stream_usable(driver):
+    broken = counter(driver, "uncapturable")
+    with Device(0) as device:
+        opened = session_over(device, FakeEngine(driver), cuda_graphs=True)
+        check(opened, 2)
+        broken.value = 900
+        try:
+            with pytest.raises(EngineryError, match=r"cannot be captured.*CAPTURE_UNSUPPORTED.*cuda_graphs: false"):
+                opened.run(images(2))
+        finally:
+            broken.value = 0
+        assert counter(driver, "capturing").value == 0
+        opened.close()
+
+
+def test_an_input_whose_values_are_shapes_stays_on_the_host_and_is_not_captured(driver):
+    class Reads(FakeContext):
+        def _double(self, addresses, shape):
+            assert addresses["image"] == self.engine.given.ctypes.data
+            super()._double(addresses, shape)
+
+    engine = FakeEngine(driver, make=Reads, on_host=("image",), shaping=("image",))
+    with Device(0) as device:
+        given = images(2)
+        engine.given = given["image"]
+        np.testing.assert_array_equal(session_over(device, engine).run(given)["logits"], given["image"] * 2)
+        with pytest.raises(EngineryError, match=r"'image' says shapes by its values.*cuda_graphs: false"):
+            session_over(device, engine, cuda_graphs=True)
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_the_gpus_own_time_is_told_by_events(driver, captures):
+    engine = FakeEngine(driver)
+    with Device(0) as device:
+        opened = session_over(device, engine, cuda_graphs=captures)
+        assert isinstance(opened, DeviceTimed)
+        assert opened.device_seconds(images(2), 3) == pytest.approx([2.5e-3] * 3)
+        opened.close()
+    assert counter(driver, "events").value == 0
+    assert engine.contexts[0].calls.count("execute") == (2 if captures else 5)
+
+
+def test_a_profiler_reaches_every_context(driver):
+    engine = FakeEngine(driver)
+    with Device(0) as device:
+        opened = session_over(device, engine)
+        check(opened, 1)
+        opened.listen("profiler")
+        check(opened, 16)
+    assert [context.profiler for context in engine.contexts] == ["profiler", "profiler"]
+
+
+def opened_with(driver, tmp_path, backend, engine, monkeypatch, **fields):
+    """What `open` of a backend makes of an engine of the fake TensorRT; what was done to its runtime."""
+    seen = SimpleNamespace(engine_host_code_allowed=False)
+    seen.deserialize_cuda_engine = lambda data: engine
+    path = tmp_path / "engine.plan"
+    path.write_bytes(b"plan")
+    trt = SimpleNamespace(**vars(TRT), Runtime=lambda said: seen)
+    made = Engine(graphs.request("sm_89", backend=backend.name, outputs=OUTPUTS), path, "0" * 64, 4, ".plan", **fields)
+    with open_engine(trt, Said(), made, backend._opening(Opening(0))) as opened:
+        check(opened, 2)
+    return seen
+
+
+def test_options_reach_the_opening_of_an_engine(driver, tmp_path, monkeypatch):
+    refitted = []
+    monkeypatch.setattr(session, "refit", lambda trt, said, loaded, model: refitted.append(model))
+    engine = FakeEngine(driver)
+    assert not opened_with(driver, tmp_path, TensorRT(), engine, monkeypatch).engine_host_code_allowed
+    assert engine.weight_streaming_budget_v2 is None and refitted == []
+    assert opened_with(
+        driver, tmp_path, TensorRT(version_compatible=True), engine, monkeypatch
+    ).engine_host_code_allowed
+    opened_with(driver, tmp_path, TensorRT(weight_streaming=True), engine, monkeypatch)
+    assert engine.weight_streaming_budget_v2 == 600
+    opened_with(driver, tmp_path, TensorRTRTX(weight_streaming=True, weight_budget_mib=1), engine, monkeypatch)
+    assert engine.weight_streaming_budget_v2 == 1000, "no more than there is to stream"
+    opened_with(driver, tmp_path, TensorRT(strip_weights=True), engine, monkeypatch, weights=tmp_path / "m.onnx")
+    assert refitted == [tmp_path / "m.onnx"]
+    with pytest.raises(EngineryError, match="has no weights of its own"):
+        opened_with(driver, tmp_path, TensorRT(strip_weights=True), engine, monkeypatch)
+
+
+def test_rtx_captures_graphs_in_its_own_way(driver, tmp_path, monkeypatch):
+    engine = FakeEngine(driver)
+    opened_with(driver, tmp_path, TensorRTRTX(cuda_graphs=True), engine, monkeypatch)
+    assert engine.contexts[0].strategy.cuda_graph_strategy == "whole graph" and engine.captured == []
+
+
+def test_an_engine_that_does_not_load_says_why(driver, tmp_path, monkeypatch):
+    with pytest.raises(EngineryError, match=r"engine\.plan failed"):
+        opened_with(driver, tmp_path, TensorRT(), None, monkeypatch)
+    assert counter(driver, "contexts").value == counter(driver, "streams").value == 0

@@ -1,0 +1,308 @@
+import dataclasses
+import json
+import re
+import shutil
+
+import numpy as np
+import onnx
+import pytest
+
+from builders.backends import discovery
+from builders.backends.nvcc import Nvcc, find_nvcc, generation
+from builders.backends.onnxruntime import OrtSession
+from builders.backends.shape_profiles import profiles
+from builders.backends.timing_caches import GIVEN, GROWN, TimingCached
+from builders.backends.tvm import Tvm
+from builders.backends.tvm import backend as tvm
+from builders.backends.tvm import cuda as tvm_cuda
+from enginery.core.errors import DataError, EngineryError, InputError, ModelError
+from enginery.core.types import Dim
+from pipeline.sources.onnx_model import specs_of
+from tests.builders import graphs, native_graphs
+
+TVM = Tvm()
+NVCC = Nvcc(None, "12.8", frozenset({"sm_80", "sm_89", "sm_90"}))
+needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc on this machine")
+
+
+@pytest.fixture
+def compiler():
+    pytest.importorskip("tvm")
+    if not shutil.which("g++"):
+        pytest.skip("TVM links with g++, which is missing")
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """As if TVM, a C++ compiler and CUDA 12.8 were here."""
+    monkeypatch.setattr(tvm, "version", lambda name: "0.27")
+    monkeypatch.setattr(tvm, "find_nvcc", lambda: NVCC)
+    monkeypatch.setattr(tvm.shutil, "which", lambda name: f"/usr/bin/{name}")
+
+
+def own_request(target="cpu", precision="fp32", backend=TVM, **changes):
+    toolchain, options = discovery.toolchain_of(backend), discovery.options_of(backend)
+    return graphs.request(target, precision, "tvm", toolchain=toolchain, options=options, **changes)
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "words"),
+    [
+        ("cpu", "bf16", "not for bfloat16; use fp16 or fp32"),
+        ("sm_90", "fp8", "takes no FP8 .*; use int8"),
+        ("sm_89", "int4", "takes no int4 weights.*; use int8"),
+        ("sm_103", "fp32", "nvcc 12.8 makes no code for sm_103; install a CUDA toolkit that does"),
+    ],
+)
+def test_what_it_lacks_is_refused_with_the_remedy(installed, target, precision, words):
+    assert re.search(words, TVM.refuses(own_request(target, precision)))
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_80", "l4", "h100"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int8-dynamic"])
+def test_what_it_has_is_not_refused(installed, target, precision):
+    assert TVM.refuses(own_request(target, precision)) is None
+
+
+def test_missing_tools_are_refused_with_the_remedy(installed, monkeypatch):
+    monkeypatch.setattr(tvm, "find_nvcc", lambda: None)
+    assert "there is none; install the CUDA toolkit" in TVM.refuses(own_request("l4"))
+    assert TVM.refuses(own_request()) is None, "a CPU engine needs no nvcc"
+    monkeypatch.setattr(tvm.shutil, "which", lambda name: None)
+    assert TVM.refuses(own_request()).endswith("install g++")
+
+    def missing(name):
+        raise tvm.PackageNotFoundError(name)
+
+    monkeypatch.setattr(tvm, "version", missing)
+    assert TVM.versions() == {}
+    assert TVM.refuses(own_request()) == "TVM is not installed; pip install 'enginery[tvm]'"
+
+
+def test_the_versions_that_make_the_code_are_in_the_key(installed):
+    assert TVM.versions() == {"apache-tvm": "0.27", "apache-tvm-ffi": "0.27", "nvcc": "12.8"}
+    assert Tvm(cpu="host").versions()["cpu"] == tvm.host_level()
+    cpu, gpu = (dict(discovery.toolchain_of(TVM, own_request(name).target)) for name in ("cpu", "l4"))
+    cpu.pop("enginery-cpu")
+    assert "nvcc" not in cpu and gpu == {**cpu, "nvcc": "12.8"}, "a newer CUDA builds no CPU engine again"
+    planned = own_request("cpu")
+    with pytest.raises(EngineryError, match=r"nvcc absent, not 12\.8"):
+        discovery.check_toolchain(TVM, planned)
+    discovery.check_toolchain(TVM, dataclasses.replace(planned, toolchain=tuple(cpu.items())))
+
+
+def test_a_node_that_only_runs_engines_needs_no_nvcc(installed):
+    built = {"apache-tvm": "0.27", "apache-tvm-ffi": "0.27", "nvcc": "13.0", "cpu": "x86-64-v4"}
+    assert TVM.unfit(built, {"apache-tvm": "0.27", "apache-tvm-ffi": "0.27"}) is None
+    assert "built with apache-tvm 0.27" in TVM.unfit(built, {"apache-tvm": "0.28", "apache-tvm-ffi": "0.27"})
+
+
+def test_an_option_it_does_not_know_names_the_known():
+    with pytest.raises(InputError, match=r"backends\.tvm\.cpu: 'znver4' is not one of 'x86-64'"):
+        discovery.configure("tvm", {"cpu": "znver4"})
+
+
+def test_an_engine_computes_what_its_model_computes_at_every_batch(compiler, tmp_path):
+    model = graphs.mlp(tmp_path / "model.onnx")
+    engine = TVM.build(own_request(), model, tmp_path)
+    assert engine.path == tmp_path / "engine.so" and engine.suffix == ".so"
+    (tmp_path / "again").mkdir()
+    again = TVM.build(own_request(), model, tmp_path / "again")  # its bytes are others now and then
+    with (
+        TVM.open(engine) as session,
+        TVM.open(again) as rebuilt,
+        OrtSession(model, optimized=False) as reference,
+    ):
+        for batch in (1, 3, 16):
+            x = {"image": np.random.default_rng(batch).standard_normal((batch, 8)).astype("f")}
+            np.testing.assert_allclose(session.run(x)["logits"], reference.run(x)["logits"], rtol=1e-5, atol=1e-5)
+            np.testing.assert_array_equal(rebuilt.run(x)["logits"], session.run(x)["logits"])  # as `determinism` says
+        with pytest.raises(DataError, match="no optimization profile holds"):
+            session.run({"image": np.zeros((17, 8), "f")})
+    older = dataclasses.replace(engine.request, toolchain=(("apache-tvm", "0.20"),))
+    with pytest.raises(EngineryError, match="apache-tvm"), TVM.open(dataclasses.replace(engine, request=older)):
+        pass
+
+
+def test_sizes_that_it_cannot_compare_are_a_model_error(compiler, tmp_path):
+    model, request = native_graphs.two_sizes(tmp_path / "m.onnx", TVM)
+    with pytest.raises(ModelError, match=r"TVM cannot compile the model: .*R\.add\('x', 'y'\)"):
+        TVM.build(request, model, tmp_path)
+
+
+def test_counting_along_a_dynamic_dimension_keeps_its_size(compiler, tmp_path):
+    model, request = native_graphs.positions(tmp_path / "m.onnx", TVM)
+    with TVM.open(TVM.build(request, model, tmp_path)) as session, OrtSession(model) as reference:
+        for shape in ((1, 1), (2, 3), (16, 16)):
+            ids = {"ids": np.arange(np.prod(shape)).reshape(shape)}
+            np.testing.assert_array_equal(session.run(ids)["y"], reference.run(ids)["y"])
+
+
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    [
+        (lambda path: graphs.one_node(path, "Det", shape=(2, 2)), r"node 'block/the_node' \(Det\): .*not supported"),
+        (graphs.fp8_mlp, r"node 'quantize' \(QuantizeLinear\): zero_point"),
+    ],
+)
+def test_an_operator_it_lacks_is_named_with_its_node(compiler, tmp_path, graph, words):
+    model = graph(tmp_path / "m.onnx")
+    if b"Det" in model.read_bytes():
+        loaded = onnx.load(model)
+        del loaded.graph.output[0].type.tensor_type.shape.dim[:]
+        onnx.save(loaded, model)
+    with pytest.raises(ModelError, match=words):
+        TVM.build(own_request(profiles=()), model, tmp_path)
+
+
+def test_an_engine_that_is_none_is_refused_in_words(compiler, tmp_path):
+    engine = TVM.build(own_request(), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
+    engine.path.unlink()  # the loader still has the old one by its name and inode
+    engine.path.write_bytes(b"x" * engine.size_bytes)
+    with pytest.raises(EngineryError, match=r"TVM cannot load engine\.so: .*; build it again"), TVM.open(engine):
+        pass
+
+
+def built(text, tmp_path, weights=()):
+    """An engine of a graph in ONNX's own notation, always at the same place."""
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> {text}')
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights)
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    inputs, outputs = specs_of(model)
+    request = dataclasses.replace(own_request(profiles=()), inputs=inputs, outputs=outputs)
+    return TVM.build(request, path, tmp_path)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_an_engine_at_the_place_of_another_answers_for_itself(compiler, tmp_path, monkeypatch, links):
+    """TVM unloads no library, and takes one at a path it knows for the one it has."""
+    if not links:
+        monkeypatch.setattr("pathlib.Path.hardlink_to", lambda *_: (_ for _ in ()).throw(OSError(18, "other device")))
+    x = {"x": np.ones(4, "f")}
+    for operator, wanted in (("Neg", -1), ("Relu", 1), ("Exp", np.e)):
+        (tmp_path / "engine.so").unlink(missing_ok=True)
+        engine = built(f"g (float[4] x) => (float[4] y) {{ y = {operator}(x) }}", tmp_path)
+        with TVM.open(engine) as session:
+            np.testing.assert_allclose(session.run(x)["y"], wanted, rtol=1e-6)
+
+
+def test_a_shape_that_is_an_output_is_an_array(compiler, tmp_path):
+    engine = built("g (float[n, 4] x) => (int64[2] s, float[n, 4] y) { s = Shape(x) y = Relu(x) }", tmp_path)
+    with TVM.open(engine) as session:
+        found = session.run({"x": np.ones((3, 4), "f")})["s"]
+    assert found.dtype == np.int64 and found.tolist() == [3, 4]
+
+
+def test_a_weight_without_elements_is_a_model_error(compiler, tmp_path):
+    """TVM would write an engine that it cannot load."""
+    with pytest.raises(ModelError, match=r"'none' has shape \(4, 0\) and so no elements"):
+        text = "g (float[4, 4] x) => (float[4, 4] y) { y = Concat <axis = 1> (x, none) }"
+        built(text, tmp_path, [("none", np.zeros((4, 0), "f"))])
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "y = IsInf <detect_negative = 0> (x)",
+        "y = IsInf <detect_positive = 0> (x)",
+        "f = Identity(x) d = Dropout(x, ratio, training) y = IsInf(d)",
+    ],
+)
+def test_what_its_importer_reads_past_is_a_model_error(compiler, tmp_path, node):
+    weights = [("ratio", np.array(0.5, "f")), ("training", np.array(True))]
+    with pytest.raises(ModelError, match=r"node '.*' \((IsInf|Dropout)\): TVM (ignores training_mode|finds both)"):
+        built(f"g (float[4] x) => (bool[4] y) {{ {node} }}", tmp_path, weights)
+
+
+def test_dims_that_begin_with_nothing_are_refused(installed):
+    request = own_request(profiles=tuple(profiles(own_request().inputs, [Dim("batch", 0, 1, 4)])))
+    assert re.search(r"dims\.batch\.min is 0, .*set it to 1, or use onnxruntime", TVM.refuses(request))
+
+
+def test_tuning_searches_for_its_time_and_goes_on_where_it_was(compiler, tmp_path):
+    """Slow: TVM parses the intrinsics of all GPUs before it tunes a CPU."""
+    tuning = Tvm(tune_minutes=0.01)
+    model = graphs.mlp(tmp_path / "model.onnx")
+    fixed = graphs.request(
+        "cpu", "fp32", "tvm", options=discovery.options_of(tuning), toolchain=discovery.toolchain_of(tuning)
+    )
+    shapes = tuple(profiles(fixed.inputs, [Dim("batch", 4, 4, 4)]))
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir(), second.mkdir()
+    engine = tuning.build(dataclasses.replace(fixed, profiles=shapes), model, first)
+    assert re.fullmatch(r"[1-9] of [1-9] kernels tuned by [1-9]\d* measurements here", engine.notes[0])
+    shutil.copy(first / GROWN, second / GIVEN)
+    third = tmp_path / "third"
+    third.mkdir()
+    (third / GIVEN).write_text('{"format":1,"kernels":[["no hash", "no module"]],"measured":[]}')
+    assert "kernels tuned" in tuning.build(dataclasses.replace(fixed, profiles=shapes), model, third).notes[0]
+    again = tuning.build(dataclasses.replace(fixed, profiles=shapes), model, second)
+    grown = [len(json.loads((folder / GROWN).read_bytes())["measured"]) for folder in (first, second)]
+    assert 0 < grown[0] < grown[1]
+    x = {"image": np.random.default_rng(0).standard_normal((4, 8)).astype("f")}
+    with tuning.open(again) as session, OrtSession(model, optimized=False) as reference:
+        np.testing.assert_allclose(session.run(x)["logits"], reference.run(x)["logits"], rtol=1e-5, atol=1e-5)
+
+
+def test_kernels_of_open_sizes_are_not_tuned_and_it_is_said(compiler, tmp_path):
+    engine = Tvm(tune_minutes=1).build(own_request(), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+    assert re.search(r"not tuned: all \d+ kernels have open sizes; give the dims one size", engine.notes[0])
+
+
+def test_tuning_is_for_cpus_of_that_level(installed, monkeypatch):
+    tuning = Tvm(tune_minutes=5)
+    assert "tune_minutes to 0" in tuning.refuses(own_request("sm_89"))
+    assert tuning.refuses(own_request()) is None
+    place = tuning.timing_place()
+    assert place is not None and place[1] == "tvm-0.27-x86-64-v3"
+    assert TVM.timing_place() is None and isinstance(TVM, TimingCached)
+    monkeypatch.setattr("enginery.core.hardware.cpu_levels.machine_flags", frozenset)
+    assert re.search(r"this CPU has no .*avx2.*, and kernels are tuned by running them", tuning.refuses(own_request()))
+
+
+@pytest.mark.parametrize("minutes", [-1, 1441, float("nan")])
+def test_a_time_that_is_none_is_refused(minutes):
+    with pytest.raises(InputError, match=r"backends\.tvm\.tune_minutes: .* is not within 0 and 1440"):
+        Tvm(tune_minutes=minutes)
+
+
+def embedded(data: bytes) -> set[str]:
+    """Generations of the cubins inside a file."""
+    places = [found.start() for found in re.finditer(rb"\x7fELF", data)]
+    return {sm for place in places if (sm := generation(data[place:]))}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90"])
+def test_real_cubins_are_in_an_engine_for_a_gpu_without_one_here(compiler, tmp_path, target):
+    engine = TVM.build(own_request(target), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
+    assert embedded(engine.path.read_bytes()) == {target}
+    with pytest.raises(EngineryError, match=f"no {target} GPU on this machine"), TVM.open(engine):
+        pass
+
+
+@needs_nvcc
+def test_the_source_text_instead_of_code_is_never_taken_for_an_engine(compiler, tmp_path, monkeypatch):
+    """What TVM does by itself where no CUDA runtime is loaded: the engine then holds the kernels as text."""
+    import tvm_ffi
+
+    monkeypatch.setattr(tvm_cuda.CubinCompiler, "_compile", lambda self, source: source.encode())
+    compiling = tvm_ffi.get_global_func("tvm_callback_cuda_compile", allow_missing=True)
+    try:
+        with pytest.raises(EngineryError, match=r"TVM packed no code for sm_89 into engine\.so but its source text"):
+            TVM.build(own_request("sm_89"), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
+    finally:
+        tvm_ffi.register_global_func("tvm_callback_cuda_compile", compiling, override=True)
+
+
+@needs_nvcc
+def test_approximate_arithmetic_only_where_it_is_asked_for(compiler, tmp_path, monkeypatch):
+    asked = []
+    real = Nvcc.cubin
+    monkeypatch.setattr(
+        Nvcc, "cubin", lambda self, *place, fast_math: asked.append(fast_math) or real(self, *place, fast_math=False)
+    )
+    for fast in (False, True):
+        Tvm(fast_math=fast).build(own_request("sm_89"), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
+    assert asked == [False, True]

@@ -1,0 +1,276 @@
+"""Without JAX the rules before any work; with it (`pip install 'enginery[xla]'`) engines, built and run."""
+
+import dataclasses
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from builders.backends.onnxruntime import OrtSession
+from builders.backends.xla import Xla
+from builders.backends.xla import backend as xla
+from builders.backends.xla import file as xla_file
+from enginery.core.errors import DataError, EngineryError, InputError, IntegrityError, ModelError
+from enginery.core.hardware import cuda
+from enginery.core.types import ShapeProfile, TensorSpec
+from tests.builders import graphs
+
+
+def xla_request(target="cpu", precision="fp32", **changes):
+    return graphs.request(target, precision, "xla", **changes)
+
+
+def image(batch, width=8):
+    return {"image": np.random.default_rng(batch).standard_normal((batch, width)).astype("f")}
+
+
+@pytest.fixture
+def as_installed(monkeypatch):
+    monkeypatch.setattr(xla, "version", lambda name: "0.10.2")
+
+
+@pytest.mark.usefixtures("as_installed")
+def test_what_xla_cannot_take_is_refused_with_the_remedy():
+    assert Xla().refuses(xla_request()) is Xla().refuses(xla_request("l4", "fp8")) is None
+    assert Xla().refuses(xla_request(precision="fp8")) == "CPUs have no FP8 arithmetic; use int8"
+    assert Xla().refuses(xla_request("a100", "fp8")) == "sm_80 has no FP8 arithmetic; use int8"
+    assert "use fp16" in Xla().refuses(xla_request("t4", "bf16"))
+    assert "add dims.batch.max" in Xla().refuses(xla_request(profiles=()))
+    empty = ShapeProfile((("image", (0, 8), (4, 8), (16, 8)),))
+    assert "dims.batch.min is 0" in Xla().refuses(xla_request(profiles=(empty,)))
+    words = TensorSpec("image", "string", ("batch", 8))
+    assert "'image' is string" in Xla().refuses(xla_request(inputs=(words,)))
+
+
+def test_without_jax_the_refusal_says_how_to_get_it(monkeypatch):
+    def absent(name):
+        raise xla.PackageNotFoundError(name)
+
+    monkeypatch.setattr(xla, "version", absent)
+    assert (
+        Xla().versions() == {} and Xla().refuses(xla_request()) == "jax is not installed; pip install 'enginery[xla]'"
+    )
+
+
+@pytest.mark.parametrize("options", [{"matmul_precision": "most"}, {"kept_sizes": 0}])
+def test_an_option_out_of_range_is_an_input_error(options):
+    with pytest.raises(InputError, match=f"backends.xla.{next(iter(options))}"):
+        Xla(**options)
+
+
+@pytest.mark.usefixtures("as_installed")
+def test_gpu_engines_run_where_the_gpu_and_jaxs_plugin_are(monkeypatch):
+    l4 = xla_request("l4").target
+    assert Xla().runs(l4) == "no sm_89 GPU on this machine" and Xla().runs(xla_request().target) is None
+    monkeypatch.setattr(cuda, "gpus", lambda: (cuda.Gpu(0, "NVIDIA L4", (8, 9)),))
+    assert Xla().runs(l4) is None
+    monkeypatch.setattr(xla, "_CUDA_PLUGINS", ())
+    assert "no CUDA plugin" in Xla().runs(l4)
+
+
+def test_the_file_gives_back_program_and_weights_in_order_with_equal_bytes(tmp_path):
+    import ml_dtypes
+
+    weights = {
+        "w/2": np.arange(6, dtype="f").reshape(2, 3),
+        "a": np.array([1, 2], ml_dtypes.bfloat16),
+        "none": np.zeros((0, 3), "int64"),
+        "mask": np.array([[True, False]]),
+    }
+    for name in ("one", "two"):
+        xla_file.write_engine(tmp_path / name, b"program", weights)
+    read = xla_file.read_engine(tmp_path / "one")
+    assert read.program == b"program"
+    for found, wanted in zip(read.weights, weights.values(), strict=True):
+        assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", None, "cut"])
+def test_a_damaged_file_is_an_integrity_error(tmp_path, damage):
+    path = tmp_path / "engine.xla"
+    xla_file.write_engine(path, b"program", {"w": np.zeros(100, "f")})
+    if damage is None:
+        from safetensors.numpy import save_file
+
+        save_file({"program": np.zeros(1, "uint8")}, path)
+    else:
+        path.write_bytes(path.read_bytes()[:-10] if damage == "cut" else damage)
+    with pytest.raises(IntegrityError, match=r"engine\.xla"):
+        xla_file.read_engine(path)
+
+
+# From here on with JAX.
+
+
+@pytest.fixture(scope="session")
+def jax():
+    return pytest.importorskip("jax")
+
+
+def built(tmp_path, model, request=None, backend=None, name="engine"):
+    where = tmp_path / name
+    where.mkdir()
+    return (backend or Xla()).build(request or xla_request(), model, where)
+
+
+@pytest.mark.usefixtures("jax")
+def test_an_engine_computes_what_its_model_computes_at_every_size_within_its_profiles(tmp_path):
+    model = graphs.mlp(tmp_path / "model.onnx")
+    engine = built(tmp_path, model)
+    assert engine.suffix == ".xla" and engine.path.is_relative_to(tmp_path)
+    model_bytes = engine.path.read_bytes()
+    assert b"pickle" not in model_bytes and str(tmp_path).encode() not in model_bytes
+    with Xla(kept_sizes=2).open(engine) as session, OrtSession(model, optimized=False) as reference:
+        assert (list(session.inputs), list(session.outputs)) == ([graphs.IMAGE], [graphs.LOGITS])
+        for batch in (1, 4, 7, 16, 1):
+            expected = reference.run(image(batch))["logits"]
+            np.testing.assert_allclose(session.run(image(batch))["logits"], expected, rtol=1e-5, atol=1e-5)
+        assert len(session._compiled) == 2
+        for batch in (17, 0):
+            with pytest.raises(DataError, match="no optimization profile holds"):
+                session.run(image(batch))
+        with pytest.raises(DataError, match="is float64"):
+            session.run({"image": np.zeros((1, 8))})
+    with pytest.raises(EngineryError, match="closed"):
+        session.run(image(1))
+
+
+@pytest.mark.usefixtures("jax")
+def test_building_twice_gives_the_same_bytes_and_the_machines_paths_are_not_in_them(tmp_path):
+    model = graphs.convnet(tmp_path / "model.onnx")
+    shapes = {"inputs": (TensorSpec("image", "float32", ("batch", 3, 16, 16)),)}
+    shapes["outputs"] = (TensorSpec("map", "float32", ("batch", 32, 16, 16)),)
+    shapes["profiles"] = (ShapeProfile((("image", (1, 3, 16, 16), (2, 3, 16, 16), (4, 3, 16, 16)),)),)
+    engines = [built(tmp_path, model, xla_request(**shapes), name=name) for name in "ab"]
+    assert engines[0].digest == engines[1].digest
+    assert b"onnx_jax" not in engines[0].path.read_bytes()
+
+
+@pytest.mark.usefixtures("jax")
+@pytest.mark.parametrize(
+    ("precision", "write"),
+    [
+        ("fp16", lambda path: graphs.mlp(path, "float16")),
+        ("bf16", lambda path: graphs.mlp(path, "bfloat16")),
+        ("int8", lambda path: graphs.int8_mlp(path, "float32")),
+    ],
+)
+def test_narrow_precisions_are_near_what_the_graph_says(tmp_path, precision, write):
+    from pipeline.quantization.schemes.emulate import emulate
+
+    model = write(tmp_path / "model.onnx")
+    logits = TensorSpec("logits", "float32", ("batch", 16 if precision == "int8" else 3))
+    engine = built(tmp_path, model, xla_request(precision=precision, outputs=(logits,)))
+    onnx.save(emulate(onnx.load(model)), tmp_path / "emulated.onnx")
+    with Xla().open(engine) as session, OrtSession(tmp_path / "emulated.onnx", optimized=False) as reference:
+        made, expected = session.run(image(8))["logits"], reference.run(image(8))["logits"]
+        np.testing.assert_allclose(made, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.usefixtures("jax")
+def test_a_gpu_engine_is_written_on_a_host_without_one_and_opened_only_where_one_is(tmp_path):
+    engine = built(tmp_path, graphs.mlp(tmp_path / "model.onnx"), xla_request("l4"))
+    import jax.export
+
+    program = jax.export.deserialize(bytearray(xla_file.read_engine(engine.path).program))
+    assert program.platforms == ("cuda",)
+    with pytest.raises(EngineryError, match="no sm_89 GPU"), Xla().open(engine):
+        pass
+
+
+@pytest.mark.usefixtures("jax")
+def test_an_operator_outside_the_table_is_named(tmp_path):
+    node = helper.make_node("RandomNormalLike", ["x"], ["y"], name="block/the_node")
+    values = [(name, TensorProto.FLOAT, (2, 4)) for name in "xy"]
+    model = graphs.save(tmp_path / "model.onnx", [node], values[:1], values[1:])
+    with pytest.raises(ModelError, match=r"node 'block/the_node' \(RandomNormalLike\)"):
+        built(tmp_path, model, fixed())
+
+
+def fixed(**changes):
+    """A request for x -> y, [2, 4] both."""
+    tensors = {"inputs": (TensorSpec("x", "float32", (2, 4)),), "outputs": (TensorSpec("y", "float32", (2, 4)),)}
+    return xla_request(**{**tensors, "profiles": (), **changes})
+
+
+@pytest.mark.usefixtures("jax")
+def test_a_shape_that_depends_on_data_is_refused_and_the_node_named(tmp_path):
+    node = helper.make_node("NonZero", ["x"], ["y"], name="where")
+    model = graphs.save(tmp_path / "m.onnx", [node], [("x", 1, (2, 4))], [("y", 7, (2, "n"))])
+    wanted = fixed(outputs=(TensorSpec("y", "int64", (2, "n")),))
+    with pytest.raises(ModelError, match=r"node 'where' \(NonZero\): the shape of its output depends on data"):
+        built(tmp_path, model, wanted)
+
+
+@pytest.mark.usefixtures("jax")
+def test_int64_and_bool_go_in_and_out_and_shapes_follow_the_batch(tmp_path):
+    """ids [batch, seq] -> rows of a table, flattened by a Reshape whose sizes come from Shape; and ids > 2."""
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"], name="rows"),
+        helper.make_node("Shape", ["ids"], ["shape"], name="shape"),
+        helper.make_node("Gather", ["shape", "zero"], ["n"], name="n"),
+        helper.make_node("Unsqueeze", ["n", "first"], ["n1"], name="n1"),
+        helper.make_node("Concat", ["n1", "rest"], ["sizes"], name="sizes", axis=0),
+        helper.make_node("Reshape", ["rows", "sizes"], ["flat"], name="flat"),
+        helper.make_node("Greater", ["ids", "two"], ["large"], name="large"),
+        helper.make_node("Add", ["ids", "far"], ["moved"], name="moved"),
+    ]
+    weights = [("table", np.arange(40, dtype="f").reshape(10, 4)), ("zero", np.array(0)), ("first", np.array([0]))]
+    weights += [("rest", np.array([-1])), ("two", np.array(2)), ("far", np.array(1 << 40))]
+    outputs = [("flat", 1, ("b", "f")), ("large", 9, ("b", "s")), ("moved", 7, ("b", "s"))]
+    model = graphs.save(tmp_path / "model.onnx", nodes, [("ids", 7, ("b", "s"))], outputs, weights)
+    specs = {"flat": "float32", "large": "bool", "moved": "int64"}
+    wanted = xla_request(
+        inputs=(TensorSpec("ids", "int64", ("b", "s")),),
+        outputs=tuple(TensorSpec(name, dtype, ("b", "s")) for name, dtype in reversed(specs.items())),
+        profiles=(ShapeProfile((("ids", (1, 1), (2, 3), (4, 8)),)),),
+    )
+    with Xla().open(built(tmp_path, model, wanted)) as session, OrtSession(model, optimized=False) as reference:
+        for shape in ((1, 1), (2, 3), (4, 8)):
+            ids = {"ids": np.random.default_rng(0).integers(0, 10, shape)}
+            made, expected = session.run(ids), reference.run(ids)
+            for name, dtype in specs.items():
+                assert made[name].dtype == dtype
+                np.testing.assert_array_equal(made[name], expected[name])
+
+
+@pytest.mark.usefixtures("jax")
+def test_if_takes_its_branch_at_run_time(tmp_path):
+    def branch(name, operator):
+        node = helper.make_node(operator, ["x"], [f"{name}_out"], name=name)
+        return helper.make_graph([node], name, [], [helper.make_tensor_value_info(f"{name}_out", 1, (2, 4))])
+
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], name="sum", keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["up"], name="up"),
+        helper.make_node(
+            "If", ["up"], ["y"], name="if", then_branch=branch("a", "Neg"), else_branch=branch("b", "Abs")
+        ),
+    ]
+    values = [("x", 1, (2, 4))], [("y", 1, (2, 4))]
+    model = graphs.save(tmp_path / "model.onnx", nodes, *values, [("zero", np.array(0, "f"))])
+    with Xla().open(built(tmp_path, model, fixed())) as session:
+        assert session.run({"x": np.ones((2, 4), "f")})["y"].max() == -1
+        assert session.run({"x": -np.ones((2, 4), "f")})["y"].min() == 1
+
+
+@pytest.mark.usefixtures("jax")
+def test_an_input_may_have_no_axes_and_answers_may_be_written_to(tmp_path):
+    node = helper.make_node("Mul", ["x", "by"], ["y"], name="scaled")
+    model = graphs.save(tmp_path / "m.onnx", [node], [("x", 1, (2, 4)), ("by", 1, ())], [("y", 1, (2, 4))])
+    wanted = fixed(inputs=(TensorSpec("x", "float32", (2, 4)), TensorSpec("by", "float32", ())))
+    with Xla().open(built(tmp_path, model, wanted)) as session:
+        made = session.run({"x": np.ones((2, 4), "f"), "by": np.array(3, "f")})["y"]
+        made += 1
+        assert made.min() == made.max() == 4
+
+
+@pytest.mark.usefixtures("jax")
+def test_a_damaged_program_is_an_integrity_error(tmp_path):
+    engine = built(tmp_path, graphs.mlp(tmp_path / "model.onnx"))
+    xla_file.write_engine(engine.path, b"no program at all", {})
+    damaged = dataclasses.replace(engine, size_bytes=engine.path.stat().st_size)
+    with pytest.raises(IntegrityError, match="holds no program"), Xla().open(damaged):
+        pass

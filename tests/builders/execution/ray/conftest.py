@@ -1,0 +1,35 @@
+"""A fleet of real raylets on this machine: six nodes, five generations, GPUs that are numbers."""
+
+from pathlib import Path
+
+import pytest
+
+from builders.execution.ray import RayExecutor
+
+GENERATIONS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90")
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="package")
+def fleet():
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", str(ROOT))
+        started = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "node_name": "head"})
+        for generation in GENERATIONS:
+            labels = {"enginery/sm": generation, **({"enginery/product": "l4"} if generation == "sm_89" else {})}
+            # sm_80 has room for two jobs of CPU and one GPU's memory: what keeps them apart is what a test looks at.
+            node = {"num_cpus": 2, "num_gpus": 1, "memory": 2 << 30, "labels": labels, "node_name": generation}
+            started.add_node(**node)
+        yield started
+        ray.shutdown()  # a test alone may still be connected
+        started.shutdown()
+
+
+@pytest.fixture(scope="package")
+def executor(fleet):
+    with RayExecutor(fleet.address) as made:
+        yield made

@@ -1,0 +1,43 @@
+"""Calibration in parts on the fleet: the same observations, to the bit, as one pass on this host."""
+
+import pytest
+
+from builders.execution.jobs import UNWATCHED, Job, Watch
+from builders.execution.local import LocalExecutor
+from enginery.registry.store.base import open_store
+from pipeline.compile import steps
+from pipeline.compile.composition import InProcess, calibrate
+from pipeline.compile.jobs.ranges import ObservePartRemotely
+from pipeline.compile.run_context import Workshop
+from pipeline.spec.file import load_spec
+from tests.pipeline.projects import Project, write_project
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.server
+
+
+class Listed:
+    """An executor that lists what it was given."""
+
+    def __init__(self, inner) -> None:
+        self.inner, self.requests = inner, []
+
+    def run(self, job: Job, watch: Watch = UNWATCHED):
+        self.requests.append(type(job.request))
+        return self.inner.run(job, watch)
+
+    def cancel(self) -> None: ...
+
+
+def test_parts_are_observed_on_the_cluster_and_give_what_one_pass_gives(executor, tmp_path):
+    write_project(tmp_path / "project")
+    project = Project(tmp_path / "project")
+    local, fleet = LocalExecutor(2), Listed(executor)
+    alone = Workshop(store := open_store(str(tmp_path / "registry"), create=True), local, local)
+    spec = load_spec(project.spec)
+    exported = steps.export(spec, alone)
+    one_pass = calibrate(spec, exported, alone, InProcess())
+    project.change_spec(calibration={"data": "calibration.npz", "parts": 2})
+    in_parts = calibrate(load_spec(project.spec), exported, Workshop(store, local, fleet), InProcess())
+    assert one_pass and in_parts and in_parts.observations == one_pass.observations
+    assert fleet.requests == [ObservePartRemotely] * 2

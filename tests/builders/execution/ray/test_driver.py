@@ -1,0 +1,54 @@
+"""A driver that dies: what was finished is on record, what ran is gone."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from builders.backends import discovery
+from enginery.core.codec import encode_request
+from enginery.core.types import BuildRequest, Target
+from enginery.registry.store.base import open_store
+from pipeline.compile.jobs.engines import BuildEngine
+from pipeline.compile.run_context import Workshop
+from pipeline.compile.steps.engines import recall_engine
+from tests.builders import graphs
+from tests.builders.execution.ray.conftest import ROOT
+from tests.builders.execution.test_process import gone, read_when_there
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.server
+
+DRIVER = """
+import json, sys
+from builders.execution.ray import RayExecutor
+from enginery.core.codec import decode_request
+from builders.execution.jobs import Job
+from tests.calls import call_job
+address, store, request, noted = sys.argv[1:]
+with RayExecutor(address) as executor:
+    executor.run(Job("unit", decode_request(json.loads(request)), store))
+    executor.run(call_job("endless", "tests.builders.jobs:spawn", {"path": noted, "wait": True}))
+"""
+
+
+def test_a_killed_driver_loses_no_engine_that_was_finished(fleet, tmp_path):
+    import json
+
+    store = open_store(str(tmp_path / "registry"), create=True)
+    model = store.put_file(graphs.mlp(tmp_path / "model.onnx"))
+    backend = discovery.configure("onnxruntime", {})
+    options, toolchain = discovery.options_of(backend), discovery.toolchain_of(backend)
+    tensors = (graphs.IMAGE,), (graphs.LOGITS,), ()
+    request = BuildRequest(model, "fp32", Target("cpu"), "onnxruntime", *tensors, options, toolchain)
+    build = json.dumps(encode_request(BuildEngine(request)))
+    noted = tmp_path / "pid"
+    words = [sys.executable, "-c", DRIVER, fleet.address, store.uri, build, str(noted)]
+    driver = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    grandchild = int(read_when_there(noted, 120))
+    driver.kill()
+    driver.wait()
+    found = recall_engine(request, Workshop(store, None, None))
+    assert found and store.has(found.digest)
+    assert gone(grandchild, 30)

@@ -1,0 +1,243 @@
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from builders.execution.jobs import Job, Limits, Needs, Unwatched, Usage
+from builders.execution.ray import RayExecutor
+from builders.execution.ray.cluster import check_reachable
+from enginery.core.errors import ModelError, SpecError, StepError, UnavailableError
+from tests.builders.execution.test_process import gone, read_when_there
+from tests.calls import call_job
+
+ray = pytest.importorskip("ray")
+
+JOBS = "tests.builders.jobs"
+pytestmark = pytest.mark.server
+
+
+def job(function: str, arguments: dict | None = None, needs: Needs | None = None, **limits: float) -> Job:
+    return call_job("unit", f"{JOBS}:{function}", arguments, limits=Limits(**limits), needs=needs or Needs())
+
+
+def test_the_value_comes_back(executor):
+    assert executor.run(job("add", {"a": 2, "b": 3})) == 5
+
+
+def test_each_job_gets_a_fresh_worker_and_folder_and_the_folder_goes(executor):
+    places = [executor.run(job("where")) for _ in range(2)]
+    assert len({place["pid"] for place in places}) == len({place["parent"] for place in places}) == 2
+    assert not any(Path(place["workdir"]).exists() for place in places)
+
+
+def test_errors_are_those_of_the_local_executor(executor):
+    with pytest.raises(StepError, match="unit: ValueError: seven") as caught:
+        executor.run(job("boom"))
+    assert caught.value.kind == "error" and "Traceback" in caught.value.log
+    with pytest.raises(ModelError, match="export it again"):
+        executor.run(job("refuse", {"cls": "ModelError", "arguments": ["empty; export it again"]}))
+    with pytest.raises(SpecError) as spec:
+        executor.run(job("refuse", {"cls": "SpecError", "arguments": [["a: x", "b: y"]]}))
+    assert spec.value.lines == ("a: x", "b: y")
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "limits", "kind"),
+    [
+        ("crash", {}, {}, "crash"),
+        ("hang", {}, {"timeout_s": 0.5}, "timeout"),
+        ("eat", {"mib": 400}, {"memory_mib": 300}, "memory"),
+    ],
+)
+def test_limits_are_those_of_the_local_executor(executor, function, arguments, limits, kind):
+    with pytest.raises(StepError) as caught:
+        executor.run(job(function, arguments, **limits))
+    assert caught.value.kind == kind
+
+
+class Noted(Unwatched):
+    def __init__(self) -> None:
+        self.told: list[tuple[str, object]] = []
+
+    def started(self, where: str) -> None:
+        self.told.append(("started", where))
+
+    def phase(self, name: str) -> None:
+        self.told.append(("phase", name))
+
+    def said(self, text: str) -> None:
+        self.told.append(("said", text))
+
+    def retrying(self, why: str) -> None:
+        self.told.append(("retrying", why))
+
+    def ended(self, usage: Usage) -> None:
+        self.told.append(("ended", usage))
+
+    def all(self, kind: str) -> list:
+        return [what for told, what in self.told if told == kind]
+
+
+def test_a_watch_here_sees_what_happens_there(executor):
+    seen = Noted()
+    executor.run(job("phases", {"names": ["fetching", "compiling"]}, Needs({"enginery/sm": "sm_86"}, True)), seen)
+    assert seen.all("started") == ["sm_86 (sm_86)"]
+    assert seen.all("phase") == ["fetching", "compiling"]
+    assert "".join(seen.all("said")).split() == [
+        "now",
+        "fetching",
+        "\N{GREEK SMALL LETTER MU}",
+        "now",
+        "compiling",
+        "\N{GREEK SMALL LETTER MU}",
+    ]
+    assert [kind for kind, _ in seen.told][-1] == "ended" and seen.all("ended")[0].peak_mib > 1
+
+
+def test_what_a_watch_raises_stops_the_job(executor, tmp_path):
+    class Impatient(Unwatched):
+        def said(self, text: str) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        executor.run(job("say_and_hang", {"path": str(tmp_path / "pid")}), Impatient())
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_a_killed_worker_is_a_crash_that_is_tried_once_more_on_another_node(executor, tmp_path):
+    marked, seen = tmp_path / "marks", Noted()
+    with pytest.raises(StepError, match=r"WorkerCrashedError \(after 2 tries") as caught:
+        executor.run(job("kill_parent", {"path": str(marked)}), seen)
+    first, second = marked.read_text().split()
+    assert caught.value.kind == "crash" and first != second
+    assert seen.all("retrying") == ["it crashed; once more, elsewhere if a node suits"]
+    assert len(seen.all("started")) == len(seen.all("ended")) == 2
+
+
+def test_a_killed_worker_leaves_nothing_of_what_its_job_had_started(executor, tmp_path):
+    noted = tmp_path / "pid"
+    with pytest.raises(StepError):
+        executor.run(job("spawn_and_kill_parent", {"path": str(noted)}))
+    started = [int(pid) for pid in noted.read_text().split()]
+    assert len(started) == 2 and all(gone(pid) for pid in started)
+
+
+def test_an_engine_that_was_not_built_in_a_process_of_its_own_has_no_limits_but_errors(fleet):
+    with RayExecutor(fleet.address, isolated=False) as executor:
+        assert executor.run(job("add", {"a": 1, "b": 2})) == 3
+        with pytest.raises(ModelError, match="no"):
+            executor.run(job("refuse", {"cls": "ModelError", "arguments": ["no"]}))
+        with pytest.raises(StepError, match="unit: ValueError: seven"):
+            executor.run(job("boom"))
+
+
+def test_cancel_ends_what_runs_and_nothing_is_left(fleet, tmp_path):
+    executor = RayExecutor(fleet.address)
+    noted, never = tmp_path / "pid", tmp_path / "never"
+    failures = []
+
+    def run(path: Path) -> None:
+        with pytest.raises(StepError) as caught:
+            executor.run(job("spawn", {"path": str(path), "wait": True}))
+        failures.append(caught.value.kind)
+
+    thread = threading.Thread(target=run, args=(noted,))
+    thread.start()
+    grandchild = int(read_when_there(noted))
+    executor.cancel()
+    thread.join(20)
+    assert gone(grandchild)
+    run(never)
+    assert failures == ["cancelled", "cancelled"]
+    assert not never.exists()
+
+
+def test_at_most_so_many_run_at_once(fleet, tmp_path):
+    executor = RayExecutor(fleet.address, jobs=1)
+    naps = [job("nap", {"seconds": 0.2, "path": str(tmp_path / str(i))}) for i in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(executor.run, naps))
+    (_, first), (second, _) = sorted(tuple(map(float, path.read_text().split())) for path in tmp_path.iterdir())
+    assert first <= second
+
+
+def test_it_shuts_down_only_what_it_started(executor):
+    with RayExecutor() as other:
+        assert other.run(job("add", {"a": 1, "b": 2})) == 3
+    assert ray.is_initialized()
+
+
+LOCAL = f"""
+import warnings; warnings.simplefilter("error")
+from builders.execution.ray import RayExecutor; from tests.calls import call_job
+from tests.calls import call_job
+with RayExecutor(jobs=1) as executor:
+    assert executor.run(call_job("unit", "{JOBS}:add", {{"a": 1, "b": 2}})) == 3
+import ray
+assert not ray.is_initialized()
+"""
+
+
+def test_without_a_cluster_it_starts_one_and_says_nothing():
+    environment = {"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
+    ended = subprocess.run([sys.executable, "-c", LOCAL], env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "no.such.host.invalid:1"])
+def test_an_address_out_of_reach_is_said_at_once(address):
+    start = time.monotonic()
+    with pytest.raises(UnavailableError, match=f"cannot reach the Ray cluster at {address}.*local executor"):
+        check_reachable(address)
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("raised", [ConnectionError, TimeoutError, Exception])
+def test_a_cluster_that_is_no_ray_or_does_not_start_is_out_of_reach_too(monkeypatch, raised):
+    def refuse(**options):
+        raise raised("timed out during startup")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(UnavailableError, match="cannot reach the Ray cluster at auto: timed out during startup"):
+        RayExecutor("auto").run(job("add", {"a": 1, "b": 2}))
+
+
+def test_through_rays_client_a_job_is_the_same_with_nothing_told_meanwhile(executor, monkeypatch):
+    """The client (ray://...) streams nothing, and needs grpc, which is not here: tried is what it would be handed."""
+    from builders.execution.ray import task
+
+    made, asked = task._remote, []
+    monkeypatch.setattr(task, "through_client", lambda: True)
+    monkeypatch.setattr(task, "_remote", lambda isolated, streams: asked.append(streams) or made(isolated, streams))
+    seen: list[str] = []
+
+    class Seeing(Unwatched):
+        def started(self, where: str) -> None:
+            seen.append("started")
+
+        def ended(self, usage: Usage) -> None:
+            seen.append("ended")
+
+    assert executor.run(job("add", {"a": 2, "b": 3}), Seeing()) == 5
+    assert (seen, asked) == (["started", "ended"], [False])
+    with pytest.raises(StepError) as caught:
+        executor.run(job("hang", timeout_s=0.5))
+    assert caught.value.kind == "timeout"
+
+
+def test_a_cluster_on_loopback_alone_is_not_waited_for(monkeypatch):
+    """Ray looks for it under the machine's own address, for six minutes."""
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.2")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(UnavailableError, match=r"looks for at 127\.0\.0\.2: .*--node-ip-address 127\.0\.0\.2"):
+            check_reachable(address)
+        check_reachable(f"ray://{address}")  # a client asks where it is told to
+        monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+        check_reachable(address)

@@ -1,0 +1,172 @@
+"""Placement, losses and numbers on a simulated fleet: see conftest."""
+
+import os
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from builders.execution.jobs import Job, Limits, Needs, Reduced, Unwatched
+from builders.execution.ray import RayExecutor
+from enginery.core.errors import StepError
+from tests.builders.execution.ray.conftest import GENERATIONS
+from tests.builders.execution.test_process import read_when_there
+from tests.calls import Call, call_job
+
+pytest.importorskip("ray")
+JOBS = "tests.builders.jobs"
+pytestmark = pytest.mark.server
+
+
+def job(function: str, needs: Needs | None = None, leaner: dict | None = None, **arguments: object) -> Job:
+    reduced = Reduced(Call(f"{JOBS}:{function}", {**arguments, **leaner}), f"with {leaner}") if leaner else None
+    given = {"limits": Limits(120), "needs": needs or Needs(), "reduced": reduced}
+    return call_job("unit", f"{JOBS}:{function}", arguments, **given)
+
+
+def only(generation: str, **more: object) -> Needs:
+    return Needs({"enginery/sm": generation}, required=True, **more)
+
+
+def raylets(fleet) -> dict[str, int]:
+    """The pid of each node's raylet, by the node's name."""
+    return {node._ray_params.node_name: node.all_processes["raylet"][0].process.pid for node in fleet.list_all_nodes()}
+
+
+class Told(Unwatched):
+    def __init__(self) -> None:
+        self.waits: list[str] = []
+        self.retries: list[str] = []
+        self.places: list[str] = []
+
+    def waiting(self, why: str) -> None:
+        self.waits.append(why)
+
+    def started(self, where: str) -> None:
+        self.places.append(where)
+
+    def retrying(self, why: str) -> None:
+        self.retries.append(why)
+
+
+def test_each_unit_is_built_on_its_generation_with_a_gpu(fleet, executor):
+    known = raylets(fleet)
+    with ThreadPoolExecutor(5) as pool:
+        seen = list(pool.map(lambda g: executor.run(job("raylet", only(g, gpus=1))), GENERATIONS))
+    assert seen == [known[generation] for generation in GENERATIONS]
+
+
+def test_a_product_is_a_label_too(fleet, executor):
+    needs = Needs({"enginery/sm": "sm_89", "enginery/product": "l4"}, required=True)
+    assert executor.run(job("raylet", needs)) == raylets(fleet)["sm_89"]
+    with pytest.raises(StepError, match="enginery/product=l40s"):
+        executor.run(job("raylet", Needs({"enginery/sm": "sm_89", "enginery/product": "l40s"}, required=True)))
+
+
+def overlap(folder: Path) -> bool:
+    (_, first), (second, _) = sorted(tuple(map(float, path.read_text().split())) for path in folder.iterdir())
+    return second < first
+
+
+@pytest.mark.parametrize(("generation", "needs"), [("sm_90", {"gpus": 1}), ("sm_80", {"memory_mib": 1200})])
+def test_a_gpu_is_held_alone_and_so_is_memory(executor, tmp_path, generation, needs):
+    jobs = [job("nap", only(generation, **needs), seconds=1.5, path=str(tmp_path / str(i))) for i in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(executor.run, jobs))
+    assert not overlap(tmp_path)
+
+
+def test_two_that_fit_beside_each_other_run_at_once(executor, tmp_path):
+    jobs = [job("meet", only("sm_80", memory_mib=700), mine=a, other=b, folder=str(tmp_path)) for a, b in ("ab", "ba")]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(executor.run, jobs)) == ["met", "met"]
+
+
+def test_more_memory_than_any_node_has_takes_the_whole_of_the_largest(executor):
+    assert executor.run(job("add", only("sm_75", memory_mib=1 << 20), a=1, b=2)) == 3
+
+
+def test_a_preferred_generation_that_is_not_there_is_done_without(executor):
+    assert executor.run(job("add", Needs({"enginery/sm": "sm_121"}), a=1, b=1)) == 2
+
+
+def test_a_generation_that_never_comes_fails_at_once_in_words_that_help(executor):
+    with pytest.raises(StepError) as caught:
+        executor.run(job("add", only("sm_100", gpus=1), a=1, b=1))
+    assert caught.value.kind == "no-node"
+    for words in ("no node with enginery/sm=sm_100 and 1 GPU", "1 with enginery/sm=sm_75 and 1 GPU", "1 with a CPU"):
+        assert words in str(caught.value)
+    assert "--labels enginery/sm=sm_100 --num-gpus 1" in str(caught.value)
+
+
+def test_a_generation_may_come_late(fleet, executor):
+    seen = Told()
+    with RayExecutor(fleet.address, wait_s=60) as patient, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(patient.run, job("raylet", only("sm_120", gpus=1)), seen)
+        while not seen.waits:
+            threading.Event().wait(0.05)
+        late = fleet.add_node(num_cpus=1, num_gpus=1, labels={"enginery/sm": "sm_120"}, node_name="late")
+        assert waiting.result(60) == late.all_processes["raylet"][0].process.pid
+    assert "a node with enginery/sm=sm_120 and 1 GPU: none yet, 1:00 left" in seen.waits
+    assert seen.places == ["late (sm_120)"]
+
+
+def test_a_wait_ends(fleet):
+    with RayExecutor(fleet.address, wait_s=1) as executor, pytest.raises(StepError, match="came in 0:01") as caught:
+        executor.run(job("add", only("sm_103"), a=1, b=1))
+    assert caught.value.kind == "no-node"
+
+
+def test_a_crash_is_tried_on_another_node(executor, fleet, tmp_path):
+    seen = Told()
+    where = executor.run(job("die_once", path=str(tmp_path / "tried"), number=11), seen)
+    assert seen.retries == ["it crashed; once more, elsewhere if a node suits"]
+    first, second = seen.places
+    assert first != second and raylets(fleet)[second.partition(" ")[0]] == where
+
+
+def test_a_unit_on_a_killed_node_is_rescheduled(fleet, executor, tmp_path):
+    doomed = fleet.add_node(num_cpus=2, labels={"enginery/sm": "sm_121"}, node_name="doomed")
+    seen, noted = Told(), tmp_path / "times"
+    spare = {"enginery/sm": "sm_121"}
+    # A preference looks at nodes as they were up to two seconds ago; a need that none of those meets looks again.
+    assert executor.run(job("add", only("sm_121"), a=1, b=1)) == 2
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(executor.run, job("sleep_once", Needs(spare), path=str(noted)), seen)
+        read_when_there(noted)
+        patient = time.monotonic() + 60
+        while not seen.places and time.monotonic() < patient:  # the driver has heard where it runs
+            time.sleep(0.05)
+        os.kill(doomed.all_processes["raylet"][0].process.pid, 9)
+        assert running.result(120) == "elsewhere"
+    assert seen.places[0] == "doomed (sm_121)" and seen.places[1] != seen.places[0]
+    assert seen.retries == ["its node was lost; try 2, elsewhere"]
+
+
+def test_sixty_units_each_end_once_whatever_crashes(fleet, tmp_path):
+    drawn = ["crash once"] * 5 + ["crash"] * 2 + ["error"] * 3 + ["built"] * 50
+    random.Random(6).shuffle(drawn)
+    fates = dict(enumerate(drawn))
+
+    def one(index: int) -> str:
+        needs = Needs({"enginery/sm": GENERATIONS[index % 5]}, required=True)
+        try:
+            return (
+                "built"
+                if executor.run(job("unit", needs, index=index, fate=fates[index], folder=str(tmp_path))) == index
+                else "?"
+            )
+        except StepError as error:
+            return error.kind
+        except Exception as error:
+            return type(error).__name__
+
+    with RayExecutor(fleet.address, isolated=False) as executor, ThreadPoolExecutor(64) as pool:
+        ended = dict(zip(fates, pool.map(one, fates), strict=True))
+    kinds = {"built": "built", "crash once": "built", "crash": "crash", "error": "ModelError"}
+    assert ended == {index: kinds[fate] for index, fate in fates.items()}
+    marks = {int(path.stem): path.read_text() for path in tmp_path.glob("*.built")}
+    assert marks == {index: "x" for index, outcome in ended.items() if outcome == "built"}

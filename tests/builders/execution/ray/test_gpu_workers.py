@@ -1,0 +1,213 @@
+"""Proofs and canaries as tasks on workers with a GPU. The fleet's GPUs are numbers, and its engines are for CPUs."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from builders.execution.jobs import Limits, Needs
+from builders.execution.local import LocalExecutor
+from builders.execution.ray import RayExecutor
+from enginery.core.digest import canonical_json, digest_of
+from enginery.core.errors import StepError
+from enginery.core.hardware.targets import parse_targets
+from enginery.recording.recorder import ObservationLog
+from enginery.registry.evidence.attestations import judged
+from enginery.registry.evidence.canaries import canaries
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.versions import channels
+from enginery.registry.versions.lookup import load
+from enginery.registry.versions.publish import publish
+from pipeline import cli
+from pipeline.canary.automatic import Wanted
+from pipeline.compile.run_context import Workshop
+from pipeline.operations.pending import Pending, pending, pending_of
+from pipeline.orchestration import gpu_workers
+from pipeline.orchestration.gpu_workers import canary_on_worker, prove_on_worker
+from pipeline.progress import Silent
+from pipeline.progress.events import Event, Started
+from tests.builders.execution.ray.test_fleet import raylets
+from tests.calls import call_job
+from tests.enginery.registries import approval, report
+from tests.pipeline.orchestration.flows.server import until
+from tests.pipeline.projects import Project, write_project
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.server
+L4, B300 = (parse_targets(name)[0] for name in ("l4", "b300"))
+
+
+class Places(Silent):
+    def __init__(self) -> None:
+        self.started_on: list[str] = []
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self.started_on.append(f"{event.name}: {event.where.partition(' ')[0]}")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A registry with two versions, of which the second has an engine for a GPU, too; stable serves the first."""
+    place = tmp_path_factory.mktemp("built")
+    write_project(place / "project")
+    project = Project(place / "project")
+    for targets in (["cpu"], ["cpu", "sm_89"]):
+        project.change_spec(precisions=["fp32"], targets=targets, calibration=None)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["build", str(project.spec), "--registry", str(project.registry)])
+        assert not ended.value.code
+    store = open_store(project.registry)
+    channels.promote(store, load(store, "tiny", "1"), "stable")
+    return project.registry
+
+
+@pytest.fixture
+def store(built: Path, tmp_path: Path) -> Store:
+    shutil.copytree(built, tmp_path / "registry")
+    return open_store(tmp_path / "registry")
+
+
+def unproven(store: Store) -> Pending:
+    """Version 2 once more, as a machine that could not run its engine would have published it."""
+    manifest = load(store, "tiny", "2")
+    [cpu] = [entry for entry in manifest.engines if entry.hardware.is_cpu]
+    entry = replace(cpu, status="unproven", reason="no such machine")
+    entry = replace(entry, report=store.put_bytes(canonical_json(report(entry).to_json())))
+    draft = replace(manifest, version="", content=digest_of("again"), engines=())
+    made = publish(store, draft, [(entry, approval(entry))]).version
+    return pending_of(store, "tiny", made)
+
+
+def put_traffic(folder: Path, apart_s: float) -> str:
+    folder.mkdir()
+    x = np.random.default_rng(5).normal(size=(60, 1, 8)).astype(np.float32)
+    np.savez(folder / "tiny.npz", at=np.arange(60) * apart_s, x=x)
+    return str(folder)
+
+
+@pytest.fixture
+def shop(store: Store, executor: RayExecutor) -> Workshop:
+    return Workshop(store, LocalExecutor(), executor, Places())
+
+
+@pytest.fixture
+def on_l4(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Canaries of CPU engines are placed as if they were for an l4."""
+    monkeypatch.setattr(gpu_workers, "gpu_named", lambda _: L4)
+
+
+def test_an_engine_is_proven_on_a_worker_of_its_gpu_and_the_registry_has_the_report(store, shop):
+    item = unproven(store)
+    assert [entry.status for entry in judged(store, item.manifest)] == ["unproven"]
+    [row] = prove_on_worker(item, L4, shop)
+    assert (row.verdict, row.reference, row.engine) == ("proven", "tiny@3", "cpu fp32 onnxruntime")
+    assert shop.progress.started_on == ["prove tiny@3 on l4: sm_89"]
+    assert [entry.status for entry in judged(store, item.manifest)] == ["proven"]
+
+
+def test_what_a_worker_cannot_run_is_told_by_it(store, shop):
+    [item] = pending(store, on=L4)
+    assert [entry.unit for entry in item.engines] == ["sm_89 fp32 tensorrt-rtx"]
+    [row] = prove_on_worker(item, L4, shop)
+    assert (row.verdict, row.reason) == ("unproven", "no sm_89 GPU on this machine"), "the fleet's GPUs are numbers"
+
+
+def test_a_canary_has_both_engines_in_one_task_with_requests_in_flight(store, shop, on_l4, tmp_path):
+    traffic = put_traffic(tmp_path / "traffic", 1 / 2000)
+    with ObservationLog(tmp_path / "traffic" / "tiny.observed.jsonl") as log:
+        for index in range(9):
+            log.append(0.0025, time_s=index / 1000)
+    said: list[str] = []
+    done = canary_on_worker(Wanted("tiny", "2", traffic=traffic, target="cpu"), shop, said.append)
+    assert shop.progress.started_on == ["canary tiny@2 on l4: sm_89"]
+    assert done.document and done.document["traffic"]["in_flight"] == 3
+    assert any(line.startswith("3 requests in flight: ") for line in said), "as the worker said it"
+    [kept] = canaries(store, load(store, "tiny", "2"))
+    assert (kept.verdict, kept.report) == (done.verdict, done.report) and kept.verdict in ("INSUFFICIENT", "FAIL")
+
+
+def test_a_gpu_that_no_group_has_is_named_with_the_remedy(store, shop):
+    with pytest.raises(StepError) as caught:
+        prove_on_worker(unproven(store), B300, shop)
+    assert caught.value.kind == "no-node"
+    for words in ("no node with enginery/product=b300 and enginery/sm=sm_103 and 1 GPU", "`gpuGroups`"):
+        assert words in str(caught.value)
+
+
+def engines_below(process: psutil.Process) -> list[psutil.Process]:
+    """The engines of canaries: processes that multiprocessing started."""
+    found = []
+    for child in process.children(recursive=True):
+        with suppress(psutil.Error):
+            found += [child] if "multiprocessing.spawn" in " ".join(child.cmdline()) else []
+    return found
+
+
+def test_a_cancelled_canary_ends_both_engines_and_gives_the_gpu_back(fleet, executor, store, on_l4, tmp_path):
+    traffic = put_traffic(tmp_path / "traffic", 1.0)
+    raylet = psutil.Process(raylets(fleet)["sm_89"])
+    with RayExecutor(fleet.address) as own, ThreadPoolExecutor(1) as pool:
+        shop = Workshop(store, LocalExecutor(), own)
+        wanted = Wanted("tiny", "2", traffic=traffic, target="cpu")
+        running = pool.submit(canary_on_worker, wanted, shop, print)
+        try:
+            both = until("both engines are open", lambda: len(found := engines_below(raylet)) == 2 and found)
+        finally:
+            own.cancel()
+        with pytest.raises(StepError) as caught:
+            running.result(60)
+    assert caught.value.kind == "cancelled"
+    assert psutil.wait_procs(both, timeout=20)[1] == []
+    needs = Needs({"enginery/sm": "sm_89"}, required=True, gpus=1)
+    assert (
+        executor.run(call_job("next", "tests.builders.jobs:add", {"a": 1, "b": 2}, limits=Limits(60), needs=needs)) == 3
+    )
+
+
+class Failing:
+    """An executor of which every job fails."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self.needs = kind, []
+
+    def run(self, job, watch=None):
+        self.needs.append(job.needs)
+        raise StepError(f"{job.name}: {self._kind}", self._kind)
+
+    def cancel(self) -> None: ...
+
+
+def test_a_task_that_fails_is_its_versions_row_and_one_that_never_ran_is_not(store):
+    item = unproven(store)
+    for kind in ("crash", "node-lost", "timeout"):
+        [row] = prove_on_worker(item, L4, Workshop(store, LocalExecutor(), failing := Failing(kind)))
+        assert failing.needs == [Needs({"enginery/sm": "sm_89", "enginery/product": "l4"}, required=True, gpus=1)]
+        assert (row.reference, row.verdict, row.reason) == ("tiny@3", "error", f"prove tiny@3 on l4: {kind}")
+        assert not row.good
+    for kind in ("cancelled", "no-node"):
+        with pytest.raises(StepError, match=kind):
+            prove_on_worker(item, L4, Workshop(store, LocalExecutor(), Failing(kind)))
+
+
+def test_no_worker_is_asked_for_where_there_is_nothing_to_compare(store, on_l4, tmp_path):
+    shop = Workshop(store, LocalExecutor(), Failing("a worker would start"))
+
+    def reason(**wanted: object) -> str:
+        done = canary_on_worker(Wanted("tiny", "2", **wanted), shop, print)
+        assert done.verdict is None
+        return done.reason
+
+    assert reason(traffic=str(tmp_path), target="l4") == (
+        "there is nothing to run on l4: tiny@1 has no engine for sm_89 (l4)"
+    )
+    assert "no recorded traffic is named" in reason(target="l4")
+    (tmp_path / "empty").mkdir()
+    assert "has no traffic of tiny" in reason(traffic=str(tmp_path / "empty"), target="cpu")
+    with pytest.raises(StepError, match="a worker would start"):
+        reason(traffic=put_traffic(tmp_path / "traffic", 1.0), target="cpu")

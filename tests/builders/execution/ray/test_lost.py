@@ -1,0 +1,152 @@
+"""A cluster that is lost in mid-work, without Ray: what waits fails, and the next job finds the one that came back."""
+
+import threading
+
+import pytest
+
+from builders.execution.ray import RayExecutor, cluster, executor, listener
+from builders.execution.ray.placement import Node
+from enginery.core.errors import StepError, UnavailableError
+from tests.calls import call_job
+
+JOB = call_job("unit", "tests.builders.jobs:add", {"a": 1, "b": 2})
+NODE = Node("id", "node", ("127.0.0.1", 1), {}, 2.0, 0.0, 4096)
+
+
+class Task:
+    """In the place of `builders.execution.ray.task.Task`: a job that ends when the test says so."""
+
+    def __init__(self, job, there, avoid, isolated):
+        import queue
+
+        self.job, self.node, self.ref = job, None, object()
+        self.told, self.over, self.started, self.queued = queue.Queue(), False, None, False
+        self.unplaced_since = self.lost_since = None
+
+    def fail(self, error):
+        self.over = True
+        self.told.put(("failed", error))
+
+    def take(self):
+        self.told.put(("answer", {"value": 3}))
+        return True
+
+    def cancel(self, force):
+        """Nothing runs."""
+
+
+class Ray:
+    """A cluster that can be away. connected: how often it was connected to."""
+
+    def __init__(self):
+        self.away, self.connected, self.asked = threading.Event(), 0, threading.Event()
+        self.answers = threading.Event()
+
+    def connect(self, address, jobs):
+        self.check(address)
+        self.connected += 1
+        return True
+
+    def check(self, address):
+        self.asked.set()
+        if self.away.is_set():
+            raise UnavailableError(f"cannot reach {address}")
+
+    def nodes(self):
+        if self.away.is_set():
+            raise Exception("Ray Client is not connected")
+        return [NODE]
+
+    def ready(self, refs):
+        if self.away.is_set():
+            raise ConnectionError("Client is shutting down.")
+        return refs if self.answers.wait(0.05) else []
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    made = Ray()
+    monkeypatch.setattr(cluster, "connect", made.connect)
+    monkeypatch.setattr(cluster, "disconnect", lambda: None)
+    monkeypatch.setattr(cluster, "check_reachable", made.check)
+    monkeypatch.setattr(listener, "nodes", made.nodes)
+    monkeypatch.setattr(listener, "_ready", made.ready)
+    monkeypatch.setattr(executor, "Task", Task)
+    monkeypatch.setattr(executor, "_AGAIN_S", 0.01)
+    return made
+
+
+def in_thread(run):
+    """A call in a thread, and the place where its answer or error comes."""
+    found = []
+
+    def call():
+        try:
+            found.append(run())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread, found
+
+
+def test_what_waits_fails_and_the_next_job_waits_for_the_cluster_to_come_back(ray):
+    with RayExecutor("ray://head:10001", wait_s=60) as made:
+        first, found = in_thread(lambda: made.run(JOB))
+        while not made._listener or not made._listener._tasks:
+            first.join(0.01)
+        ray.away.set()
+        first.join(20)
+        assert isinstance(found[0], UnavailableError) and "lost the Ray cluster" in str(found[0])
+        ray.asked.clear()
+        again, found = in_thread(lambda: made.run(JOB))
+        assert ray.asked.wait(20) and not found
+        ray.answers.set()
+        ray.away.clear()
+        again.join(20)
+        assert found == [3] and ray.connected == 2
+
+
+class RpcError(Exception):
+    """As gRPC's: five lines, and what they say in one."""
+
+    def details(self):
+        return "Failed to serialize response!"
+
+
+def test_a_new_head_that_does_not_know_the_client_is_a_lost_one(ray, monkeypatch):
+    monkeypatch.setattr(ray, "ready", lambda refs: (_ for _ in ()).throw(RpcError("<\nfive\nlines\n>")))
+    monkeypatch.setattr(listener, "_ready", ray.ready)
+    with RayExecutor("ray://head:10001") as made:
+        with pytest.raises(UnavailableError, match="lost the Ray cluster: Failed to serialize response!; start it"):
+            made.run(JOB)
+        assert made._listener.lost
+
+
+def test_one_that_is_lost_while_nothing_runs_is_out_of_reach_and_not_another_error(ray):
+    ray.answers.set()
+    with RayExecutor("ray://head:10001") as made:
+        assert made.run(JOB) == 3
+        made._listener._nodes = (0.0, [])
+        ray.away.set()
+        for said in ("lost the Ray cluster: Ray Client is not connected", "cannot reach"):
+            with pytest.raises(UnavailableError, match=said):
+                made.run(JOB)
+        ray.away.clear()
+        assert made.run(JOB) == 3
+
+
+def test_a_cancelled_one_does_not_wait_for_it(ray):
+    with RayExecutor("ray://head:10001", wait_s=60) as made:
+        ray.answers.set()
+        assert made.run(JOB) == 3
+        made._listener._nodes = (0.0, [])
+        ray.away.set()
+        with pytest.raises(UnavailableError):
+            made.run(JOB)
+        again, found = in_thread(lambda: made.run(JOB))
+        assert ray.asked.wait(20)
+        made.cancel()
+        again.join(20)
+        assert isinstance(found[0], StepError | UnavailableError)

@@ -1,0 +1,86 @@
+import pytest
+
+from builders.execution.jobs import Needs
+from builders.execution.ray.placement import Node, countdown, fitting, none_fits, ray_options
+
+
+def node(name: str, sm: str | None = None, cpus: float = 4, gpus: float = 0, memory_mib: int = 8192) -> Node:
+    return Node(name, name, ("127.0.0.1", 1), {"enginery/sm": sm} if sm else {}, cpus, gpus, memory_mib)
+
+
+FLEET = (
+    node("head", cpus=0),
+    node("cpu", memory_mib=4096),
+    node("ada", "sm_89", gpus=1, memory_mib=16384),
+    node("hopper", "sm_90", gpus=2),
+)
+ADA = {"enginery/sm": "sm_89"}
+
+
+@pytest.mark.parametrize(
+    ("needs", "names"),
+    [
+        (Needs(), ["cpu", "ada", "hopper"]),
+        (Needs(ADA), ["cpu", "ada", "hopper"]),
+        (Needs(ADA, required=True), ["ada"]),
+        (Needs(gpus=1), ["ada", "hopper"]),
+        (Needs(ADA, required=True, gpus=2), []),
+        (Needs(memory_mib=1 << 20), ["cpu", "ada", "hopper"]),
+    ],
+)
+def test_a_node_fits_by_cpu_gpus_and_required_labels(needs, names):
+    assert [found.name for found in fitting(needs, FLEET)] == names
+
+
+def test_a_required_label_is_a_selector_and_a_preferred_one_falls_back():
+    assert ray_options(Needs(ADA, required=True, gpus=1), FLEET) == {
+        "num_cpus": 1,
+        "num_gpus": 1,
+        "label_selector": ADA,
+    }
+    preferred = ray_options(Needs(ADA), FLEET)
+    assert (preferred["label_selector"], preferred["fallback_strategy"]) == (ADA, [{"label_selector": {}}])
+
+
+def test_a_preferred_label_that_no_node_has_is_not_asked_for():
+    assert ray_options(Needs({"enginery/sm": "sm_75"}), FLEET)["label_selector"] == {}
+
+
+@pytest.mark.parametrize(
+    ("needs", "mib"),
+    [
+        (Needs(memory_mib=512), 512),
+        (Needs(memory_mib=1 << 20), 16384),
+        (Needs({"enginery/sm": "sm_90"}, required=True, memory_mib=1 << 20), 8192),
+        (Needs({"enginery/sm": "sm_75"}, required=True, memory_mib=512), 512),
+    ],
+)
+def test_memory_is_asked_for_up_to_the_largest_node_that_suits(needs, mib):
+    assert ray_options(needs, FLEET)["memory"] == mib << 20
+
+
+def test_no_memory_is_asked_for_where_none_is_known():
+    assert "memory" not in ray_options(Needs(), FLEET)
+
+
+def test_a_node_is_avoided_only_while_another_suits():
+    assert ray_options(Needs(), FLEET, avoid="cpu")["label_selector"] == {"ray.io/node-id": "!cpu"}
+    assert ray_options(Needs(ADA, required=True), FLEET, avoid="ada")["label_selector"] == ADA
+    # 'ada' is to be avoided, so its label is no longer preferred
+    avoiding = ray_options(Needs(ADA), FLEET, avoid="ada")
+    assert avoiding["label_selector"] == {"ray.io/node-id": "!ada"} and "fallback_strategy" not in avoiding
+
+
+def test_that_none_fits_says_what_was_asked_what_there_is_and_what_to_do():
+    said = none_fits(Needs({"enginery/sm": "sm_100"}, required=True, gpus=2), FLEET)
+    assert said.startswith("no node with enginery/sm=sm_100 and 2 GPUs; the cluster's nodes: 2 with a CPU, ")
+    assert "1 with enginery/sm=sm_89 and 1 GPU" in said and "1 with enginery/sm=sm_90 and 2 GPUs" in said
+    assert "ray start --address HEAD --labels enginery/sm=sm_100 --num-gpus 2" in said
+    assert "or wait for it with --wait-for-nodes 15m" in said
+    assert "nodes: none;" in none_fits(Needs(), ())
+    assert "came in 15:00" in none_fits(Needs(), (), 900) and "wait longer" in none_fits(Needs(), (), 900)
+
+
+def test_a_countdown_counts_down():
+    assert countdown(Needs(ADA, required=True), 872.4) == "a node with enginery/sm=sm_89: none yet, 14:32 left"
+    assert countdown(Needs(), -3).endswith("a CPU: none yet, 0:00 left")

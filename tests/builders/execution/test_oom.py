@@ -1,0 +1,43 @@
+import pytest
+
+from builders.execution import process
+from builders.execution.jobs import Job, Limits, Reduced
+from builders.execution.local import LocalExecutor
+from builders.execution.oom import oom_kills
+from enginery.core.errors import StepError
+from tests.calls import Call, call_job
+
+JOBS = "tests.builders.jobs"
+
+
+def test_the_cgroups_own_count_comes_first(tmp_path):
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroups"
+    (proc / "self").mkdir(parents=True)
+    (cgroups / "pod" / "job").mkdir(parents=True)
+    assert oom_kills(proc, cgroups) == 0
+    (proc / "vmstat").write_text("nr_free_pages 12\noom_kill 7\n")
+    assert oom_kills(proc, cgroups) == 7
+    (proc / "self" / "cgroup").write_text("0::/pod/job\n")
+    (cgroups / "pod" / "job" / "memory.events").write_text("low 0\noom 4\noom_kill 3\noom_group_kill 0\n")
+    assert oom_kills(proc, cgroups) == 3
+
+
+def test_a_kill_with_the_kernels_evidence_is_for_memory_and_without_it_a_crash(tmp_path, monkeypatch):
+    killed = call_job("unit", f"{JOBS}:signal_self", {"number": 9})
+    counts = iter([3, 4, 3, 3])
+    monkeypatch.setattr(process, "oom_kills", lambda: next(counts))
+    for kind, words in (("node-memory", "by the kernel, which ran out of memory; it held"), ("crash", "SIGKILL")):
+        with pytest.raises(StepError, match=words) as caught:
+            process.run_job(killed, tmp_path)
+        assert caught.value.kind == kind
+
+
+def test_a_job_over_its_limit_is_tried_once_more_where_it_can_be_reduced():
+    def job(mib: int) -> Job:
+        reduced = Reduced(Call(f"{JOBS}:hold", {"mib": mib}), f"with mib {mib}")
+        return call_job("unit", f"{JOBS}:hold", {"mib": 400}, limits=Limits(60, 200), reduced=reduced)
+
+    assert LocalExecutor(1).run(job(20)) == 20
+    with pytest.raises(StepError, match=r"its limit is 200 MiB.*after 2 tries") as caught:
+        LocalExecutor(1).run(job(300))
+    assert caught.value.kind == "memory" and caught.value.peak_mib > 200

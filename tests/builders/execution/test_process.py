@@ -1,0 +1,296 @@
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from builders.execution.jobs import Job, Limits, Unwatched, Usage
+from builders.execution.process import LOG_TAIL_BYTES, run_job
+from enginery.core import errors
+from enginery.core.codec import encode_request
+from enginery.core.errors import ModelError, StepError
+from tests.calls import Call, call_job
+
+JOBS = "tests.builders.jobs"
+
+
+def job(function: str, arguments: dict | None = None, **limits: float) -> Job:
+    return call_job("unit", f"{JOBS}:{function}", arguments, limits=Limits(**limits))
+
+
+def failure(workdir: Path, *args, **kwargs) -> StepError:
+    with pytest.raises(StepError) as caught:
+        run_job(job(*args, **kwargs), workdir)
+    return caught.value
+
+
+def gone(pid: int, within_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def read_when_there(path: Path, within_s: float = 20.0) -> str:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if path.exists() and (text := path.read_text()):
+            return text
+        time.sleep(0.02)
+    raise TimeoutError(path)
+
+
+def test_the_value_comes_back(tmp_path):
+    assert run_job(job("add", {"a": 2, "b": 3}), tmp_path) == 5
+
+
+def test_a_job_runs_in_a_process_and_session_of_its_own_inside_its_workdir(tmp_path):
+    place = run_job(job("where"), tmp_path)
+    assert place["pid"] not in (os.getpid(), 0)
+    assert place["session"] == place["pid"]
+    assert place["core_bytes"] == 0
+    assert place["workdir"] == place["cwd"] == place["tmp"] == str(tmp_path)
+    assert (tmp_path / "dropping").exists()
+
+
+def test_a_relative_workdir_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("w").mkdir()
+    assert run_job(job("where"), Path("w"))["workdir"] == str(tmp_path / "w")
+
+
+def test_an_exception_comes_back_as_type_and_text_with_the_traceback_in_the_log(tmp_path):
+    error = failure(tmp_path, "boom")
+    assert (error.kind, str(error)) == ("error", "unit: ValueError: seven is not prime enough")
+    assert "about to fail" in error.log
+    assert "jobs.py" in error.log and "Traceback" in error.log
+
+
+@pytest.mark.parametrize(
+    ("cls", "arguments"),
+    [
+        ("ModelError", ["model.onnx is empty; export it again"]),
+        ("SpecError", [["a: wrong", "b: wrong"]]),
+        ("StepError", ["inner", "timeout", "the log"]),
+        ("UnavailableError", ["disk full"]),
+    ],
+)
+def test_an_enginery_error_comes_back_as_itself(tmp_path, cls, arguments):
+    wanted = getattr(errors, cls)(*arguments)
+    with pytest.raises(type(wanted)) as caught:
+        run_job(job("refuse", {"cls": cls, "arguments": arguments}), tmp_path)
+    assert type(caught.value) is type(wanted)
+    assert str(caught.value) == str(wanted)
+    for field in ("lines", "kind", "log"):
+        assert getattr(caught.value, field, None) == getattr(wanted, field, None)
+
+
+def test_every_error_of_the_tree_survives_the_trip(tmp_path):
+    from enginery.core.errors import error_from_json, error_to_json
+
+    for name in vars(errors):
+        cls = getattr(errors, name)
+        if isinstance(cls, type) and issubclass(cls, errors.EngineryError):
+            error = cls(["x"] if cls is errors.SpecError else "x")
+            again = error_from_json(error_to_json(error))
+            assert (type(again), str(again)) == (cls, str(error))
+
+
+def test_an_unknown_subclass_comes_back_as_its_nearest_known_ancestor(tmp_path):
+    with pytest.raises(ModelError, match="1 and 2") as caught:
+        run_job(job("refuse_from_outside"), tmp_path)
+    assert type(caught.value) is ModelError
+
+
+def test_a_segmentation_fault_is_a_crash_with_its_signal_and_log(tmp_path):
+    error = failure(tmp_path, "crash")
+    assert (error.kind, str(error)) == ("crash", "unit: killed by SIGSEGV")
+    assert "reading address zero" in error.log
+
+
+@pytest.mark.parametrize(("number", "words"), [(9, "killed by SIGKILL (the kernel"), (40, "killed by signal 40")])
+def test_other_signals_are_named(tmp_path, number, words):
+    error = failure(tmp_path, "signal_self", {"number": number})
+    assert error.kind == "crash" and words in str(error)
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_an_exit_without_a_result_is_an_error(tmp_path, status):
+    error = failure(tmp_path, "leave", {"status": status})
+    assert (error.kind, str(error)) == ("error", f"unit: ended with exit status {status} and no result")
+
+
+def test_a_value_that_is_not_json_is_an_error(tmp_path):
+    assert "object cannot be written as JSON" in str(failure(tmp_path, "unencodable"))
+
+
+@pytest.mark.parametrize("function", ["nowhere", "jobs_of_no_module:x"])
+def test_a_function_that_does_not_exist_is_an_error(tmp_path, function):
+    assert failure(tmp_path, function).kind == "error"
+
+
+@pytest.mark.parametrize("function", ["hang", "hold_the_gil"])
+def test_a_hang_dies_at_its_limit_even_when_it_holds_the_gil(tmp_path, function):
+    start = time.monotonic()
+    error = failure(tmp_path, function, timeout_s=0.5)
+    assert error.kind == "timeout" and "limit of 0.5 s" in str(error)
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("function", ["eat", "eat_in_a_child"])
+def test_memory_over_the_limit_kills_also_when_a_child_holds_it(tmp_path, function):
+    error = failure(tmp_path, function, {"mib": 400}, memory_mib=300)
+    assert error.kind == "memory" and "300 MiB" in str(error)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_nothing_of_the_group_is_left_running(tmp_path, wait):
+    noted = tmp_path / "pid"
+    arguments = {"path": str(noted), "wait": wait}
+    if wait:
+        assert failure(tmp_path, "spawn", arguments, timeout_s=2.0).kind == "timeout"
+    else:
+        run_job(job("spawn", arguments), tmp_path)
+    assert gone(int(noted.read_text()))
+
+
+def test_cancelling_kills_at_once(tmp_path):
+    stop = threading.Event()
+    threading.Timer(0.5, stop.set).start()
+    start = time.monotonic()
+    with pytest.raises(StepError) as caught:
+        run_job(job("hang"), tmp_path, stop.is_set)
+    assert caught.value.kind == "cancelled"
+    assert time.monotonic() - start < 3
+
+
+def test_the_log_is_a_tail(tmp_path):
+    log = failure(tmp_path, "chatter", {"lines": 10_000}).log
+    assert len(log) <= LOG_TAIL_BYTES
+    assert "line 9999" in log and "line 0\n" not in log
+
+
+def test_a_killed_parent_takes_its_child_along(tmp_path):
+    noted = tmp_path / "pid"
+    code = (
+        "from pathlib import Path; from builders.execution.process import run_job; from tests.calls import call_job; "
+        f"run_job(call_job('unit', '{JOBS}:hang', {{'path': {str(noted)!r}}}), Path({str(tmp_path)!r}))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place or "." for place in sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    child = int(read_when_there(noted))
+    parent.kill()
+    parent.wait()
+    assert gone(child)
+
+
+def test_a_killed_parent_takes_along_what_its_child_has_started(tmp_path):
+    noted = tmp_path / "pid"
+    code = (
+        "from pathlib import Path; from builders.execution.process import run_job; from tests.calls import call_job; "
+        f"run_job(call_job('unit', '{JOBS}:spawn', {{'path': {str(noted)!r}, 'wait': True}}), Path({str(tmp_path)!r}))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place or "." for place in sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    grandchild = int(read_when_there(noted))
+    parent.kill()
+    parent.wait()
+    assert gone(grandchild)
+
+
+def test_no_guard_is_left_behind(tmp_path):
+    """As long as the child is there so is its guard; then neither is, not even as a zombie."""
+    (guard,) = run_job(job("children"), tmp_path)
+    assert not psutil.pid_exists(guard)
+
+
+def test_a_child_whose_parent_died_before_it_could_ask_ends_too(tmp_path):
+    """The parent's pid in job.json is not the real parent: the child must leave without running the request."""
+    import json
+
+    marked = tmp_path / "marked"
+    request = encode_request(Call(f"{JOBS}:mark", {"path": str(marked)}))
+    task = {"request": request, "store": "", "parent": 1, "lifeline": 0}
+    (tmp_path / "job.json").write_text(json.dumps(task))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place or "." for place in sys.path)}
+    ended = subprocess.run([sys.executable, "-m", "builders.execution.child", str(tmp_path)], env=environment)
+    assert ended.returncode == 1
+    assert not marked.exists()
+
+
+class Noted(Unwatched):
+    def __init__(self) -> None:
+        self.held: list[float] = []
+        self.phases: list[str] = []
+        self.text = ""
+        self.usage: list[Usage] = []
+
+    def phase(self, name: str) -> None:
+        self.phases.append(name)
+
+    def said(self, text: str) -> None:
+        self.text += text
+
+    def holds(self, mib: float) -> None:
+        self.held.append(mib)
+
+    def ended(self, usage: Usage) -> None:
+        self.usage.append(usage)
+
+
+def test_a_watch_sees_phases_output_and_usage(tmp_path):
+    seen = Noted()
+    run_job(job("phases", {"names": ["fetching", "compiling"]}), tmp_path, watch=seen)
+    assert seen.phases == ["fetching", "compiling"]
+    assert seen.text.splitlines() == [f"now {name} \N{GREEK SMALL LETTER MU}" for name in seen.phases]
+    (usage,) = seen.usage
+    assert usage.seconds > 0.2 and 1 < usage.peak_mib < 1000
+
+
+def test_a_watch_has_all_output_and_the_usage_of_a_job_that_died(tmp_path):
+    seen = Noted()
+    with pytest.raises(StepError):
+        run_job(job("eat", {"mib": 600}, memory_mib=200), tmp_path, watch=seen)
+    assert seen.usage[0].peak_mib > 200
+    assert seen.held == sorted(seen.held) and 1 < len(seen.held) < 30
+    with pytest.raises(StepError):
+        run_job(job("chatter_and_crash", {"lines": 5000}), tmp_path, watch=seen)
+    assert seen.text.count("line 4999") == 1
+
+
+@pytest.fixture
+def times_out_when_it_heeds(tmp_path, monkeypatch):
+    """Its time is over as soon as it has promised: a busy machine may take long until then."""
+
+    def watch(*_):
+        read_when_there(tmp_path / "begun")
+        return "timeout", "still running"
+
+    monkeypatch.setattr("builders.execution.process._watch", watch)
+
+
+def test_a_job_that_heeds_it_is_asked_to_end_and_has_time_for_that(tmp_path, times_out_when_it_heeds):
+    error = failure(tmp_path, "end_when_asked", {"after_s": 0.0})
+    assert error.kind == "timeout"
+    assert (tmp_path / "kept").read_text() == "what it learnt"
+
+
+def test_a_job_that_does_not_keep_its_promise_is_killed(tmp_path, times_out_when_it_heeds, monkeypatch):
+    monkeypatch.setattr("builders.execution.process.GRACE_S", 0.2)
+    assert failure(tmp_path, "end_when_asked", {"after_s": 60.0}).kind == "timeout"
+    assert (tmp_path / "job.stop").exists() and not (tmp_path / "kept").exists()
+
+
+def test_a_cancelled_job_is_asked_too(tmp_path):
+    with pytest.raises(StepError) as caught:
+        run_job(job("end_when_asked", {"after_s": 0.0}), tmp_path, lambda: (tmp_path / "job.heeds").exists())
+    assert caught.value.kind == "cancelled" and (tmp_path / "kept").exists()

@@ -1,0 +1,112 @@
+from dataclasses import replace
+
+import pytest
+
+from builders.execution.jobs import Job, Limits, Needs, Reduced, Unwatched
+from builders.execution.retries import MOST_LOST, more_memory, next_try, run_with_retries
+from enginery.core.errors import ModelError, StepError, UnavailableError
+from tests.calls import Call, call_job
+
+LIMITED = {"limits": Limits(memory_mib=4096), "needs": Needs(memory_mib=1000)}
+PLAIN = call_job("unit", "m:f", {"x": 1}, **LIMITED)
+REDUCED = Call("m:f", {"x": 1, "workspace_mib": 512})
+LEAN = replace(PLAIN, reduced=Reduced(REDUCED, "with workspace_mib 512"))
+
+
+def failed(*kinds: str, peak_mib: float = 0.0) -> list[StepError]:
+    return [StepError(f"unit: {kind}", kind, "log", peak_mib) for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("job", "kinds", "clustered", "again"),
+    [
+        (LEAN, ["error"], True, False),
+        (LEAN, ["timeout"], True, False),
+        (LEAN, ["cancelled"], True, False),
+        (LEAN, ["no-node"], True, False),
+        (PLAIN, ["crash"], True, True),
+        (PLAIN, ["crash"], False, False),
+        (PLAIN, ["crash", "crash"], True, False),
+        (PLAIN, ["memory"], True, False),
+        (LEAN, ["memory"], False, True),
+        (LEAN, ["memory", "memory"], True, False),
+        (PLAIN, ["node-memory"], True, True),
+        (PLAIN, ["node-memory", "node-memory"], True, False),
+        (PLAIN, ["node-lost"] * MOST_LOST, True, True),
+        (PLAIN, ["node-lost"] * (MOST_LOST + 1), True, False),
+        (PLAIN, ["node-lost", "crash"], True, True),
+    ],
+)
+def test_only_what_another_try_may_mend_is_tried_again(job, kinds, clustered, again):
+    assert (next_try(job, failed(*kinds), clustered) is not None) is again
+
+
+def test_a_crash_and_a_lost_node_move_on():
+    for kind in ("crash", "node-lost"):
+        following = next_try(PLAIN, failed(kind), True)
+        assert following and following.elsewhere and following.job == PLAIN
+
+
+def test_out_of_memory_comes_back_reduced_and_its_limit_stays():
+    following = next_try(LEAN, failed("memory"), False)
+    assert following and not following.elsewhere
+    assert following.job.request == REDUCED and following.job.reduced is None
+    assert following.job.limits == LEAN.limits and following.job.needs == LEAN.needs
+    assert "with workspace_mib 512" in following.why
+
+
+def test_a_node_out_of_memory_has_more_set_aside_too():
+    following = next_try(LEAN, failed("node-memory", peak_mib=2000), True)
+    assert following and following.job.needs.memory_mib == 2500 and following.job.request == REDUCED
+    assert following.why.endswith("with workspace_mib 512, with 2500 MiB set aside for it")
+
+
+@pytest.mark.parametrize(("peak", "mib"), [(0.0, 2000), (1900.0, 2375), (9999.0, 4096)])
+def test_more_memory_is_twice_as_much_or_the_peak_with_room_within_the_limit(peak, mib):
+    assert more_memory(PLAIN, peak).needs.memory_mib == mib
+
+
+class Told(Unwatched):
+    def __init__(self) -> None:
+        self.retries: list[str] = []
+
+    def retrying(self, why: str) -> None:
+        self.retries.append(why)
+
+
+def test_the_last_failure_names_the_earlier_ones():
+    left = failed("node-lost", "crash", "crash")
+    said, tries = Told(), list[bool]()
+
+    def attempt(job: Job, elsewhere: bool) -> None:
+        tries.append(elsewhere)
+        raise left.pop(0)
+
+    with pytest.raises(StepError) as caught:
+        run_with_retries(PLAIN, said, attempt, clustered=True)
+    assert str(caught.value) == "unit: crash (after 3 tries; before that: unit: node-lost; unit: crash)"
+    assert (caught.value.kind, caught.value.log) == ("crash", "log")
+    assert tries == [False, True, True] and len(said.retries) == 2
+
+
+def test_one_failure_is_raised_as_it_is():
+    (error,) = failed("timeout")
+
+    def attempt(job: Job, elsewhere: bool) -> None:
+        raise error
+
+    with pytest.raises(StepError) as caught:
+        run_with_retries(PLAIN, Told(), attempt, clustered=True)
+    assert caught.value is error
+
+
+@pytest.mark.parametrize(("error", "kept"), [(ModelError("too small"), False), (UnavailableError("no store"), True)])
+def test_another_error_on_the_second_try_does_not_hide_the_first(error, kept):
+    errors = [*failed("crash"), error]
+
+    def attempt(job: Job, elsewhere: bool) -> None:
+        raise errors.pop(0)
+
+    with pytest.raises(type(error) if kept else StepError) as caught:
+        run_with_retries(PLAIN, Told(), attempt, clustered=True)
+    assert str(caught.value) == ("no store" if kept else "too small (after 2 tries; before that: unit: crash)")

@@ -1,0 +1,78 @@
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from builders.backends.aotinductor import AotInductor
+from builders.backends.iree import Iree
+from builders.execution.workdir import remove_left_behind, workdir
+from enginery.core.errors import UnavailableError
+from tests.builders import graphs
+
+HOLD = "from builders.execution.workdir import workdir\nwith workdir() as folder: print(folder, flush=True); input()"
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def hold() -> tuple[subprocess.Popen, Path]:
+    """Another process inside a workdir."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    return holder, Path(holder.stdout.readline().strip())
+
+
+def end(holder: subprocess.Popen) -> None:
+    holder.kill()
+    holder.wait()
+    holder.stdin.close()
+    holder.stdout.close()
+
+
+def test_the_folder_goes_also_after_a_failure():
+    with pytest.raises(RuntimeError), workdir() as folder:
+        (folder / "file").write_text("x")
+        raise RuntimeError
+    assert not folder.exists()
+
+
+def test_a_folder_in_use_stays_and_one_left_by_a_kill_goes(temporary_folder):
+    holder, held = hold()
+    with workdir() as mine:
+        assert held.exists() and mine.exists()
+        remove_left_behind(temporary_folder)
+        assert held.exists() and mine.exists()
+    end(holder)
+    assert held.exists()
+    with workdir():
+        assert not held.exists()
+
+
+def test_folders_of_others_are_left_alone(temporary_folder):
+    other = temporary_folder / "enginery-notes"
+    other.mkdir()
+    with workdir():
+        pass
+    assert other.exists()
+
+
+def test_no_room_is_said_with_the_remedy(temporary_folder, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary_folder / "missing"))
+    with pytest.raises(UnavailableError, match="TMPDIR"), workdir():
+        pass
+
+
+@pytest.mark.parametrize("backend", [AotInductor(), Iree()])
+def test_compilers_whose_linkers_split_paths_refuse_a_folder_with_a_space(backend, tmp_path):
+    (folder := tmp_path / "a b").mkdir()
+    with pytest.raises(UnavailableError, match="set TMPDIR to one without"):
+        backend.build(graphs.request("cpu", backend=backend.name), graphs.mlp(tmp_path / "model.onnx"), folder)

@@ -1,0 +1,85 @@
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from builders.backends.onnxruntime import OrtSession
+from builders.onnx_graphs.plain_names import plain
+from enginery.core.errors import ModelError
+from tests.builders import graphs
+
+ODD = ("seq-len", "a/b c", "ü.'\"", "x" * 300, "0", "v1", "n0")
+
+
+def odd(path):
+    """in -> Add(in, w) -> If(cond) of two branches that read an outer value -> out; every name is an odd one."""
+    given, weight, total, cond, out, one, two = ODD
+    branches = [
+        helper.make_graph([helper.make_node(op, [total], [out], name="n0")], op, [], [vi(out)])
+        for op in ("Neg", "Identity")
+    ]
+    nodes = [
+        helper.make_node("Add", [given, weight], [total], name=one),
+        helper.make_node("If", [cond], [two], name=given, then_branch=branches[0], else_branch=branches[1]),
+    ]
+    inputs = [(given, TensorProto.FLOAT, ("n-1", 2)), (cond, TensorProto.BOOL, ())]
+    return graphs.save(path, nodes, inputs, [(two, TensorProto.FLOAT, ("n-1", 2))], [(weight, np.ones(2, "f"))])
+
+
+def vi(name):
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+
+
+def all_names(graph):
+    for value in (*graph.input, *graph.output, *graph.initializer):
+        yield value.name
+    for node in graph.node:
+        yield from (node.name, *filter(None, (*node.input, *node.output)))
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from all_names(attribute.g)
+
+
+def test_every_name_becomes_plain_and_the_model_computes_the_same(tmp_path):
+    path = odd(tmp_path / "odd.onnx")
+    copy, names = plain(path)
+    found = set(all_names(copy.graph))
+    assert all(name[0] in "vn" and name[1:].isdecimal() for name in found), found
+    assert copy.graph.name == "main" and copy.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "d0"
+    onnx.save(copy, tmp_path / "plain.onnx")
+    x = np.array([[1, -2]], "f")
+    with OrtSession(path) as own, OrtSession(tmp_path / "plain.onnx") as renamed:
+        for cond in (True, False):
+            expected = own.run({ODD[0]: x, ODD[3]: np.array(cond)})[ODD[6]]
+            got = renamed.run(dict(zip([spec.name for spec in renamed.inputs], (x, np.array(cond)), strict=True)))
+            np.testing.assert_array_equal(next(iter(got.values())), expected)
+    assert names.restore("n0 of v0 over d0, not nv0") == "node 'v1' (Add) of 'seq-len' over 'n-1', not nv0"
+
+
+def test_equal_models_give_equal_copies_whatever_their_names(tmp_path):
+    one, two = (onnx.load(graphs.mlp(tmp_path / f"{seed}.onnx")) for seed in "ab")
+    for node in two.graph.node:
+        node.name, node.doc_string = f"other/{node.name}", "said elsewhere"
+    two.producer_name = "somebody"
+    onnx.save(two, tmp_path / "b.onnx")
+    copies = [plain(tmp_path / f"{name}.onnx")[0].SerializeToString(deterministic=True) for name in "ab"]
+    assert copies[0] == copies[1] and one.graph.node[0].name != two.graph.node[0].name
+
+
+def test_an_input_left_out_stays_out_and_external_data_is_taken_in(tmp_path):
+    node = helper.make_node("Clip", ["x", "", "most"], ["y"], name="clip")
+    value = ("x", TensorProto.FLOAT, ("n",)), ("y", TensorProto.FLOAT, ("n",))
+    model = onnx.load(graphs.save(tmp_path / "m.onnx", [node], value[:1], value[1:], [("most", np.array(1, "f"))]))
+    place = tmp_path / "external"
+    place.mkdir()
+    onnx.save(model, place / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    copy, _ = plain(place / "m.onnx")
+    assert list(copy.graph.node[0].input) == ["v0", "", "v2"]
+    assert copy.graph.initializer[0].raw_data == np.array(1, "f").tobytes()
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage"])
+def test_what_is_no_model_is_refused(tmp_path, content):
+    (tmp_path / "m.onnx").write_bytes(content)
+    with pytest.raises(ModelError, match=r"m\.onnx is no valid ONNX model"):
+        plain(tmp_path / "m.onnx")

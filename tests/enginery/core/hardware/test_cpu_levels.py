@@ -1,0 +1,62 @@
+import platform
+
+import pytest
+
+from enginery.core.errors import EngineryError
+from enginery.core.hardware import cpu_levels
+from enginery.core.hardware.cpu_levels import LEVELS, check_cpu, host_level, lacking, level_of
+from enginery.core.types import Engine
+from tests.builders import graphs
+
+V2 = {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}
+V3 = V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
+V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+
+
+@pytest.fixture
+def cpu(monkeypatch):
+    """Makes this CPU another one: its architecture and its flags."""
+
+    def become(flags, machine="x86_64"):
+        monkeypatch.setattr(platform, "machine", lambda: machine)
+        monkeypatch.setattr(cpu_levels, "machine_flags", lambda: frozenset(flags))
+
+    return become
+
+
+@pytest.mark.parametrize(("flags", "level"), [((), 0), (V2, 1), (V3, 2), (V3 | {"avx512f"}, 2), (V4 | {"amx_int8"}, 3)])
+def test_the_highest_level_is_the_one_whose_flags_are_all_there(cpu, flags, level):
+    cpu(flags)
+    assert host_level() == LEVELS[level]
+    assert [name for name in LEVELS if not lacking(name)] == list(LEVELS[: level + 1])
+
+
+def test_what_is_missing_is_named(cpu):
+    cpu(V3 - {"fma", "avx2"})
+    assert lacking("x86-64-v3") == ("avx2", "fma")
+    assert lacking("aarch64") == ("aarch64",)
+
+
+def test_another_architecture_is_its_own_level(cpu):
+    cpu((), "aarch64")
+    assert host_level() == "aarch64" and lacking("aarch64") == () and lacking("x86-64") == ("x86_64",)
+
+
+def engine(path, level, toolchain=()):
+    request = graphs.request("cpu", backend="tvm", options=(("cpu", level),), toolchain=toolchain)
+    return Engine(request, path / "engine.so", "", 0, ".so")
+
+
+def test_an_engine_for_a_better_cpu_is_refused_with_what_this_one_can_run(cpu, tmp_path):
+    cpu(V3)
+    check_cpu(engine(tmp_path, "x86-64-v3"))
+    with pytest.raises(EngineryError, match=r"x86-64-v4, .* no avx512bw, .* backends\.tvm\.cpu = 'x86-64-v3'"):
+        check_cpu(engine(tmp_path, "x86-64-v4"))
+
+
+def test_of_host_the_level_of_the_machine_that_planned_it_counts(cpu, tmp_path):
+    cpu(V3)
+    planned = engine(tmp_path, "host", (("cpu", "x86-64-v4"),))
+    assert level_of(planned.request) == "x86-64-v4"
+    with pytest.raises(EngineryError, match="x86-64-v4"):
+        check_cpu(planned)

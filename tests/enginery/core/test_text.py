@@ -1,0 +1,39 @@
+"""The pieces of what people read."""
+
+import pytest
+
+from enginery.core.text import format_bytes, join_first, suggest
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "otherwise", "said"),
+    [
+        ("fp61", ["fp32", "fp16"], None, "did you mean 'fp16'?"),
+        ("xyz", ["fp32", "fp16"], None, "known: fp32, fp16"),
+        ("xyz", ["fp32"], "look it up", "look it up"),
+        ("xyz", [], None, "known: none"),
+        ("xyz", ["fp32"], "", ""),
+    ],
+)
+def test_the_nearest_word_or_all_that_are_known(word, known, otherwise, said):
+    assert suggest(word, known, otherwise) == said
+
+
+def test_the_first_of_a_list_and_how_many_are_left():
+    assert join_first([], 2) == "" and join_first(["a", "b"], 2) == "a, b"
+    assert join_first(["a", "b", "c"], 2) == "a, b and 1 more"
+    assert join_first(["a", "b", "c", "d"], 2, "; ") == "a; b; and 2 more"
+
+
+def test_bytes_in_powers_of_1024():
+    sizes = (None, 0, 512, 1023, 2048, 5 << 20, 40 << 30, 2 << 40)
+    assert [format_bytes(size) for size in sizes] == [
+        "",
+        "0 B",
+        "512 B",
+        "1023 B",
+        "2.0 KiB",
+        "5.0 MiB",
+        "40.0 GiB",
+        "2048.0 GiB",
+    ]

@@ -1,0 +1,173 @@
+"""Small real registries for the tests: engines of a few bytes, with real reports and approvals."""
+
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginery.client.fetch import Way
+from enginery.client.pull import Pulled, ask, bring, bring_best
+from enginery.client.resolve import Policy
+from enginery.core.digest import canonical_json, digest_of
+from enginery.core.hardware.machine import Machine
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.names import Reference
+from enginery.core.proof.report import Approved, Check, Report, approve
+from enginery.core.types import ShapeProfile, Target, TensorSpec
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.store.base import FileStore, Store
+from enginery.registry.store.keys import blob_key
+from enginery.registry.store.s3.client import client
+from enginery.registry.store.s3.store import S3Store
+from enginery.registry.versions.publish import Published, publish
+
+# Every kind of store answers the same tests: a new kind is one word here, and a line in `conftest.store`.
+on_each_store = pytest.mark.parametrize("store", ["file", "s3"], indirect=True)
+
+PASSED = Check("engine", "sqnr_db", "logits", "golden", 60.0, 40.0, True)
+FAILED = Check("engine", "sqnr_db", "logits", "golden", 3.0, 40.0, False)
+
+
+def engine(
+    store: Store, target: str = "cpu", precision: str = "fp32", status: str = "proven", data: bytes | None = None
+) -> EngineEntry:
+    """A usable entry whose engine is stored."""
+    found = parse_targets(target)[0]
+    content = data if data is not None else f"engine {target} {precision}".encode()
+    entry = EngineEntry(
+        target=found.name,
+        precision=precision,
+        backend="onnxruntime" if found.is_cpu else "tensorrt-rtx",
+        status=status,  # type: ignore[arg-type]
+        reason="1 checks passed" if status == "proven" else f"no {found.name} here",
+        compute_capability=found.compute_capability,
+        product=found.product,
+        digest=store.put_bytes(content),
+        size_bytes=len(content),
+        suffix=".onnx" if found.is_cpu else ".engine",
+        inputs=(TensorSpec("image", "float32", ("batch", 1, 8, 8)),),
+        outputs=(TensorSpec("logits", "float32", ("batch", 10)),),
+        profiles=(ShapeProfile((("image", (1, 1, 8, 8), (8, 1, 8, 8), (32, 1, 8, 8)),)),),
+    )
+    return replace(entry, report=store.put_bytes(canonical_json(report(entry).to_json())))
+
+
+def refusal(target: str = "sm_75", precision: str = "fp32") -> EngineEntry:
+    """An entry without an engine."""
+    found = parse_targets(target)[0]
+    return EngineEntry(
+        found.name, precision, "tensorrt-rtx", "refused", "no FP32 GEMM; use fp16", found.compute_capability
+    )
+
+
+def report(
+    entry: EngineEntry, verdict: str | None = None, host: str = "here", created_at: str = "2026-01-01T00:00:00+00:00"
+) -> Report:
+    """A report about an entry, by default one that stands behind its status."""
+    found = verdict or entry.status
+    return Report(
+        unit=entry.unit,
+        target=entry.target,
+        precision=entry.precision,
+        backend=entry.backend,
+        engine=entry.digest,
+        golden="0" * 64,
+        checks=(FAILED if found == "failed" else PASSED,),
+        verdict=found,  # type: ignore[arg-type]
+        reason="sqnr_db 3, limit 40" if found == "failed" else "fine",
+        created_at=created_at,
+        host={"name": host},
+        versions={},
+    )
+
+
+def approval(entry: EngineEntry) -> Approved:
+    """The proof of an entry."""
+    found = approve(report(entry))
+    assert found is not None
+    return found
+
+
+def draft(store: Store, content: object = "a", model: str = "digits") -> Manifest:
+    """A manifest before it is published."""
+    return Manifest(
+        model=model,
+        version="",
+        created_at="2026-01-01T00:00:00+00:00",
+        content=digest_of({"content": content}),
+        sources={"onnx": store.put_bytes(b"onnx")},
+        report=store.put_bytes(b"{}"),
+        metrics={"fp32": {"accuracy": 0.97}},
+    )
+
+
+def publish_engines(
+    store: Store,
+    entries: Sequence[EngineEntry],
+    content: object = "a",
+    *,
+    channel: str | None = "candidate",
+    wanted: str | None = None,
+    model: str = "digits",
+    others: Sequence[EngineEntry] = (),
+) -> Published:
+    """Publish entries with their proofs."""
+    pairs = [(entry, approval(entry)) for entry in entries]
+    return publish(store, draft(store, content, model), pairs, others, channel=channel, wanted_version=wanted)
+
+
+def flip(store: Store, digest: str) -> None:
+    """Flip one bit of a blob where it lies."""
+    data = bytearray(store.read_blob(digest))
+    data[0] ^= 1
+    overwrite(store, blob_key(digest), bytes(data))
+
+
+def overwrite(store: Store, key: str, data: bytes) -> None:
+    """Write what no writer of ours would."""
+    if isinstance(store, FileStore):
+        path = store.root / key
+        path.chmod(0o644)
+        path.write_bytes(data)
+    else:
+        place = store.place  # type: ignore[attr-defined]
+        client(place).put_object(Bucket=place.bucket, Key=place.key(key), Body=data)
+
+
+def uploads(store: S3Store) -> int:
+    """Uploads that were neither completed nor aborted."""
+    found = client(store.place).list_multipart_uploads(Bucket=store.place.bucket, Prefix=store.place.prefix)
+    return len(found.get("Uploads", ()))
+
+
+def pull(
+    store: Store, reference: Reference, target: Target, dest: Path, way: Way | None = None, **policy: Any
+) -> Pulled:
+    """Bring the engine that fits best, as `Client.pull` does with a store that is open already."""
+    located, found = ask(store, reference, Machine.of(target), Policy(**policy))
+    return bring_best(found, lambda resolution: bring(store, located, resolution, dest, way))
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Start `work` in a forked child; its pid. The child exits 0, or 1 after printing what it raised."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+    raise AssertionError("unreachable")

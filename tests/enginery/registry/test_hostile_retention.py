@@ -1,0 +1,200 @@
+"""Documents that say what stays and what goes, made hostile: a collection deletes nothing that is needed, or stops. And
+what lies on a client's own disk: stamps, journals of downloads, OCI layouts."""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from enginery.core.digest import digest_of_bytes
+from enginery.core.errors import EngineryError, InputError
+from enginery.core.names import parse_reference
+from enginery.exchange.oci import export_oci
+from enginery.registry.retention.gc import collect
+from enginery.registry.retention.marks import Rules
+from enginery.registry.retention.pins import pin, pinned
+from enginery.registry.store.base import open_store
+from enginery.registry.store.blob_digest import Seal
+from enginery.registry.store.download import Fill, download, journal_of
+from enginery.registry.store.keys import CONDEMNED, LEASES, lease_key, pin_key, policy_key
+from enginery.registry.store.verification_cache import Stamps
+from enginery.registry.trust.policy import public_key
+from enginery.registry.verification.orphans import loose_documents
+from enginery.registry.verification.verify import verify
+from enginery.registry.versions import channels, policies
+from enginery.registry.versions.lookup import load, locate
+from enginery.registry.versions.policies import Policy
+from enginery.registry.writers import leases, tombstones
+from tests.enginery.registries import engine, publish_engines
+from tests.enginery.registry.trust.keys import written
+from tests.hostile import damaged, either
+
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
+EXAMPLES = int(os.environ.get("ENGINERY_HOSTILE_EXAMPLES", "60"))
+FEW = settings(max_examples=max(1, EXAMPLES // 15))
+DIGITS = parse_reference("digits@3")
+
+
+class Scene:
+    """A registry in which version 1 is garbage, 2 is pinned and 3 is served, with one of every document about that."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root = folder, folder / "registry"
+        store = open_store(self.root, create=True)
+        for content in "abc":
+            publish_engines(store, [engine(store, data=content.encode())], content)
+        pin(store, load(store, "digits", "2"), by="ada", why="the paper's")
+        key = public_key(written(folder, "a")[1]).public_key.decode()
+        policies.write(
+            store, "digits", "stable", Policy(("cpu",), canary=True, signed_by=(key,)), by="ada", why="rule 7"
+        )
+        policies.write(store, None, "candidate", Policy())
+        held = leases.take(store, "publishing")
+        collect(store, Rules(versions=1, moves=0), delete=True)
+        leases.take(store, "publishing later")
+        self.keys = {
+            "policy": policy_key("digits", "stable"),
+            "policy of all": policy_key(None, "candidate"),
+            "pin": pin_key("digits", "2"),
+            "lease": lease_key(held.id),
+            "condemned": CONDEMNED,
+        }
+        self.valid = {name: store.read(key) or b"" for name, key in self.keys.items()}
+        assert all(self.valid.values()) and len(tombstones.read(store).waiting) > 1
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    return Scene(tmp_path_factory.mktemp("retention"))
+
+
+def calm(work: Callable[[], object]) -> object:
+    try:
+        return work()
+    except EngineryError as error:
+        assert 0 < len(str(error)) < 20_000
+        return None
+
+
+@pytest.mark.parametrize("name", ["policy", "policy of all", "pin", "lease", "condemned"])
+def test_a_hostile_document_deletes_nothing_that_is_needed(scene: Scene, name: str) -> None:
+    @FEW
+    @given(either(json.loads(scene.valid[name])))
+    def attack(data: bytes) -> None:
+        place = scene.folder / "attacked"
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(scene.root, place)
+        (place / scene.keys[name]).write_bytes(data)
+        store, before = open_store(place), sorted(path.name for path in scene.folder.iterdir())
+        for work in (
+            lambda: policies.of_channel(store, "digits", "stable"),
+            lambda: channels.promote(store, load(store, "digits", "3"), "stable"),
+            lambda: policies.write(store, "digits", "stable", Policy()),
+            lambda: leases.leases(store),
+            lambda: collect(store),
+            lambda: pin(store, load(store, "digits", "3")),
+            lambda: collect(store, Rules(versions=1, moves=0), timedelta(0), delete=True),
+        ):
+            calm(work)
+        list(loose_documents(store))
+        assert pinned(store, "digits")[:1] == ["2"]
+        faults = [problem for problem in verify(store).problems if problem.fault]
+        assert {problem.kind for problem in faults} <= {"edited"}
+        for version in "23":
+            assert store.read_blob(str(load(store, "digits", version).engines[0].digest))
+        assert sorted(path.name for path in scene.folder.iterdir()) == before
+
+    attack()
+
+
+def test_names_on_the_list_that_lead_elsewhere(scene: Scene) -> None:
+    place = scene.folder / "elsewhere"
+    shutil.copytree(scene.root, place)
+    (outside := scene.folder / "outside").mkdir()
+    (outside / "manifest.json").write_bytes(b"mine")
+    store, valid = open_store(place), json.loads(scene.valid["condemned"])
+    some = next(iter(valid["waiting"].values()))
+    for lease in (place / LEASES).iterdir():
+        lease.unlink()
+    for name in (
+        "../outside@1",
+        "digits@../../../../outside",
+        "../../outside/manifest.json",
+        "/etc@passwd",
+        "A" * 64,
+        "@",
+    ):
+        (place / CONDEMNED).write_text(json.dumps({**valid, "waiting": {**valid["waiting"], name: some}}))
+        for _ in range(2):
+            calm(lambda: collect(store, Rules(versions=1, moves=0), timedelta(0), delete=True))
+    assert (outside / "manifest.json").read_bytes() == b"mine" and verify(store).sound
+
+
+def test_stamps_and_journals(tmp_path: Path) -> None:
+    blob = bytes(range(256)) * 20
+    seal, stamps = Seal(digest_of_bytes(blob)), Stamps(tmp_path / "stamps")
+    (path := tmp_path / "blob").write_bytes(blob)
+    (bad := tmp_path / "bad").write_bytes(b"x" + blob[1:])
+    stamps.add(seal, path)
+    stamp = json.loads((stamps.folder / seal.name).read_bytes())
+
+    @contextmanager
+    def source(start: int, size: int) -> Iterator[Fill]:
+        stream = io.BytesIO(blob[start : start + size])
+
+        def fill(into: memoryview) -> None:
+            assert stream.readinto(into) == len(into)
+
+        yield fill
+
+    part = 1000
+    assert download(tmp_path / "part", seal, len(blob), source, lambda _: None, part=part) == seal.digest
+    journal = journal_of(tmp_path / "part").read_bytes()
+    numbers = st.sampled_from([b"9" * 5000, b"-1", b"\xd9\xa1", b"7", b"1e3", b"", b"\x00", b" 1"])
+    more = numbers.map(lambda number: journal + number + b"\n")
+
+    @settings(max_examples=EXAMPLES)
+    @given(st.one_of(damaged(json.dumps(stamp).encode()), either({"a": stamp})), st.one_of(damaged(journal), more))
+    def attack(stamped: bytes, journalled: bytes) -> None:
+        (stamps.folder / seal.name).write_bytes(stamped)
+        assert not stamps.sound(seal, bad) and stamps.sound(seal, path)
+        journal_of(tmp_path / "part").write_bytes(journalled)
+        assert download(tmp_path / "part", seal, len(blob), source, lambda _: None, part=part) == seal.digest
+
+    attack()
+    (stamps.folder / seal.name).write_bytes(b"[" * 100_000)
+    assert stamps.sound(seal, path)
+    (tmp_path / "part").write_bytes(bytes(len(blob)))  # a journal that says that all is there
+    found = download(tmp_path / "part", seal, len(blob), source, lambda _: None, part=part)
+    assert found == hashlib.sha256((tmp_path / "part").read_bytes()).hexdigest() != seal.digest
+
+
+def test_oci_layouts_that_are_there_already(scene: Scene) -> None:
+    store, layout = open_store(scene.root), scene.folder / "oci"
+    located = locate(store, DIGITS)
+    export_oci(store, located, layout)
+    valid = (layout / "index.json").read_bytes()
+
+    for hostile in ({"annotations": [1]}, [], None, {"annotations": float("nan")}):
+        (layout / "index.json").write_text(json.dumps({**json.loads(valid), "manifests": [hostile]}))
+        with pytest.raises(InputError, match="is damaged"):
+            export_oci(store, located, layout)
+
+    @FEW
+    @given(either(json.loads(valid)))
+    def attack(data: bytes) -> None:
+        (layout / "index.json").write_bytes(data)
+        calm(lambda: export_oci(store, located, layout))
+        with suppress(ValueError):
+            assert isinstance(json.loads((layout / "index.json").read_bytes()), dict | list | int | str)
+
+    attack()

@@ -1,0 +1,153 @@
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enginery.core.digest import canonical_json, digest_of
+from enginery.core.errors import IntegrityError
+from enginery.core.types import ShapeProfile, TensorSpec
+from enginery.registry.manifest import EngineEntry, Manifest, parse
+
+D = "d" * 64
+ENTRY = EngineEntry(
+    target="sm_89",
+    precision="int8",
+    backend="tensorrt-rtx",
+    status="unproven",
+    reason="no GPU here",
+    compute_capability=(8, 9),
+    build_key=D,
+    digest=D,
+    size_bytes=5,
+    suffix=".engine",
+    options={"optimization_level": 3, "fast": True, "name": "x", "scale": 0.5},
+    toolchain={"tensorrt-rtx": "1.7.1"},
+    inputs=(TensorSpec("image", "float32", ("batch", 1, 8, 8)),),
+    outputs=(TensorSpec("logits", "float32", ("batch", 10)),),
+    profiles=(ShapeProfile((("image", (1, 1, 8, 8), (8, 1, 8, 8), (32, 1, 8, 8)),)),),
+    report=D,
+    checks={"passed": 3, "failed": 0},
+    notes=("two layers stay in fp32",),
+)
+MANIFEST = Manifest(
+    model="digits",
+    version="1",
+    created_at="2026-01-01T00:00:00+00:00",
+    content=D,
+    spec={"dims": {"batch": {"min": 1}}},
+    sources={"onnx": D},
+    toolchain={"onnx": "1.23"},
+    host={"cpu": "x", "count": 2},
+    metrics={"fp32": 0.97},
+    engines=(ENTRY,),
+    report=D,
+)
+
+
+def resealed(**changes: Any) -> bytes:
+    """The manifest's bytes with fields changed and a digest that fits: an edit by somebody who knows how."""
+    document = {**json.loads(canonical_json(MANIFEST.to_json())), **changes}
+    return canonical_json({**document, "digest": digest_of(document)})
+
+
+def test_it_reads_back_and_always_gives_the_same_bytes() -> None:
+    data = MANIFEST.to_bytes()
+    assert parse(data) == MANIFEST and parse(data).to_bytes() == data
+    assert json.loads(data)["digest"] == MANIFEST.digest
+
+
+@given(st.integers(0, 2000), st.integers(1, 255))
+def test_any_edit_is_found(position: int, change: int) -> None:
+    data = bytearray(MANIFEST.to_bytes())
+    data[position % len(data)] ^= change
+    with pytest.raises(IntegrityError):
+        parse(bytes(data))
+
+
+def test_an_edit_by_hand_is_called_so() -> None:
+    with pytest.raises(IntegrityError, match="edited by hand"):
+        parse(MANIFEST.to_bytes().replace(b'"unproven"', b'"proven"'))
+
+
+def test_a_manifest_found_elsewhere_is_refused() -> None:
+    assert parse(MANIFEST.to_bytes(), model="digits", version="1") == MANIFEST
+    with pytest.raises(IntegrityError, match=r"digits@2: it is that of digits@1"):
+        parse(MANIFEST.to_bytes(), model="digits", version="2")
+
+
+def entry_with(**changes: Any) -> list[Any]:
+    return [{**json.loads(canonical_json(MANIFEST.to_json()))["engines"][0], **changes}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": 2}, "upgrade enginery"),
+        ({"format": "1"}, "format"),
+        ({"model": "../x"}, "model is '../x'"),
+        ({"version": "A"}, "version"),
+        ({"content": "abc"}, "content"),
+        ({"sources": {"onnx": "../../etc/passwd"}}, "sources.onnx"),
+        ({"sources": []}, "sources"),
+        ({"spec": None}, "spec"),
+        ({"extra": 1}, "extra"),
+        ({"engines": {}}, "engines"),
+        ({"engines": [1]}, r"engines\[0\]"),
+        ({"engines": entry_with(target="../x")}, r"engines\[0\].target"),
+        ({"engines": entry_with(precision="fp7")}, "precision"),
+        ({"engines": entry_with(status="fine")}, "status"),
+        ({"engines": entry_with(digest="x")}, "digest"),
+        ({"engines": entry_with(digest=None)}, "unproven and has no digest"),
+        ({"engines": entry_with(report=None)}, "unproven and has no report"),
+        ({"engines": entry_with(size_bytes=-1)}, "size_bytes"),
+        ({"engines": entry_with(size_bytes=True)}, "size_bytes"),
+        ({"engines": entry_with(suffix="/../x")}, "suffix"),
+        ({"engines": entry_with(suffix="engine")}, "suffix"),
+        ({"engines": entry_with(compute_capability=[8])}, "compute_capability"),
+        ({"engines": entry_with(inputs=[{"name": "x", "dtype": "float32", "shape": [None]}])}, "shape"),
+        ({"engines": entry_with(profiles=[{"inputs": [["x", [1]]]}])}, "profiles"),
+        ({"engines": entry_with(options={"x": [1]})}, "options.x"),
+    ],
+)
+def test_every_field_is_checked_even_when_the_digest_fits(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(IntegrityError, match=words):
+        parse(resealed(**changes))
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"format": NaN}', b"{}"])
+def test_garbage_is_refused(data: bytes) -> None:
+    with pytest.raises(IntegrityError):
+        parse(data)
+
+
+def test_a_huge_document_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(IntegrityError, match="limit"):
+        parse(b" " * ((16 << 20) + 1))
+
+
+def test_what_could_not_be_read_is_not_written() -> None:
+    with pytest.raises(IntegrityError, match="version"):
+        replace(MANIFEST, version="").to_bytes()
+    with pytest.raises(ValueError, match="Out of range"):
+        replace(MANIFEST, metrics={"fp32": float("nan")}).to_bytes()
+
+
+def test_it_names_every_blob_it_needs() -> None:
+    other = replace(ENTRY, digest="e" * 64, report="f" * 64)
+    blobs = replace(MANIFEST, engines=(other,), report="a" * 64, sources={"onnx": "b" * 64}).blobs()
+    assert {digest[0]: what for digest, what in blobs.items()} == {
+        "a": "report",
+        "b": "source onnx",
+        "e": "engine sm_89 int8 tensorrt-rtx",
+        "f": "report of sm_89 int8 tensorrt-rtx",
+    }
+
+
+@pytest.mark.parametrize("depth", [100, 700, 100_000])
+def test_a_manifest_nested_too_deeply_is_refused(depth: int) -> None:
+    data = b'{"host": ' + b'{"a": ' * depth + b"1" + b"}" * depth + b"}"
+    with pytest.raises(IntegrityError, match=r"nested|not JSON"):
+        parse(data)

@@ -1,0 +1,131 @@
+import json
+import os
+
+import pytest
+
+from enginery.core.errors import InputError, IntegrityError, UnknownNameError
+from enginery.core.names import parse_reference
+from enginery.registry.evidence.attestations import attest
+from enginery.registry.store.base import Store
+from enginery.registry.store.keys import channel_key
+from enginery.registry.versions import channels, lookup
+from tests.enginery.registries import engine, in_child, on_each_store, publish_engines, report
+
+
+def published(store: Store, *contents: object) -> list:
+    return [publish_engines(store, [engine(store)], content, channel=None).manifest for content in contents]
+
+
+@on_each_store
+def test_promote_and_rollback_keep_a_history(store: Store) -> None:
+    one, two, three = published(store, "a", "b", "c")
+    for manifest in (one, two, three):
+        channels.promote(store, manifest, "stable", by="ada", why="because")
+    assert channels.rollback(store, "digits", "stable", by="bob").version == "2"
+    assert channels.rollback(store, "digits", "stable").version == "1"
+    with pytest.raises(UnknownNameError, match="nothing to roll back to"):
+        channels.rollback(store, "digits", "stable")
+    after = channels.promote(store, three, "stable")
+    assert [move.version for move in after.history] == ["1", "2", "3", "2", "1", "3"]
+    assert (after.history[0].by, after.history[0].why, after.history[3].by) == ("ada", "because", "bob")
+    assert channels.rollback(store, "digits", "stable").version == "1"
+    assert channels.read(store, "digits", "stable") != after and channels.names(store, "digits") == ["stable"]
+
+
+def test_promoting_what_is_there_changes_nothing(store: Store) -> None:
+    (one,) = published(store, "a")
+    first = channels.promote(store, one, "stable", why="first")
+    assert channels.promote(store, one, "stable", why="again") == first
+
+
+def test_rolling_back_what_never_was(store: Store) -> None:
+    with pytest.raises(UnknownNameError, match="does not exist"):
+        channels.rollback(store, "digits", "stable")
+
+
+def test_only_candidate_takes_unproven_engines(store: Store) -> None:
+    entries = [engine(store), engine(store, "sm_89", status="unproven")]
+    manifest = publish_engines(store, entries).manifest
+    assert channels.read(store, "digits", "candidate")
+    for name in ("stable", "nightly"):
+        with pytest.raises(InputError, match=r"sm_89 fp32 tensorrt-rtx.*enginery validate digits@1.*--proven-only"):
+            channels.promote(store, manifest, name)
+    only = channels.promote(store, manifest, "stable", proven_only=True)
+    assert only.proven_only and channels.read(store, "digits", "stable") == only
+
+
+def test_an_attestation_opens_stable(store: Store) -> None:
+    entry = engine(store, "sm_89", status="unproven")
+    manifest = publish_engines(store, [entry]).manifest
+    attest(store, manifest, report(entry, "proven"))
+    assert channels.promote(store, manifest, "stable").version == "1"
+
+
+def test_a_version_with_nothing_proven_cannot_serve_only_proven_engines(store: Store) -> None:
+    manifest = publish_engines(store, [engine(store, "sm_89", status="unproven")]).manifest
+    with pytest.raises(InputError, match="no proven engine"):
+        channels.promote(store, manifest, "stable", proven_only=True)
+
+
+def test_references(store: Store) -> None:
+    one, two = published(store, "a", "b")
+
+    def located(text: str) -> str:
+        return lookup.locate(store, parse_reference(text)).manifest.version
+
+    assert (located("digits"), located("digits@1")) == ("2", "1")
+    channels.promote(store, one, "candidate")
+    assert located("digits") == "1"
+    channels.promote(store, two, "stable")
+    assert (located("digits"), located("digits:candidate")) == ("2", "1")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("digit", "no model 'digit'.*did you mean 'digits'"),
+        ("other:stable", "no model 'other'.*known: digits"),
+        ("digits@7", "no version of digits '7'.*known: 1"),
+        ("digits:stabel", "no channel of digits 'stabel'.*did you mean 'stable'"),
+    ],
+)
+def test_a_reference_to_nothing_names_what_there_is(store: Store, text: str, words: str) -> None:
+    channels.promote(store, published(store, "a")[0], "stable")
+    with pytest.raises(UnknownNameError, match=words):
+        lookup.locate(store, parse_reference(text))
+
+
+def test_a_channel_edited_by_hand_is_refused(store: Store) -> None:
+    one, _ = published(store, "a", "b")
+    channels.promote(store, one, "stable")
+    key = channel_key("digits", "stable")
+    data = store.read(key) or b""
+    document = json.loads(data)
+    move = {**document["history"][0], "version": "2"}
+    for edited in (
+        {**document, "version": "2"},
+        {**document, "history": []},
+        {**document, "history": [{**move, "extra": 1}]},
+        {**document, "history": [{**move, "at": None}]},
+        [],
+    ):
+        store.replace(key, json.dumps(edited).encode(), store.read(key))
+        with pytest.raises(IntegrityError, match="digits:stable"):
+            channels.read(store, "digits", "stable")
+    moved = {"version": "2", "manifest": document["manifest"], "history": [move]}
+    store.replace(key, json.dumps(moved).encode(), store.read(key))
+    with pytest.raises(IntegrityError, match="replaced by hand"):
+        lookup.locate(store, parse_reference("digits:stable"))
+
+
+@on_each_store
+def test_racing_promotions_lose_no_move(store: Store) -> None:
+    entry, names = engine(store), [f"v{number}" for number in range(16)]
+    manifests = [publish_engines(store, [entry], name, channel=None, wanted=name).manifest for name in names]
+    children = [
+        in_child(lambda manifest=manifest: channels.promote(store, manifest, "stable", by=manifest.version))
+        for manifest in manifests
+    ]
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 16
+    channel = channels.read(store, "digits", "stable")
+    assert channel is not None and sorted(move.by for move in channel.history) == sorted(names)

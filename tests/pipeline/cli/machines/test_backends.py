@@ -1,0 +1,83 @@
+"""`enginery backends`: what it says is what the backends would do, in a table that fits 100 columns."""
+
+import json
+import re
+
+import pytest
+
+from builders.backends import discovery
+from pipeline.cli import main
+from pipeline.cli.machines.backends import builds_of, grouped, row_of
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["backends", *words])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_table_fits_a_hundred_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")  # what a pipe is taken for; the table is not squeezed into that
+    lines = said(capsys).splitlines()
+    table = [line for line in lines if "is not installed:" not in line]
+    assert max(map(len, table)) <= 100
+    assert table[0].rstrip().endswith("runs here")
+    assert any(line.startswith("onnxruntime ") and "dynamic" in line and "same bytes" in line for line in table)
+    assert {line.split()[0] for line in table if not line.startswith(" ")} == {"backend", *discovery.names()}
+
+
+@pytest.mark.parametrize("columns", ["80", "100", "120"])
+def test_no_column_is_cut_on_a_terminal(capsys, monkeypatch, columns):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what makes rich take this for a terminal
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in said(capsys).splitlines()]
+    if columns == "80":  # too narrow for a table: a block for each
+        first = lines.index("backend     onnxruntime")
+        assert lines[first + 4 : first + 6] == ["two builds  same bytes", "runs here   cpu"]
+        return
+    assert lines[0].split()[-4:] == ["two", "builds", "runs", "here"]
+    row = next(line for line in lines if line.startswith("onnxruntime "))
+    assert row.split()[-3:] == ["same", "bytes", "cpu"]
+
+
+def test_what_is_not_installed_says_how_to_get_it_and_what_it_would_build(capsys, monkeypatch):
+    monkeypatch.setattr(discovery.load("tensorrt-rtx"), "versions", lambda self: {})
+    assert "tensorrt-rtx is not installed: pip install tensorrt-rtx (Linux, x86-64)\n" in said(capsys)
+    row = next(row for row in json.loads(said(capsys, "--json"))["backends"] if row["name"] == "tensorrt-rtx")
+    assert row["versions"] == {} and row["missing"] == row["install"] and row["runs"] == []
+    assert row["builds"]["sm_75"] == ["fp16", "int8"] and row["dynamic"]
+
+
+def test_every_fact_is_in_the_json(capsys):
+    rows = json.loads(said(capsys, "--json"))["backends"]
+    assert [row["name"] for row in rows] == discovery.names()
+    row = next(row for row in rows if row["name"] == "onnxruntime")
+    assert row["runs"] == ["cpu"] and row["dynamic"] and row["determinism"] == "bytes"
+    options = {"graph_optimization": "extended", "intra_op_threads": 0, "reduced_range": False}
+    assert row["options"] == options and not row["tunes_on_target"]
+
+
+def test_a_name_shows_the_options_and_an_unknown_one_the_nearest(capsys):
+    out = said(capsys, "tensorrt-rtx")
+    assert (
+        "option tf32: false" in out
+        and "10 mantissa bits" in out
+        and "builds for sm_75: fp16 int8" in out
+        and "onnxruntime" not in out
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["backends", "onnxrun"])
+    assert ended.value.code == 2 and "did you mean 'onnxruntime'" in capsys.readouterr().err
+
+
+def test_a_backend_that_takes_fixed_sizes_only_is_shown_as_such(monkeypatch):
+    cls = discovery.load("onnxruntime")
+    monkeypatch.setattr(cls, "refuses", lambda self, request: "no dims; give sizes" if request.profiles else None)
+    assert not row_of(discovery.configure("onnxruntime", {})).dynamic
+
+
+def test_targets_with_the_same_precisions_are_told_together():
+    told = grouped(builds_of(discovery.configure("tensorrt-rtx", {})))
+    groups = {" ".join(targets): kinds for targets, kinds in told}
+    assert groups["sm_75"] == ["fp16", "int8"] and "sm_80 sm_86" in groups

@@ -1,0 +1,139 @@
+"""What a unit's build asks of a node, and how it is built when memory ran out."""
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from builders.backends import discovery
+from builders.execution.jobs import Needs, Reduced, WorkerContext
+from builders.execution.local import LocalExecutor
+from enginery.core.errors import UnavailableError
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.types import BuildRequest
+from enginery.registry.build_request import request_of
+from enginery.registry.runs.history import Expectation
+from enginery.registry.store.base import open_store
+from enginery.registry.versions.lookup import load
+from pipeline.compile.composition import InProcess, compile_model
+from pipeline.compile.jobs.engines import BuildEngine
+from pipeline.compile.plan import Selection
+from pipeline.compile.run_context import Workshop
+from pipeline.compile.steps.engines import (
+    LEAN_WORKSPACE_MIB,
+    LEAST_MEMORY_MIB,
+    USUAL_MEMORY_MIB,
+    memory_request,
+    needs,
+    recall_engine,
+    recall_reduced,
+    reduce_workspace,
+)
+from pipeline.spec.file import load_spec
+from tests.builders import graphs
+
+
+def request(target: str, backend: str, model: str = "0" * 64, **options: object) -> BuildRequest:
+    made = discovery.configure(backend, options)
+    fields = {"options": discovery.options_of(made), "toolchain": discovery.toolchain_of(made)}
+    shapes = (graphs.IMAGE,), (graphs.LOGITS,), (graphs.BATCHES,)
+    return BuildRequest(model, "fp32", parse_targets(target)[0], backend, *shapes, **fields)
+
+
+@pytest.mark.parametrize(
+    ("target", "backend", "wanted"),
+    [
+        ("cpu", "onnxruntime", Needs(memory_mib=7)),
+        ("sm_89", "tensorrt-rtx", Needs({"enginery/sm": "sm_89"}, memory_mib=7)),
+        ("sm_89", "tensorrt", Needs({"enginery/sm": "sm_89"}, required=True, gpus=1, memory_mib=7)),
+        ("l4", "tensorrt", Needs({"enginery/sm": "sm_89", "enginery/product": "l4"}, True, 1, 7)),
+    ],
+)
+def test_a_compiler_that_tunes_needs_its_gpu_and_others_prefer_it(target, backend, wanted):
+    assert needs(request(target, backend), 7) == wanted
+
+
+def test_memory_set_aside_is_the_limit_only_where_the_spec_sets_one(project):
+    assert memory_request(load_spec(project.spec)) == USUAL_MEMORY_MIB
+    project.change_spec(build={"memory_mib": 4096})
+    assert memory_request(load_spec(project.spec)) == 4096
+    took = Expectation(seconds=3.0, peak_mib=1000.4, builds=2, basis="2 builds of this unit")
+    assert memory_request(load_spec(project.spec), took) == 1251
+    assert memory_request(load_spec(project.spec), replace(took, peak_mib=9000.0)) == 4096
+    assert memory_request(load_spec(project.spec), replace(took, peak_mib=0.0)) == LEAST_MEMORY_MIB
+    assert memory_request(load_spec(project.spec), replace(took, seconds=None, peak_mib=60.0)) == 4096
+
+
+@pytest.mark.parametrize(
+    ("unit", "mib"),
+    [
+        (request("cpu", "onnxruntime"), None),
+        (request("sm_89", "tensorrt-rtx"), LEAN_WORKSPACE_MIB),
+        (request("sm_89", "tensorrt-rtx", workspace_mib=600), 300),
+        (request("sm_89", "tensorrt-rtx", workspace_mib=1), 1),
+    ],
+)
+def test_a_reduced_workspace_is_half_the_scratch_memory_and_never_no_limit(unit, mib):
+    reduced = reduce_workspace(BuildEngine(unit))
+    assert reduced == (
+        mib and Reduced(BuildEngine(unit.with_option("workspace_mib", mib), unit), f"with workspace_mib {mib}")
+    )
+
+
+def test_an_engine_built_with_a_reduced_workspace_has_the_key_of_what_was_built(tmp_path):
+    pytest.importorskip("tensorrt_rtx")
+    store = open_store(str(tmp_path / "registry"), create=True)
+    asked = request("sm_89", "tensorrt-rtx", store.put_file(graphs.mlp(tmp_path / "model.onnx")))
+    wanted = request("sm_89", "tensorrt-rtx", asked.model, workspace_mib=64)
+    made = BuildEngine(wanted, instead_of=asked).run(WorkerContext(tmp_path, store.uri))
+    assert "built with workspace_mib 64 instead of 0: a first build had run out of memory" in made.notes
+    assert made.request == wanted and wanted.key != asked.key
+    shop = Workshop(store, LocalExecutor(1), LocalExecutor(1))
+    assert recall_engine(asked, shop) is None and recall_engine(wanted, shop) == made
+    assert recall_reduced(asked, shop) == wanted and recall_reduced(wanted, shop) is None
+
+
+class OutOfMemoryOnce:
+    """Runs jobs in this process, as a second try is."""
+
+    def run(self, job, watch=None):
+        with TemporaryDirectory() as folder:
+            return job.reduced.request.run(WorkerContext(Path(folder), job.store))
+
+
+def test_a_unit_that_ran_out_of_memory_is_published_and_planned_as_what_was_built(project):
+    pytest.importorskip("tensorrt_rtx")
+    project.change_spec(targets=["sm_89"], precisions=["fp32"], backends={"tensorrt-rtx": {}})
+    spec = load_spec(project.spec)
+    store = open_store(str(project.registry), create=True)
+    compile_model(spec, Selection(), Workshop(store, LocalExecutor(1), OutOfMemoryOnce()), InProcess())
+    (entry,) = load(store, spec.model, "1").engines
+    assert entry.options["workspace_mib"] == LEAN_WORKSPACE_MIB
+    assert request_of(entry).key == entry.build_key
+    (planned,) = project.run("plan", project.spec, "--json").json["units"]
+    assert (planned["action"], planned["build_key"]) == ("cached", entry.build_key)
+    assert planned["reason"].endswith("with workspace_mib 1024, because a build with 0 ran out of memory")
+    assert project.build().json["cached"] is True
+
+
+def test_the_wait_for_nodes_is_a_duration_and_reaches_the_executor(project, monkeypatch):
+    from builders.execution import ray
+
+    made = []
+
+    class Recorded(ray.RayExecutor):
+        def __init__(self, *arguments: object) -> None:
+            made.append(arguments)
+            super().__init__(None, 1)
+
+        def run(self, *_: object) -> None:
+            raise UnavailableError("no cluster")
+
+    monkeypatch.setattr(ray, "RayExecutor", Recorded)
+    project.change_spec(targets=["cpu"], precisions=["fp32"])
+    words = ("--executor", "ray", "--ray-address", "head:6379", "--runner", "inprocess", "--quiet")
+    assert project.build(*words, "--wait-for-nodes", "15m").code == 3
+    assert made == [("head:6379", None, 900.0)]
+    refused = project.build(*words, "--wait-for-nodes", "a while")
+    assert refused.code == 2 and "'a while' is no duration" in refused.err

@@ -1,0 +1,218 @@
+"""The command line: help that is quick, exit codes, errors without tracebacks."""
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginery.core.errors import EngineryError
+from pipeline import cli
+from pipeline.cli import COMMANDS, main
+from pipeline.cli.tables import print_table
+from tests.pipeline.projects import Project
+
+
+def command(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "pipeline.cli", *map(str, words)], capture_output=True, text=True)
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom pipeline.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'onnx', 'ray', 'prefect', 'numpy', 'pydantic', 'yaml', 'rich', 'boto3'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
+    for name in COMMANDS:
+        assert f"\n  {name} " in done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_explains_itself(name: str) -> None:
+    done = command(name, "--help")
+    assert done.returncode == 0
+    assert "Usage:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "wanted"),
+    [
+        (["nonsense"], 2, "No such command 'nonsense'"),
+        (["build"], 2, "Missing argument"),
+        (["build", "gone.yaml"], 2, "gone.yaml: no such file"),
+        (["show", "digits", "--registry", "gone"], 3, "gone"),
+        (["list", "--registry", "s3://bucket/prefix"], 3, "s3://"),
+    ],
+)
+def test_errors_are_one_message_and_an_exit_code(tmp_path: Path, words: list[str], code: int, wanted: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline.cli", *words], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert wanted in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_each_mistake_of_several_starts_with_error(project: Project) -> None:
+    project.change_spec(modle="x", precisions=["fp31"])
+    lines = project.run("plan", project.spec).err.splitlines()
+    assert len(lines) == 2 and all(line.startswith(f"error: {project.spec}:") for line in lines)
+
+
+def test_the_further_lines_of_an_error_are_indented(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "enginery", _raising(EngineryError("nothing fits:\n  a: too large\nb: too old")))
+    with pytest.raises(SystemExit):
+        cli.main(["list"])
+    assert capsys.readouterr().err == "error: nothing fits:\n  a: too large\n  b: too old\n"
+
+
+def test_the_table_of_backends_keeps_the_brackets_of_a_remedy() -> None:
+    done = command("backends")
+    assert done.returncode == 0
+    assert "[tensorrt]" in done.stdout, "markup would swallow it"
+    assert "…" not in done.stdout
+
+
+def test_doctor_and_backends_answer_in_json(project: Project) -> None:
+    findings = {item["subject"]: item for item in project.run("doctor", "--json").json["findings"]}
+    assert findings["onnxruntime"]["state"] == "ok"
+    assert findings["tensorrt"]["state"] == "missing"
+    assert "pip install" in findings["tensorrt"]["detail"]
+
+
+def test_backends_say_what_they_build(capsys: pytest.CaptureFixture[str]) -> None:
+    import json
+
+    from pipeline.cli import main
+
+    with pytest.raises(SystemExit):
+        main(["backends", "--json"])
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["backends"]}
+    assert rows["tensorrt-rtx"]["builds"]["sm_75"] == ["fp16", "int8"]
+    assert "sm_90" not in rows["tensorrt-rtx"]["builds"]
+    assert rows["onnxruntime"]["builds"] == {"cpu": ["fp32", "fp16", "int8", "int8-dynamic", "int4"]}
+
+
+def test_output_cut_off_by_a_pipe_is_no_error(built: Project) -> None:
+    line = f"{sys.executable} -m pipeline.cli show tiny --json --registry {built.registry} | head -c 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+def test_a_selection_that_the_spec_does_not_have_is_refused(project: Project) -> None:
+    done = project.build("--precision", "bf16")
+    assert done.code == 2
+    assert "bf16" in done.err
+    assert "fp32, int8" in done.err
+
+
+def test_a_file_in_the_registrys_place_is_refused(project: Project) -> None:
+    project.registry.write_text("not a folder")
+    done = project.build()
+    assert done.code == 2
+    assert str(project.registry) in done.err
+
+
+def test_a_plan_builds_nothing(project: Project) -> None:
+    units = project.run("plan", project.spec, "--json").json["units"]
+    assert {unit["action"] for unit in units} == {"build", "refused"}
+    assert not (project.registry / "models").exists()
+    assert not (project.registry / "records" / "build").exists()
+
+
+def test_the_table_of_backends_shows_the_remedy_whole(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit), contextlib.redirect_stdout(io.StringIO()) as out:
+        main(["backends"])
+    assert "pip install 'enginery[tensorrt]'" in out.getvalue()
+
+
+def test_doctor_answers_although_tmpdir_names_no_folder(project: Project) -> None:
+    command = [sys.executable, "-m", "pipeline.cli", "doctor", "--registry", str(project.registry)]
+    done = subprocess.run(command, env={**os.environ, "TMPDIR": "/nowhere"}, capture_output=True, text=True)
+    assert "temporary space" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ("torch.nn", "needs torch, which is not installed: pip install 'enginery[export]'"),
+        ("pydantic", "pip install 'enginery[build]'"),
+        ("ray", "pip install 'enginery[ray]'"),
+    ],
+)
+def test_a_package_that_the_client_does_without_is_named_with_its_extra(
+    missing: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "enginery", _raising(ModuleNotFoundError(f"No module named '{missing}'", name=missing)))
+    with pytest.raises(SystemExit) as ended:
+        cli.main([])
+    assert ended.value.code == 3
+    assert said in capsys.readouterr().err
+
+
+def test_a_module_of_our_own_that_is_missing_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "enginery", _raising(ModuleNotFoundError("No module named 'x'", name="pipeline.gone")))
+    with pytest.raises(ModuleNotFoundError):
+        cli.main([])
+
+
+def _raising(error: Exception) -> Any:
+    def command(*_: object, **__: object) -> None:
+        raise error
+
+    return command
+
+
+def test_a_table_shows_what_others_wrote_as_it_is_and_obeys_none_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [["cpu", "failed", "[red]x[/red]\x1b[2J"], ["sm_89", "proven", "y"]]
+    print_table(("unit", "status", "why"), rows, title="tiny\x1b@1", note="below", styles={"failed": "red"}, red=[1])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    why = r"[red]x[/red]\x1b[2J"
+    assert lines == [r"tiny\x1b@1", "unit   status  why", f"cpu    failed  {why}", "sm_89  proven  y", "below"]
+    print_table(("", ""), [["ok", "python"]])
+    assert capsys.readouterr().out.split() == ["ok", "python"], "no headings, no line for them"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_table_can_be_read_at_every_width(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": str(width)}.items():
+        monkeypatch.setenv(name, value)
+    why = "no CUDA GPU of capability 89 on this machine: libcuda is not installed"
+    rows = [["sm_89", "fp16", "unproven", "37.6 µs (24.1 to 39.7)", why], ["sm_90", "fp16", "unproven", "", why]]
+    print_table(("target", "precision", "status", "p50", "why"), rows, title="t" * 50)
+    out = re.sub("\x1b[^m]*m", "", capsys.readouterr().out)
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert max(map(len, lines)) <= width
+    words = out.split()
+    assert all(words.count(word) == 2 for word in ("unproven", "fp16", *why.split())), "no word is broken or cut"
+    if width >= 80:
+        assert [line.split() for line in lines if "target" in line] == [["target", "precision", "status", "p50", "why"]]
+        print_table(("bucket", *["quantile"] * 4), [["batch=8", *["37.6 µs (24.1 to 39.7)"] * 4]])
+        assert ("37.6 µs (24.1 to 39.7)" in capsys.readouterr().out) == (width == 120), "a bracket has its own line"
+    else:
+        assert "target     sm_89" in lines and "target     sm_90" in lines and "" in lines
+        assert sum(line.startswith("p50") for line in lines) == 1, "what is empty is left out"
+
+
+def test_commands_write_in_one_place() -> None:
+    """Each with a way of its own to escape, to be wide and to look was how control characters got through."""
+    files = {path.name: path.read_text() for path in (Path(cli.__file__).parent / "commands").glob("*.py")}
+    assert {name for name, text in files.items() if "rich.table" in text} == {"tables.py", "bar.py"}
+    assert {name for name, text in files.items() if re.search(r"click\.echo|\W(?<!console\.)print\(", text)} == {
+        "tables.py"
+    }

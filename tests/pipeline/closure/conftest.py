@@ -1,3 +1,0 @@
-from tests.pipeline.closure.running import ran
-
-__all__ = ["ran"]

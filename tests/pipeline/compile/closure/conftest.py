@@ -1,0 +1,3 @@
+from tests.pipeline.compile.closure.running import ran
+
+__all__ = ["ran"]

@@ -1,0 +1,110 @@
+"""The steps of a small model, run in this process, so that one can see what each calls and what it is given."""
+
+import json
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from builders.execution.jobs import UNWATCHED, Job, Watch, WorkerContext
+from enginery.core.codec import decode, decode_request, encode, encode_request, result_type
+from enginery.registry.store.base import open_store
+from pipeline.compile.closure.carriers import is_carrier
+from pipeline.compile.closure.sources import PACKAGES
+from pipeline.compile.composition import InProcess, compile_model
+from pipeline.compile.plan import Selection
+from pipeline.compile.run_context import Workshop
+from pipeline.spec.file import load_spec
+from tests.pipeline.projects import Project, write_project
+
+# Every check fails that can, so that what drifted is attributed.
+STRICT = {
+    "validation": {"calls": None, "limits": {"int8": {"engine": {"sqnr_db": 1000}, "quantization": {"sqnr_db": 1000}}}}
+}
+SPEC = {
+    "targets": ["cpu"],
+    "precisions": ["fp32", "fp16", "int8"],
+    "calibration": {"data": "calibration.npz", "parts": 2},
+    "quantization": {"smoothing": "auto", "floor": {"sqnr_db": 20}, "latency": "measure"},
+    "validation": {
+        "calls": {"seconds": 0.2},
+        "contract": {"bitwise": {"runs": 2}, "structured": {"logits": {"range": [-1e6, 1e6]}}},
+    },
+}
+
+
+@dataclass
+class Traced:
+    """An executor that runs each job's request here. called: the definitions that ran, by module, for each class.
+
+    done: the jobs, with what they gave, as JSON.
+    """
+
+    called: dict[type, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
+    done: list[tuple[Job, Any]] = field(default_factory=list)
+
+    def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
+        """See `Executor`."""
+        with traced(self.called[type(job.request)]):
+            value = run(job)
+        self.done.append((job, value))
+        return decode(value, result_type(job.request))
+
+    def cancel(self) -> None:
+        """See `Executor`."""
+
+
+def run(job: Job) -> Any:
+    """What a job's request gives, as JSON; the request goes through JSON, too."""
+    request = decode_request(json.loads(json.dumps(encode_request(job.request))))
+    with tempfile.TemporaryDirectory() as workdir:
+        return json.loads(json.dumps(encode(request.run(WorkerContext(Path(workdir), job.store)))))
+
+
+@contextmanager
+def traced(called: set[tuple[str, str]]) -> Iterator[None]:
+    """Note the module and the outermost name of each function of Enginery that this thread calls.
+
+    Left out is what a carrier calls, and what runs because a module is imported.
+    """
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        name, code = frame.f_globals.get("__name__", ""), frame.f_code
+        written = code.co_filename.endswith(".py")  # and not made by `dataclass`
+        if event == "call" and written and name.partition(".")[0] in PACKAGES and not is_behind(frame):
+            called.add((name, code.co_qualname.partition(".")[0]))
+
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def is_behind(frame: FrameType | None) -> bool:
+    """Whether a carrier or an import statement is among the callers."""
+    while frame is not None and frame.f_code is not run.__code__:
+        if is_carrier(frame.f_globals.get("__name__", "")) or frame.f_code.co_name == "<module>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+@pytest.fixture(scope="session")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Traced:
+    """All steps of two runs, one of which fails."""
+    folder, executor = tmp_path_factory.mktemp("ran"), Traced()
+    for name, parts in (("fine", SPEC), ("strict", {**SPEC, **STRICT})):
+        write_project(folder / name)
+        project = Project(folder / name)
+        project.change_spec(**parts)
+        store = open_store(folder / "registry", create=True)
+        compile_model(load_spec(project.spec), Selection(), Workshop(store, executor, executor), InProcess())
+    return executor

@@ -1,0 +1,114 @@
+"""What is left out of a step's key cannot change what the step gives; and what a step runs is not left out."""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from builders.backends import discovery
+from builders.execution.jobs import Job
+from enginery.core.digest import digest_of_bytes, digest_of_file
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.blob_digest import Seal
+from pipeline.compile.closure.carriers import CARRIERS, is_carrier
+from pipeline.compile.closure.code import root_name
+from pipeline.compile.closure.reach import _walk, reach_definitions
+from pipeline.compile.closure.sources import Sources
+from pipeline.compile.jobs.attribution import AttributeEngine, AttributeGraph
+from pipeline.compile.jobs.engines import BuildEngine, CheckEngine
+from pipeline.compile.jobs.graphs import CheckGraph, WriteGraph
+from pipeline.compile.jobs.latency import MeasureEngine
+from pipeline.compile.jobs.model import ExportModel
+from pipeline.compile.jobs.ranges import MergeParts, ObservePart, SearchQuantization
+from pipeline.compile.jobs.shapes import ProbeShapes
+from pipeline.compile.steps import keys
+from tests.pipeline.compile.closure.running import Traced, run
+
+KEYED: set[type] = {ExportModel, ObservePart, MergeParts, SearchQuantization, WriteGraph, CheckGraph, CheckEngine}
+KEYED |= {AttributeGraph, AttributeEngine}
+ORT, OPENING = discovery.entry_point("onnxruntime"), {CheckEngine, AttributeEngine, SearchQuantization}
+
+
+@dataclass
+class Bytes:
+    """The least that can be a store: bytes by their digest. It has nothing else, so whoever asks for more fails."""
+
+    uri: str
+    blobs: dict[str, bytes] = field(default_factory=dict)
+
+    def put_bytes(self, data: bytes) -> str:
+        digest = digest_of_bytes(data)
+        self.blobs[digest] = data
+        return digest
+
+    def put_file(self, path: Path) -> str:
+        return self.put_bytes(path.read_bytes())
+
+    def seal_file(self, path: Path) -> Seal:
+        import blake3
+
+        return Seal(self.put_file(path), blake3.blake3(path.read_bytes()).hexdigest())
+
+    def read_blob(self, digest: str) -> bytes:
+        return self.blobs.get(digest) or behind(self.uri).read_blob(digest)
+
+    def fetch(self, digest: str, dest: Path) -> None:
+        dest.write_bytes(self.read_blob(digest))
+        assert digest_of_file(dest) == digest
+
+
+def is_timed(job: Job) -> bool:
+    """Whether what a job gives depends on how long something took."""
+    request = job.request
+    timed = isinstance(request, MeasureEngine | BuildEngine)
+    return timed or bool(getattr(request, "probe", None) or getattr(request, "calls", None))
+
+
+def behind(uri: str) -> Store:
+    """The store that the first run used, asked for verified bytes alone."""
+    return open_store(uri)
+
+
+def test_a_step_gives_the_same_through_a_store_that_only_holds_bytes(
+    ran: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no code of a store decides what a step gives: where blobs lie, how they are fetched, what else is there."""
+    assert list(CARRIERS) == ["enginery.registry"], "each carrier needs a test of its own"
+    assert {type(job.request) for job, _ in ran.done} >= KEYED
+    for name in [name for name in sys.modules if name.startswith("pipeline.compile.jobs.")]:
+        monkeypatch.setattr(f"{name}.open_store", Bytes, raising=False)
+    again = [(job, value) for job, value in ran.done if not is_timed(job)]
+    assert {type(job.request) for job, _ in again} >= KEYED - {SearchQuantization}
+    for job, value in again:
+        assert run(job) == value, job.name
+
+
+def test_of_the_carriers_a_step_opens_a_store_and_no_more() -> None:
+    walk = _walk([*sorted(map(root_name, [*KEYED, MeasureEngine, ProbeShapes])), ORT], Sources())
+    read = set()
+    for name, reached in walk.found.items():
+        module = walk.modules[name]
+        assert module is not None
+        for definition in (module.definitions[each] for each in reached if each in module.definitions):
+            read |= {target for target, _ in definition.references if is_carrier(target[0])}
+    assert read == {("enginery.registry.store.base", "open_store"), ("enginery.registry.store.base", "Store")}
+
+
+@pytest.mark.parametrize("request_type", sorted(KEYED, key=lambda kind: kind.__name__))
+def test_everything_that_a_step_called_is_in_its_closure(ran: Traced, request_type: type) -> None:
+    """The closure is computed from the source; here the steps are run, and every call of theirs is looked at."""
+    reached = reach_definitions([root_name(request_type), *([ORT] if request_type in OPENING else [])], Sources())
+    called = {(module, name) for module, name in ran.called[request_type] if module != "enginery.core.codec"}
+    assert len(called) > 5
+    # A lambda or a comprehension outside of functions has no name to look for.
+    missing = {f"{module}:{name}" for module, name in called if name not in reached.get(module, ())}
+    assert {place for place in missing if ":<" not in place} == set()
+
+
+def test_the_record_of_an_exported_model_is_made_by_its_own_roots(ran: Traced) -> None:
+    """Of what `ExportModel` calls, these decide the first record: they are called by it, and closed in themselves."""
+    reached = dict(reach_definitions(keys.WRITE_MODEL, Sources()))
+    assert {root.partition(":")[2] for root in keys.WRITE_MODEL} <= {name for _, name in ran.called[ExportModel]}
+    assert "carries_qdq" in reached["pipeline.quantization.schemes.qdq"]
+    assert "validation.comparison.sessions" not in reached and "validation.golden.golden_set" not in reached

@@ -1,0 +1,67 @@
+"""A copy of Enginery with an edited file, in processes of its own: what it does again, and what its plan says."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.compile.closure.sources import PACKAGES
+from tests.pipeline.projects import Project
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / "copy" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path / "copy"
+
+
+def edit(copy: Path, name: str, before: str, after: str) -> None:
+    text = (copy / name).read_text()
+    assert before in text, f"{name} reads otherwise: adapt this test"
+    (copy / name).write_text(text.replace(before, after))
+
+
+def run(copy: Path, project: Project, *words: str) -> tuple[Any, str]:
+    env = {**os.environ, "PYTHONPATH": str(copy), "ENGINERY_CACHE": str(copy.parent / "cache")}
+    command = [sys.executable, "-m", "pipeline.cli", *words, project.spec, "--registry", project.registry, "--json"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env, cwd=copy.parent)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_edited_comments_and_pages_redo_nothing_anywhere(copy: Path, built: Project) -> None:
+    for file in copy.rglob("*.py"):
+        file.write_text(f"{file.read_text()}\n# a comment\n")
+    (copy / "validation" / "gpu" / "page.py").write_text("raise SystemExit\n")
+    (copy / "validation" / "report.html.j2").write_text("other words")
+    edit(
+        copy,
+        "enginery/registry/store/folder.py",
+        "def open_folder(",
+        "def _other() -> int:\n    return 1\n\n\ndef open_folder(",
+    )
+    outcome, _ = run(copy, built, "build")
+    assert outcome["cached"] is True
+
+
+def test_an_edited_function_redoes_what_it_made_and_the_plan_names_it(copy: Path, built: Project) -> None:
+    body = "return any(node.op_type in QDQ_TYPES for node in model.graph.node)"
+    edit(copy, "pipeline/quantization/schemes/qdq.py", body, f"found = 1\n    {body}")
+    planned, _ = run(copy, built, "plan", "--no-export")
+    changes = {change["what"]: change["follows"] for change in planned["changes"]}
+    follows = changes["code of pipeline.quantization.schemes.qdq changed"]
+    assert follows.startswith("the model is exported again")
+    outcome, log = run(copy, built, "build")
+    assert (outcome["version"], outcome["cached"]) == ("1", True), "it gives the same, so no engine is built"
+    assert "export: done" in log and "calibrate: cached" in log and "write int8" in log
+    assert "prove cpu int8 onnxruntime: cached" in log
+    planned, _ = run(copy, built, "plan")
+    assert planned["changes"] == []

@@ -1,0 +1,104 @@
+"""What functions can reach is kept in the local cache, and counts only while the source is what it was."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pipeline.compile.closure import code, memory
+from pipeline.compile.closure.code import find_code
+from pipeline.compile.closure.memory import remember_reach
+from pipeline.compile.closure.sources import Sources
+
+ROOTS = ("toy.start:run",)
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "toy").mkdir()
+    files = {"__init__": "", "start": "from toy.deep import deep\ndef run():\n    return deep()\n"}
+    for name, text in {**files, "deep": "def deep():\n    return 1\n", "far": "def far():\n    return 1\n"}.items():
+        (tmp_path / "toy" / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("ENGINERY_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The roots that were computed, and not recalled."""
+    found: list[tuple[str, ...]] = []
+    real = memory._reach
+
+    def noted(roots: tuple[str, ...], sources: Sources) -> memory.Closure:
+        found.append(roots)
+        return real(roots, sources)
+
+    monkeypatch.setattr(memory, "_reach", noted)
+    return found
+
+
+def ask() -> memory.Closure:
+    return remember_reach(ROOTS, Sources({"toy"}))
+
+
+def test_it_is_computed_once_and_again_when_a_module_that_it_read_changed(
+    toy: Path, computed: list[tuple[str, ...]]
+) -> None:
+    first = ask()
+    assert ask() == first and computed == [ROOTS]
+    (toy / "toy" / "far.py").write_text("def far():\n    return 2\n")
+    assert ask() == first and computed == [ROOTS]
+    (toy / "toy" / "deep.py").write_text("def deep():\n    return 2\n")
+    assert ask().digest != first.digest and computed == [ROOTS, ROOTS]
+    (toy / "toy" / "deep.py").write_text("# a comment\ndef deep():\n    return 2\n")
+    assert ask().digest == ask().digest and len(computed) == 3
+
+
+def test_a_module_that_came_later_is_seen(toy: Path, computed: list[tuple[str, ...]]) -> None:
+    (toy / "toy" / "start.py").write_text("def run():\n    from toy import late\n    return late.f()\n")
+    before = ask()
+    (toy / "toy" / "late.py").write_text("def f():\n    return 1\n")
+    assert ask().digest != before.digest and len(computed) == 2
+
+
+def test_another_way_to_compute_it_counts(
+    toy: Path, computed: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask()
+    real = Sources.digest
+    monkeypatch.setattr(
+        Sources, "digest", lambda self, name: "other" if name == "pipeline.compile.closure.reach" else real(self, name)
+    )
+    ask()
+    assert len(computed) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"modules": 1, "packages": [], "read": {}}'])
+def test_a_damaged_file_is_computed_anew(toy: Path, computed: list[tuple[str, ...]], damage: bytes) -> None:
+    first = ask()
+    (kept,) = (toy / "cache" / "code").iterdir()
+    kept.write_bytes(damage)
+    assert ask() == first and len(computed) == 2
+    assert json.loads(kept.read_bytes())["modules"] == first.modules
+
+
+def test_a_cache_that_cannot_be_written_or_is_off_costs_time_alone(
+    toy: Path, computed: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (toy / "cache").write_text("a file where a folder belongs")
+    first = ask()
+    monkeypatch.setenv("ENGINERY_CACHE_BYTES", "0")
+    assert ask().digest == first.digest and len(computed) == 2
+
+
+def test_threads_that_ask_at_once_wait_for_one(
+    toy: Path, computed: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads in `ast.parse` at once make CPython 3.11 fail."""
+    monkeypatch.setenv("ENGINERY_CACHE_BYTES", "0")
+    code._find.cache_clear()
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: find_code(*ROOTS), range(32)))
+    assert len({closure.digest for closure in found}) == 1 and computed == [ROOTS]

@@ -1,0 +1,274 @@
+"""Each step is redone when code changes that its worker can reach, and not when other code does.
+
+The source of every module of Enginery is changed, in memory: `Sources` is given other bytes for it.
+"""
+
+import ast
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from builders.backends import discovery
+from pipeline.compile.closure.code import root_name
+from pipeline.compile.closure.reach import reach, reach_definitions
+from pipeline.compile.closure.sources import PACKAGES, Source, Sources
+from pipeline.compile.closure.value import Closure
+from pipeline.compile.jobs.attribution import AttributeEngine, AttributeGraph
+from pipeline.compile.jobs.engines import CheckEngine
+from pipeline.compile.jobs.graphs import CheckGraph, WriteGraph
+from pipeline.compile.jobs.latency import MeasureEngine
+from pipeline.compile.jobs.model import ExportModel
+from pipeline.compile.jobs.ranges import MergeParts, ObservePart, ObservePartRemotely, SearchQuantization
+from pipeline.compile.jobs.shapes import ProbeShapes
+from pipeline.compile.steps import keys
+
+ORT, RTX = (discovery.entry_point(name) for name in ("onnxruntime", "tensorrt-rtx"))
+# The record that a step makes, and what its key is computed from.
+STEPS: dict[str, tuple[str, ...]] = {
+    "export": keys.WRITE_MODEL,
+    **{
+        step: tuple(map(root_name, roots))
+        for step, roots in {
+            "golden": (ExportModel,),
+            "calibrate": (ObservePart, ObservePartRemotely),
+            "merge": (MergeParts,),
+            "choose": (SearchQuantization,),
+            "choose, timed": (SearchQuantization, ORT),
+            "quantize": (WriteGraph,),
+            "check graph": (CheckGraph,),
+            "prove onnxruntime": (CheckEngine, ORT),
+            "prove tensorrt-rtx": (CheckEngine, RTX),
+            "attribute graph": (AttributeGraph,),
+            "attribute engine": (AttributeEngine, ORT),
+            "latency": (MeasureEngine, ORT),
+            "shapes": (ProbeShapes, ORT),
+        }.items()
+    },
+}
+INSTALLED = Sources()
+REQUESTS = {
+    node.name
+    for file in (Path(keys.__file__).parents[1] / "jobs").glob("*.py")
+    for node in ast.parse(file.read_text()).body
+    if isinstance(node, ast.ClassDef) and any(getattr(each, "name", "") == "run" for each in node.body)
+}
+
+
+class Overlay(Sources):
+    """The installed sources, some modules with other bytes."""
+
+    def __init__(self, changed: dict[str, bytes]) -> None:
+        super().__init__()
+        self._changed = changed
+
+    def read(self, module: str) -> Source | None:
+        source = INSTALLED.read(module)
+        return replace(source, data=self._changed[module]) if source and module in self._changed else source
+
+
+@cache
+def closure(step: str) -> Closure:
+    return reach(STEPS[step], INSTALLED)
+
+
+@cache
+def reached(step: str) -> dict[str, frozenset[str]]:
+    return {module: frozenset(names) for module, names in reach_definitions(STEPS[step], INSTALLED).items()}
+
+
+@cache
+def modules() -> list[str]:
+    """Every module of Enginery, whether or not a step reaches it."""
+    root = Path(keys.__file__).parents[2]
+    files = (file.relative_to(root) for package in PACKAGES for file in (root / package).rglob("*.py"))
+    return sorted(".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files)
+
+
+@cache
+def altered(module: str, kept: frozenset[str] = frozenset()) -> bytes:
+    """The module with every function, class and constant changed but for `kept`."""
+    source = INSTALLED.read(module)
+    assert source is not None
+    tree = ast.parse(source.data)
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name) if name not in kept:
+                node.body.insert(0, ast.Expr(ast.Constant(0)))
+            case ast.Assign() | ast.AnnAssign() if node.value is not None and not names_in(node) & kept:
+                node.value = ast.Tuple([node.value], ast.Load())
+            case _:
+                pass
+    return ast.unparse(ast.fix_missing_locations(tree)).encode()
+
+
+def names_in(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+
+
+def digest(step: str, changed: dict[str, bytes]) -> str:
+    return reach(STEPS[step], Overlay(changed)).digest
+
+
+def edit(module: str, before: str, after: str) -> dict[str, bytes]:
+    source = INSTALLED.read(module)
+    assert source is not None and before.encode() in source.data, f"{module} reads otherwise: adapt this test"
+    return {module: source.data.replace(before.encode(), after.encode())}
+
+
+def redone(changed: dict[str, bytes], steps: Iterable[str] = STEPS) -> set[str]:
+    return {step for step in steps if digest(step, changed) != closure(step).digest}
+
+
+def test_every_module_of_a_closure_redoes_its_steps_and_no_others() -> None:
+    """One module at a time, all that it defines is changed."""
+    inside = sorted({module for step in STEPS for module in closure(step).modules})
+    assert len(inside) > 100
+    for module in inside:
+        wanted = {step for step in STEPS if has_definitions(reached(step).get(module, frozenset()))}
+        # A step that does not so much as read the module cannot depend on it.
+        readers = {step for step in STEPS if module in closure(step).read}
+        assert redone({module: altered(module)}, readers) == wanted, module
+
+
+def has_definitions(names: frozenset[str]) -> bool:
+    """Whether more is reached than what an import runs (''), and names that are handed on ('NAME of')."""
+    return any(name and not name.endswith(" of") for name in names)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_everything_outside_of_a_closure_redoes_nothing(step: str) -> None:
+    """All other modules are changed at once, and so is what the step does not reach of its own modules."""
+    outside = [module for module in modules() if module not in closure(step).modules]
+    assert len(outside) > 400
+    imported = {module: altered(module) for module in outside if module in closure(step).read}
+    unread = {module: b"raise SystemExit\n" for module in outside if module not in closure(step).read}
+    own = {module: altered(module, names) for module, names in reached(step).items()}
+    assert redone(imported | unread | own, {step}) == set()
+
+
+def test_comments_docstrings_and_layout_redo_nothing() -> None:
+    """`ast.unparse` drops comments and layout; docstrings are made to differ."""
+    changed = {}
+    for module in {module for step in STEPS for module in closure(step).read if INSTALLED.read(module)}:
+        source = INSTALLED.read(module)
+        assert source is not None
+        tree = ast.parse(source.data)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+                node.body[0] = ast.Expr(ast.Constant("Other words."))
+        changed[module] = ast.unparse(tree).encode()
+    assert redone(changed) == set()
+
+
+def test_what_decides_the_record_of_an_export_is_in_its_key() -> None:
+    """`carries_qdq` stands in a module of another step."""
+    body = "return any(node.op_type in QDQ_TYPES for node in model.graph.node)"
+    quantizing = {"quantize", "choose", "choose, timed", "attribute graph"}
+    changed = edit("pipeline.quantization.schemes.qdq", body, "return False")
+    assert redone(changed) == {"export", "golden"} | quantizing
+
+
+def test_pages_displays_and_commands_redo_nothing() -> None:
+    pages = [module for module in modules() if is_page(module)]
+    assert "validation.gpu.page" in pages and len(pages) > 200
+    assert (
+        redone({module: altered(module) for module in pages if any(module in closure(s).read for s in STEPS)}) == set()
+    )
+    assert not {module for step in STEPS for module in closure(step).modules} & set(pages)
+
+
+def is_page(module: str) -> bool:
+    """Pages, pictures, displays, commands and orchestration."""
+    rooms = (
+        "pipeline.cli",
+        "pipeline.progress",
+        "pipeline.orchestration.runs",
+        "pipeline.orchestration.flows",
+        "pipeline.orchestration.metrics",
+    )
+    rooms += ("validation.plots", "validation.reporting.html", "validation.gpu", "validation.reporting.overview")
+    rooms += (
+        "pipeline.cli",
+        "pipeline.compile.publication.pages",
+        "pipeline.orchestration.tracing",
+        "enginery.registry.runs.history",
+        "enginery.registry",
+    )
+    rooms += (
+        "pipeline.fleet",
+        "pipeline.orchestration.deployments",
+        "pipeline.intake",
+        "enginery",
+        "builders.execution.ray",
+    )
+    return any(module == room or module.startswith(f"{room}.") for room in rooms)
+
+
+@pytest.mark.parametrize(
+    ("module", "steps"),
+    [
+        ("pipeline.sources.canonical", {"export", "golden"}),
+        ("pipeline.quantization.search.search", {"choose", "choose, timed"}),
+        ("pipeline.compile.jobs.calls", {"prove onnxruntime", "prove tensorrt-rtx", "attribute engine"}),
+        ("builders.backends.tensorrt.runtime.session", {"prove tensorrt-rtx"}),
+        (
+            "builders.backends.onnxruntime.split",
+            {"choose, timed", "prove onnxruntime", "attribute engine", "latency", "shapes"},
+        ),
+        ("validation.latency.measurement.warmup", {"latency"}),
+        ("validation.attribution.reduce", {"attribute graph"}),
+        ("builders.backends.iree.session", set()),
+    ],
+)
+def test_a_changed_module_redoes_what_it_made(module: str, steps: set[str]) -> None:
+    assert redone({module: altered(module)}) == steps
+
+
+def test_what_is_loaded_by_name_is_a_root_wherever_it_is_loaded() -> None:
+    """Code that is found at run time cannot be seen: a step that can load a backend names the backend's class."""
+    for step, roots in STEPS.items():
+        loads = "load" in reached(step).get("builders.backends.discovery", ())
+        assert loads <= bool({ORT, RTX} & set(roots)) or step == "choose", step
+    # With nothing to time, `choose` opens no engine (`jobs.ranges._race`).
+    assert "load" in reached("choose")["builders.backends.discovery"]
+
+
+# Where reached code finds code by a name that is put together at run time, and what stands for it in the key.
+DYNAMIC = {
+    ("builders.backends.discovery", "_entries"): "backend_root",
+    ("builders.backends.tensorrt.edition", "Flavour"): "the compiler, whose version is in the build key",
+    ("builders.backends.tensorrt.words", "recorder"): "the compiler, whose version is in the build key",
+    ("enginery.core.errors", "error_from_json"): "classes of its own module; an error is no result",
+    ("pipeline.sources.entry_point", "_import"): "the spec's own files, whose digests are in the key",
+}
+
+
+def test_code_that_is_found_at_run_time_is_known() -> None:
+    names = {"import_module", "__import__", "entry_points", "globals", "eval", "exec", "spec_from_file_location"}
+    found = set()
+    for module in {module for step in STEPS for module in reached(step)}:
+        source = INSTALLED.read(module)
+        assert source is not None
+        for node in ast.parse(source.data).body:
+            uses = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            uses |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)} - {"eval"}
+            name = getattr(node, "name", "")
+            if uses & names and any(name in reached(step).get(module, ()) for step in STEPS):
+                found.add((module, name))
+    assert found == DYNAMIC.keys()
+
+
+def test_the_key_of_a_step_is_computed_from_the_request_that_its_job_runs() -> None:
+    """In each step's module, the class of what is given to `Job` is given to `code_key`."""
+    folder = Path(keys.__file__).parent
+    for file in [*folder.glob("*.py"), folder.parent / "compare" / "run.py"]:
+        tree = ast.parse(file.read_text())
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        made = {ast.unparse(call.func) for call in calls} & REQUESTS
+        keyed = {ast.unparse(arg) for call in calls if ast.unparse(call.func) == "code_key" for arg in call.args}
+        if "type(request)" in keyed:  # whichever it is
+            continue
+        assert made - {"BuildEngine", "ReadExternalFiles", "RaceEngines"} <= keyed, file

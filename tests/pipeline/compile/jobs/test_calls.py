@@ -1,0 +1,153 @@
+"""A proof whose engine is right on its golden set, and wrong between calls: through the job that proves engines."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from builders.backends import discovery
+from enginery.core.hardware.targets import CPU, parse_targets
+from enginery.core.proof.report import Check, judge
+from enginery.core.types import BuildRequest
+from pipeline.compile.jobs import engines
+from pipeline.compile.jobs.calls import repeats_bits, seed_of, tried_calls
+from pipeline.compile.steps.keys import calls_of
+from pipeline.spec.file import load_spec
+from pipeline.spec.model import ModelSpec
+from tests.faults.bench import Bench
+from tests.faults.nets import after, mlp, rows, with_swapped
+from tests.faults.sessions import use_steady_clock
+from tests.pipeline.projects import Project
+
+Answers = dict[str, np.ndarray]
+
+
+class Planted:
+    """A real session. fault: the number of the call, its inputs and its right answers -> what it answers."""
+
+    def __init__(self, session: Any, fault: Callable[[int, Answers, Answers], Answers]) -> None:
+        self.session, self.fault, self.calls = session, fault, 0
+        self.inputs, self.outputs = session.inputs, session.outputs
+
+    def run(self, inputs: Answers) -> Answers:
+        self.calls += 1
+        return self.fault(self.calls, inputs, self.session.run(inputs))
+
+
+def from_101(call: int, inputs: Answers, answers: Answers) -> Answers:
+    return {"logits": answers["logits"] * np.float32(1.5)} if call > 100 else answers
+
+
+def one_in_50(call: int, inputs: Answers, answers: Answers) -> Answers:
+    return {"logits": np.zeros_like(answers["logits"])} if call % 50 == 49 else answers
+
+
+def raises(call: int, inputs: Answers, answers: Answers) -> Answers:
+    if call == 50:
+        raise RuntimeError("the device was lost")
+    return answers
+
+
+def overwrites(call: int, inputs: Answers, answers: Answers) -> Answers:
+    inputs["x"][...] = 0
+    return answers
+
+
+BUFFER = np.zeros((16, 10), np.float32)
+
+
+def reuses(call: int, inputs: Answers, answers: Answers) -> Answers:
+    size = len(answers["logits"])
+    BUFFER[:size] = answers["logits"]
+    return {"logits": BUFFER[:size]}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("calls") / "bench", mlp(), rows())
+
+
+def proof(bench: Bench, fault: Callable[..., Answers], monkeypatch: pytest.MonkeyPatch) -> list[Check]:
+    real = engines.open_session
+
+    @contextmanager
+    def planted(*arguments: Any) -> Iterator[Planted]:
+        with real(*arguments) as session:
+            yield Planted(session, fault)
+
+    monkeypatch.setattr(engines, "open_session", planted)
+    use_steady_clock(monkeypatch)
+    return bench.engine().checks(seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "told"),
+    [
+        (from_101, "calls repeated", "other bits"),
+        (one_in_50, "calls repeated", "other bits"),
+        (raises, "calls repeated", "RuntimeError: the device was lost"),
+        (overwrites, "calls inputs", "x was overwritten"),
+        (reuses, "calls outputs", "logits changed after it was answered"),
+    ],
+)
+def test_what_goes_wrong_between_calls_fails_the_proof_by_the_check_that_is_meant_for_it(
+    fault: Callable[..., Answers], name: str, told: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = proof(bench, fault, monkeypatch)
+    assert [check.name for check in checks if not check.passed] == [name]
+    found = next(check for check in checks if check.name == name)
+    assert told in found.note and found.case.startswith("call ")
+    verdict, reason = judge(checks)
+    assert verdict == "failed" and reason.startswith(f"engine {name} at call ")
+    assert Check.from_json(found.to_json()) == found
+
+
+def test_a_golden_set_that_fails_is_not_followed_by_sizes_and_no_calls_are_made_where_the_spec_asks_for_none(
+    bench: Bench,
+) -> None:
+    checks = bench.engine(with_swapped(bench.canonical(), "w1", 1, 3)).checks()
+    assert {check.name for check in checks if not check.passed} & {"sqnr_db"}
+    assert not [check for check in checks if check.name == "sizes"]
+    assert [check.passed for check in checks if check.name == "calls repeated"] == [True]
+    nothing: Any = None
+    assert tried_calls(None, nothing, nothing, nothing, nothing, nothing) == ()
+
+
+def test_bits_are_asked_of_a_backend_that_promises_them_on_a_cpu_and_of_no_model_that_draws(
+    bench: Bench, tmp_path: Path
+) -> None:
+    request = bench.engine().blob.request
+    onnx.save(bench.canonical(), tmp_path / "graph.onnx")
+    drawn = after(bench.canonical(), "logits", "noise = RandomNormalLike(was) logits = Add(was, noise)")
+    onnx.save(drawn, tmp_path / "drawn.onnx")
+    assert repeats_bits(request, tmp_path / "graph.onnx")
+    assert not repeats_bits(request, tmp_path / "drawn.onnx")
+    (gpu,) = parse_targets("sm_89")
+    for backend, target, bits in (("xla", CPU, True), ("xla", gpu, False), ("tensorrt", gpu, False)):
+        tool = discovery.configure(backend, {})
+        names = discovery.options_of(tool), ()
+        other = BuildRequest("0" * 64, "fp32", target, backend, (), (), (), *names)
+        assert repeats_bits(other, tmp_path / "graph.onnx") == bits
+    assert seed_of(request) == seed_of(bench.engine().blob.request)
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds"), [({}, None), ({"calls": {"seconds": 30}}, 30.0), ({"calls": {"seconds": None}}, None)]
+)
+def test_a_spec_says_how_long(project: Project, asked: dict[str, Any], seconds: float | None) -> None:
+    project.change_spec(validation={**asked, "contract": {"bitwise": {}}})
+    spec = load_spec(project.spec)
+    told = calls_of(ModelSpec.model_validate(spec.model_dump(mode="json", exclude_unset=True)))
+    assert told is not None
+    assert (told.seconds, told.bitwise) == (seconds, True)
+    assert [dim.name for dim in told.shapes.dims] == ["batch"]
+
+
+@pytest.mark.parametrize("off", ["off", None, False])
+def test_a_spec_asks_for_no_calls(project: Project, off: object) -> None:
+    project.change_spec(validation={"calls": off})
+    assert calls_of(load_spec(project.spec)) is None

@@ -1,0 +1,148 @@
+"""A page is drawn from its JSON alone, wherever that lies; Prefect's artifacts say the same, and nothing hostile."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginery.core.errors import InputError, IntegrityError, UnknownNameError
+from enginery.core.proof.report import Report
+from enginery.registry.evidence.attestations import attest
+from enginery.registry.store.base import open_store
+from enginery.registry.store.keys import page_data_key, page_key
+from enginery.registry.versions.lookup import load
+from pipeline.compile.publication.pages import CANARY, VERSION, drawn, published_document, read_document
+from pipeline.orchestration import artifacts
+from pipeline.orchestration.artifacts import artifacts_of, show_document
+from tests.pipeline.projects import Project
+from tests.validation.canary.reports import report as canary_report
+from tests.validation.page_data import version_report
+from tests.validation.reporting.test_html import HOSTILE, Page, hostile
+
+
+@pytest.fixture(scope="module")
+def canary(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return canary_report(tmp_path_factory.mktemp("canary"), 2500, failing=0.02)
+
+
+def version() -> dict[str, Any]:
+    return {"kind": VERSION, **version_report()}
+
+
+def test_a_build_leaves_the_json_that_its_page_is_drawn_from(built: Project, tmp_path: Path) -> None:
+    store = open_store(str(built.registry))
+    data, page = (store.read(key("tiny", "1")) for key in (page_data_key, page_key))
+    assert drawn(json.loads(data)).encode() == page
+    spreads = [spread for report in json.loads(data)["reports"] for spread in report["spreads"]]
+    assert {spread["joint"] for spread in spreads} == {"export", "quantization", "engine"}
+    assert all(spread["samples"] == 24 and len(spread["abs_error"]) == 101 for spread in spreads)
+    text = page.decode()
+    assert text.count('class="picture ecdf"') == 2 and "Worst cases" in text
+    (tmp_path / "report.json").write_bytes(data)
+    again = built.run("report", tmp_path / "report.json", "--out", tmp_path / "again.html")
+    assert again.code == 0 and (tmp_path / "again.html").read_bytes() == page
+
+
+def test_the_page_of_a_reference_is_as_of_today(built: Project, tmp_path: Path) -> None:
+    store = open_store(str(built.registry))
+    manifest = load(store, "tiny", "1")
+    before = published_document(store, manifest)
+    report = Report.from_json(next(item for item in before["reports"] if item["verdict"] == "proven"))
+    attest(
+        store, manifest, replace(report, verdict="failed", reason="it broke", created_at="2999-01-01T00:00:00+00:00")
+    )
+    after = published_document(store, manifest)
+    assert [entry["status"] for entry in after["engines"]].count("failed") == 1
+    assert len(after["reports"]) == len(before["reports"])
+    assert [item["reason"] for item in after["reports"]].count("it broke") == 1
+    done = built.run("report", "tiny@1", "--out", tmp_path / "today.html")
+    assert done.code == 0 and "1 engine failed" in (tmp_path / "today.html").read_text()
+
+
+def test_a_canary_is_drawn_again_from_its_report(canary: dict[str, Any], tmp_path: Path, built: Project) -> None:
+    (tmp_path / "report.json").write_text(json.dumps(canary))
+    assert built.run("report", tmp_path / "report.json", "--out", tmp_path / "page.html").code == 0
+    assert (tmp_path / "page.html").read_text() == drawn(canary)
+    (tmp_path / "report.json").write_text(json.dumps({**canary, "reason": "edited"}))
+    with pytest.raises(IntegrityError, match="digest"):
+        read_document(tmp_path / "report.json")
+
+
+def test_what_is_no_document_is_named(tmp_path: Path, built: Project) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        read_document(tmp_path / "none.json")
+    (tmp_path / "a.json").write_text('{"kind": "else"}')
+    with pytest.raises(InputError, match="'else'"):
+        read_document(tmp_path / "a.json")
+    with pytest.raises(IntegrityError, match="not whole"):
+        drawn({"kind": VERSION, "model": "m"})
+    store = open_store(str(built.registry))
+    with pytest.raises(UnknownNameError, match="it is lost; publish the version again"):
+        published_document(store, replace(load(store, "tiny", "1"), version="7"))
+
+
+def test_a_version_becomes_a_verdict_engines_drift_and_a_link() -> None:
+    found = {item.key: item for item in artifacts_of(version(), "file:///r.html")}
+    assert list(found) == ["result-digits", "engines-digits", "drift-digits", "page-digits"]
+    text = found["result-digits"].markdown
+    assert (
+        text.index("1 engine failed; 3 proven, 21 unproven")
+        < text.index("## Drift by joint")
+        < text.index("## Which node")
+    )
+    assert "sm\\_120 int8 tensorrt-rtx: the compiler was killed" in text and "file:///r.html" in text
+    assert len(found["engines-digits"].table) == len(version()["engines"])
+    row = next(row for row in found["drift-digits"].table if row["what"] == "cpu int8 onnxruntime")
+    assert row == {
+        "what": "cpu int8 onnxruntime",
+        "output": "logits",
+        "export": "127.3 dB (limit 80.0 dB)",
+        "quantization": "23.6 dB (limit 15.0 dB)",
+        "engine": "35.6 dB (limit 22.0 dB)",
+        "drift": "nearly all at quantization",
+    }
+
+
+def test_a_run_that_published_nothing_says_how_each_unit_ended() -> None:
+    engine = {name: version()["engines"][-1][name] for name in ("target", "precision", "backend", "reason")}
+    rows = [{**engine, "status": "failed", "size_bytes": None, "digest": None}]
+    found = list(artifacts_of({"kind": VERSION, "model": "m", "version": "none", "engines": rows}, None))
+    assert [item.key for item in found] == ["result-m", "engines-m"]
+    assert "1 engine failed; there is none to pull" in found[0].markdown
+
+
+def test_a_canary_becomes_a_verdict_criteria_and_a_link(canary: dict[str, Any]) -> None:
+    found = {item.key: item for item in artifacts_of(canary, "file:///r.html")}
+    assert list(found) == ["canary-tiny", "page-canary-tiny"]
+    text = found["canary-tiny"].markdown
+    assert text.startswith("# Canary: FAIL") and "| errors | FAIL |" in text and "tiny@2, 2500 requests, 5" in text
+
+
+def test_hostile_text_has_no_meaning_in_markdown(canary: dict[str, Any]) -> None:
+    for document in (hostile(version()) | {"kind": VERSION}, {**canary, "reason": f"{HOSTILE} | `a` [x](y)\n# b"}):
+        text = next(artifacts_of(document, None)).markdown
+        assert "<script" not in text and "\n# b" not in text and "[x](y)" not in text
+
+
+def test_artifacts_are_posted_by_their_kind(monkeypatch: pytest.MonkeyPatch, canary: dict[str, Any]) -> None:
+    import prefect.artifacts
+
+    posted: list[tuple[str, str]] = []
+    for kind in ("link", "markdown", "table"):
+        name = f"create_{kind}_artifact"
+        monkeypatch.setattr(
+            prefect.artifacts, name, lambda *_, key, kind=kind, **__: posted.append((kind, key)), raising=True
+        )
+    assert show_document(version(), "file:///r.html") == [key for _, key in posted]
+    assert [kind for kind, _ in posted] == ["markdown", "table", "table", "link"]
+    show_document(canary, None)
+    assert posted[-1] == ("markdown", "canary-tiny")
+    assert artifacts.CANARY == CANARY == canary["kind"]
+
+
+def test_without_a_prefect_server_report_says_what_to_set(built: Project, tmp_path: Path) -> None:
+    done = built.run("report", "tiny@1", "--out", tmp_path / "r.html", "--prefect")
+    assert done.code == 3 and "PREFECT_API_URL" in done.err
+    assert Page((tmp_path / "r.html").read_text()).text.count("tiny") > 0

@@ -1,0 +1,69 @@
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from google.protobuf import json_format
+from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
+from in_toto_attestation.v1.statement import Statement
+
+from enginery.core.digest import canonical_json
+from enginery.registry.store.base import open_store
+from enginery.registry.verification.verify import verify
+from enginery.registry.versions.publish import publish
+from pipeline.cli import enginery
+from pipeline.compile.publication.provenance import (
+    IMAGE,
+    SBOM,
+    STATEMENT,
+    environment_sbom,
+    provenance_statement,
+    with_provenance,
+)
+from tests.enginery.registries import approval, draft, engine
+
+STARTED = "2026-01-01T00:00:00+00:00"
+
+
+def test_the_sbom_is_valid_cyclonedx_and_the_same_each_time() -> None:
+    sbom = environment_sbom()
+    errors = JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(sbom))
+    assert errors is None, errors
+    assert canonical_json(sbom) == canonical_json(environment_sbom())
+    found = {item["name"]: item for item in sbom["components"]}
+    assert found["numpy"]["purl"].startswith("pkg:pypi/numpy@") and found["numpy"]["licenses"]
+
+
+def test_the_statement_is_in_toto_and_slsa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(IMAGE, "registry.example/builder@sha256:" + "a" * 64)
+    store = open_store(tmp_path / "registry", create=True)
+    entries = [engine(store), engine(store, "sm_89", status="unproven")]
+    found = provenance_statement(draft(store), entries, STARTED, "b" * 64)
+    statement = Statement(subjects=[], predicate_type="", predicate={})
+    json_format.ParseDict(found, statement.pb)
+    statement.validate()
+    predicate = json_format.ParseDict(found["predicate"], provenance_pb2.Provenance())
+    assert predicate.build_definition.resolved_dependencies[0].digest["sha256"] == draft(store).sources["onnx"]
+    assert {item["digest"]["sha256"] for item in found["subject"]} == {entry.digest for entry in entries}
+    assert predicate.run_details.builder.builder_dependencies[0].uri.startswith("registry.example/builder")
+    assert predicate.run_details.metadata.started_on.seconds > 0
+
+
+def test_provenance_is_signed_with_the_manifest_and_no_part_of_what_a_version_is(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "registry", create=True)
+    entry = engine(store)
+
+    def published(started: str) -> tuple[str, bool]:
+        told = with_provenance(store, draft(store), [entry], started)
+        found = publish(store, told, [(entry, approval(entry))])
+        assert {STATEMENT, SBOM} <= found.manifest.sources.keys()
+        return found.version, found.existed
+
+    assert published(STARTED) == ("1", False)
+    assert published("2026-02-02T00:00:00+00:00") == ("1", True)
+    assert verify(store, None).sound
+    for flag, key in (("--provenance", "predicateType"), ("--sbom", "bomFormat")):
+        shown = CliRunner().invoke(enginery, ["show", "digits", flag, "--registry", str(tmp_path / "registry")])
+        assert shown.exit_code == 0 and key in json.loads(shown.stdout)

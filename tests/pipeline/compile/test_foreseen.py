@@ -1,0 +1,201 @@
+"""Plans name the cause of every build and proof, and what follows from a change where no engine is built for it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+
+from enginery.registry.store import folder as filestore
+from enginery.registry.store.base import open_store
+from pipeline.compile.on_record import reading
+from pipeline.compile.steps.inputs import differences, inputs_of
+from pipeline.spec.file import load_spec
+from tests.pipeline.projects import SPEC, Project, arrays, weights, write_model
+
+MODEL, CALIBRATION, GOLDEN = "model tiny.onnx", "calibration data calibration.npz", "golden data golden.npz"
+
+
+def planned(project: Project, *words: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The units by name, and what follows from each change."""
+    done = project.run("plan", project.spec, "--json", *words)
+    assert done.code == 0, done.err
+    units = {f"{unit['target']} {unit['precision']}": unit for unit in done.json["units"]}
+    return units, {change["what"]: change["follows"] for change in done.json["changes"]}
+
+
+def change_data(project: Project, name: str, add: float) -> None:
+    data = arrays(project.folder / name)
+    data["x"][0, 0] += add
+    np.savez(project.folder / name, **data)
+
+
+def test_a_changed_model_is_the_cause_for_every_precision(built: Project) -> None:
+    assert planned(built)[1] == {}
+    write_model(built.folder / "tiny.onnx", {**weights(), "b1": weights()["b1"] + 1})
+    units, changes = planned(built)
+    assert {unit["reason"] for unit in units.values() if unit["action"] == "build"} == {f"{MODEL} changed"}
+    assert units["cpu int8"]["action"] == "build", "and its scales changed by it"
+    (follows,) = changes.values()
+    assert "to another ONNX model, calibrated and quantized; 5 engines are built and proven" in follows
+    table = built.run("plan", built.spec).out
+    assert f"{MODEL} changed: the model is exported again" in table and "scales" not in table
+
+
+def test_a_changed_calibration_sample_is_named_and_builds_what_it_changes(built: Project) -> None:
+    change_data(built, "calibration.npz", 100.0)
+    units, changes = planned(built)
+    assert units["cpu int8"]["reason"] == units["sm_89 int8"]["reason"] == f"{CALIBRATION} changed"
+    assert units["cpu fp32"]["action"] == "cached" and not units["cpu fp32"]["proven_again"]
+    assert changes == {
+        f"{CALIBRATION} changed": "the model is calibrated and quantized again; 3 engines are built and proven"
+    }
+
+
+def test_a_changed_calibration_sample_that_changes_no_engine_is_told_of(project: Project) -> None:
+    project.change_spec(targets=["cpu"], calibration={"data": "calibration.npz", "method": "minmax"})
+    assert project.build().code == 0
+    data = arrays(project.folder / "calibration.npz")["x"]
+    inner = np.unravel_index(np.abs(data).argmin(), data.shape)
+    data[inner] *= 0.5
+    np.savez(project.folder / "calibration.npz", x=data)
+    units, changes = planned(project)
+    assert {unit["action"] for unit in units.values()} == {"cached"}
+    follows = "the model is calibrated and quantized again; no engine changes by it"
+    assert changes == {f"{CALIBRATION} changed": follows}
+    assert project.build().json["same_as"] == "tiny@1"
+    assert planned(project)[1] == {}, "a build has seen it"
+
+
+@pytest.mark.parametrize("words", [(), ("--no-export",)])
+def test_a_changed_golden_value_is_told_of_though_every_engine_is_cached(
+    built: Project, words: tuple[str, ...]
+) -> None:
+    change_data(built, "golden.npz", 0.001)
+    units, changes = planned(built, *words)
+    assert {unit["action"] for unit in units.values()} == {"cached", "refused"}
+    assert {name for name, unit in units.items() if unit["proven_again"]} == {"cpu fp32", "cpu int8"}
+    assert units["cpu int8"]["reason"].endswith(f"it is proven again: {GOLDEN} changed")
+    assert changes == {f"{GOLDEN} changed": "the golden set is made again; 2 engines are proven again"}
+
+
+def test_a_changed_limit_is_a_cause_by_name_and_value(built: Project) -> None:
+    built.change_spec(golden={**SPEC["golden"], "metric": {**SPEC["golden"]["metric"], "floor": 0.8}})
+    units, changes = planned(built)
+    assert "proven again: golden.metric.floor: 0.9 -> 0.8" in units["cpu fp32"]["reason"]
+    assert changes == {"golden.metric.floor: 0.9 -> 0.8": "2 engines are proven again"}
+
+
+def test_changed_dims_are_a_cause_by_name_and_value(built: Project) -> None:
+    built.change_spec(dims={"batch": {"min": 1, "opt": 4, "max": 16}})
+    units, changes = planned(built)
+    assert units["sm_89 fp32"]["reason"] == "dims.batch.max: 8 -> 16"
+    (follows,) = changes.values()
+    assert "engines are built and proven" in follows and "no engine changes" not in follows
+    assert list(changes) == ["dims.batch.max: 8 -> 16"]
+
+
+def test_what_a_build_has_seen_is_no_change_any_more(built: Project) -> None:
+    model = onnx.load(built.folder / "tiny.onnx")
+    model.doc_string = "a comment"
+    onnx.save(model, built.folder / "tiny.onnx")
+    units, changes = planned(built)
+    assert {unit["action"] for unit in units.values()} == {"cached", "refused"}
+    same = "the model is exported again, to the same ONNX model: no graph and no engine changes by it"
+    assert changes == {f"{MODEL} changed": same}
+    assert built.build().json["same_as"] == "tiny@1"
+    assert planned(built)[1] == {}
+
+
+def test_a_part_of_the_units_that_was_built_leaves_the_causes_of_the_others(built: Project) -> None:
+    write_model(built.folder / "tiny.onnx", {**weights(), "b1": weights()["b1"] * 1.001})
+    assert built.build("--target", "cpu", "--precision", "fp32").code == 0
+    units, _ = planned(built)
+    assert units["cpu fp32"]["action"] == "cached" and units["sm_89 fp32"]["reason"] == f"{MODEL} changed"
+
+
+def snapshot(place: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in place.rglob("*") if file.is_file()}
+
+
+def test_without_an_export_it_runs_and_writes_nothing_and_says_what_it_cannot_know(
+    built: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(built.folder / "tiny.onnx", weights(seed=5))
+    before = snapshot(built.registry)
+    monkeypatch.setattr("builders.execution.local.LocalExecutor.run", lambda *_: pytest.fail("it runs something"))
+    monkeypatch.setattr(filestore.os, "access", lambda *_: False)  # a registry that is not this user's
+    units, changes = planned(built, "--no-export")
+    assert {unit["action"] for unit in units.values()} == {"unknown"}
+    assert units["cpu int8"]["reason"] == f"{MODEL} changed; known once the model is exported"
+    assert units["cpu int8"]["build_key"] is None and units["cpu int8"]["request"] is None
+    assert list(changes) == [f"{MODEL} changed"]
+    done = built.run("plan", built.spec, "--no-export")
+    assert "0 build, 0 cached, 0 refused, 6 unknown" in done.out and "6 of 6 units are unknown" in done.err
+    assert snapshot(built.registry) == before
+
+
+def test_without_an_export_what_needs_no_calibration_is_known(built: Project) -> None:
+    change_data(built, "calibration.npz", 100.0)
+    units, _ = planned(built, "--no-export")
+    assert units["cpu fp32"]["action"] == "cached" and units["sm_75 fp32"]["action"] == "refused"
+    assert units["cpu int8"]["reason"] == f"{CALIBRATION} changed; known once the model is quantized"
+
+
+def test_a_plan_says_what_it_does_first(project: Project) -> None:
+    project.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
+    first = project.run("plan", project.spec, "--no-export")
+    assert first.code == 0 and "no engine for this unit yet; known once the model is exported" in first.out
+    done = project.run("plan", project.spec)
+    assert "not on record: export; that is done first" in done.err and "export ..." in done.err
+    assert "not on record" not in project.run("plan", project.spec).err
+
+
+def torch_inputs(folder: Path) -> dict[str, dict[str, str]]:
+    return inputs_of(load_spec(folder / "net.yaml"), reading(open_store(folder.parent / "r", create=True)))
+
+
+def test_the_inputs_of_a_torch_model_go_by_their_owners_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "net"
+    folder.mkdir()
+    spec = {"model": "net", "source": {"torch": "net.py:build", "weights": "w.safetensors", "opset": 18}}
+    spec |= {"inputs": {"x": {"shape": [1, 4]}}, "precisions": ["fp32"], "targets": ["cpu"]}
+    (folder / "net.yaml").write_text(yaml.safe_dump(spec))
+    (folder / "net.py").write_text("import numpy\nfrom layers import Layer\n\ndef build():\n    return Layer()\n")
+    (folder / "layers.py").write_text("class Layer: pass\n")
+    (folder / "w.safetensors").write_bytes(b"weights")
+    before = torch_inputs(folder)["export"]
+    for name, change in [
+        ("w.safetensors", "weights w.safetensors changed"),
+        ("net.py", "entry point net.py changed"),
+        ("layers.py", "module layers.py changed"),
+    ]:
+        kept = (folder / name).read_bytes()
+        (folder / name).write_bytes(kept + b"\n# a comment\n")
+        assert differences(before, torch_inputs(folder)["export"]) == [change]
+        (folder / name).write_bytes(kept)
+    monkeypatch.setattr("pipeline.compile.run_context.version", lambda name: "99.0" if name == "numpy" else "1.0")
+    spec["source"] |= {"opset": 20, "arguments": {"width": 8}}
+    (folder / "net.yaml").write_text(yaml.safe_dump(spec))
+    changes = differences(before, torch_inputs(folder)["export"])
+    assert {"source.opset: 18 -> 20", "source.arguments.width: none -> 8"} <= set(changes)
+    assert any(change.startswith("version of numpy: ") and change.endswith("-> 99.0") for change in changes)
+
+
+def test_a_file_that_is_read_no_more_is_left_to_what_named_it() -> None:
+    digests = "a" * 64, "b" * 64
+    assert differences({"module a.py": digests[0]}, {}) == []
+    assert differences({}, {"module a.py": digests[1]}) == ["module a.py is new"]
+    assert differences({"dims.n.opt": "4"}, {}) == ["dims.n.opt: 4 -> none"]
+
+
+def test_changed_code_is_told_in_one_line_by_module() -> None:
+    before = {f"code of pipeline.m{number}": "a" * 64 for number in range(6)}
+    assert differences(before, {**before, "code of pipeline.m2": "b" * 64}) == ["code of pipeline.m2 changed"]
+    two = differences(before, {**before, "code of pipeline.m2": "b" * 64, "code of pipeline.new": "b" * 64})
+    assert two == ["code of pipeline.m2 and pipeline.new changed"]
+    told = "code of pipeline.m0, pipeline.m1, pipeline.m2 and 3 other modules changed"
+    assert differences(before, dict.fromkeys(before, "b" * 64)) == [told]
+    assert differences(before, {}) == [told], "code that is reached no more is a change of what refers to it"

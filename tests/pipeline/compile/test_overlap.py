@@ -1,0 +1,80 @@
+"""Golden samples that are the calibration samples prove nothing of a calibrated engine, and the run says so."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from enginery.core.types import Dim, TensorSpec
+from tests.pipeline.projects import Project, answers, arrays, units, weights
+from validation.data.generated import GeneratedSamples
+from validation.data.overlap import Noted, golden_digests, merged, overlap_check
+from validation.data.samples import Samples
+
+X = (TensorSpec("x", "float32", ("batch", 8)),)
+BATCH = (Dim("batch", 1, 4, 8),)
+
+
+def samples(folder: Path, name: str, x: np.ndarray) -> Samples:
+    np.savez(folder / f"{name}.npz", x=x)
+    return Samples.open(folder / f"{name}.npz", X, BATCH)
+
+
+def passed(source: Samples | GeneratedSamples) -> bytes:
+    noted = Noted(source)
+    assert list(noted.runs())
+    return noted.seen
+
+
+@pytest.mark.parametrize(("shared", "share"), [(0, 0.0), (6, 0.5), (7, 7 / 12), (12, 1.0)])
+def test_the_share_of_golden_samples_that_are_calibration_samples(tmp_path: Path, shared: int, share: float) -> None:
+    rng = np.random.default_rng(0)
+    golden, others = rng.normal(size=(12, 8)).astype("f"), rng.normal(size=(20, 8)).astype("f")
+    calibration = samples(tmp_path, "calibration", np.concatenate([others, golden[:shared][::-1]]))
+    found = samples(tmp_path, "golden", golden)
+    check = overlap_check(golden_digests(found.batches(), found.complete), passed(calibration))
+    assert check.value == share and check.passed == (share <= 0.5)
+    assert ("give golden.data other ones" in check.note) == (share > 0.5)
+
+
+def test_every_way_to_store_the_same_samples_is_recognized(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(6, 8)).astype("f")
+    grouped, complete = samples(tmp_path, "grouped", x), samples(tmp_path, "complete", x[:, None])
+    generated = [
+        GeneratedSamples(lambda items=items: items, "made", "0" * 64, X, BATCH)
+        for items in ([{"x": row} for row in x], [{"x": x}], [{"x": x[:3]}, {"x": x[3:]}])
+    ]
+    for golden in (grouped, complete):
+        digests = golden_digests(golden.batches(), golden.complete)
+        for source in (grouped, complete, *generated):
+            assert overlap_check(digests, passed(source)).value == 1.0
+    noted = Noted(grouped)
+    parts = [Noted(grouped), Noted(grouped)]
+    assert list(noted.runs()) and list(parts[0].runs(0, 3)) and list(parts[1].runs(3))
+    assert merged(part.seen for part in parts) == noted.seen
+
+
+def test_tokens_that_two_sequences_share_are_no_overlap(tmp_path: Path) -> None:
+    tokens = (TensorSpec("x", "int64", ("length",)),)
+    dims = (Dim("length", 1, 4, 8),)
+    found = []
+    for name, x in (("a", [[1, 2, 3], [2, 3, 1]]), ("b", [[3, 2, 1], [1, 3, 2]])):
+        np.savez(tmp_path / f"{name}.npz", x=np.array(x))
+        found.append(Samples.open(tmp_path / f"{name}.npz", tokens, dims))
+    check = overlap_check(golden_digests(found[0].batches(), found[0].complete), passed(found[1]))
+    assert check.value == 0 and check.passed
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_golden_set_of_calibration_samples_fails_the_calibrated_engines(project: Project, parts: int) -> None:
+    x = arrays(project.folder / "calibration.npz")["x"]
+    np.savez(project.folder / "golden.npz", x=x[::-1], label=answers(weights(), x[::-1]).argmax(-1))
+    project.change_spec(targets=["cpu"], calibration={"data": "calibration.npz", "parts": parts})
+    done = project.build()
+    assert done.code == 1 and units(done.json, "status") == {"cpu fp32": "proven", "cpu int8": "failed"}
+    reason = units(done.json, "reason")["cpu int8"]
+    assert reason.startswith(
+        "quantization calibration overlap at golden: 1, limit 0.5 (all of the 64 golden samples are"
+    )
+    assert "give golden.data other ones" in reason and reason in done.err
+    assert "attribute" not in done.err

@@ -1,0 +1,235 @@
+"""Single steps on the driver's side, with executors that do what the test says."""
+
+import shlex
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+
+from builders.execution.jobs import UNWATCHED, Job, Result, Watch
+from builders.execution.local import LocalExecutor
+from enginery.core.codec import encode
+from enginery.core.errors import (
+    DataError,
+    EngineryError,
+    InputError,
+    IntegrityError,
+    ModelError,
+    StepError,
+    UnavailableError,
+)
+from enginery.core.hardware.cpu_kinds import kind_named
+from enginery.core.types import BuildRequest, Target, TensorSpec
+from enginery.registry.store.base import open_store
+from pipeline.compile import steps
+from pipeline.compile.run_context import Workshop
+from pipeline.compile.steps.engines import _failure, recall_engine, reproduce
+from pipeline.compile.steps.model import recorded_export
+from pipeline.compile.steps.proofs import CRASHED
+from pipeline.compile.steps.sources import source_digests
+from pipeline.spec.file import load_spec
+from pipeline.values import Built, EngineRecord, Exported, Flavour, Graph, Observed, OnnxModel, Proof, Unit
+from tests.pipeline.projects import Project
+
+MODEL, GOLDEN, ENGINE = "a" * 64, "b" * 64, "c" * 64
+TENSOR = (TensorSpec("x", "float32", ("batch", 8)),)
+
+
+class Raising:
+    """An executor in which every job ends in the same error."""
+
+    def __init__(self, error: EngineryError) -> None:
+        self.error = error
+
+    def run(self, job: Job, watch: Watch = UNWATCHED) -> NoReturn:
+        raise self.error
+
+    def cancel(self) -> None: ...
+
+
+def workshop(folder: Path, error: EngineryError) -> Workshop:
+    return Workshop(open_store(folder / "registry", create=True), Raising(error), Raising(error))
+
+
+def an_engine() -> Built:
+    request = BuildRequest(MODEL, "fp32", Target("cpu"), "onnxruntime", TENSOR, TENSOR, ())
+    return Built(Unit(request, Graph(Flavour("fp32"), MODEL, TENSOR, TENSOR), "build", ""), ENGINE, 1, ".onnx")
+
+
+EXPORTED = Exported(OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_qdq=False), GOLDEN, Proof())
+
+
+@pytest.mark.parametrize("error", [ModelError("it cannot be read"), StepError("it died", "crash")])
+def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(project: Project, error: EngineryError) -> None:
+    judged = steps.validate(an_engine(), load_spec(project.spec), EXPORTED, workshop(project.folder.parent, error))
+    assert judged.verdict == "failed"
+    assert str(error) in judged.reason
+
+
+@pytest.mark.parametrize(
+    "error", [UnavailableError("disk full"), IntegrityError("bad blob"), StepError("stopped", "cancelled")]
+)
+def test_what_says_nothing_about_the_engine_ends_the_run(project: Project, error: EngineryError) -> None:
+    with pytest.raises(type(error), match=str(error)):
+        steps.validate(an_engine(), load_spec(project.spec), EXPORTED, workshop(project.folder.parent, error))
+
+
+class Measuring:
+    """An executor that proves everything, and counts."""
+
+    def __init__(self) -> None:
+        self.jobs = 0
+
+    def run(self, job: Job[Proof], watch: Watch = UNWATCHED) -> Proof:
+        self.jobs += 1
+        return Proof((replace(CRASHED, passed=True),))
+
+    def cancel(self) -> None: ...
+
+
+def test_a_failure_names_its_unit_once(project: Project, tmp_path: Path) -> None:
+    unit = an_engine().unit
+    error = StepError(f"{unit.name}: still running", "timeout")
+    failed = _failure(unit, load_spec(project.spec), workshop(tmp_path, error), error)
+    assert (failed.unit, failed.reason) == (unit.name, "still running")
+
+
+def test_a_proof_is_not_taken_over_from_another_kind_of_cpu(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Measuring()
+    shop = Workshop(open_store(project.folder.parent / "registry", create=True), counting, counting)
+    for kind, proofs in (("x86-64-v4-vnni", 1), ("x86-64-v4-vnni", 1), ("x86-64-v4", 2), ("x86-64-v3", 3)):
+        monkeypatch.setattr("pipeline.compile.steps.proofs.this_kind", lambda found=kind: kind_named(found))
+        steps.validate(an_engine(), load_spec(project.spec), EXPORTED, shop)
+        assert counting.jobs == proofs
+
+
+def test_the_build_key_follows_the_backends_revision(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builders.backends.tensorrt.TensorRTRTX.revision", 2)
+    plan = built.run("plan", built.spec, "--json").json["units"]
+    assert {unit["target"] for unit in plan if unit["action"] == "build"} == {"sm_75", "sm_89"}
+    assert all("enginery-tensorrt-rtx: 1 -> 2" in unit["reason"] for unit in plan if unit["action"] == "build")
+
+
+class Editing:
+    """An executor that changes a file before it runs a job, as a person in an editor might."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.local = path, LocalExecutor()
+
+    def run(self, job: Job[Result], watch: Watch = UNWATCHED) -> Result:
+        self.path.write_bytes(self.path.read_bytes() + b" ")
+        return self.local.run(job, watch)
+
+    def cancel(self) -> None: ...
+
+
+def test_a_file_that_changes_while_it_is_read_leaves_no_record(project: Project) -> None:
+    write_entry_point(project)
+    store = open_store(project.registry, create=True)
+    executor = Editing(project.folder / "model.py")
+    with pytest.raises(InputError, match="changed while they were read"):
+        steps.export(load_spec(project.spec), Workshop(store, executor, executor))
+    assert not list(store.list("records/export/"))
+
+
+def test_calibration_data_that_changes_while_it_is_read_leaves_no_record(built: Project) -> None:
+    store = open_store(built.registry)
+    spec = load_spec(built.spec)
+    known = recorded_export(spec, Workshop(store, LocalExecutor(), LocalExecutor()))
+    assert known is not None
+    exported = replace(known, golden=GOLDEN, proof=Proof())
+    before = set(store.list("records/calibrate/"))
+    np.savez(built.folder / "calibration.npz", x=np.ones((3, 8), np.float32))
+    executor = Editing(built.folder / "calibration.npz")
+    with pytest.raises(DataError, match="changed while it was read"):
+        steps.observe((0, 1), spec, exported, Workshop(store, executor, executor))
+    assert set(store.list("records/calibrate/")) == before
+
+
+def write_entry_point(project: Project, imports: str = "torch") -> None:
+    text = f"import {imports}\nimport torch\n\ndef build():\n    return torch.nn.Linear(8, 10)\n"
+    (project.folder / "model.py").write_text(text)
+    inputs = {"input": {"shape": ["batch", 8]}}
+    project.change_spec(source={"torch": "model.py:build"}, inputs=inputs, golden=None, outputs=None)
+
+
+def test_the_packages_that_the_entry_point_imports_are_part_of_the_key(project: Project) -> None:
+    write_entry_point(project, imports="yaml, safetensors")
+    shop = workshop(project.folder.parent, ModelError(""))
+    found = source_digests(load_spec(project.spec), shop)["packages"]
+    assert found == {
+        "safetensors": version("safetensors"),
+        "torch": version("torch"),
+        "yaml": f"PyYAML {version('PyYAML')}",
+    }
+
+
+def test_the_command_that_reproduces_a_failure_survives_a_shell(project: Project) -> None:
+    spaced = project.spec.rename(project.folder / "my spec.yaml")
+    command = reproduce(an_engine().unit, load_spec(spaced), "/a registry")
+    assert shlex.split(command)[:5] == ["enginery", "build", str(spaced), "--registry", "/a registry"]
+
+
+def test_an_engine_is_recalled_as_it_was_recorded_and_a_record_that_cannot_be_read_is_forgotten(tmp_path: Path) -> None:
+    shop, request = workshop(tmp_path, ModelError("")), an_engine().unit.request
+    engine = shop.store.put_bytes(b"engine")
+    told = EngineRecord(request, engine, 6, ".onnx", 1.0)
+    shop.remember("build", {"build": request.key}, encode(told), [engine])
+    assert recall_engine(request, shop) == told
+    shop.remember("build", {"build": request.key}, {"digest": engine, "size_bytes": 6}, [engine])
+    assert recall_engine(request, shop) is None, "it is built again"
+
+
+def test_overrides_of_a_model_that_its_author_quantized_are_no_silent_wish(project: Project, tmp_path: Path) -> None:
+    project.change_spec(quantization={"overrides": [{"match": "MatMul", "precision": "fp16"}]})
+    spec, shop = load_spec(project.spec), workshop(tmp_path, StepError("nothing runs"))
+    quantized = replace(EXPORTED, model=replace(EXPORTED.model, carries_qdq=True))
+    with pytest.raises(InputError, match=r"'MatMul' changes nothing.*remove the overrides"):
+        steps.quantize(Flavour("int8"), spec, quantized, None, {}, shop)
+    assert steps.quantize(Flavour("fp32"), spec, quantized, None, {}, shop).model == MODEL
+    project.change_spec(quantization=None)
+    assert steps.quantize(Flavour("int8"), load_spec(project.spec), quantized, None, {}, shop).model == MODEL
+
+
+def test_a_large_model_file_is_parsed_where_its_memory_has_a_limit(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = load_spec(project.spec)
+    shop = workshop(tmp_path, StepError("a process of its own"))
+    assert list(source_digests(spec, shop)["files"]) == ["tiny.onnx"]
+    monkeypatch.setattr("pipeline.compile.steps.sources._HERE_BYTES", 10)
+    fresh = workshop(tmp_path / "other", StepError("a process of its own"))
+    with pytest.raises(StepError, match="a process of its own"):
+        source_digests(spec, fresh)
+    real = Workshop(fresh.store, LocalExecutor(), LocalExecutor())
+    assert source_digests(spec, real) == source_digests(spec, shop)
+
+
+def test_parts_that_the_cluster_cannot_see_are_observed_here(project: Project) -> None:
+    """A node without the samples says so by None; one with other samples by a DataError."""
+    project.change_spec(calibration={"data": "calibration.npz", "parts": 2})
+    spec = load_spec(project.spec)
+
+    class Blind:
+        def __init__(self, answer: object) -> None:
+            self.answer, self.asked = answer, 0
+
+        def run(self, job: Job, watch: Watch = UNWATCHED) -> object:
+            self.asked += 1
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+        def cancel(self) -> None: ...
+
+    for index, answer in enumerate((None, DataError("calibration.npz changed while it was read"))):
+        store = open_store(project.folder.parent / f"registry {index}", create=True)
+        seen = Observed(store.put_bytes(b"x"), store.put_bytes(b""), "y", 3)
+        local, cluster = Blind(seen), Blind(answer)
+        assert steps.observe((0, 2), spec, EXPORTED, Workshop(store, local, cluster)) == seen
+        assert (cluster.asked, local.asked) == (1, 1)
+        assert steps.observe((0, 1), spec, EXPORTED, Workshop(store, local, cluster)) == seen
+        assert cluster.asked == 1, "a single part stays here"

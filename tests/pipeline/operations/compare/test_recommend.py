@@ -1,0 +1,181 @@
+"""Which engine is recommended: each rule of docs/backends.md by a case, and what would flip it."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.operations.compare.facts import Duel, Facts, fastest, ranked_alike
+from pipeline.operations.compare.recommend import recommend
+from pipeline.operations.compare.words import duel_text
+
+FLEET = ("cpu", "sm_80", "sm_89")
+
+
+def engine(unit: str, median_s: float = 1e-3, **changes) -> Facts:
+    backend, precision = unit.split()[-1], "fp32"
+    usual = {
+        "low_s": 0.95 * median_s,
+        "high_s": 1.05 * median_s,
+        "load_s": 0.1,
+        "memory_bytes": 10 << 20,
+        "size_bytes": 1 << 20,
+        "build_s": 1.0,
+        "sqnr_db": 100.0,
+        "covers": ("cpu",),
+        "shapes": "within",
+    }
+    return Facts(unit, backend, precision, "proven", median_s=median_s, **{**usual, **changes})
+
+
+def duel(first: str, second: str, verdict: str, ratio: float = 0.9) -> Duel:
+    return Duel(first, second, verdict, ratio, 0.97 * ratio, 1.03 * ratio, 0.04)
+
+
+SAME = "no difference shown"
+
+
+def test_the_fastest_is_taken_where_its_lead_was_shown():
+    told = recommend([engine("a", 2e-3), engine("b", 1e-3)], [duel("b", "a", "faster", 0.5)], FLEET)
+    assert told.unit == "b" and told.ties == ()
+    assert told.reason == "the fastest, 1 ms a run; the next, a, takes 2 times as long (95 %: 1.94 to 2.06)"
+
+
+def test_a_lead_that_no_duel_measured_has_no_interval():
+    told = recommend([engine("a", 9e-3), engine("b", 1e-3)], [Duel("b", "a", "far faster", 1 / 9)], FLEET)
+    assert (
+        told.reason == "the fastest, 1 ms a run; the next, a, takes 9 times as long (by the times that each had alone)"
+    )
+
+
+def test_the_fastest_is_whom_the_duels_say_and_not_the_times_alone():
+    facts = [engine("a", 0.9e-3), engine("b", 1e-3)]
+    assert fastest(facts).unit == "a"
+    assert recommend(facts, [duel("b", "a", "faster")], FLEET).unit == "b"
+
+
+@pytest.mark.parametrize(
+    ("better", "words"),
+    [
+        ({"covers": FLEET}, "builds for 3 of the fleet's 3 targets"),
+        ({"shapes": "any"}, "answers any size"),
+        ({"metrics": {"accuracy": 0.99}}, "nearer to the original (accuracy 0.9900, SQNR 100 dB)"),
+        ({"sqnr_db": 120.0}, "nearer to the original (SQNR 120 dB)"),
+        ({"build_s": 0.4}, "builds in 400 ms"),
+    ],
+)
+def test_between_engines_that_are_as_fast_something_else_decides(better, words):
+    slower = engine("b", 1.02e-3, **better)
+    told = recommend([engine("a"), slower], [duel("a", "b", SAME)], FLEET)
+    assert told.unit == "b" and told.ties == ("a",)
+    assert words in told.reason and "no difference in speed shown to a" in told.reason
+    assert told.flips[0].axis == "throughput" and told.flips[0].unit == "a"
+    assert "one of 4 % would have been" in told.flips[0].condition
+
+
+def test_what_was_too_noisy_to_tell_is_not_as_fast_and_the_answer_says_so():
+    """An engine that may take 26 times as long is not taken because it answers more sizes."""
+    noisy = Duel("a", "b", SAME, 0.26, 0.039, 1.737, 12.0)
+    told = recommend([engine("a"), engine("b", 37e-3, shapes="any", covers=FLEET)], [noisy], FLEET)
+    assert told.unit == "a" and told.ties == ()
+    assert told.reason == "the least median, 1 ms a run; the runs were too noisy to tell whether b may be as fast"
+    (speed,) = (flip for flip in told.flips if flip.axis == "throughput")
+    assert speed.unit == "b" and "may take 25.6 times as long" in speed.condition
+    assert duel_text(noisy.to_json()).startswith("too noisy to tell: a against b: 0.260 times the time")
+    assert duel_text(noisy.to_json()).endswith("a difference of 1,200 % would have been shown")
+
+
+def test_the_axes_come_in_their_order():
+    """Fleet before sizes before accuracy before rebuilds."""
+    worst = engine("a")
+    ladder = [{"build_s": 0.1}, {"sqnr_db": 150.0}, {"shapes": "any"}, {"covers": FLEET}]
+    for index, better in enumerate(ladder[1:], 1):
+        below = replace(worst, unit="below", **ladder[index - 1])
+        above = replace(worst, unit="above", **better)
+        duels = [duel("a", "below", SAME), duel("a", "above", SAME)]
+        assert recommend([worst, below, above], duels, FLEET).unit == "above", better
+
+
+def test_differences_too_small_to_matter_decide_nothing():
+    near = engine("b", 1.01e-3, sqnr_db=104.0, build_s=0.7, metrics={})
+    told = recommend([engine("a"), near], [duel("a", "b", SAME)], FLEET)
+    assert told.unit == "a" and "either will do" in told.reason and told.ties == ("b",)
+
+
+def test_a_faster_engine_beats_every_other_axis_and_the_flips_say_when_not():
+    other = engine(
+        "b",
+        2e-3,
+        covers=FLEET,
+        shapes="any",
+        sqnr_db=140.0,
+        metrics={"accuracy": 0.99},
+        build_s=0.25,
+        load_s=0.01,
+        memory_bytes=1 << 20,
+    )
+    fast = engine("a", 1e-3, metrics={"accuracy": 0.98}, build_s=10.0)
+    told = recommend([fast, other], [duel("a", "b", "faster", 0.5)], FLEET)
+    assert told.unit == "a"
+    flips = {(flip.axis, flip.condition) for flip in told.flips}
+    assert {axis for axis, _ in flips} == {"portability", "shapes", "accuracy", "rebuild", "start", "memory"}
+    conditions = "\n".join(condition for _, condition in flips)
+    assert "(cpu, sm_80, sm_89): it builds for 3 of 3 targets, not 1" in conditions
+    assert "if other sizes come than the chosen one answers: it answers any size" in conditions
+    assert "accuracy 0.9900, SQNR 140 dB, not accuracy 0.9800, SQNR 100 dB" in conditions
+    # 9.75 s of building, repaid by a millisecond a run
+    assert "if fewer than 9,750 runs follow a build, which takes 250 ms, not 10 s" in conditions
+    assert "if fewer than 90 runs follow a start, which takes 10 ms, not 100 ms" in conditions
+    assert "it takes 1.0 MiB, not 10.0 MiB" in conditions
+    assert {flip.unit for flip in told.flips} == {"b"}
+
+
+def test_what_failed_or_is_unproven_is_never_taken_however_fast_or_good():
+    bad = replace(engine("b", 1e-6, covers=FLEET), status="failed", reason="SQNR")
+    unproven = replace(engine("c", 1e-6), status="unproven", reason="no sm_89 GPU")
+    told = recommend([engine("a"), bad, unproven], [], FLEET)
+    assert told.unit == "a" and told.flips == () and told.reason.startswith("the only engine that is proven here")
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ([], "no backend that is installed builds for this target"),
+        ([Facts("u", "b", "fp32", "failed", "SQNR is 3 dB")], "no engine passed: u: SQNR is 3 dB"),
+        ([Facts("u", "b", "fp32", "refused", "no FP8")], "no engine passed: u: no FP8"),
+        (
+            [Facts("u", "b", "fp32", "unproven", "no sm_89 GPU")],
+            "nothing runs here: u: no sm_89 GPU; compare on a node",
+        ),
+    ],
+)
+def test_with_nothing_to_take_the_reason_says_why(facts, words):
+    told = recommend(facts, [], FLEET)
+    assert told.unit is None and words in told.reason
+
+
+def test_an_engine_that_is_far_faster_needs_no_duel():
+    told = recommend([engine("a"), engine("b", 9e-3)], [Duel("a", "b", "far faster", 1 / 9)], FLEET)
+    assert told.unit == "a" and told.ties == ()
+
+
+def test_a_leader_that_is_still_beaten_is_no_more_than_as_fast():
+    """After two rounds the duels may form a circle: then nothing was shown."""
+    told = recommend([engine("a"), engine("b", shapes="any")], [duel("a", "b", "slower", 1.05)], FLEET)
+    assert told.unit == "b"
+
+
+def test_a_duel_turned_round_says_the_same():
+    turned = Duel("a", "b", "faster", 0.5, 0.4, 0.8, 0.1).turned()
+    assert turned == Duel("b", "a", "slower", 2.0, 1.25, 2.5, 0.1)
+    assert Duel("a", "b", SAME).turned() == Duel("b", "a", SAME)
+
+
+def test_engines_are_ranked_by_their_runtimes_where_all_of_them_can_be_and_by_the_sessions_else():
+    own = {"median_s": 4e-4, "low_s": 3e-4, "high_s": 5e-4}
+    first, second = engine("cpu fp32 a", 1e-3, runtime=own), engine("cpu fp32 b", 9e-4)
+    failed = Facts("cpu int8 a", "a", "int8", "failed", "why")
+    assert [item.timed for item in ranked_alike([first, second, failed])] == ["session"] * 3
+    alone = ranked_alike([first, failed])
+    assert (alone[0].timed, alone[0].median_s, alone[0].low_s) == ("runtime", 4e-4, 3e-4)
+    both = ranked_alike([first, engine("cpu fp32 b", 9e-4, runtime={**own, "median_s": 8e-4})])
+    assert fastest(both) == both[0]

@@ -1,0 +1,142 @@
+"""Engines are timed by a build, once for each kind of machine; what was measured is attached, shown and asked again."""
+
+import json
+import re
+from typing import NoReturn
+
+import pytest
+
+from builders.execution.jobs import UNWATCHED, Job, Watch
+from enginery.core.errors import InputError, IntegrityError, SpecError
+from enginery.core.names import parse_reference
+from enginery.core.types import Dim, Target
+from enginery.registry.evidence.latencies import attach_latency, latencies
+from enginery.registry.store.base import open_store
+from enginery.registry.versions.lookup import load
+from pipeline.canary.engines import choose
+from pipeline.compile.publication.pages import published_document
+from pipeline.compile.run_context import Workshop
+from pipeline.compile.steps.latency import time_engine
+from pipeline.operations.latency import Asked, profile_published, race_published
+from pipeline.operations.revalidate import as_built, spec_of
+from pipeline.orchestration.artifacts import version_markdown
+from pipeline.orchestration.run import NotOnRecord, OnlyRecords
+from pipeline.spec.file import load_spec
+from pipeline.spec.limits import Latency
+from tests.pipeline.projects import Project
+from validation.latency.measurement.buckets import parse_sizes, sizes_of_buckets
+
+QUICK = {"seconds": 0.005}
+
+
+def test_a_build_times_what_runs_here_and_a_second_one_does_nothing(project: Project) -> None:
+    project.change_spec(targets=["cpu", "sm_89"], precisions=["fp32"], validation={"latency": QUICK})
+    done = project.build()
+    assert done.code == 0 and "latency cpu fp32 onnxruntime: done" in done.err and "latency sm_89" not in done.err
+    store = open_store(project.registry)
+    manifest = load(store, "tiny", "1")
+    ((engine, (report,)),) = latencies(store, manifest).items()
+    assert engine == manifest.engines[0].digest and report["unit"] == "cpu fp32 onnxruntime"
+    assert [bucket["sizes"]["batch"] for bucket in report["buckets"]] == [1, 4, 8]
+    for bucket in report["buckets"]:
+        assert bucket["runs"] >= 6 and bucket["items_per_s"] > 0 and bucket["memory_bytes"] > 0
+        assert 0 < bucket["runtime"]["low"] <= bucket["runtime"]["value"] and len(bucket["process_medians_s"]) == 5
+    assert report["processes"] == 5 and report["import_s"] > 0
+    assert report["load_s"] > 0 and report["anatomy"]["graph"]["macs"] == 4 * (8 * 16 + 16 * 10)
+    # Nothing but overhead bounds so small a model; on a machine that others use the limits may not be known.
+    assert report["anatomy"]["diagnosis"]["bound"] in ("overhead", None)
+    shown = project.run("show", "tiny")
+    assert "latency on" in shown.out and re.search(r"(overhead-bound.*|no diagnosis) at batch=4", shown.out)
+    assert "too few runs for p99 at batch=1" in shown.out and "p99.9" not in shown.out
+    page = (project.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
+    assert "<h2>Latency</h2>" in page
+
+    again = project.build()
+    assert again.json["cached"] and "latency cpu fp32 onnxruntime: cached" in again.err
+    # How long engines are timed changes nothing about what they are.
+    project.change_spec(validation={})
+    assert project.build().json["version"] == "1"
+    validated = project.run("validate", "tiny", "--target", "cpu", "--json")
+    assert validated.json["engines"][0]["latency"] is not None
+    assert len(list(store.list("models/tiny/versions/1/latency/"))) == 2
+    assert len(latencies(store, manifest)[engine]) == 1
+    today = published_document(store, manifest)
+    assert today["latencies"] == latencies(store, manifest) != {engine: [report]}
+    assert "| cpu fp32 onnxruntime | batch=4 |" in version_markdown(today, None)
+
+    (project.registry / next(iter(store.list("models/tiny/versions/1/latency/")))).write_text('{"format": 1}')
+    assert project.run("verify").code == 1
+
+
+def test_profile_times_one_engine_and_races_two(built: Project) -> None:
+    words = ("profile", "tiny", "--target", "cpu", "--quiet", "--json")
+    asked = ("--precision", "fp32", "--seconds", 0.005, "--bucket", "batch=3", "--streams", 2)
+    report = built.run(*words, *asked).json
+    (bucket,) = report["buckets"]
+    assert bucket["name"] == "batch=3" and bucket["streams"] == 2 and bucket["streams_items_per_s"] > 0
+    assert report["model"] == "tiny" and report["anatomy"]["bucket"] == "batch=3"
+    assert len(report["anatomy"]["profile"]["nodes"]) == report["anatomy"]["traffic"]["groups"]
+    race = ("--precision", "fp32", "--against", "tiny", "--against-precision", "int8", "--seconds", 0.4)
+    found = built.run(*words, *race).json
+    assert found["verdict"] in ("faster", "slower", "no difference shown") and found["bucket"] == "batch=4"
+    assert (found["first"]["precision"], found["second"]["precision"]) == ("fp32", "int8")
+    assert found["ratios"][0]["low"] < found["ratios"][0]["ratio"] < found["ratios"][0]["high"]
+    wrong = built.run("profile", "tiny", "--target", "cpu", "--bucket", "batch=9")
+    assert wrong.code == 2 and "batch goes from 1 to 8" in wrong.err
+
+
+def test_sizes_are_those_of_the_spec() -> None:
+    dims = (Dim("batch", 1, 4, 16, (4, 16)), Dim("length", 8, 8, 32))
+    assert sizes_of_buckets(dims[:1], "few") == [{"batch": 1}, {"batch": 4}, {"batch": 16}]
+    assert sizes_of_buckets((), "few") == [{}]
+    everything = sizes_of_buckets(dims, "all")
+    assert {sizes["batch"] for sizes in everything} == {1, 4, 5, 16} and len(everything) == 8
+    assert parse_sizes("length=32", dims) == {"batch": 4, "length": 32}
+    for text, said in (("b=2", "no dim 'b'"), ("batch", "is not NAME=SIZE"), ("batch=17", "goes from 1 to 16")):
+        with pytest.raises(InputError, match=said):
+            parse_sizes(text, dims)
+
+
+@pytest.mark.parametrize("off", ["off", False, None])
+def test_it_can_be_turned_off(project: Project, off: object) -> None:
+    project.change_spec(validation={"latency": off, "attribution": False})
+    validation = load_spec(project.spec).validation
+    assert validation.latency is None and validation.attribution == "off"
+
+
+def test_a_mistake_in_the_spec_is_one_line(project: Project) -> None:
+    project.change_spec(validation={"latency": {"second": 1}})
+    with pytest.raises(SpecError) as error:
+        load_spec(project.spec)
+    assert str(error.value).endswith("validation.latency.second: unknown key; did you mean 'seconds'?")
+
+
+def test_a_report_about_another_engine_is_refused(built: Project) -> None:
+    store = open_store(built.registry)
+    shown = {"machine": {}, "created_at": "", "unit": "", "buckets": [], "anatomy": {}}
+    blob = store.put_bytes(json.dumps({"format": 2, "engine": "0" * 64, **shown}).encode())
+    with pytest.raises(IntegrityError, match="which tiny@1 does not have"):
+        attach_latency(store, load(store, "tiny", "1"), blob)
+    with pytest.raises(IntegrityError, match="no latency report"):
+        attach_latency(store, load(store, "tiny", "1"), store.put_bytes(b"{}"))
+
+
+def test_whatever_is_timed_is_timed_alone(built: Project) -> None:
+    store, jobs = open_store(built.registry), []
+
+    class Recorder(OnlyRecords):
+        def run(self, job: Job, watch: Watch = UNWATCHED) -> NoReturn:
+            jobs.append(job)
+            raise NotOnRecord(job.name)
+
+    shop = Workshop(store, Recorder(), Recorder())
+    chosen = choose(store, parse_reference("tiny"), Target("cpu"), "fp32")
+    spec, golden = spec_of(chosen.manifest), chosen.manifest.sources["golden"]
+    for timed in (
+        lambda: profile_published(chosen, Asked(), shop),
+        lambda: race_published(chosen, chosen, Asked(), shop),
+        lambda: time_engine(as_built(chosen.entry), spec, Latency(), golden, shop, afresh=True),
+    ):
+        with pytest.raises(NotOnRecord):
+            timed()
+    assert [job.needs.alone for job in jobs] == [True] * 3

@@ -1,0 +1,281 @@
+"""Engines carried to a machine without the registry, and what is believed of what comes back."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builders.backends.onnxruntime import OrtSession
+from builders.execution.jobs import WorkerContext
+from enginery.core.errors import InputError, IntegrityError, UnknownNameError
+from enginery.registry.build_request import request_of
+from enginery.registry.evidence.attestations import judged
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.versions.lookup import load
+from pipeline.compile.jobs.blobs import runnable
+from pipeline.operations.offline import carry as carrying
+from pipeline.operations.offline import returned
+from pipeline.operations.offline.carry import carry
+from pipeline.operations.offline.returned import Imported, import_results
+from tests.pipeline.projects import Project
+from validation.comparison.sessions import run
+from validation.gpu.carried import Carried
+from validation.gpu.cases import load_cases
+from validation.gpu.kit import Asked, run_kit
+from validation.gpu.recorded import Recorder, pack, unpack
+from validation.gpu.results import Results, now
+
+Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def returned_once(built_once: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A folder that was carried, and the results of the kit on this machine's CPU."""
+    place = tmp_path_factory.mktemp("carried")
+    store = open_store(built_once / "registry")
+    carry(store, load(store, "tiny", "1"), place / "out")
+    found = run_kit(Asked("cpu", (), carry=(place / "out",), seconds=0.01, peaks=False), lambda _: None)
+    (place / "results.json").write_bytes(found.to_bytes())
+    return place / "out", place / "results.json"
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs run here: each process of its own costs a second."""
+    monkeypatch.setattr(returned, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
+
+
+@pytest.fixture
+def place(built: Project) -> tuple[Store, Manifest]:
+    store = open_store(built.registry)
+    return store, load(store, "tiny", "1")
+
+
+def changed(path: Path, unit: str, change: Change) -> Results:
+    """The results with one carried engine alone, and something about it changed."""
+    document = json.loads(path.read_bytes())
+    (item,) = [item for item in document["carried"] if item["unit"] == unit]
+    document["carried"] = [item]
+    change(document)
+    return Results.from_json(document)
+
+
+def test_the_answers_of_a_machine_elsewhere_prove_engines(built: Project, returned_once: tuple[Path, Path]) -> None:
+    done = built.run("validate", "--import", returned_once[1], "--json")
+    assert done.code == 0, done.err
+    found = {item["unit"]: (item["verdict"], item["report"]) for item in done.json}
+    assert found["cpu fp32 onnxruntime"][0] == found["cpu int8 onnxruntime"][0] == "proven"
+    assert found["sm_89 int8 tensorrt-rtx"] == ("unproven", None)
+    store = open_store(built.registry)
+    now_is = {entry.unit: entry.reason for entry in judged(store, load(store, "tiny", "1"))}
+    assert "proven by attestation" in now_is["cpu int8 onnxruntime"]
+    (report,) = (built.registry / "models").rglob(f"{found['cpu int8 onnxruntime'][1]}.json")
+    text = json.loads(report.read_bytes())
+    assert {check["joint"] for check in text["checks"]} == {"export", "quantization", "engine", "task"}
+    assert "answers recorded on" in text["reason"] and text["host"]["device_name"]
+    assert text["spreads"]
+
+
+def test_carrying_from_the_command_line(built: Project, tmp_path: Path) -> None:
+    done = built.run("validate", "tiny", "--carry", tmp_path / "out", "--target", "sm_89", "--json")
+    assert done.code == 0, done.err
+    made = Carried.load(tmp_path / "out")
+    assert [item.digest for item in made.engines] == done.json["engines"]
+    assert {item.request.target.name for item in made.engines} == {"sm_89"}
+    again = built.run("validate", "tiny", "--carry", tmp_path / "out")
+    assert again.code == 2 and "is not empty" in again.err
+    for words in ((), ("tiny", "--import", tmp_path / "out" / "carry.json")):
+        assert built.run("validate", *words).code == 2
+
+
+def test_what_cannot_be_carried_is_said(place: tuple[Store, Manifest], tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="has no engine to carry for that target"):
+        carry(*place, tmp_path / "a", {"sm_90"})
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "file").touch()
+    with pytest.raises(InputError, match="is not empty"):
+        carry(*place, tmp_path / "b")
+
+
+def test_an_engine_without_weights_of_its_own_is_not_carried(
+    place: tuple[Store, Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, manifest = place
+    entries = judged(store, manifest)
+    stripped = [replace(item, options={**item.options, "strip_weights": True}) for item in entries]
+    monkeypatch.setattr(carrying, "judged", lambda *_: stripped)
+    with pytest.raises(InputError, match=r"strip_weights.*carry other targets"):
+        carry(store, manifest, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("carry.json", "not written by"), ("cases.npz", "changed on the way"), ("engines", "changed on")]
+)
+def test_a_folder_that_was_changed_on_the_way_is_not_run(
+    returned_once: tuple[Path, Path], tmp_path: Path, name: str, said: str
+) -> None:
+    shutil.copytree(returned_once[0], tmp_path / "out")
+    path = tmp_path / "out" / name
+    path = next(path.iterdir()) if path.is_dir() else path
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(IntegrityError, match=said):
+        run_kit(Asked("cpu", (), carry=(tmp_path / "out",), peaks=False), lambda _: None)
+
+
+def carried(document: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = document["carried"][0]
+    return found
+
+
+def with_field(name: str, value: Any) -> Change:
+    return lambda document: carried(document).__setitem__(name, value)
+
+
+def with_device(**values: Any) -> Change:
+    return lambda document: document["device"].update(values)
+
+
+def without_an_answer(document: dict[str, Any]) -> None:
+    carried(document)["answers"].popitem()
+
+
+def with_a_damaged_answer(document: dict[str, Any]) -> None:
+    next(iter(carried(document)["answers"].values()))["logits"]["data"] = "AAAA"
+
+
+DOCTORED: dict[str, tuple[Change, str]] = {
+    "another engine": (with_field("engine", "0" * 64), "has no engine 000"),
+    "another manifest": (with_field("manifest", "0" * 64), "its manifest is 000"),
+    "other cases": (with_field("golden", "0" * 64), "its golden set is 000"),
+    "another request": (with_field("build_key", "0" * 64), "its build key is 000"),
+    "another device": (with_device(compute_capability=[9, 0]), "it ran on sm_90, and the engine is for cpu"),
+    "before it was made": (with_field("created_at", "2020-01-01T00:00:00+00:00"), "before this version was"),
+    "yet to come": (with_field("created_at", "2999-01-01T00:00:00+00:00"), "yet to come"),
+    "no time": (with_field("created_at", "2026-01-01"), "no time with a zone"),
+    "an outcome of its own": (with_field("outcome", "splendid"), "'splendid', which this version does not know"),
+    "a case left out": (without_an_answer, "no answer was recorded for this case"),
+    "a damaged answer": (with_a_damaged_answer, "a recorded answer is damaged"),
+}
+
+
+@pytest.mark.parametrize("name", DOCTORED)
+def test_results_of_something_else_are_refused_and_leave_no_trace(
+    place: tuple[Store, Manifest], returned_once: tuple[Path, Path], in_process: None, name: str
+) -> None:
+    change, said = DOCTORED[name]
+    (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", change))
+    assert found.verdict == "refused" and said in found.reason
+    assert [entry.status for entry in judged(*place)] == [entry.status for entry in place[1].engines]
+
+
+def far_off(document: dict[str, Any]) -> None:
+    """Answers that are wrong, beside a verdict, checks and limits that say the opposite."""
+    item = carried(document)
+    for answer in item["answers"].values():
+        answer["logits"] = pack(-unpack(answer["logits"]))
+    assert item["outcome"] == "passed"
+    for check in item["checks"]:
+        check.update(limit=-1e9, passed=True)
+
+
+def test_drift_is_measured_here_whatever_the_results_say_of_it(
+    place: tuple[Store, Manifest], returned_once: tuple[Path, Path], in_process: None
+) -> None:
+    (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", far_off))
+    assert (found.verdict == "failed" and "sqnr" in found.reason) or "max_rel" in found.reason
+    assert {entry.unit: entry.status for entry in judged(*place)}["cpu int8 onnxruntime"] == "failed"
+
+
+def test_an_engine_that_broke_there_has_failed(place: tuple[Store, Manifest], returned_once: tuple[Path, Path]) -> None:
+    def broke(document: dict[str, Any]) -> None:
+        carried(document).update(outcome="load failed", reason="cudaErrorNoKernelImageForDevice")
+
+    (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", broke))
+    assert found.verdict == "failed" and "cudaErrorNoKernelImageForDevice" in found.reason
+
+
+def test_what_did_not_finish_there_says_nothing_of_the_engine(
+    place: tuple[Store, Manifest], returned_once: tuple[Path, Path]
+) -> None:
+    def late(document: dict[str, Any]) -> None:
+        carried(document).update(outcome="not finished", reason="still running after its limit of 1200 s")
+
+    (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", late))
+    assert found.verdict == "unproven" and "its limit of 1200 s" in found.reason
+    assert [entry.status for entry in judged(*place)] == [entry.status for entry in place[1].engines]
+
+
+def test_a_version_with_a_contract_asks_for_runs_of_its_own(
+    place: tuple[Store, Manifest], returned_once: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(returned, "contract_of", lambda _: {"bitwise": {}})
+    (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", lambda _: None))
+    assert found.verdict == "refused" and "`enginery validate tiny@1` on a node" in found.reason
+
+
+def of_a_gpu(
+    place: tuple[Store, Manifest], out: Path, unit: str, folder: Path, noise: float, **device: Any
+) -> Imported:
+    """Results as a GPU would give them, made up from the CPU's reference: the last bits differ by `noise`."""
+    store, manifest = place
+    entry = next(entry for entry in manifest.engines if entry.unit == unit)
+    request, (golden, digest) = request_of(entry), load_cases(out)
+    folder.mkdir()
+    store.fetch(request.model, folder / "graph.onnx")
+    rng = np.random.default_rng(0)
+    with OrtSession(runnable(folder / "graph.onnx", request.precision), optimized=False) as session:
+        recorder = Recorder(session)
+        for case in golden.cases:
+            run(recorder, case.inputs)
+    for answer in recorder.answers.values():
+        exact = unpack(answer["logits"])
+        answer["logits"] = pack((exact * (1 + noise * rng.standard_normal(exact.shape))).astype(exact.dtype))
+    about = {"model": "tiny", "version": "1", "manifest": manifest.digest, "golden": digest, "engine": entry.digest}
+    item = {**about, "build_key": request.key, "unit": unit, "created_at": now(), "outcome": "passed"}
+    gpu = {"name": "NVIDIA L4", "label": "NVIDIA-L4", "compute_capability": [8, 9], "driver": "580.1", **device}
+    results = Results(
+        now(), gpu, {"name": "box"}, {}, None, [], [], [], [{**item, "answers": recorder.answers}], 1, "real"
+    )
+    (found,) = import_results(store, Results.from_json(json.loads(results.to_bytes())))
+    return found
+
+
+def test_an_engine_of_a_gpu_is_proven_by_answers_of_such_a_gpu_alone(
+    place: tuple[Store, Manifest], returned_once: tuple[Path, Path], in_process: None, tmp_path: Path
+) -> None:
+    """And made-up answers that fit prove it, too: that much trust in who hands them in remains (docs/gpu-check.md)."""
+    out, unit = returned_once[0], "sm_89 fp32 tensorrt-rtx"
+    copied = of_a_gpu(place, out, unit, tmp_path / "a", 0.0)
+    assert copied.verdict == "refused" and "bit for bit in every case" in copied.reason
+    elsewhere = of_a_gpu(place, out, unit, tmp_path / "b", 1e-6, compute_capability=[9, 0])
+    assert elsewhere.verdict == "refused" and "it ran on sm_90, and the engine is for sm_89" in elsewhere.reason
+    assert of_a_gpu(place, out, unit, tmp_path / "c", 1e-6).verdict == "proven"
+    assert of_a_gpu(place, out, unit, tmp_path / "d", 1e-2).verdict == "failed"
+
+
+def test_what_holds_no_carried_engine_or_is_no_result_is_one_message(built: Project, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    empty = Results(now(), {"name": "x"}, {}, {}, None, [], [], [], [], 1.0, "real")
+    texts = {
+        empty.to_bytes(): "holds no carried engines",
+        b"[": "is not JSON",
+        empty.to_bytes().replace(b'"seconds":1.0', b'"seconds":NaN'): "is not JSON",
+        empty.to_bytes().replace(b'"size":"real"', b'"size":"real","size":"small"'): "is not JSON",
+        b"{}": "no results of the GPU kit",
+        empty.to_bytes().replace(b'"format":1', b'"format":9'): "results of format 9",
+        empty.to_bytes().replace(b'"carried":[]', b'"carried":[{}]'): "lacks what it is",
+        empty.to_bytes().replace(b'"carried":[]', b'"carried":[3]'): "not whole",
+        empty.to_bytes().replace(b'"skipped":[],', b""): "not whole",
+    }
+    for data, said in texts.items():
+        path.write_bytes(data)
+        done = built.run("validate", "--import", path)
+        assert done.code not in (0, 2) and said in done.err, (data[:80], done.err)
+        assert str(path) in done.err or "lacks what it is" in said

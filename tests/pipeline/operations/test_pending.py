@@ -1,0 +1,191 @@
+"""Finding the engines that wait for a proof this machine can give."""
+
+import logging
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from builders.execution.local import LocalExecutor
+from builders.execution.ray import RayExecutor
+from enginery.core.errors import InputError, UnknownNameError
+from enginery.core.types import Target
+from enginery.registry.evidence.attestations import attest
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.versions.lookup import load
+from pipeline.compile.composition import InProcess
+from pipeline.compile.run_context import Workshop
+from pipeline.operations import revalidate as proving
+from pipeline.operations.pending import Pending, Proof, pending, pending_of, prove, why_nothing
+from pipeline.operations.revalidate import Attested, revalidate
+from pipeline.orchestration.flows import validate_pending as flows
+from pipeline.progress import Silent
+from tests.enginery.registries import engine, publish_engines, report
+
+
+@pytest.fixture
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return open_store(tmp_path_factory.mktemp("r") / "registry", create=True)
+
+
+def units(store: Store) -> dict[str, list[str]]:
+    return {item.reference: [entry.unit for entry in item.engines] for item in pending(store)}
+
+
+def test_only_unproven_engines_that_run_here_wait(store: Store) -> None:
+    entries = [
+        engine(store, "cpu", status="unproven"),
+        engine(store, "cpu", "fp16"),
+        engine(store, "sm_89", status="unproven"),
+    ]
+    publish_engines(store, entries)
+    assert units(store) == {"digits@1": ["cpu fp32 onnxruntime"]}
+
+
+def test_the_newest_and_what_channels_serve_are_looked_at(store: Store) -> None:
+    for content in ("one", "two", "three"):
+        publish_engines(
+            store,
+            [engine(store, status="unproven", data=content.encode())],
+            content,
+            channel="beta" if content == "one" else None,
+        )
+    assert list(units(store)) == ["digits@3"], "no channel takes what is unproven, and older versions wait no more"
+
+
+def three_versions(store: Store) -> None:
+    """Of which the first is neither the newest nor served."""
+    for content in ("one", "two", "three"):
+        entries = [
+            engine(store, status="unproven", data=content.encode()),
+            engine(store, "l4", status="unproven"),
+            engine(store, "sm_90"),
+        ]
+        publish_engines(store, entries, content)
+
+
+def test_a_version_that_is_asked_for_is_looked_at_whichever_it_is(store: Store) -> None:
+    three_versions(store)
+    assert list(units(store)) == ["digits@3"]
+    found = pending_of(store, "digits", "1")
+    assert [entry.unit for entry in found.engines] == ["cpu fp32 onnxruntime"] and found.reference == "digits@1"
+    assert not pending_of(store, "digits", "1", "sm_89").engines
+    with pytest.raises(UnknownNameError):
+        pending_of(store, "digits", "9")
+
+
+def test_who_asks_for_what_cannot_be_proven_here_is_told_why(store: Store) -> None:
+    three_versions(store)
+    one = pending_of(store, "digits", "1")
+    for target in ("sm_89", "l4"):
+        assert why_nothing(store, one, target) == "digits@1: no sm_89 GPU on this machine", (
+            "an l4 is of that generation"
+        )
+    assert why_nothing(store, one, "sm_90") == "digits@1 has no unproven engine for sm_90; it has 1 proven"
+    assert why_nothing(store, one, "sm_75") == "digits@1 has no unproven engine for sm_75; it has none"
+
+
+def test_of_several_runs_one_proves_and_never_two_engines_at_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_engines(store, [engine(store, status="unproven"), engine(store, precision="fp16", status="unproven")])
+    manifest = load(store, "digits", "1")
+    monkeypatch.setattr(proving, "spec_of", lambda _: None)
+    monkeypatch.setattr("enginery.registry.build_lock._POLL_S", 0.01)
+    ran: list[str] = []
+    at_once: list[int] = []
+
+    def attested(manifest: Manifest, entry: EngineEntry, _spec: object, shop: Workshop) -> Attested:
+        ran.append(entry.unit)
+        at_once.append(1)
+        time.sleep(0.1)
+        assert len(at_once) == 1, "two on one machine would time each other"
+        at_once.clear()
+        return Attested(entry, "proven", "fine", attest(shop.store, manifest, report(entry, "proven")))
+
+    monkeypatch.setattr(proving, "_attested", attested)
+    executor = LocalExecutor()
+    found: list[list[Attested]] = []
+
+    def run() -> None:
+        found.append(list(revalidate(manifest, Workshop(store, executor, executor), again=False)))
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ran) == ["cpu fp16 onnxruntime", "cpu fp32 onnxruntime"], "each once"
+    assert len(found) == 3 and {item.verdict for items in found for item in items} == {"proven"}
+    list(revalidate(manifest, Workshop(store, executor, executor)))
+    assert len(ran) == 4, "a person who says validate means it"
+
+
+def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three_versions(store)
+    proven: list[str] = []
+
+    def noted(item: Pending, _shop: Workshop) -> list[Proof]:
+        proven.append(item.reference)
+        return [Proof(item.reference, entry.unit, "proven", "") for entry in item.engines]
+
+    fakes: dict[str, Any] = {"prove": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Silent()}
+    fakes |= {"show_table": lambda *_: None, "get_run_logger": lambda: logging.getLogger("x")}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(flows, name, fake)
+    run = flows.validate_pending.fn
+    assert run(store.uri, "digits", "1", "cpu").message == "1 engines were pending here, 1 are proven"
+    assert proven == ["digits@1"]
+    skipped = run(store.uri, "digits", "1", "sm_89")
+    assert (skipped.name, skipped.message) == ("Skipped", "digits@1: no sm_89 GPU on this machine")
+    run(store.uri)
+    run(store.uri, "digits")
+    assert proven == ["digits@1", "digits@3", "digits@3"], "without a version: the newest, and what is served"
+
+
+def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_before(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three_versions(store)
+    asked: list[str] = []
+
+    def noted(item: Pending, on: Target, shop: Workshop) -> list[Proof]:
+        assert isinstance(shop.executor, RayExecutor) and isinstance(shop.local, LocalExecutor)
+        asked.append(f"{item.reference} {[entry.unit for entry in item.engines]} on {on.name}")
+        return [Proof(item.reference, entry.unit, "proven", "") for entry in item.engines]
+
+    fakes: dict[str, Any] = {"prove_on_worker": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Silent()}
+    fakes |= {"show_table": lambda *_: None, "get_run_logger": lambda: logging.getLogger("x")}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(flows, name, fake)
+
+    def run(*words: str, on: str) -> Any:
+        return flows.validate_pending.fn(store.uri, *words, on=on, executor="ray", ray_address="ray://nowhere:1")
+
+    assert run("digits", "1", "sm_89", on="l4").message == "1 engines were pending for l4, 1 are proven"
+    assert run(on="l4").message == "1 engines were pending for l4, 1 are proven"
+    assert asked == [f"digits@{version} ['l4 fp32 tensorrt-rtx'] on l4" for version in "13"]
+    others = {
+        "sm_90": "digits@1: an unproven engine is for l4, and these workers have sm_90",
+        "sm_89": "digits@1: an unproven engine is for l4, and these workers have sm_89",
+    }
+    for on, said in others.items():
+        skipped = run("digits", "1", "l4", on=on)
+        assert (skipped.name, skipped.message) == ("Skipped", said)
+        assert run(on=on).message == f"0 engines were pending for {on}, 0 are proven"
+    assert len(asked) == 2
+    for wrong in ("auto", "cpu"):
+        with pytest.raises(InputError, match=f"'{wrong}' names no GPU of Ray's workers"):
+            run(on=wrong)
+
+
+def test_what_goes_wrong_with_a_version_is_its_row(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish_engines(store, [engine(store, status="unproven")])
+    [item] = pending(store)
+    executor = LocalExecutor()
+    [found] = prove(item, Workshop(store, executor, executor))
+    assert found.verdict == "error" and not found.good and found.reference == "digits@1"

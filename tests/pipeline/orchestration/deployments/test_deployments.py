@@ -1,0 +1,190 @@
+"""The deployments as values, the checked-in prefect.yaml, and the job templates."""
+
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from prefect.events import DeploymentEventTrigger
+from prefect.settings import get_current_settings
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.templating import apply_values, find_placeholders
+
+from enginery.core.hardware.targets import GENERATIONS
+from pipeline.cli import enginery
+from pipeline.orchestration.deployments.deploy import flow_of
+from pipeline.orchestration.deployments.pools import template
+from pipeline.orchestration.deployments.prefect_yaml import REGISTRY, text
+from pipeline.orchestration.deployments.silence import SILENT, automation
+from pipeline.orchestration.deployments.wanted import FLOWS, KINDS, Plan, Wanted
+from pipeline.orchestration.flows.runner import limit_name
+from pipeline.orchestration.payloads import PAYLOADS
+
+ROOT = Path(__file__).parents[3]
+EVERY = [
+    *Plan("s3://bucket/r", ray_address="ray://head", traffic="s3://bucket/t", canary_s=9.0, fleet="apply").deployments()
+]
+
+
+def test_the_checked_in_prefect_yaml_is_what_deploy_registers() -> None:
+    assert (ROOT / "prefect.yaml").read_text() == text(Plan(REGISTRY)), "make docs writes it"
+
+
+@pytest.mark.parametrize("wanted", EVERY, ids=lambda wanted: wanted.flow)
+def test_a_deployment_names_a_flow_and_parameters_that_it_has(wanted: Wanted) -> None:
+    flow = flow_of(wanted)
+    assert f"{flow.name}/{wanted.name}" == wanted.full_name
+    schema = parameter_schema(flow)
+    given = {**wanted.parameters, **(wanted.trigger.parameters if wanted.trigger else {})}
+    assert given.keys() <= schema.properties.keys()
+    assert set(schema.required) <= given.keys(), "nobody is there to fill in what is missing"
+    assert importlib.import_module(wanted.entrypoint.rpartition(".")[0])
+
+
+def test_each_event_starts_one_run_with_what_is_in_its_payload() -> None:
+    triggered = [item for item in EVERY if item.trigger]
+    assert [item.flow for item in triggered] == ["compile_model", "validate_pending", "canary", "settle_canary"]
+    for item in triggered:
+        assert item.trigger
+        made = DeploymentEventTrigger.model_validate(item.trigger.to_json(item.full_name))
+        assert made.expect == {item.trigger.event} and made.threshold == 1
+        assert item.trigger.parameters.keys() <= PAYLOADS[item.trigger.event].fields.keys(), "always in the payload"
+        assert all(value == f"{{{{ event.payload.{name} }}}}" for name, value in item.trigger.parameters.items())
+
+
+def test_whatever_ends_a_run_ends_its_watch() -> None:
+    ends = {event.rpartition(".")[2] for event in automation("enginery").trigger.expect}
+    flows = ROOT / "pipeline" / "flows"
+    names = {name for path in flows.glob("*.py") for name in re.findall(r'name="([A-Z]\w+)"', path.read_text())}
+    assert "Skipped" in names and names <= ends, "a state of ours that is not expected would be taken for silence"
+    assert {"Completed", "Failed", "Cancelled", "Crashed", "heartbeat"} <= ends and "Running" not in ends
+    heartbeats_s = get_current_settings().flows.heartbeat_frequency
+    assert heartbeats_s and SILENT.total_seconds() > 3 * heartbeats_s, "one that is lost on the way is no death"
+
+
+def test_every_generation_has_a_limit() -> None:
+    assert [limit_name(name) for name in Plan("").limits()] == [f"enginery-gpu-{g.sm}" for g in GENERATIONS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_placeholder_of_a_template_is_a_variable(kind: str) -> None:
+    found = template(kind)
+    names = {placeholder.name for placeholder in find_placeholders(found["job_configuration"])}
+    assert names == set(found["variables"]["properties"])
+
+
+def test_a_kubernetes_job_gets_its_gpu_node_image_and_secrets() -> None:
+    given: dict[str, Any] = {
+        "image": "registry.example/enginery:1",
+        "gpu_count": 1,
+        "node_selector": {"nvidia.com/gpu.product": "NVIDIA-L4"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "env_from": [{"secretRef": {"name": "registry"}}],
+    }
+    job = apply_values(template("kubernetes")["job_configuration"], given)["job_manifest"]
+    pod = job["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    assert (container["image"], container["envFrom"]) == (given["image"], given["env_from"])
+    assert (pod["nodeSelector"], pod["tolerations"]) == (given["node_selector"], given["tolerations"])
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    plain = apply_values(template("kubernetes")["job_configuration"], {"image": "x"})["job_manifest"]
+    assert "nodeSelector" not in plain["spec"]["template"]["spec"], "what is not given is not asked for"
+
+
+def run(*words: str, **environment: str) -> tuple[int, str]:
+    done = CliRunner().invoke(enginery, ["deploy", *words], env={"ENGINERY_REGISTRY": None, **environment})
+    return done.exit_code, f"{done.output}{done.exception or ''}"
+
+
+def test_deploy_says_what_is_missing_or_wrong(tmp_path: Path) -> None:
+    registry = str(tmp_path / "r")
+    assert "give --registry or ENGINERY_REGISTRY" in run()[1]
+    assert "no GPU generation has that name" in run("--registry", registry, "--slots", "sm_1=2")[1]
+    assert "whole number" in run("--registry", registry, "--slots", "sm_89=many")[1]
+    assert "is not NAME=VALUE" in run("--registry", registry, "--slots", "sm_89")[1]
+    for schedule in ("hourly", "61 * * * *", "* 24 * * *", "*/0 * * * *", "0 0 * * * *", "H * * * *"):
+        said = run("--registry", registry, "--fleet-schedule", schedule)[1]
+        assert f"--fleet-schedule {schedule!r}: give five fields of cron" in said, schedule
+    for words, said in (
+        (("--name", "a/b"), "--name 'a/b': give a name without any of"),
+        (("--pool", "a%b"), "--pool 'a%b': give a name without any of"),
+        (("--channel", "X Y"), "channel name 'X Y'"),
+        (("--traffic", ""), "--traffic is empty"),
+        (("--traffic", "http://host/t"), "is not a place"),
+        (("--traffic", "s3://b/t"), "'b' is not the name of a bucket"),
+        (("--executor", "ray", "--on", "l4", "--only", "compile-model"), "--on is about validate-pending and canary"),
+        (("--executor", "ray", "--on", "l4", "--canary-duration", "9h"), "give 8h or less"),
+    ):
+        code, told = run("--registry", registry, "--print-yaml", *words)
+        assert code and said in told and "deployments:" not in told
+    assert "no Prefect server is configured" in run("--registry", registry)[1]
+
+
+def test_places_mean_the_same_from_a_workers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "--print-yaml",
+        "--traffic",
+        "recorded",
+        "--catalog",
+        "specs",
+        "--fleet",
+        "say",
+        "--fleet-catalog",
+        "f.yaml",
+    )
+    found = {item["entrypoint"]: item["parameters"] for item in yaml.safe_load(run(*words)[1])["deployments"]}
+    given = {name: value for parameters in found.values() for name, value in parameters.items()}
+    assert given["traffic"] == str(tmp_path / "recorded") and given["specs"] == str(tmp_path / "specs")
+    assert str(tmp_path / "f.yaml") in given.values()
+
+
+def test_the_registry_means_the_same_everywhere_and_is_not_opened(tmp_path: Path) -> None:
+    for given, uri in (("/srv/r", "file:///srv/r"), ("s3://bucket/r?region=eu-central-1",) * 2, ("file:///srv/r",) * 2):
+        assert (
+            yaml.safe_load(run("--print-yaml", "--registry", given)[1])["deployments"][0]["parameters"]["registry"]
+            == uri
+        )
+    for given in ("s3://AKIA:a/hunter2/b@bucket/r", "https://user:hunter2@registry.example"):
+        code, said = run("--print-yaml", "--registry", given)
+        assert code != 0 and "hunter2" not in said
+
+
+def test_what_a_gpu_is_needed_for_runs_on_rays_workers_where_they_are_named() -> None:
+    words = ["--print-yaml", "--name", "l4", "--only", "validate-pending", "--only", "canary"]
+    words += ["--traffic", "s3://bucket/t"]
+    ray = ["--executor", "ray", "--ray-address", "ray://head:1", "--wait-for-nodes", "15m"]
+    placed = {"executor": "ray", "ray_address": "ray://head:1", "wait_for_nodes_s": 900.0}
+    for given, named in (([*ray, "--on", "l4"], True), (ray, False)):
+        proofs, canaries = (item["parameters"] for item in yaml.safe_load(run(*words, *given)[1])["deployments"])
+        assert {name: proofs.get(name) for name in ("on", *placed)} == (
+            {"on": "l4", **placed} if named else dict.fromkeys(("on", *placed))
+        ), "without a name the machine of the flow run does it"
+        assert {name: canaries.get(name) for name in ("target", *placed)} == (
+            {"target": "l4", **placed} if named else dict.fromkeys(("target", *placed))
+        )
+    assert "give --executor ray" in run(*words, "--on", "l4")[1]
+    assert "'cpu' names no GPU" in run(*words, *ray, "--on", "cpu")[1]
+    assert "ampere" in run(*words, *ray, "--on", "ampere")[1], "which is several"
+
+
+def test_options_become_parameters_and_job_variables() -> None:
+    words = ["--only", "compile-model", "--executor", "ray", "--ray-address", "ray://head:1", "--type", "kubernetes"]
+    words += ["--job-variable", "gpu_count=1", "--job-variable", "image=x:1", "--wait-for-nodes", "15m"]
+    code, said = run("--print-yaml", *words)
+    assert code == 0
+    [entry] = yaml.safe_load(said)["deployments"]
+    assert entry["parameters"] | {"registry": ""} == {
+        "registry": "",
+        "executor": "ray",
+        "gpu_slots": True,
+        "ray_address": "ray://head:1",
+        "wait_for_nodes_s": 900.0,
+    }
+    assert entry["work_pool"]["job_variables"] == {"gpu_count": 1, "image": "x:1"}
+    assert json.dumps(entry) and FLOWS[0] == "compile_model"

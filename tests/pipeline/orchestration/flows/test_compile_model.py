@@ -1,0 +1,85 @@
+"""The same composition as a real Prefect flow, on the server that it starts for itself, with builds on real Ray."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.projects import Project
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home of Prefect: half of a server's first start goes into its database."""
+    return tmp_path_factory.mktemp("prefect")
+
+
+def with_prefect(project: Project, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `enginery build --runner prefect`."""
+    command = [sys.executable, "-m", "pipeline.cli", "build", project.spec, "--registry", project.registry, "--json"]
+    environment = {**os.environ, "PREFECT_HOME": str(home)}
+    whole = [*map(str, command), "--runner", "prefect", *words]
+    return subprocess.run(whole, capture_output=True, text=True, env=environment, check=False)
+
+
+def artifacts(home: Path) -> set[tuple[str, str]]:
+    """Key and type of every artifact that the runs' own servers kept."""
+    with closing(sqlite3.connect(home / "prefect.db")) as database:
+        return set(database.execute("select key, type from artifact"))
+
+
+def keys(outcome: Any) -> dict[str, str]:
+    return {f"{e['target']} {e['precision']}": e["status"] for e in outcome["engines"]}
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_both_runners_and_both_executors_give_the_same_version(built: Project, project: Project, home: Path) -> None:
+    for each in (built, project):
+        each.change_spec(precisions=["int8"], targets=["cpu"])
+    done = with_prefect(project, home, "--executor", "ray")
+    assert done.returncode == 0, done.stderr
+    outcome, reference = json.loads(done.stdout), built.build().json
+    assert keys(outcome) == keys(reference)
+    assert outcome["metrics"] == reference["metrics"]
+    assert "Finished in state Completed()" in done.stderr
+    assert ("progress-tiny", "progress") in artifacts(home), "the run's state, as it went on"
+    assert artifacts(home) >= {"result-tiny": "markdown", "engines-tiny": "table", "drift-tiny": "table"}.items()
+    again = with_prefect(project, home, "--executor", "ray")
+    assert json.loads(again.stdout)["cached"] is True
+    assert "nothing was started" in again.stderr, "no server and no cluster for a run with nothing to do"
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_an_error_in_a_task_is_one_message(project: Project, home: Path) -> None:
+    (project.folder / "tiny.onnx").write_bytes(b"garbage")
+    done = with_prefect(project, home)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "tiny.onnx" in done.stderr
+
+
+def test_a_task_has_no_parameters_and_the_name_of_its_unit() -> None:
+    from pipeline.orchestration.flows.runner import as_task
+
+    made = as_task(pow, "build sm_89 int8", 2, 5)
+    assert made.name == "pow"
+    assert made.task_run_name == "build sm_89 int8"
+    assert made.fn() == 32
+
+
+@pytest.mark.slow
+def test_a_prefect_api_that_does_not_answer_is_one_message_and_exit_code_3(project: Project) -> None:
+    command = [sys.executable, "-m", "pipeline.cli", "build", str(project.spec), "--registry", str(project.registry)]
+    environment = {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert "error: Prefect: Failed to reach API at http://127.0.0.1:9/api" in done.stderr
+    assert "Traceback" not in done.stderr

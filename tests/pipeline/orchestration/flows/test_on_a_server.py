@@ -1,0 +1,167 @@
+"""Flows on a real server and worker: from an event to engines, and through everything that dies on the way."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from enginery.registry.store.base import open_store
+from enginery.registry.versions import channels, lookup
+from tests.pipeline.orchestration.flows.server import Prefect, prefect_server, until
+from tests.pipeline.projects import Project, weights, write_model
+
+# Says where it is, and waits as long as the test holds it: a step that takes long, at will.
+SLOW = """
+import os, pathlib, time
+import numpy as np
+
+def samples():
+    place = pathlib.Path({place!r})
+    (place / "pid").write_text(f"{{os.getpid()}} {{os.getppid()}}")
+    while (place / "hold").exists():
+        time.sleep(0.05)
+    for seed in range(8):
+        yield {{"x": np.random.default_rng(seed).normal(size=(4, 8)).astype(np.float32)}}
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect]:
+    with prefect_server(tmp_path_factory.mktemp("server") / "prefect") as made:
+        yield made
+
+
+@pytest.fixture
+def prefect(server: Prefect) -> Iterator[Prefect]:
+    """The server; the worker that a test starts ends with it, however that went, and so do the flows it was running."""
+    yield server
+    server.end_worker()
+
+
+def hold(project: Project, place: Path, **parts: object) -> Path:
+    """Have the model's calibration wait until this file goes."""
+    (project.folder / "slow.py").write_text(SLOW.format(place=str(place)))
+    project.change_spec(precisions=["int8"], calibration={"data": "slow.py:samples"}, **parts)
+    (place / "hold").touch()
+    return place / "hold"
+
+
+def said(prefect: Prefect, run: str | None = None) -> list[str]:
+    """What one run has said, or all of them."""
+    wanted = {"flow_run_id": {"any_": [run]}} if run else {}
+    return [line["message"] for line in prefect.post("/logs/filter", {"logs": wanted, "sort": "TIMESTAMP_ASC"})]
+
+
+def served(project: Project) -> tuple[list[str], str | None]:
+    """The model's versions, and the one that `stable` serves."""
+    store = open_store(project.registry)
+    channel = channels.read(store, "tiny", "stable")
+    return lookup.versions(store, "tiny"), channel.version if channel else None
+
+
+def put_traffic(folder: Path) -> Path:
+    folder.mkdir()
+    x = np.random.default_rng(5).normal(size=(120, 1, 8)).astype(np.float32)
+    np.savez(folder / "tiny.npz", at=np.arange(120) / 2000, x=x)
+    return folder
+
+
+@pytest.mark.server
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_registered_model_is_built_once_and_goes_through_its_canary(
+    prefect: Prefect, built: Project, tmp_path: Path
+) -> None:
+    assert built.run("promote", "tiny@1", "tiny:stable", "--proven-only").code == 0
+    traffic = put_traffic(tmp_path / "traffic")
+    deploy = ("deploy", "--registry", built.registry, "--traffic", traffic, "--json")
+    assert {item["action"] for item in json.loads(prefect.enginery(*deploy).stdout)} == {"created"}
+    prefect.start_worker()
+    again = json.loads(prefect.enginery(*deploy, "--slots", "sm_89=2").stdout)
+    assert [item["name"] for item in again if item["action"] != "unchanged"] == ["enginery-gpu-sm_89"]
+    write_model(built.folder / "tiny.onnx", weights(seed=1))
+    golden = {"data": "golden.npz", "labels": "label"}
+    held = hold(built, tmp_path, targets=["cpu", "sm_89"], golden=golden)
+    for _ in range(2):
+        prefect.enginery("register", built.spec, "--registry", built.registry)
+    until("both run, and one waits", lambda: any("turn: waiting: compiling tiny" in text for text in said(prefect)))
+    assert [run["state_type"] for run in prefect.runs("compile-model")] == ["RUNNING"] * 2
+    held.unlink()
+    both = prefect.ended("compile-model", 2)
+    assert [run["state_type"] for run in both] == ["COMPLETED"] * 2
+    assert served(built) == (["1", "2"], "1"), "two events, one version"
+    built_lines = [text for text in said(prefect) if text.startswith("sm_89 int8 tensorrt-rtx: built in")]
+    assert len(built_lines) == 1, "one of the two built it"
+    [canary] = prefect.ended("canary", 1)
+    assert canary["name"] == "canary tiny@2"
+    message = canary["state"]["message"]
+    assert canary["state_type"] == "COMPLETED" and message.startswith("FAIL on ") and "answers that differ" in message
+    messages = [run["state"]["message"] for run in prefect.ended("settle-canary", 1)]
+    assert any("FAIL: tiny:stable was not moved to 2: " in message for message in messages)
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_what_an_owner_does_not_want_any_more_goes_with_its_triggers(prefect: Prefect, project: Project) -> None:
+    deploy = ("deploy", "--registry", project.registry, "--only", "validate-pending", "--json", "--name")
+    for owner, name in (("here", "l4"), ("here", "h100"), ("there", "t4")):
+        prefect.enginery(*deploy, name, "--owner", owner)
+    now = (*deploy, "l4", "--owner", "here", "--keep", "validate-pending/l4")
+    for dry in (["--dry-run"], []):
+        changes = json.loads(prefect.enginery(*now, *dry).stdout)
+        assert [item["name"] for item in changes if item["action"] == "deleted"] == ["validate-pending/h100"]
+    names = {item["name"] for item in prefect.post("/automations/filter", {})}
+    assert {name for name in names if name.startswith(("validate-pending/l4", "validate-pending/h100"))} == {
+        "validate-pending/l4 on enginery.engine.unproven"
+    }
+    of_owners = {"deployments": {"tags": {"any_": ["owner:here", "owner:there"]}}}
+    assert {item["name"] for item in prefect.post("/deployments/filter", of_owners)} == {"l4", "t4"}
+
+
+@pytest.mark.server
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_that_is_killed_or_cancelled_loses_nothing_and_one_outlives_worker_and_server(
+    prefect: Prefect, project: Project, tmp_path: Path
+) -> None:
+    prefect.enginery("deploy", "--registry", project.registry, "--only", "compile-model")
+    prefect.start_worker()
+    held = hold(project, tmp_path, targets=["cpu"])
+    prefect.enginery("register", project.spec, "--registry", project.registry, "--no-event")
+
+    killed, _, flow = in_the_middle(prefect, tmp_path)
+    flow.send_signal(signal.SIGKILL)
+    until("the worker sees that it is gone", lambda: prefect.state(killed) == "CRASHED")
+
+    cancelled, step, flow = in_the_middle(prefect, tmp_path)
+    prefect.cancel(cancelled)
+    until("it is cancelled", lambda: prefect.state(cancelled) == "CANCELLED")
+    assert psutil.wait_procs([step, flow], timeout=10)[1] == [], "what it ran has stopped"
+    assert served(project) == ([], None), "no half version"
+
+    survivor, _, flow = in_the_middle(prefect, tmp_path)
+    assert prefect.worker and prefect.server
+    prefect.worker.kill()
+    prefect.worker.wait()
+    os.killpg(prefect.server.pid, signal.SIGKILL)
+    prefect.server.wait()
+    held.unlink()
+    prefect.start_server()
+    until("it ends well", lambda: prefect.state(survivor) == "COMPLETED")
+    assert served(project) == (["1"], None)
+    seen = json.loads(project.run("status", "tiny", "--json").out)  # a killed server takes its last log lines along
+    assert {item["name"]: item["state"] for item in seen["items"]}["export"] == "cached", "what was finished was kept"
+
+
+def in_the_middle(prefect: Prefect, place: Path) -> tuple[str, psutil.Process, psutil.Process]:
+    """A run in the middle of its calibration, the process of that step, and that of the flow."""
+    (place / "pid").unlink(missing_ok=True)
+    run = prefect.run("compile-model/enginery", spec="registered:tiny")
+    text = until("it calibrates", lambda: (place / "pid").exists() and (place / "pid").read_text())
+    step, flow = (psutil.Process(int(number)) for number in str(text).split())
+    return run, step, flow

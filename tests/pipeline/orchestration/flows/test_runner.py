@@ -1,0 +1,143 @@
+"""Steps as tasks: what is retried, who holds a slot, and what a step says when its limit is missing."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.states import Failed
+
+from builders.execution.local import QUEUED
+from enginery.core.errors import EngineryError, SpecError, StepError, UnavailableError, UndecidedError
+from enginery.core.hardware.targets import parse_targets
+from enginery.core.types import BuildRequest
+from pipeline.compile import steps
+from pipeline.orchestration.flows import runner
+from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner, as_task, helps
+from pipeline.progress import Silent
+from pipeline.progress.clocks import Clocks
+from pipeline.progress.events import Event, Waiting
+from pipeline.values import Flavour, Graph, Unit
+
+
+def shop() -> Any:
+    return SimpleNamespace(progress=Silent())
+
+
+def unit(target: str, action: str = "build") -> Unit:
+    request = BuildRequest("0" * 64, "fp32", parse_targets(target)[0], "tensorrt-rtx", (), (), ())
+    return Unit(request, Graph(Flavour("fp32"), "0" * 64, (), ()), action, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (UnavailableError("the registry does not answer"), True),
+        (UndecidedError("the answer was lost"), True),
+        (SpecError(["wrong"]), False),
+        (StepError("the compiler crashed", "crash"), False),
+        (ValueError("a bug"), False),
+    ],
+)
+def test_only_what_was_out_of_reach_is_tried_again(error: Exception, again: bool) -> None:
+    made = as_task(pow, "a step", 2, 5)
+    assert made.retries == 3 and made.retry_jitter_factor == 0.5 and made.retry_condition_fn is helps
+    assert made.retry_delay_seconds == [2.0, 4.0, 8.0]
+    assert helps(made, None, Failed(data=error)) is again  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """Slots that were taken, and whether strictly."""
+    found: list[tuple[str, bool]] = []
+
+    @contextmanager
+    def concurrency(name: str, *, strict: bool, **_: object) -> Iterator[None]:
+        found.append((name, strict))
+        if name == "enginery-gpu-sm_75":
+            raise ConcurrencySlotAcquisitionError("must be created")
+        yield
+
+    monkeypatch.setattr(runner, "concurrency", concurrency)
+    return found
+
+
+def test_a_unit_for_a_gpu_is_built_in_a_slot_of_its_generation(
+    taken: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(item: Unit, _spec: object, _shop: object) -> str:
+        return item.name
+
+    build.__name__ = steps.build.__name__
+    placed = PrefectRunner(gpu_slots=True)._placed
+    for target in ("sm_89", "l4"):
+        assert placed(build, unit(target))(unit(target), None, shop()).startswith(target)
+    assert taken == [("enginery-gpu-sm_89", True)] * 2
+    for item in (unit("cpu"), unit("sm_89", "cached")):
+        assert placed(build, item) is build
+    assert placed(pow, unit("sm_89")) is pow, "no other step compiles"
+    assert PrefectRunner()._placed(build, unit("sm_89")) is build, "a server without limits is asked for none"
+
+
+def test_who_waits_long_for_a_slot_says_for_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*_: object) -> str:
+        return "built"
+
+    waits: list[Event] = []
+    told = shop()
+    told.progress.emit = waits.append
+    slow = False
+
+    @contextmanager
+    def concurrency(_name: str, **_: object) -> Iterator[None]:
+        deadline = time.monotonic() + 20
+        while slow and not waits and time.monotonic() < deadline:
+            time.sleep(0.005)
+        yield
+
+    monkeypatch.setattr(runner, "concurrency", concurrency)
+    placed = PrefectRunner(gpu_slots=True)._placed(build, unit("sm_89"))
+    assert placed(unit("sm_89"), None, told) == "built" and not waits, "it was free"
+    slow = True
+    monkeypatch.setattr(runner, "_AT_ONCE_S", 0.01)
+    assert placed(unit("sm_89"), None, told) == "built"
+    assert waits == [Waiting(unit("sm_89").name, "a slot of enginery-gpu-sm_89 on the Prefect server")]
+
+
+def test_the_log_of_a_flow_has_waits_that_mean_something() -> None:
+    logged: list[str] = []
+    log = SimpleNamespace(info=lambda text, *words: logged.append(text % words))
+    progress = FlowProgress.__new__(FlowProgress)
+    progress._logger, progress._clocks = log, Clocks()  # type: ignore[assignment]
+    progress.emit(Waiting("check fp16", QUEUED))
+    for _ in range(2):
+        progress.emit(Waiting("turn", "compiling tiny is being done by vm"))
+    assert logged == ["turn: waiting: compiling tiny is being done by vm"]
+
+
+def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]]) -> None:
+    def build(*_: object) -> str:
+        raise AssertionError("not without a slot")
+
+    with pytest.raises(EngineryError, match=r"enginery-gpu-sm_75: .*`enginery deploy` makes") as caught:
+        PrefectRunner(gpu_slots=True)._placed(build, unit("sm_75"))(unit("sm_75"), None, shop())
+    assert not isinstance(caught.value, UnavailableError), "trying again would not help"
+
+
+def test_a_workers_flow_run_does_not_import_prefects_server() -> None:
+    """Which takes longer than all the rest, for each run, and again for whoever cancels it."""
+    flows = [path.stem for path in Path(runner.__file__).parent.glob("*.py") if path.stem != "__init__"]
+    code = f"import sys\nfor name in {flows}:\n    __import__(f'pipeline.orchestration.flows.{{name}}')\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}print('prefect.server.api.server' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False\n"

@@ -1,0 +1,108 @@
+"""Several builds of one spec at once: one works, the others wait in sight and find everything on record."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+
+import pytest
+
+from enginery.core.digest import canonical_json
+from enginery.core.presence import this_process
+from enginery.registry.build_lock import Holder
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.keys import turn_key
+from enginery.registry.writers import clock
+from tests.pipeline.projects import Project
+
+SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}
+WAITING = re.compile(r"turn: waiting: compiling tiny is being done by \S+, process (\d+), since ")
+
+
+def start(project: Project, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "pipeline.cli", "build", project.spec, "--registry", project.registry, *words]
+    return subprocess.Popen(
+        [*map(str, command)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, process_group=0
+    )
+
+
+def kill_at(process: subprocess.Popen[str], word: str) -> None:
+    """Kill a process when a line of its progress holds the word."""
+    assert process.stderr is not None
+    with process.stderr as lines:
+        assert any(word in line for line in lines), f"{word} was never said"
+        process.send_signal(signal.SIGKILL)
+    process.wait(30)
+
+
+def test_three_builds_at_once_make_everything_once(project: Project) -> None:
+    project.change_spec(**SMALL, validation={"latency": {}})
+    runs = [start(project) for _ in range(3)]
+    told = [run.communicate(timeout=240)[1] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0], told
+    everything = "".join(told)
+    for step in ("export: done", "onnxruntime: built in", "prove cpu fp32 onnxruntime: done"):
+        assert everything.count(step) == 1, everything
+    assert len(re.findall("latency cpu fp32 onnxruntime: done", everything)) == 1, "and none was timed beside another"
+    assert set(WAITING.findall(everything)) <= {str(run.pid) for run in runs}
+    found = project.run("gc", "--json").json
+    whys = [item["why"] for item in found["items"] if item["kind"] == "blob"]
+    assert all(why.startswith("only the memory of a step (") for why in whys), "no blob is orphaned"
+    assert list(open_store(project.registry).list("turns/")) == []
+    assert project.run("verify").code == 0
+
+
+def test_two_builds_of_one_model_that_select_different_units_do_not_run_side_by_side(project: Project) -> None:
+    project.change_spec(precisions=["fp32", "fp16"], targets=["cpu"], calibration=None)
+    first = start(project, "--precision", "fp32")
+    assert first.stderr is not None
+    with first.stderr as lines:
+        assert any("export ..." in line for line in lines)
+        first.send_signal(signal.SIGSTOP)  # however late the second starts
+        second = start(project, "--precision", "fp16")
+        assert second.stderr is not None
+        waiting = next(line for line in second.stderr if "waiting" in line)
+        first.send_signal(signal.SIGCONT)
+        rest = lines.read()
+    told = second.communicate(timeout=240)[1]
+    assert (first.wait(240), second.returncode) == (0, 0), rest + told
+    assert WAITING.search(waiting) and f"process {first.pid}, since" in waiting and "export: cached" in told
+
+
+def test_a_killed_holder_keeps_nobody_waiting(project: Project) -> None:
+    project.change_spec(**SMALL)
+    kill_at(start(project), "export ...")
+    assert list(open_store(project.registry).list("turns/")), "it left its locks behind"
+    after = project.build()
+    assert after.code == 0 and after.json["version"] == "1" and "turn: waiting" not in after.err
+    assert list(open_store(project.registry).list("turns/")) == []
+
+
+def test_a_run_with_nothing_to_do_waits_for_nobody(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.change_spec(**SMALL)
+    names: list[str] = []
+    monkeypatch.setattr("pipeline.compile.waiting.turn", noting(names))
+    assert project.build().code == 0 and len(names) == 2
+    store, here = open_store(project.registry, create=True), this_process()
+    stamp = clock.stamp(clock.now())
+    for name in names:
+        holder = Holder("compiling tiny", "elsewhere", here.namespace, 7, 1, "0", 0, stamp, stamp)
+        store.replace(turn_key(name), canonical_json(asdict(holder)), None)
+    monkeypatch.setattr("pipeline.compile.waiting.turn", lambda *_: pytest.fail("it waits"))
+    again = project.build()
+    assert again.code == 0 and again.json["cached"] is True
+    assert "turn: done: every step is on record" in again.err
+
+
+def noting(names: list[str]) -> Callable[..., AbstractContextManager[None]]:
+    """`turn`, which notes what it is asked for."""
+    from enginery.registry.build_lock import turn
+
+    def noted(store: Store, name: str, what: str, say: Callable[[str], object]) -> AbstractContextManager[None]:
+        names.append(name)
+        return turn(store, name, what, say)
+
+    return noted

@@ -1,0 +1,133 @@
+"""Watching a folder and a bucket: new content is told once, by this watcher or the next."""
+
+import os
+from pathlib import Path
+
+import boto3
+import pytest
+
+from enginery.core.errors import UnavailableError
+from enginery.registry.registered_specs import registrations
+from enginery.registry.store.base import Store, open_store
+from pipeline.orchestration import events
+from pipeline.orchestration.events import Told
+from pipeline.orchestration.intake.watch import Seen, Watch
+from tests.enginery.s3_server import BUCKET
+from tests.pipeline.projects import Project, weights, write_model
+
+
+class Server:
+    """In the place of a Prefect server: it hears events, or is down."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str, object]] = []
+        self.down = False
+
+    def tell(self, event: str, model: str, payload: dict[str, object]) -> Told:
+        if self.down:
+            raise UnavailableError("the server is down")
+        self.heard.append((event, model, payload["digest"]))
+        return Told("1", event, "here")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+    monkeypatch.setattr(events, "tell", made.tell)
+    return made
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "registry", create=True)
+
+
+def look(store: Store, place: object, times: int = 1, *, settled: bool = False) -> list[Seen]:
+    """A watcher that is started anew, and what it says in so many looks."""
+    said: list[Seen] = []
+    with Watch(store, str(place), said.append) as watch:
+        for _ in range(times):
+            watch.look(settled=settled)
+    return said
+
+
+def test_new_content_is_told_once_also_by_a_watcher_that_starts_anew(
+    project: Project, store: Store, server: Server
+) -> None:
+    [seen] = look(store, project.folder, 2)
+    assert seen.told and seen.spec == "tiny.yaml"
+    assert look(store, project.folder) == [] and len(server.heard) == 1
+    os.utime(project.folder / "tiny.onnx")
+    assert look(store, project.folder) == [], "touched, and the same"
+    write_model(project.folder / "tiny.onnx", weights(seed=1))
+    assert look(store, project.folder)[0].told and len(server.heard) == 2
+
+
+def test_a_change_that_was_taken_back_is_told_again(project: Project, store: Store, server: Server) -> None:
+    first = (project.folder / "tiny.onnx").read_bytes()
+    said: list[Seen] = []
+    with Watch(store, str(project.folder), said.append) as watch:
+        watch.look(settled=False)
+        write_model(project.folder / "tiny.onnx", weights(seed=1))
+        watch.look(settled=False)
+        (project.folder / "tiny.onnx").write_bytes(first)
+        watch.look(settled=False)
+        watch.look(settled=False)
+    assert [digest for _, _, digest in server.heard] == [said[0].digest, said[1].digest, said[0].digest]
+    assert registrations(store, "tiny")[-1].bundle.digest == said[0].digest
+    assert look(store, project.folder) == [], "and a watcher that starts anew does not tell it once more"
+
+
+def test_what_the_server_did_not_hear_is_told_at_the_next_look(project: Project, store: Store, server: Server) -> None:
+    server.down = True
+    with pytest.raises(UnavailableError):
+        look(store, project.folder)
+    assert len(registrations(store, "tiny")) == 1, "killed or cut off between registering and telling"
+    server.down = False
+    assert look(store, project.folder)[0].told
+    assert len(registrations(store, "tiny")) == 1
+
+
+def test_files_that_still_change_are_waited_for(project: Project, store: Store, server: Server) -> None:
+    said: list[Seen] = []
+    with Watch(store, str(project.folder), said.append) as watch:
+        watch.look()
+        write_model(project.folder / "tiny.onnx", weights(seed=1))
+        watch.look()
+        assert said == []
+        watch.look()
+    assert [seen.told for seen in said] == [True]
+
+
+def test_a_spec_that_cannot_be_read_is_said_once_and_stops_no_other(
+    project: Project, store: Store, server: Server
+) -> None:
+    (project.folder / "a.yaml").write_text("model: a\n")
+    said = look(store, project.folder, 3)
+    assert [(seen.spec, seen.told) for seen in said] == [("a.yaml", False), ("tiny.yaml", True)]
+    assert "a.yaml:1" in said[0].said
+
+
+def test_a_place_that_is_not_there_is_out_of_reach(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="make it, or name another one"):
+        look(store, tmp_path / "absent")
+
+
+def test_a_prefix_of_a_bucket(project: Project, store: Store, server: Server, s3_uri: str) -> None:
+    prefix = s3_uri.partition("?")[0].removeprefix(f"s3://{BUCKET}/")
+    client = boto3.client("s3", endpoint_url=s3_uri.partition("endpoint=")[2], region_name="us-east-1")
+    for path in project.folder.iterdir():
+        client.upload_file(str(path), BUCKET, f"{prefix}/tiny/{path.name}")
+    client.put_object(Bucket=BUCKET, Key=f"{prefix}/tiny/../../escape.yaml", Body=b"model: x")
+    with Watch(store, s3_uri, lambda _: None) as watch:
+        watch.look()
+        watch.look()
+        assert len(server.heard) == 1
+        write_model(project.folder / "tiny.onnx", weights(seed=1))
+        client.upload_file(str(project.folder / "tiny.onnx"), BUCKET, f"{prefix}/tiny/tiny.onnx")
+        watch.look()
+        watch.look()
+        assert len(server.heard) == 2
+        client.delete_object(Bucket=BUCKET, Key=f"{prefix}/tiny/tiny.yaml")
+        watch.look()
+    assert len(server.heard) == 2

@@ -1,0 +1,298 @@
+"""Bringing a RayCluster to what is wanted: what is kept, what is refused, what goes. tests/cluster does it for real."""
+
+import copy
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import kubernetes.config  # noqa: F401 - it reads KUBECONFIG when it is imported, which must not count
+import pytest
+import yaml
+
+from enginery.core.errors import InputError, UnavailableError
+from pipeline.orchestration.kuberay.apply import apply as apply_waiting
+from pipeline.orchestration.kuberay.apply import main
+from pipeline.orchestration.kuberay.changes import CONSENT, SUSPENDED
+from pipeline.orchestration.kuberay.workers import RAY_VERSION, Pod
+
+Object = dict[str, Any]
+HEAD = Pod("head", None, "2.60.0")
+
+
+def group(name: str, replicas: int, most: int = 4, least: int = 0) -> Object:
+    return {"groupName": name, "minReplicas": least, "maxReplicas": most, "replicas": replicas}
+
+
+def ray_cluster(*groups: Object, version: str = "2.60.0", **metadata: Any) -> Object:
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayCluster",
+        "metadata": {"name": "enginery-ray", "namespace": "enginery", "labels": {"helm.sh/chart": "new"}, **metadata},
+        "spec": {"rayVersion": version, "workerGroupSpecs": list(groups), "headGroupSpec": {"template": "the head's"}},
+    }
+
+
+def worker(name: str, of: str, version: str = "2.60.0") -> Pod:
+    return Pod(name, of, version)
+
+
+@dataclass
+class Fake:
+    """A cluster in memory, with a KubeRay that ends pods as they are named in the spec, at once or never (`idle`).
+
+    races: how often somebody writes between a read and a write.
+    """
+
+    live: Object | None
+    there: list[Pod] = field(default_factory=list)
+    races: int = 0
+    idle: bool = False
+    written: list[Object] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+
+    def find(self) -> Object | None:
+        return copy.deepcopy(self.live)
+
+    def create(self, body: Object) -> None:
+        self.written.append(body)
+
+    def replace(self, body: Object) -> bool:
+        self.races -= 1
+        if self.races >= 0:
+            assert self.live is not None
+            self.live["spec"]["workerGroupSpecs"][0]["replicas"] += 1
+            return False
+        self.written.append(body)
+        self.live = copy.deepcopy(body)
+        if not self.idle:
+            self.reconcile(body["spec"])
+        return True
+
+    def reconcile(self, spec: Object) -> None:
+        """KubeRay 1.7 ends all pods of what is suspended, and workers that a group of the spec names as its own."""
+        named = {
+            (group["groupName"], name)
+            for group in spec["workerGroupSpecs"]
+            for name in group.get("scaleStrategy", {}).get("workersToDelete", ())
+        }
+        self.ended += [pod.name for pod in self.pods() if spec.get("suspend") or (pod.group, pod.name) in named]
+
+    def pods(self) -> list[Pod]:
+        return [pod for pod in self.there if pod.name not in self.ended]
+
+    def owner(self, name: str) -> Object:
+        return {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": "u"}
+
+
+def apply(cluster: Fake, wanted: Object, owner: str) -> str:
+    return apply_waiting(cluster, wanted, owner, lambda _: None)
+
+
+def test_the_first_one_is_made_and_goes_with_its_config_map() -> None:
+    cluster = Fake(None)
+    assert apply(cluster, ray_cluster(group("l4", 0)), "enginery-ray") == "enginery-ray: created"
+    (made,) = cluster.written
+    assert made["metadata"]["ownerReferences"][0]["name"] == "enginery-ray"
+
+
+def test_a_change_keeps_what_others_write() -> None:
+    live = ray_cluster(
+        {**group("l4", 3), "scaleStrategy": {"workersToDelete": ["l4-x"]}}, group("h100", 0),
+        resourceVersion="7", uid="r", finalizers=["ray.io/x"], annotations={"of": "another"},
+        labels={"helm.sh/chart": "old"},
+    )  # fmt: skip
+    live["spec"]["suspend"] = False
+    cluster = Fake(live, [HEAD, worker("l4-x", "l4")])
+    wanted = ray_cluster(group("l4", 0, most=8), group("h100", 1, least=1), group("b200", 0))
+    assert apply(cluster, wanted, "enginery-ray") == "enginery-ray: up to date"
+    (made,) = cluster.written
+    groups = {item["groupName"]: item for item in made["spec"]["workerGroupSpecs"]}
+    assert groups["l4"]["scaleStrategy"] == {"workersToDelete": ["l4-x"]}
+    assert {name: (item["replicas"], item["maxReplicas"]) for name, item in groups.items()} == {
+        "l4": (3, 8), "h100": (1, 4), "b200": (0, 4)
+    }  # fmt: skip
+    assert made["spec"]["suspend"] is False
+    metadata = made["metadata"]
+    assert (metadata["resourceVersion"], metadata["uid"], metadata["finalizers"]) == ("7", "r", ["ray.io/x"])
+    assert metadata["labels"] == {"helm.sh/chart": "new"}
+    assert metadata["annotations"] == {"of": "another"}
+    assert cluster.ended == ["l4-x"], "which the autoscaler asked for"
+
+
+@pytest.mark.parametrize(("before", "after", "suspended"), [(1, 1, True), (0, 0, True), (0, 1, True), (1, 0, False)])
+def test_who_leaves_kueue_is_not_suspended_for_ever(before: int, after: int, suspended: bool) -> None:
+    queue = {"kueue.x-k8s.io/queue-name": "gpus"}
+    live, wanted = (ray_cluster(group("l4", 0), labels=queue if queued else {}) for queued in (before, after))
+    live["spec"]["suspend"] = True
+    cluster = Fake(live)
+    said = apply(cluster, wanted, "enginery-ray")
+    assert ("up to date" not in said) is suspended
+    assert not suspended or ("until Kueue admits it to queue gpus" if after else '{"spec": {"suspend": false}}') in said
+    assert cluster.written[0]["spec"]["suspend"] is suspended, "absent would not resume it"
+
+
+def test_what_the_autoscaler_writes_in_between_is_read_again() -> None:
+    cluster = Fake(ray_cluster(group("l4", 1)), races=2)
+    apply(cluster, ray_cluster(group("l4", 0)), "enginery-ray")
+    (made,) = cluster.written
+    assert made["spec"]["workerGroupSpecs"][0]["replicas"] == 3
+    with pytest.raises(UnavailableError, match="changes faster"):
+        apply(Fake(ray_cluster(group("l4", 1)), races=999), ray_cluster(group("l4", 0)), "enginery-ray")
+
+
+GONE, LESS, NEWER = ray_cluster(group("h100", 0)), ray_cluster(group("l4", 0, most=1)), ray_cluster(
+    group("l4", 0), version="2.61.0"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said", "ended"),
+    [
+        (GONE, "a: its group l4 is not wanted any more", ["a", "b"]),
+        (LESS, "group l4: 2 run, max is 1", []),  # whom to stop is the autoscaler's to say
+        (NEWER, "a: has Ray 2.60.0, and 2.61.0 is wanted", ["head", "a", "b"]),
+    ],
+)
+def test_workers_that_run_are_stopped_only_where_that_is_asked_for(wanted: Object, said: str, ended: list[str]) -> None:
+    live, pods = ray_cluster(group("l4", 2)), [HEAD, worker("a", "l4"), worker("b", "l4")]
+    refused = Fake(copy.deepcopy(live), pods)
+    with pytest.raises(InputError, match=said) as caught:
+        apply(refused, wanted, "enginery-ray")
+    assert f"kubectl annotate raycluster enginery-ray --namespace enginery {CONSENT}=true" in str(caught.value)
+    assert not refused.written + refused.ended
+    live["metadata"]["annotations"] = {CONSENT: "true", "of": "another"}
+    asked = Fake(live, pods)
+    assert ", ".join(ended) in apply(asked, wanted, "enginery-ray")
+    assert asked.ended == ended
+    last = asked.written[-1]
+    assert last["metadata"]["annotations"] == {"of": "another"}, "it is for one change"
+    assert not last["spec"].get("suspend", False)
+    names = [item["groupName"] for item in last["spec"]["workerGroupSpecs"]]
+    assert names == [item["groupName"] for item in wanted["spec"]["workerGroupSpecs"]]
+
+
+@pytest.mark.parametrize("wanted", [GONE, NEWER])
+def test_a_job_that_is_killed_half_way_is_allowed_to_go_on_by_the_next_one(wanted: Object) -> None:
+    live = ray_cluster(group("l4", 2), annotations={CONSENT: "true"})
+    cluster = Fake(live, [HEAD, worker("a", "l4"), worker("b", "l4")], idle=True)
+
+    def kill(_: float) -> None:
+        raise SystemExit(137)
+
+    with pytest.raises(SystemExit):
+        apply_waiting(cluster, wanted, "enginery-ray", kill)
+    cluster.idle = False
+    cluster.reconcile(cluster.written[-1]["spec"])
+    assert "up to date" in apply(cluster, wanted, "enginery-ray")
+    assert {"a", "b"} <= {*cluster.ended}
+    assert cluster.live is not None and not {CONSENT, SUSPENDED} & {*cluster.live["metadata"]["annotations"]}
+    assert not cluster.live["spec"].get("suspend")
+
+
+def test_a_group_that_goes_is_kept_without_workers_until_its_own_have_ended() -> None:
+    """Gone at once, its workers would be in no group whose `workersToDelete` could name them."""
+    live = ray_cluster({**group("l4", 2), "template": "l4's"}, annotations={CONSENT: "true"})
+    cluster = Fake(live, [HEAD, worker("a", "l4")])
+    apply(cluster, GONE, "enginery-ray")
+    first, last = cluster.written
+    assert [item["groupName"] for item in first["spec"]["workerGroupSpecs"]] == ["h100", "l4"]
+    assert first["spec"]["workerGroupSpecs"][1] == {
+        **group("l4", 0, most=0), "template": "l4's", "scaleStrategy": {"workersToDelete": ["a"]}
+    }  # fmt: skip
+    assert [item["groupName"] for item in last["spec"]["workerGroupSpecs"]] == ["h100"]
+
+
+def test_a_worker_of_a_group_that_is_not_there_is_ended_by_one_of_that_name() -> None:
+    cluster = Fake(ray_cluster(group("h100", 0)), [HEAD, Pod("a", "gone", "2.60.0", ended=True)])
+    assert apply(cluster, GONE, "enginery-ray") == "enginery-ray: up to date; ended a"
+    stand_in = cluster.written[0]["spec"]["workerGroupSpecs"][-1]
+    assert (stand_in["groupName"], stand_in["maxReplicas"], stand_in["template"]) == ("gone", 0, "the head's")
+
+
+def test_a_worker_of_another_version_beside_a_new_head_is_ended_alone() -> None:
+    live = ray_cluster(group("l4", 2), version="2.61.0", annotations={CONSENT: "true"})
+    cluster = Fake(live, [Pod("head", None, "2.61.0"), worker("a", "l4"), worker("b", "l4", "2.61.0")])
+    apply(cluster, NEWER, "enginery-ray")
+    assert cluster.ended == ["a"]
+    assert cluster.written[-1]["spec"]["workerGroupSpecs"][0]["replicas"] == 2
+
+
+def test_under_kueue_it_is_kueue_that_resumes() -> None:
+    queue = {"kueue.x-k8s.io/queue-name": "gpus"}
+    wanted = ray_cluster(group("l4", 0), version="2.61.0", labels=queue)
+    cluster = Fake(ray_cluster(group("l4", 0), labels=queue), [HEAD])
+    assert "until Kueue admits it to queue gpus; ended head" in apply(cluster, wanted, "enginery-ray")
+    assert cluster.written[-1]["spec"]["suspend"] is True
+
+
+def test_a_kuberay_that_ends_nothing_is_named() -> None:
+    cluster = Fake(ray_cluster(group("l4", 0)), [HEAD], idle=True)
+    with pytest.raises(UnavailableError, match="KubeRay does not end head; see that its operator runs"):
+        apply(cluster, NEWER, "enginery-ray")
+
+
+def test_consent_is_the_word_true() -> None:
+    live = ray_cluster(group("l4", 1), annotations={CONSENT: "false"})
+    with pytest.raises(InputError, match="not wanted any more"):
+        apply(Fake(live, [worker("a", "l4")]), GONE, "enginery-ray")
+
+
+def test_a_group_does_not_go_while_workers_of_it_are_about_to_be_made() -> None:
+    """The operator has not yet made what the autoscaler asks for; made after the group went, nobody would end it."""
+    cluster = Fake(ray_cluster(group("l4", 2)), [HEAD, worker("a", "l4")])
+    with pytest.raises(InputError, match="group l4: 2 workers are asked for"):
+        apply(cluster, GONE, "enginery-ray")
+    live = ray_cluster(group("l4", 2), annotations={CONSENT: "true"})
+    apply(Fake(live), GONE, "enginery-ray")
+
+
+def test_a_pod_that_has_ended_is_no_worker_that_would_be_stopped_and_goes_with_its_group() -> None:
+    """Ray's autoscaler counts each pod that is not being deleted, and fails over one of a group that is unknown."""
+    cluster = Fake(ray_cluster(group("l4", 0)), [HEAD, Pod("a", "l4", "2.60.0", ended=True)])
+    apply(cluster, GONE, "enginery-ray")
+    assert cluster.ended == ["a"]
+
+
+def test_without_workers_another_version_takes_a_new_head_and_a_group_goes() -> None:
+    for wanted, ended in ((NEWER, ["head"]), (GONE, []), (LESS, [])):
+        cluster = Fake(ray_cluster(group("l4", 0)), [HEAD])
+        apply(cluster, wanted, "enginery-ray")
+        assert cluster.ended == ended
+
+
+def test_a_head_that_was_left_behind_goes_the_next_time() -> None:
+    """What ended between the write and the suspension is made good: pods say what runs in them."""
+    cluster = Fake(copy.deepcopy(NEWER), [HEAD])
+    apply(cluster, NEWER, "enginery-ray")
+    assert cluster.ended == ["head"]
+    unknown = Fake(copy.deepcopy(NEWER), [HEAD, Pod("a", "l4", None)])
+    with pytest.raises(InputError, match=r"a: ends with head, which has Ray 2\.60\.0, and 2\.61\.0 is wanted"):
+        apply(unknown, NEWER, "enginery-ray")
+
+
+def test_one_that_is_being_deleted_is_left_alone() -> None:
+    live = ray_cluster(group("l4", 0), deletionTimestamp="2026-11-22T22:00:00Z")
+    with pytest.raises(UnavailableError, match="being deleted"):
+        apply(Fake(live), GONE, "enginery-ray")
+
+
+def test_a_pod_is_what_its_labels_say() -> None:
+    labels = {"ray.io/node-type": "worker", "ray.io/group": "l4"}
+    item = {"metadata": {"name": "x", "labels": labels, "annotations": {RAY_VERSION: "2.60.0"}}}
+    assert Pod.from_json(item) == Pod("x", "l4", "2.60.0")
+    labels["ray.io/node-type"] = "head"
+    assert Pod.from_json(item).group is None
+    assert Pod.from_json({**item, "status": {"phase": "Failed"}}).ended
+
+
+def test_without_a_cluster_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    file, kubeconfig = tmp_path / "raycluster.yaml", tmp_path / "kubeconfig"
+    file.write_text(yaml.safe_dump(GONE))
+    here = [{"name": "x", "cluster": {"server": "http://127.0.0.1:9"}}]
+    context = [{"name": "x", "context": {"cluster": "x", "user": "x"}}]
+    config = {"clusters": here, "contexts": context, "users": [{"name": "x", "user": {}}], "current-context": "x"}
+    kubeconfig.write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    assert main([str(file), "--owner", "enginery-ray"]) == UnavailableError.exit_code
+    assert "error: http://127.0.0.1:9 does not answer" in capsys.readouterr().err

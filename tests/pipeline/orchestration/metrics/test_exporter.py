@@ -1,0 +1,141 @@
+"""The metrics of a registry, from its own documents, after real builds; and the dashboard that shows them."""
+
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from enginery.core.errors import UnavailableError
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.store.folder import FileStore
+from enginery.registry.store.keys import run_key
+from pipeline.orchestration.metrics import names, registry_view
+from pipeline.orchestration.metrics.exporter import Exporter
+from pipeline.orchestration.metrics.registry_view import Looker
+from tests.pipeline.orchestration.runs.runs import run_state, running
+from tests.pipeline.projects import Project
+
+DASHBOARD = Path(__file__).parents[3] / "manifests" / "grafana" / "enginery.json"
+
+
+def samples(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
+    families = text_string_to_metric_families(text)
+    return {
+        (sample.name, tuple(sorted(sample.labels.values()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_a_registry_tells_of_builds_runs_engines_and_drift(built: Project) -> None:
+    done = built.run("metrics", "--once")
+    found = samples(done.out)
+    assert done.code == 0
+    assert found["enginery_builds_total", ("built", "cpu", "onnxruntime")] == 2
+    assert found["enginery_build_duration_seconds_count", ("built", "sm_89", "tensorrt-rtx")] == 2
+    assert found["enginery_build_duration_seconds_bucket", ("+Inf", "built", "sm_89", "tensorrt-rtx")] == 2
+    assert found["enginery_cache_lookups_total", ("miss",)] == 5
+    assert found["enginery_unproven_engines", ("sm_89", "tensorrt-rtx")] == 2
+    assert found["enginery_engines", ("cpu", "onnxruntime", "proven")] == 2
+    assert found["enginery_runs", ("done",)] == 1 and found["enginery_runs", ("lost",)] == 0
+    assert found["enginery_last_run_success", ("tiny",)] == 1 and found["enginery_registry_up", ()] == 1
+    drift = found["enginery_drift_sqnr_db", ("cpu", "engine", "int8", "onnxruntime", "tiny")]
+    assert 10 < drift < 200
+    assert ("enginery_drift_sqnr_db", ("engine", "int8", "sm_89", "tensorrt-rtx", "tiny")) not in found, "unproven"
+
+
+def test_a_registry_exports_just_the_metrics_that_are_documented_for_it(built: Project) -> None:
+    exporter = Exporter(open_store(built.registry))
+    assert exporter.refresh()
+    found = {family.name for family in exporter.registry().collect()}
+    assert found == {metric.name for metric in names.METRICS if "registry" in metric.where}
+    labels = {
+        (family.name, name)
+        for family in exporter.registry().collect()
+        for sample in family.samples
+        for name in sample.labels
+        if name != "le"
+    }
+    assert labels <= {(metric.name, label) for metric in names.METRICS for label in metric.labels}
+
+
+def test_the_same_is_written_for_node_exporter(built: Project, tmp_path: Path) -> None:
+    assert built.run("metrics", "--textfile", tmp_path / "enginery.prom").code == 0
+    assert "enginery_registry_up 1.0" in (tmp_path / "enginery.prom").read_text()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "registry", create=True)
+
+
+def test_runs_that_go_on_and_runs_that_were_lost(store: Store) -> None:
+    lost, done = running(1), run_state(2, "other", state="failed")
+    for run in (lost, done):
+        store.create(run_key(run.id), run.to_bytes())
+    view = Looker(store).look()
+    assert view.runs == {"lost": 1, "failed": 1} and (view.waiting, view.running) == (0, 0)
+    assert view.last_ok == {"digits": False, "other": False} and view.last_runs["digits"] > 1.7e9
+
+
+def test_models_beyond_the_bound_have_no_series(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_view, "MOST_MODELS", 0)
+    view = Looker(open_store(built.registry)).look()
+    assert view.models == {} and view.left_out == 1 and view.last_runs == {}
+
+
+def test_a_version_that_did_not_change_is_not_read_again(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    looker = Looker(open_store(built.registry))
+    first = looker.look()
+    monkeypatch.setattr(registry_view, "load", None)
+    assert looker.look().models == first.models
+
+
+def test_a_registry_out_of_reach_is_said_and_what_was_seen_stays(
+    built: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    exporter = Exporter(open_store(built.registry), said.append)
+    exporter.refresh()
+
+    def refuse(*_: Any) -> Any:
+        raise UnavailableError("the disk is gone")
+
+    monkeypatch.setattr(FileStore, "children", refuse)
+    assert not exporter.refresh() and not exporter.refresh()
+    values = {sample.name: sample.value for family in exporter.collect() for sample in family.samples}
+    assert values["enginery_registry_up"] == 0 and values["enginery_models"] == 1
+    assert len(said) == 1 and "the disk is gone" in said[0]
+
+
+def test_it_looks_again_until_it_is_stopped(store: Store) -> None:
+    stop, looks = threading.Event(), []
+    exporter = Exporter(store)
+    exporter.refresh = lambda: bool(looks.append(len(looks) == 2 and stop.set()))  # type: ignore[method-assign]
+    exporter.run(0.001, stop)
+    assert len(looks) == 3
+
+
+def test_the_dashboard_shows_metrics_that_exist_and_each_of_them() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    known = {series: metric for metric in names.METRICS for series in metric.series}
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    queries += [
+        variable["query"]["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"
+    ]
+    used = {name for query in queries for name in re.findall(r"enginery_\w+", query)}
+    assert used <= set(known), f"no such metrics: {used - set(known)}"
+    shown = {known[name].name for name in used}
+    assert shown == {metric.name for metric in names.METRICS}, "the dashboard leaves some out"
+    for query in queries:
+        for name, selector in re.findall(r"(enginery_\w+)\{([^}]*)\}", query):
+            assert set(re.findall(r"(\w+)\s*=~?", selector)) <= {"job", *known[name].labels}, query
+        for grouped in re.findall(r"by \(([^)]*)\)", query):
+            allowed = {"le"}.union(*(known[name].labels for name in re.findall(r"enginery_\w+", query)))
+            assert set(re.split(r",\s*", grouped)) <= allowed, query
+    places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
+    assert len(set(places)) == len(places) and len({panel["id"] for panel in dashboard["panels"]}) == len(places)

@@ -1,0 +1,81 @@
+"""Runs for tests: one that is told by hand."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from builders.execution.jobs import Usage
+from enginery.registry.runs.history import Expectation
+from enginery.registry.runs.state import Item, RunState
+from enginery.registry.store.base import Store
+from enginery.registry.store.keys import run_key
+from pipeline.orchestration.runs.tracker import Tracker
+from pipeline.progress.events import (
+    Finished,
+    PhaseEntered,
+    Planned,
+    Predicted,
+    Printed,
+    ProcessEnded,
+    Retrying,
+    Started,
+    VerdictReached,
+    Waiting,
+)
+from pipeline.values import BuildPlan, Flavour, Graph, Unit
+from tests.builders import graphs
+
+EXPECTED = Expectation(70.0, 500.0, 3, "3 builds of this unit")
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+UNIT, OTHER, REFUSED = "sm_89 fp16 tensorrt-rtx", "sm_75 fp16 tensorrt-rtx", "sm_80 fp16 tensorrt-rtx"
+
+
+def stamp(seconds: float) -> str:
+    return (BEGAN + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
+
+
+def run_state(number: int = 0, model: str = "digits", **fields: object) -> RunState:
+    """A run of this model that began `number` seconds into 2026."""
+    begun = BEGAN + timedelta(seconds=number)
+    name = f"{begun:%Y%m%dT%H%M%SZ}.{model}.{number:06x}"
+    state = RunState(name, model, "digits.yaml", "done", stamp(number), stamp(number), 10.0, "far", 1, "me")
+    return replace(state, **fields)  # type: ignore[arg-type]
+
+
+def written(store: Store, run: RunState) -> RunState:
+    store.create(run_key(run.id), run.to_bytes())
+    return run
+
+
+def unit(name: str, action: str = "build", graph: str = "a" * 64) -> Unit:
+    target, precision, _ = name.split()
+    request = replace(graphs.request(target, precision), model=graph)
+    assert request.unit == name
+    return Unit(request, Graph(Flavour("fp16"), graph, (), ()), action, "why not" if action == "refused" else "")
+
+
+def plan(graph: str = "a" * 64) -> BuildPlan:
+    names = ((UNIT, "build"), (OTHER, "cached"), (REFUSED, "refused"))
+    return BuildPlan("digits", tuple(unit(name, action, graph) for name, action in names))
+
+
+def tell_all(told: Tracker, log: str = "compiling\n") -> None:
+    """One unit is built, another was, a third is refused."""
+    told.emit(Finished("export", "cached"))
+    told.emit(Planned(plan()))
+    told.emit(Finished(OTHER, "cached"))
+    told.emit(Predicted(UNIT, EXPECTED))
+    told.emit(Waiting(UNIT, "for a slot"))
+    told.emit(Started(UNIT, "node-7"))
+    told.emit(PhaseEntered(UNIT, "compiling"))
+    told.emit(Printed(UNIT, log))
+    told.emit(Retrying(UNIT, "killed by SIGSEGV"))
+    told.emit(Started(UNIT, "node-8"))
+    told.emit(ProcessEnded(UNIT, Usage(12.3456, 512.34)))
+    told.emit(Finished(UNIT, "built", words="built in 12.0 s"))
+    told.emit(VerdictReached(UNIT, "unproven", "no GPU"))
+
+
+def running(number: int = 0, **item: object) -> RunState:
+    """A run in which one unit was started 30 seconds after its begin."""
+    one = Item(UNIT, "running", "sm_89", "fp16", "tensorrt-rtx", "compiling", "here", started_at=stamp(number + 30))
+    return run_state(number, state="running", items=(replace(one, **item),))  # type: ignore[arg-type]

@@ -1,0 +1,80 @@
+"""Whoever can write to the registry can write its runs, histories and totals, too."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from enginery.core.errors import IntegrityError
+from enginery.registry.runs.history import Past, read_pasts
+from enginery.registry.runs.state import parse_run
+from enginery.registry.runs.totals import BUCKETS_S, read_totals
+from enginery.registry.store.base import open_store
+from enginery.registry.store.keys import run_key
+from pipeline.orchestration.metrics.registry_view import Looker
+from pipeline.orchestration.runs.prefect_progress import description, percent
+from pipeline.orchestration.runs.shown import seen
+from tests.hostile import damaged, documents
+from tests.pipeline.orchestration.runs.runs import EXPECTED, UNIT, running
+from tests.pipeline.projects import Project
+
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
+FEW = settings(max_examples=int(os.environ.get("ENGINERY_HOSTILE_EXAMPLES", "60")))
+RUN = running(predicted=EXPECTED, retries=("x",), log="a" * 64, seconds=1.0, ended_at="2026")
+PAST = Past("digits", "sm_89", "fp16", 1000, 10.0, 500.0, "built", "2026-01-01T00:00:00+00:00")
+TALLY = {"state": "built", "target": "t", "backend": "b", "count": 1, "seconds": 1.0, "buckets": [1] * len(BUCKETS_S)}
+TOTALS = {"format": 1, "buckets_s": list(BUCKETS_S), "builds": [TALLY], "hits": 1, "misses": 1}
+
+
+def hostile(valid: bytes) -> st.SearchStrategy[bytes]:
+    return st.one_of(documents(json.loads(valid), lambda document: document), damaged(valid))
+
+
+@FEW
+@given(hostile(RUN.to_bytes()))
+def test_a_run_is_read_and_shown_or_refused(data: bytes) -> None:
+    try:
+        one = seen(parse_run("runs/x.json", data))
+    except IntegrityError as error:
+        assert str(error).startswith("runs/x.json: ")
+        return
+    json.dumps([one.to_json(), percent(one), description(one)], allow_nan=False)
+
+
+@FEW
+@given(hostile(json.dumps({"format": 1, "builds": [asdict(PAST)]}).encode()))
+def test_a_history_is_read_or_empty(data: bytes) -> None:
+    assert isinstance(read_pasts(data), tuple)
+
+
+@FEW
+@given(hostile(json.dumps(TOTALS).encode()))
+def test_totals_are_read_or_empty(data: bytes) -> None:
+    for tally in read_totals(data).builds.values():
+        assert len(tally.buckets) == len(BUCKETS_S)
+
+
+def test_text_of_a_run_does_nothing_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    project = Project(tmp_path / "project", capsys)
+    store = open_store(project.registry, create=True)
+    log = store.put_bytes(b"\x1b]0;title\x07\x1b[2Jprinted\r\n\ttabbed\x9b31m\n")
+    run = running(why="\x1b[2Jwhy \x9b [red]no[/red]", log=log, log_bytes=9)
+    store.create(run_key(run.id), run.to_bytes())
+    for words in (("status",), ("status", "digits"), ("status", "digits", "--log", UNIT)):
+        shown = project.run(*words).out
+        assert not {char for char in shown if char < " " and char not in "\n\t"} and "\x9b" not in shown
+    assert "printed\n\ttabbed" in project.run("status", "digits", "--log", UNIT).out
+    assert "[red]no[/red]" in project.run("status", "digits").out
+
+
+def test_an_exporter_survives_a_registry_of_nonsense(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "registry", create=True)
+    store.create(run_key("20260101T000000Z.digits.000000"), b"{")
+    store.create("history/totals.json", b"[]")
+    store.create("models/digits/versions/1/manifest.json", b"{}")
+    view = Looker(store).look()
+    assert not view.runs and not view.totals.builds and list(view.models) == ["digits"]

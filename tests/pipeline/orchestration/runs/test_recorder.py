@@ -1,0 +1,228 @@
+"""What becomes of a run is written down, and a registry that fails is no reason for the run to fail."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders.execution.jobs import Usage
+from enginery.core.errors import StepError, UnavailableError, UndecidedError
+from enginery.core.presence import Presence, this_process
+from enginery.registry.retention.gc import collect
+from enginery.registry.runs import journal
+from enginery.registry.runs.history import read_pasts
+from enginery.registry.runs.state import RunState, parse_run
+from enginery.registry.runs.totals import read_totals
+from enginery.registry.store.base import open_store
+from enginery.registry.store.folder import FileStore
+from enginery.registry.store.keys import TOTALS, history_key, run_key, run_live_key
+from pipeline.orchestration.runs import recorder
+from pipeline.orchestration.runs.recorder import Recorder, new_run, new_tracker, recorded
+from pipeline.orchestration.runs.tracker import Tracker
+from pipeline.progress.events import Finished, Planned, Printed, ProcessEnded, Started
+from tests.pipeline.orchestration.runs.runs import EXPECTED, OTHER, REFUSED, UNIT, plan, tell_all
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    found = open_store(tmp_path / "registry", create=True)
+    assert isinstance(found, FileStore)
+    return found
+
+
+def begun(store: FileStore) -> RunState:
+    return new_run("digits", "digits.yaml", store)
+
+
+def by_hand(store: FileStore) -> tuple[Tracker, Recorder]:
+    """A recorder whose rounds a test makes."""
+    tracker = new_tracker(begun(store))
+    return tracker, Recorder(store, tracker)
+
+
+def the_run(store: FileStore) -> RunState:
+    (run,) = journal.run_ids(store)
+    found = journal.read_run(store, run)
+    assert found
+    return found
+
+
+def test_a_run_says_which_process_it_is(store: FileStore) -> None:
+    run = parse_run("runs/x.json", begun(store).to_bytes())
+    assert Presence(run.host, run.namespace, run.pid, run.began) == this_process()
+
+
+def test_the_whole_story_of_a_run_is_there_afterwards(store: FileStore) -> None:
+    with recorded(store, begun(store), lambda _: None) as told:
+        tell_all(told, log="password=hunter2hunter2\n")
+    run = the_run(store)
+    assert (run.state, run.model, run.beats_every_s) == ("done", "digits", recorder.BEAT_S) and run.ended_at
+    export, unit, other, refused = run.item("export"), run.item(UNIT), run.item(OTHER), run.item(REFUSED)
+    assert export and export.state == "cached" and not export.is_unit
+    assert refused and (refused.state, refused.why) == ("refused", "why not")
+    assert other and other.state == "cached"
+    assert unit and (unit.state, unit.where, unit.seconds, unit.peak_mib) == ("built", "node-8", 12.346, 512.3)
+    assert unit.predicted == EXPECTED and unit.retries == ("killed by SIGSEGV",)
+    assert unit.verdict == "unproven: no GPU" and unit.phase == "" and unit.started_at and unit.ended_at
+    assert unit.log and store.read_blob(unit.log) == b"password=[hidden]\n" and unit.log_bytes == 18
+    assert store.read(run_live_key(run.id)) is None
+    assert parse_run("x", run.to_bytes()) == run
+
+
+def test_a_run_is_seen_while_it_goes_on_with_the_end_of_what_it_prints(store: FileStore) -> None:
+    tracker, writer = by_hand(store)
+    tracker.emit(Planned(plan()))
+    tracker.emit(Started(UNIT))
+    tracker.emit(Printed(UNIT, "first\nsecond"))
+    writer._round()
+    run = the_run(store)
+    assert run.state == "running" and [item.state for item in run.units] == ["running", "planned", "refused"]
+    assert journal.read_live(store, run.id) == {UNIT: "first\n"}
+
+
+def test_nothing_new_is_not_written_but_a_sign_of_life_is(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker, writer = by_hand(store)
+    tracker.emit(Started("export"))
+    writer._round()
+    key = run_key(tracker.run)
+    first = store.read(key)
+    writer._round()
+    assert store.read(key) == first
+    writer._heard -= recorder.BEAT_S + 1
+    writer._round()
+    assert store.read(key) != first
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (SystemExit(), "interrupted"),
+        (StepError("unit: cancelled", "cancelled"), "interrupted"),
+        (ValueError("bad"), "failed"),
+    ],
+)
+def test_a_run_that_is_stopped_says_so(store: FileStore, error: BaseException, state: str) -> None:
+    with pytest.raises(type(error)), recorded(store, begun(store), lambda _: None) as told:
+        told.emit(Planned(plan()))
+        told.emit(Started(UNIT))
+        raise error
+    run = the_run(store)
+    assert (run.state, run.reason) == (state, "bad" if state == "failed" else "")
+    assert [item.state for item in run.units] == ["cancelled", "cancelled", "refused"]
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    def refuse(*_: Any) -> Any:
+        raise UnavailableError("No space left on device")
+
+    for name in names:
+        monkeypatch.setattr(FileStore, name, refuse)
+
+
+def test_a_registry_that_fails_costs_a_warning_once_and_no_build(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(monkeypatch, "replace", "put_bytes", "read", "remove", "children", "size")
+    tracker, writer = by_hand(store)
+    tell_all(tracker)
+    for _ in range(3):
+        writer._round()
+    writer._round(last=True)
+    warned = capsys.readouterr().err
+    assert warned.count("warning:") == 1 and "No space left on device" in warned
+    assert tracker.snapshot("").item(UNIT), "and the run knows what it knew"
+
+
+def test_a_registry_that_hangs_does_not_keep_the_run_from_ending(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hangs = threading.Event()
+    monkeypatch.setattr(recorder, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(FileStore, "replace", lambda *_: hangs.wait(20))
+    try:
+        with recorded(store, begun(store), lambda _: None) as told:
+            told.emit(Started("export"))
+        assert "has not answered for 0.05 s" in capsys.readouterr().err
+    finally:
+        hangs.set()
+
+
+def test_a_write_whose_answer_was_lost_is_made_up_for(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker, writer = by_hand(store)
+    true_replace, lost = FileStore.replace, [True, False, True]
+
+    def replace(self: FileStore, key: str, data: bytes, expected: bytes | None) -> bool:
+        done = true_replace(self, key, data, expected)
+        if lost and lost.pop(0):
+            raise UndecidedError("the answer was lost")
+        return done
+
+    monkeypatch.setattr(FileStore, "replace", replace)
+    for number in range(3):
+        tracker.emit(Started(f"step {number}"))
+        writer._state(last=False)
+    assert len(the_run(store).items) == 3
+
+
+def test_a_run_is_shown_as_often_as_it_is_written(store: FileStore) -> None:
+    shown: list[str] = []
+    with recorded(store, begun(store), lambda _: None, lambda run: shown.append(run.state)) as told:
+        told.emit(Started("export"))
+    assert shown[-1] == "done"
+
+
+def test_what_shows_a_run_and_breaks_is_shown_nothing_more(
+    store: FileStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def bad(run: RunState) -> None:
+        raise ValueError("the server is gone")
+
+    tracker = new_tracker(begun(store))
+    writer = Recorder(store, tracker, show=bad)
+    tracker.emit(Started("export"))
+    writer._round()
+    writer._round(last=True)
+    assert the_run(store).state == "running" and capsys.readouterr().err.count("the server is gone") == 1
+
+
+def test_what_builds_took_is_remembered_and_what_was_cached_is_counted(store: FileStore) -> None:
+    graph = store.put_bytes(b"graph")
+    with recorded(store, begun(store), lambda _: None) as told:
+        told.emit(Planned(plan(graph)))
+        told.emit(Finished(OTHER, "cached"))
+        told.emit(Started(UNIT))
+        told.emit(ProcessEnded(UNIT, Usage(5.0, 50.0)))
+        told.emit(Finished(UNIT, "built", words="built in 4 s"))
+    (past,) = read_pasts(store.read(history_key("tensorrt-rtx", "digits")))
+    assert (past.seconds, past.peak_mib, past.graph_bytes, past.outcome) == (5.0, 50.0, 5, "built")
+    totals = read_totals(store.read(TOTALS))
+    assert (totals.hits, totals.misses) == (1, 1) and totals.builds["built", "sm_89", "tensorrt-rtx"].count == 1
+
+
+def test_of_more_units_than_a_document_holds_those_that_matter_are_told(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("enginery.registry.runs.state.MOST_ITEMS", 3)
+    tracker, writer = by_hand(store)
+    for number in range(5):
+        tracker.emit(Started(f"unit {number}"))
+        tracker.emit(Finished(f"unit {number}", "built" if number != 3 else "failed"))
+    tracker.emit(Started("unit 5"))
+    writer._round()
+    run = the_run(store)
+    assert [item.name for item in run.items] == ["unit 3", "unit 5", "unit 0"] and run.left_out == 3
+
+
+def test_garbage_collection_keeps_the_logs_of_runs_that_are_kept(store: FileStore) -> None:
+    with recorded(store, begun(store), lambda _: None) as told:
+        told.emit(Started("export"))
+        told.emit(Printed("export", "printed\n"))
+        told.emit(ProcessEnded("export", Usage(1.0, 1.0)))
+    item = the_run(store).item("export")
+    loose = store.put_bytes(b"loose")
+    assert item and item.log
+    assert [found.name for found in collect(store).items] == [loose]
+    store.remove(run_key(the_run(store).id))
+    assert {found.name for found in collect(store).items} == {loose, item.log}

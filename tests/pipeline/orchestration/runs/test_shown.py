@@ -1,0 +1,79 @@
+"""A state as a person reads it: a dead driver, a slow one, and what is predicted."""
+
+from dataclasses import asdict, replace
+from datetime import timedelta
+
+import pytest
+
+from enginery.core.presence import this_process
+from enginery.registry.runs.state import RunState
+from pipeline.orchestration.runs.prefect_progress import description, percent
+from pipeline.orchestration.runs.shown import Seen
+from tests.pipeline.orchestration.runs.runs import BEGAN, EXPECTED, UNIT, run_state, running, stamp
+
+
+def at(run: RunState, seconds: float) -> Seen:
+    return Seen(run, BEGAN + timedelta(seconds=seconds))
+
+
+def test_a_slow_driver_is_not_a_dead_one() -> None:
+    assert at(running(), 29).state == "running"
+    silent = at(running(), 100)
+    assert silent.state == "lost" and silent.lost == (
+        "no sign of life since 2026-01-01 00:00:00 UTC, 100 s ago: its driver (process 1 on far) died, or does not "
+        "reach the registry"
+    )
+    assert silent.counts == "1 lost"
+    assert at(run_state(), 10**6).lost == "", "what is over is not lost"
+
+
+def test_a_driver_of_this_machine_that_is_gone_is_lost_at_its_first_missed_beat() -> None:
+    here = replace(running(), **asdict(this_process()))
+    assert at(here, 15).state == "running"
+    # Its number may be another's by now, as a turn's holder's may: that is told by when the process began.
+    for gone in (replace(here, pid=2**22 + 1), replace(here, began="1.0")):
+        assert at(gone, 15).state == "lost"
+        assert at(gone, 15).lost.endswith(f"(process {gone.pid} on {gone.host}) is not running any more")
+        assert at(gone, 9).state == "running", "it may have ended well just now"
+    elsewhere = replace(here, pid=2**22 + 1, namespace="pid:[1]")
+    assert at(elsewhere, 15).state == "running", "a container counts from 1, whatever this machine calls its processes"
+
+
+def test_what_remains_is_predicted_for_what_runs() -> None:
+    one = at(running(predicted=EXPECTED), 25)
+    item = replace(one.run.items[0], started_at=stamp(-15))
+    assert one.remaining(item) == "~30 s left (predicted from 3 builds of this unit)"
+    assert one.remaining(replace(item, state="built")) == ""
+    assert at(one.run, 500).remaining(item) == "", "nothing is predicted of what is lost"
+
+
+def test_elapsed_times_stop_when_a_unit_or_its_driver_ends() -> None:
+    run = running(started_at=stamp(-10))
+    (item,) = run.items
+    assert at(run, 20).elapsed_s(item) == 30 and at(run, 500).elapsed_s(item) == 10
+    assert at(run, 20).elapsed_s(replace(item, ended_at=stamp(5))) == 15
+    assert at(run, 20).elapsed_s(replace(item, state="built", seconds=3.0)) == 3
+    assert at(run, 20).elapsed_s(replace(item, started_at=None)) is None
+    assert at(replace(run, started_at="garbage"), 20).took_s > 0
+
+
+def test_everything_that_is_known_of_a_unit_is_told() -> None:
+    run = running(predicted=EXPECTED, why="x", retries=("killed",), verdict="proven: 3 checks", started_at=stamp(0))
+    assert at(run, 10).told(run.items[0]) == (
+        "~60 s left (predicted from 3 builds of this unit); x; proven: 3 checks; started 2 times: killed"
+    )
+    row = at(run, 10).to_json()["items"][0]
+    assert row["elapsed_s"] == 10 and row["remaining"].startswith("~60 s left") and row["state"] == "running"
+
+
+def test_progress_in_prefect_counts_what_is_over_and_what_runs_as_predicted() -> None:
+    item = replace(running(predicted=EXPECTED).items[0], started_at=stamp(0))
+    over = replace(item, name="over", state="built")
+    planned = replace(item, name="planned", state="planned")
+    one = at(replace(running(), items=(item, over, planned, planned)), 20)
+    assert percent(one) == pytest.approx(100 * (20 / 70 + 1) / 4, abs=0.1)
+    late = at(replace(running(), items=(replace(item, started_at=stamp(-500)),)), 20)
+    assert percent(late) == 95.0 and percent(at(run_state(), 0)) == 100.0
+    text = description(one)
+    assert text.startswith("digits: running, 1 running, 1 built, 2 planned\n")
+    assert "compiling; here; ~50 s left" in text and UNIT.split()[1] in text

@@ -1,0 +1,155 @@
+"""`enginery status` on runs of real builds, and on one that goes on."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders.execution.jobs import UNWATCHED, Job, Usage, Watch
+from enginery.core.errors import StepError
+from enginery.core.moment import precise_now
+from enginery.registry.runs.history import History
+from enginery.registry.store.base import open_store
+from enginery.registry.store.keys import run_key, run_live_key
+from pipeline.cli.models import status as command
+from pipeline.compile import steps
+from pipeline.compile.run_context import Workshop
+from pipeline.orchestration.runs.recorder import new_run, recorded
+from pipeline.progress.events import Planned
+from pipeline.spec.file import load_spec
+from tests.pipeline.orchestration.runs.runs import EXPECTED, UNIT, plan, run_state, running
+from tests.pipeline.projects import Project
+
+
+@pytest.fixture
+def going(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
+    """A registry in which one run goes on."""
+    found = Project(tmp_path / "project", capsys)
+    store = open_store(found.registry, create=True)
+    run = running(predicted=EXPECTED)
+    run = replace(run, heard_at=precise_now(), items=(replace(run.items[0], started_at=precise_now()),))
+    store.create(run_key(run.id), run.to_bytes())
+    store.create(run_live_key(run.id), json.dumps({UNIT: "layer 3 of 9\n"}).encode())
+    return found
+
+
+def test_a_build_is_told_of_afterwards_with_its_units_and_logs(built: Project) -> None:
+    listed = built.run("status", "--json").json["runs"]
+    assert [(run["model"], run["state"], run["version"]) for run in listed] == [("tiny", "done", "1")]
+    assert listed[0]["units"] == "5 built, 1 refused"
+    items = {item["name"]: item for item in built.run("status", "tiny", "--json").json["items"]}
+    unit = items["sm_89 int8 tensorrt-rtx"]
+    assert unit["state"] == "built" and unit["seconds"] > 0 and unit["peak_mib"] > 20 and unit["where"] == "here"
+    assert unit["verdict"].startswith("unproven") and unit["log_bytes"] > 0
+    assert items["cpu fp32 onnxruntime"]["verdict"].startswith("proven")
+    assert items["export"]["state"] == "done" and not items["export"]["unit"]
+    shown = built.run("status", "tiny").out
+    assert "sm_75 has no FP32 GEMM" in shown and "export" not in shown and "--log UNIT" in shown
+    assert "export" in built.run("status", "tiny", "--all").out
+    log = built.run("status", listed[0]["run"], "--log", "sm_89 int8")
+    assert "[INFO]" in log.out and log.code == 0
+
+
+def test_a_cached_run_is_told_of_and_the_next_build_is_predicted(built: Project) -> None:
+    assert built.build("--quiet").code == 0
+    runs = built.run("status", "--json").json["runs"]
+    assert [run["units"] for run in runs] == ["5 cached, 1 refused", "5 built, 1 refused"]
+    built.change_spec(targets=["sm_89"], precisions=["fp32"], backends={"tensorrt-rtx": {"workspace_mib": 64}})
+    done = built.build("--log-format", "json")
+    events = [json.loads(line) for line in done.err.splitlines()]
+    (predicted,) = [event for event in events if event["event"] == "predicted"]
+    assert predicted["unit"] == "sm_89 fp32 tensorrt-rtx" and predicted["basis"] == "1 build of this unit"
+    assert predicted["seconds"] > 0 and predicted["peak_mib"] > 20
+    assert {event["model"] for event in events} == {"tiny"} and len({event["run"] for event in events}) == 1
+    finished = {event["unit"]: event for event in events if event["event"] == "finished"}
+    assert finished["sm_89 fp32 tensorrt-rtx"]["state"] == "built"
+    assert [event["phase"] for event in events if event["event"] == "phase"][-1] == "storing"
+    assert events[0]["event"] == "began" and events[-1]["event"] == "concluded" and events[-1]["version"] == "2"
+
+
+class Fails:
+    """An executor whose jobs print a secret and die."""
+
+    def run(self, job: Job, watch: Watch = UNWATCHED) -> Any:
+        watch.started("here")
+        watch.said("api_key=hunter2hunter2\nno room\n")
+        watch.ended(Usage(1.0, 9000.0))
+        raise StepError("held 9000 MiB, password=hunter2hunter2", "memory", "api_key=hunter2hunter2")
+
+    def cancel(self) -> None:
+        pass
+
+
+def test_a_failed_build_keeps_its_log_and_reason_without_credentials(project: Project) -> None:
+    store = open_store(project.registry, create=True)
+    planned = plan(store.put_bytes(b"graph"))
+    with recorded(store, new_run("tiny", "tiny.yaml", store), lambda _: None) as tracker:
+        tracker.emit(Planned(planned))
+        shop = Workshop(store, Fails(), Fails(), tracker)
+        failure = steps.build(planned.units[0], load_spec(project.spec), shop).failure
+    assert failure and failure.kind == "memory" and "hunter2" not in failure.log
+    (item,) = [item for item in project.run("status", "tiny", "--json").json["items"] if item["name"] == UNIT]
+    assert (item["state"], item["why"], item["peak_mib"]) == ("failed", "held 9000 MiB, password=[hidden]", 9000.0)
+    assert project.run("status", "tiny", "--log", UNIT).out == "api_key=[hidden]\nno room\n"
+    again = History(store).expected("tiny", planned.units[0].request)
+    assert again and again.peak_mib == 9000.0 and again.seconds is None
+
+
+def test_a_run_that_goes_on_shows_phase_prediction_and_the_end_of_its_log(going: Project) -> None:
+    shown = going.run("status", "digits").out
+    assert "running" in shown and "compiling" in shown and "s left (predicted from 3 builds of this unit)" in shown
+    log = going.run("status", "digits", "--log", UNIT)
+    assert log.out == "layer 3 of 9\n" and "so far" in log.err
+    assert going.run("status").out.count("running") == 2, "the run, and its unit"
+
+
+def test_watching_ends_with_the_run(going: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(going.registry)
+    key = run_key(running().id)
+
+    def meanwhile(_: float) -> None:
+        before = store.read(key)
+        store.replace(key, run_state().to_bytes(), before)
+
+    monkeypatch.setattr(command.time, "sleep", meanwhile)
+    done = going.run("status", "digits", "--watch")
+    assert done.code == 0 and ": running" in done.out and ": done" in done.out
+
+
+def test_watching_can_be_stopped(going: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.time, "sleep", stop)
+    done = going.run("status", "--watch")
+    assert done.code == 0 and "the run goes on" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("other",), 2, "no run or model 'other'"),
+        (("digits", "--log", "sm_75"), 2, "no unit is 'sm_75' in"),
+        (("--log", "sm_75"), 2, "--log needs a RUN or a MODEL"),
+    ],
+)
+def test_what_is_not_there_is_named(going: Project, words: tuple[str, ...], code: int, said: str) -> None:
+    done = going.run("status", *words)
+    assert done.code == code and said in done.err
+
+
+def test_an_empty_registry_says_how_to_fill_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = Project(tmp_path / "project", capsys)
+    open_store(empty.registry, create=True)
+    assert "`enginery build` leaves one" in empty.run("status").err
+    assert empty.run("status", "--json").json == {"runs": []}
+
+
+def test_a_log_that_was_collected_is_said_to_be_gone(going: Project) -> None:
+    store = open_store(going.registry)
+    run = running(1, log="b" * 64, log_bytes=1, state="built")
+    store.create(run_key(run.id), replace(run, heard_at=precise_now()).to_bytes())
+    done = going.run("status", run.id, "--log", UNIT)
+    assert done.code == 2 and "was deleted with `enginery gc`, or is lost" in done.err

@@ -1,0 +1,129 @@
+"""An event counts as told once a server has taken it; what it says is enough to go on, and holds no credentials."""
+
+import json
+from collections.abc import Iterator
+from contextvars import copy_context
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from prefect.settings import PREFECT_API_KEY, PREFECT_API_URL, temporary_settings
+
+from enginery.core.errors import UnavailableError
+from enginery.registry.store.base import open_store
+from pipeline.intake.register import register
+from pipeline.orchestration import events
+from pipeline.orchestration.payloads import JUDGED, PAYLOADS, PUBLISHED, markdown
+from pipeline.orchestration.sent_events import told_before
+from pipeline.spec.file import load_spec
+from tests.pipeline.projects import Project
+
+
+class Api(ThreadingHTTPServer):
+    """Takes events, or answers with another code."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.code = 204
+        self.taken: list[dict[str, Any]] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Api
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/api/events" and self.server.code == 204:
+            self.server.taken += body
+        self.send_response(self.server.code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        """There is no CSRF token to be had, as on servers that are not told to ask for one."""
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    with Api() as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        with temporary_settings(
+            {PREFECT_API_URL: f"http://127.0.0.1:{server.server_port}/api", PREFECT_API_KEY: "hunter2"}
+        ):
+            yield server
+        server.shutdown()
+
+
+def test_an_event_is_about_a_model_and_says_what_the_next_step_needs(api: Api, tmp_path: Path) -> None:
+    store = open_store(tmp_path / "r", create=True)
+    told = events.published(store, "tiny", "3", "0" * 64)
+    events.judged(store, "tiny", "3", "stable", "sm_89", "PASS", "1" * 64)
+    one, two = api.taken
+    assert (told.event, told.id) == (PUBLISHED, one["id"]) and two["event"] == JUDGED
+    assert one["resource"] == {"prefect.resource.id": "enginery.model.tiny", "prefect.resource.name": "tiny"}
+    assert one["payload"] == {"model": "tiny", "version": "3", "manifest": "0" * 64, "registry": store.uri}
+    assert two["payload"].keys() >= {"model", "channel", "report", "registry"}
+    assert "hunter2" not in json.dumps(api.taken)
+
+
+def test_a_server_that_does_not_take_it_is_an_error_with_the_remedy(api: Api, tmp_path: Path) -> None:
+    api.code = 500
+    with pytest.raises(UnavailableError, match=r"did not reach the Prefect server.*PREFECT_API_URL"):
+        events.published(open_store(tmp_path / "r", create=True), "tiny", "3", "0" * 64)
+
+
+def test_what_was_told_is_remembered_by_what_it_is_about(api: Api, tmp_path: Path) -> None:
+    store = open_store(tmp_path / "r", create=True)
+    assert not told_before(store, PUBLISHED, "0" * 64)
+    assert events.published_once(store, "tiny", "3", "0" * 64) and not events.published_once(
+        store, "tiny", "3", "0" * 64
+    )
+    assert len(api.taken) == 1 and told_before(store, PUBLISHED, "0" * 64)
+    assert not told_before(store, PUBLISHED, "1" * 64) and not told_before(store, JUDGED, "0" * 64)
+
+
+def test_of_many_runs_that_end_with_one_version_one_tells(api: Api, tmp_path: Path) -> None:
+    store = open_store(tmp_path / "r", create=True)
+    threads = [
+        Thread(target=copy_context().run, args=(events.published_once, store, "tiny", "3", "0" * 64)) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(api.taken) == 1
+
+
+def test_a_run_with_nothing_to_do_tells_what_the_one_that_published_could_not(api: Api, built: Project) -> None:
+    api.code = 500
+    first = built.build("--runner", "prefect")
+    assert first.code == 3 and "did not reach the Prefect server" in first.err
+    api.code = 204
+    second, third = (built.build("--runner", "prefect") for _ in range(2))
+    assert second.code == third.code == 0 and "nothing was started" in third.err
+    [event] = api.taken
+    assert event["event"] == PUBLISHED and event["payload"]["version"] == "1"
+    built.build()
+    assert len(api.taken) == 1, "in this process, nobody asked for Prefect"
+
+
+def test_whoever_tells_says_what_is_declared(api: Api, tmp_path: Path, project: Project) -> None:
+    store = open_store(tmp_path / "r", create=True)
+    item, _ = register(store, load_spec(project.spec))
+    events.registered(store, item)
+    events.published(store, "tiny", "3", "0" * 64)
+    events.judged(store, "tiny", "3", "stable", "sm_89", "PASS", "1" * 64)
+    for event in api.taken:
+        PAYLOADS[event["event"]].check(event["event"], event["payload"])
+    with pytest.raises(ValueError, match=r"lacks \['manifest'\], has unknown \['digest'\]"):
+        events.tell(PUBLISHED, "tiny", {"version": "3", "registry": store.uri, "digest": "0" * 64})
+
+
+def test_the_page_has_the_table_of_events() -> None:
+    assert markdown() in (Path(__file__).parents[2] / "docs" / "deployments.md").read_text()

@@ -1,0 +1,44 @@
+"""A small net with what breaks plain int8: one channel of an activation that is a hundred times the others."""
+
+import numpy as np
+from onnx import ModelProto
+
+from pipeline.quantization.insertion.insertion_points import activations, prepared
+from pipeline.quantization.ranges import Ranges
+from tests.pipeline.quantization.small_nets import build, ranges_of
+
+WIDTH, INNER = 32, 64
+
+
+def outlier_net(residual: bool = False) -> ModelProto:
+    """LayerNormalization with a loud channel, two products behind it; `residual`: an Add reads the loud tensor too."""
+    rng = np.random.default_rng(4)
+    gamma = rng.uniform(0.5, 1.5, WIDTH)
+    gamma[5] = 120
+    up = rng.normal(size=(WIDTH, INNER)) / 6
+    up[5] /= 100
+    weights = {"gamma": gamma, "beta": rng.normal(size=WIDTH) / 10, "up": up, "bias": rng.normal(size=INNER) / 4}
+    weights |= {"down": rng.normal(size=(INNER, WIDTH)) / 8, "last": rng.normal(size=(WIDTH, 8)) / 6}
+    text = """
+        n = LayerNormalization<axis=-1>(x, gamma, beta)
+        u = MatMul(n, up)
+        b = Add(u, bias)
+        r = Relu(b)
+        f = MatMul(r, down)
+    """
+    text += "y = Add(f, n)\n z = MatMul(y, last)" if residual else "z = MatMul(f, last)"
+    return build(f"float[batch,{WIDTH}] x", "float[batch,8] z", text, weights)
+
+
+def noise(count: int, seed: int = 6) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(seed).normal(size=(count, WIDTH)).astype(np.float32)}
+
+
+def all_ranges(model: ModelProto, arrays: dict[str, np.ndarray]) -> Ranges:
+    graph = prepared(model)
+    return ranges_of(graph, arrays, activations(graph))
+
+
+def runs(arrays: dict[str, np.ndarray], size: int = 16) -> list[tuple[int, dict[str, np.ndarray]]]:
+    count = len(next(iter(arrays.values())))
+    return [(size, {name: a[i : i + size] for name, a in arrays.items()}) for i in range(0, count, size)]

@@ -1,0 +1,119 @@
+"""What int8 does not make faster is left in float: the decision on injected times, and one race of real engines."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from onnx import ModelProto
+
+from builders.backends.onnxruntime import OnnxRuntime
+from enginery.core.types import BuildRequest, Target
+from pipeline.quantization.schemes.qdq import quantize_int8
+from pipeline.quantization.search.engine_race import EngineRace
+from pipeline.quantization.search.latency import FEWEST, PATIENCE, ROUNDS, Timing, timed
+from pipeline.quantization.search.search import choose
+from tests.pipeline.quantization.search.outlier_nets import all_ranges, runs
+from tests.pipeline.quantization.small_nets import CPU, attention_net, sentences
+
+
+def rounds(int8: float, plain: float, jitter: float = 0.0) -> Iterator[tuple[float, float]]:
+    """Endless rounds whose two sides are hit by the same slow moments, and by some jitter of their own."""
+    for index in itertools.count():
+        slow = 5.0 * (index % 3)
+        yield int8 + slow + jitter * (index % 5 - 2), plain + slow - jitter * (index % 7 - 3)
+
+
+@pytest.mark.parametrize(("int8", "plain", "pays"), [(10, 11, True), (11, 10, False), (10, 10.001, False)])
+def test_a_group_pays_when_it_saves_more_than_the_margin(int8: float, plain: float, pays: bool) -> None:
+    found = timed(rounds(int8, plain))
+    assert found.pays is pays
+    assert found.rounds == (FEWEST if pays else PATIENCE)
+
+
+def test_slow_moments_of_the_machine_hit_both_sides_and_decide_nothing() -> None:
+    assert timed(rounds(10, 10.5)).saving_ms == pytest.approx(0.5)
+    assert timed(rounds(10, 10.5)).error_ms == pytest.approx(0, abs=1e-9)
+
+
+def test_what_noise_hides_stays_in_int8_after_the_last_round() -> None:
+    found = timed(rounds(10.1, 10, jitter=2))
+    assert not found.won and found.pays
+    assert found.rounds == ROUNDS
+
+
+def test_a_clear_loss_is_found_behind_noise() -> None:
+    found = timed(rounds(13, 10, jitter=0.5))
+    assert not found.pays and found.rounds < ROUNDS
+
+
+def test_bad_luck_over_many_rounds_drops_nothing() -> None:
+    """int8 is faster, but in three rounds of four something else held it up."""
+    unlucky = ((9.0, 10.0) if index % 4 == 0 else (15.0, 10.0) for index in itertools.count())
+    found = timed(unlucky)
+    assert found.saving_ms < 0 and found.pays
+
+
+class Scripted:
+    """A race that knows a graph's time by which of its MatMuls are in int8."""
+
+    def __init__(self, slow: str) -> None:
+        self.slow, self.races = slow, 0
+
+    def __call__(self, first: ModelProto, second: ModelProto) -> Iterator[tuple[float, float]]:
+        self.races += 1
+        return rounds(self._ms(first), self._ms(second))
+
+    def _ms(self, model: ModelProto) -> float:
+        quantized = [n.name for n in model.graph.node if n.op_type == "MatMul" and "dequantized" in n.input[0]]
+        return 20 - sum(-3 if name == self.slow else 1 for name in quantized)
+
+
+def chosen(race: Scripted, **wanted):
+    model, samples = attention_net(), sentences(64)
+    return choose(model, all_ranges(model, samples), CPU, runs(samples), race=race, **wanted)
+
+
+@pytest.fixture(scope="module")
+def last() -> str:
+    """A node that is a group of its own."""
+    rows = chosen(Scripted("")).rows
+    return next(row.nodes[0] for row in rows if len(row.nodes) == 1)
+
+
+def test_a_group_that_is_slower_is_left_in_float_with_its_times_as_the_reason(last: str) -> None:
+    race = Scripted(last)
+    found = chosen(race)
+    assert list(found.left) == [last]
+    assert "int8 is not faster here: the model takes" in found.left[last]
+    assert race.races == len(found.rows)
+    row = next(row for row in found.rows if last in row.nodes)
+    assert not row.kept and row.int8_ms is not None and row.float_ms is not None and row.int8_ms > row.float_ms
+    assert all(other.kept and other.int8_ms < other.float_ms for other in found.rows if other is not row)
+    assert found.to_json()["groups"][0]["int8_ms"] is not None
+    assert found.point.share == pytest.approx(1 - row.share)
+
+
+def test_a_person_who_says_int8_is_not_overruled(last: str) -> None:
+    race = Scripted(last)
+    found = chosen(race, overrides={last: "int8"})
+    assert found.left == {}
+    assert next(row for row in found.rows if last in row.nodes).int8_ms is None
+
+
+def test_nothing_is_measured_unless_asked_for() -> None:
+    model, samples = attention_net(), sentences(64)
+    found = choose(model, all_ranges(model, samples), CPU, runs(samples))
+    assert all(row.int8_ms is None and row.float_ms is None for row in found.rows)
+
+
+def test_real_engines_are_raced_and_closed(tmp_path: Path) -> None:
+    model, samples = attention_net(), sentences(16)
+    written = quantize_int8(model, all_ranges(model, samples), CPU)[0]
+    request = BuildRequest("0" * 64, "int8", Target("cpu"), "onnxruntime", (), (), ())
+    with EngineRace(OnnxRuntime(), request, samples, tmp_path) as race:
+        found = Timing.of(list(itertools.islice(race(written, model), 4)))
+        again = Timing.of(list(itertools.islice(race(written, written), 2)))
+        assert len(list(tmp_path.iterdir())) == 1  # the engine that both races had is kept, the other is gone
+    assert found.int8_ms > 0 and found.float_ms > 0 and again.rounds == 2
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,105 @@
+"""The proposal leaves in float what is needed, is what the pipeline would write, and was seen to pass."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+from onnx import ModelProto
+
+from builders.backends.onnxruntime import OrtSession
+from enginery.core.proof.report import Check, describe
+from enginery.core.types import Precision, QuantizationScheme
+from pipeline.quantization.schemes.emulate import emulate
+from pipeline.quantization.schemes.overrides import Override
+from pipeline.quantization.schemes.write import write
+from pipeline.quantization.search.proposal import Recipe, narrow_groups, propose
+from pipeline.spec.quantization import Quantization
+from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net
+from tests.pipeline.quantization.small_nets import CPU, TENSORRT, TENSORRT_FP32, x_net, x_values
+from tests.validation.attribution.planted import golden_of, graph, with_names
+from validation.attribution.attribute import attribute
+from validation.attribution.result import Attribution
+from validation.attribution.words import proposal_lines
+from validation.comparison.sessions import drift_checks
+from validation.limits.budget import Budget, default_budget
+
+LIMITS = Budget(sqnr_db=28.0)
+
+
+class Bench:
+    """The checks of one model against the float model, and the attribution of one of its graphs."""
+
+    def __init__(self, model: ModelProto, arrays: dict[str, np.ndarray], folder: Path, budget: Budget) -> None:
+        self.folder, self.golden, self.budget = folder, golden_of(arrays), budget
+        onnx.save(model, folder / "float.onnx")
+        self.model = model
+
+    def judge(self, candidate: ModelProto) -> Sequence[Check]:
+        onnx.save(emulate(candidate), self.folder / "trial.onnx")
+        pair = (OrtSession(self.folder / f"{name}.onnx", optimized=False) for name in ("float", "trial"))
+        return drift_checks("quantization", *pair, self.golden, self.budget)
+
+    def attributed(self, candidate: ModelProto) -> Attribution:
+        pair = graph(self.model, self.folder, "reference"), graph(emulate(candidate), self.folder, "candidate")
+        failed = [describe(check) for check in self.judge(candidate) if not check.passed]
+        return attribute("quantization", "int8", *pair, self.golden, self.budget, failed)
+
+
+def recipe_of(model: ModelProto, arrays: dict[str, np.ndarray], precision: Precision, scheme: object) -> Recipe:
+    return Recipe(model, precision, scheme, all_ranges(model, arrays), (), {}, True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scheme", [CPU, TENSORRT, TENSORRT_FP32])
+def test_the_one_group_that_breaks_the_graph_is_left_in_float(scheme: QuantizationScheme, tmp_path: Path) -> None:
+    model = with_names(outlier_net())
+    recipe = recipe_of(model, noise(64), "int8", scheme)
+    bench = Bench(model, noise(64), tmp_path, LIMITS)
+    narrow = recipe.written()[0]
+    before = bench.judge(narrow)
+    assert not all(check.passed for check in before)
+    found = bench.attributed(narrow)
+    assert found.rows[0].node == "MatMul_u"
+    told = propose(recipe, found, before, bench.judge)
+    assert told["groups"] == 3 and told["leave"] == [["MatMul_u"]] and told["minimal"] and told["runs"] == 1
+    spec = Quantization(**yaml.safe_load(told["snippet"])["quantization"])
+    rules = [Override(item.match, item.precision) for item in spec.overrides]
+    pasted, _ = write(model, "int8", scheme, recipe.ranges, rules)
+    assert all(check.passed for check in bench.judge(pasted))
+    (quality,) = [pair for pair in told["quality"] if pair["before"]["name"] == "sqnr_db"]
+    assert quality["before"]["value"] < 28 <= quality["after"]["value"]
+    assert any("leave 1 of 3 groups in float" in line for line in proposal_lines(told))
+
+
+def test_rules_that_the_spec_has_stay_in_front(tmp_path: Path) -> None:
+    model = with_names(outlier_net())
+    recipe = replace(recipe_of(model, noise(64), "int8", CPU), rules=(Override("*_z", "fp32"),))
+    bench = Bench(model, noise(64), tmp_path, LIMITS)
+    narrow = recipe.written()[0]
+    told = propose(recipe, bench.attributed(narrow), bench.judge(narrow), bench.judge)
+    assert told["groups"] == 2
+    assert [item["match"] for item in told["overrides"]] == ["*_z", "MatMul_u"]
+
+
+def test_where_no_choice_passes_nothing_is_proposed(tmp_path: Path) -> None:
+    model = with_names(outlier_net())
+    recipe = recipe_of(model, noise(64), "int8", CPU)
+    bench = Bench(model, noise(64), tmp_path, Budget(max_abs=-1.0))
+    narrow = recipe.written()[0]
+    told = propose(recipe, bench.attributed(narrow), bench.judge(narrow), bench.judge)
+    assert told["leave"] is None and "no proposal" in next(proposal_lines(told))
+
+
+def test_of_a_cast_the_nodes_that_overflow_are_left_in_fp32(tmp_path: Path) -> None:
+    text = "a = MatMul(x, w) b = Mul(a, k) c = Mul(b, b) d = Sqrt(c) y = Div(d, k)"
+    model = with_names(x_net(text, k=np.float32(500)))
+    recipe = Recipe(model, "fp16", None, None, (), {}, True)
+    bench = Bench(model, x_values(), tmp_path, default_budget("quantization", "fp16"))
+    narrow = recipe.written()[0]
+    found = bench.attributed(narrow)
+    assert len(narrow_groups(recipe, found)) == 5
+    told = propose(recipe, found, bench.judge(narrow), bench.judge)
+    assert {name for group in told["leave"] for name in group} >= {"Mul_c"} and len(told["leave"]) <= 2

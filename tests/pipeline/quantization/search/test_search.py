@@ -1,0 +1,305 @@
+"""What the search promises: the floor holds, as much as possible stays in int8, and what it says can be checked."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from enginery.core.errors import DataError
+from pipeline.quantization.schemes.qdq import quantize_int8
+from pipeline.quantization.search.chosen import Chosen, Point
+from pipeline.quantization.search.descent import refilled, swapped
+from pipeline.quantization.search.floor import Floor
+from pipeline.quantization.search.picture import frontier_svg
+from pipeline.quantization.search.search import choose
+from pipeline.quantization.search.sensitivity import Answers, Quality, quality
+from pipeline.quantization.settings.runs import Labels, divided, grouped
+from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net, runs
+from tests.pipeline.quantization.small_nets import (
+    BATCH,
+    CPU,
+    IMAGE,
+    MASK,
+    TENSORRT,
+    TENSORRT_FP32,
+    TOKENS,
+    attention_net,
+    build,
+    conv_net,
+    images,
+    run,
+    sentences,
+    sqnr_db,
+)
+from validation.reporting.pictures import BROKEN_DB
+
+NETS = {
+    "outliers": (outlier_net, noise),
+    "residual": (lambda: outlier_net(residual=True), noise),
+    "attention": (attention_net, sentences),
+    "convolutions": (conv_net, images),
+}
+
+
+def chosen_for(name: str, scheme=TENSORRT_FP32, **wanted) -> tuple[Chosen, float]:
+    """The choice for a net, and the SQNR that its graph has on samples the search never saw."""
+    net, data = NETS[name]
+    model, samples, unseen = net(), data(128, 1), data(64, 2)
+    found = choose(model, all_ranges(model, samples), scheme, runs(samples), **wanted)
+    written, _ = quantize_int8(found.model, found.ranges, TENSORRT_FP32, dict.fromkeys(found.left, "fp16"))
+    return found, sqnr_db(run(model, unseen), run(written, unseen, optimized=False))
+
+
+@pytest.mark.parametrize("name", ["outliers", "residual"])
+def test_smoothing_wins_many_decibels_where_a_channel_is_loud(name):
+    _, plain = chosen_for(name, smoothing="none")
+    _, smooth = chosen_for(name)
+    assert smooth > plain + 10
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("scheme", [TENSORRT, CPU], ids=["tensorrt", "cpu"])
+def test_the_floor_holds_for_every_net_and_scheme(name, scheme):
+    floor = Floor(sqnr_db=30, cosine=0.99)
+    found, _ = chosen_for(name, scheme, floor=floor)
+    assert found.point.sqnr_db is None or found.point.sqnr_db >= 30
+    assert floor.holds(Quality(10 ** (-(found.point.sqnr_db or 0) / 10), found.point.cosine or 0))
+
+
+def test_a_floor_costs_no_more_compute_than_it_must():
+    lenient, _ = chosen_for("attention", floor=Floor(sqnr_db=1))
+    strict, _ = chosen_for("attention", floor=Floor(sqnr_db=44))
+    assert lenient.point.share == 1 and lenient.left == {}
+    assert 0 < strict.point.share < 1
+    assert strict.point.sqnr_db >= 44
+    # Whatever was left in float, taking any of it back on top would break the floor or the order of damage.
+    assert set(strict.left) == {node for row in strict.rows if not row.kept for node in row.nodes}
+
+
+def test_an_unreachable_floor_leaves_everything_in_float():
+    found, exact = chosen_for("attention", floor=Floor(sqnr_db=139))
+    assert found.point.share == pytest.approx(0)
+    assert exact > 100
+    assert all("dB" in reason for reason in found.left.values())
+
+
+def test_nodes_that_a_person_excluded_are_no_candidates():
+    model, samples = attention_net(), sentences(64)
+    ranges = all_ranges(model, samples)
+    everything = choose(model, ranges, TENSORRT_FP32, runs(samples))
+    first = everything.rows[0].nodes[0]
+    found = choose(model, ranges, TENSORRT_FP32, runs(samples), overrides={first: "fp32"})
+    assert first in {node for row in everything.rows for node in row.nodes}
+    assert first not in {node for row in found.rows for node in row.nodes}
+
+
+def test_query_key_and_value_are_one_group():
+    found, _ = chosen_for("attention")
+    assert max(len(row.nodes) for row in found.rows) == 3
+    assert sum(row.share for row in found.rows) == pytest.approx(1)
+
+
+def test_multiplications_are_counted_per_sample():
+    found, _ = chosen_for("outliers")
+    assert {row.macs for row in found.rows} == {32 * 64, 64 * 32, 32 * 8}
+
+
+def test_what_was_chosen_is_json_with_a_picture():
+    found, _ = chosen_for("attention", floor=Floor(sqnr_db=44))
+    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert data["frontier"][0]["share"] == 1
+    assert [point["share"] for point in data["frontier"]] == sorted(
+        (p["share"] for p in data["frontier"]), reverse=True
+    )
+    picture = frontier_svg({**data, "floor": {"sqnr_db": 44}})
+    assert picture.startswith("<svg") and picture.count('class="run"') >= 2 and 'class="floor"' in picture
+
+
+def test_predictions_are_near_what_is_run():
+    found, _ = chosen_for("attention", floor=Floor(sqnr_db=44))
+    run_points = [point for point in found.frontier if point.sqnr_db is not None and point.left != ()]
+    for point in run_points:
+        if math.isfinite(point.sqnr_db):
+            assert point.predicted_db == pytest.approx(point.sqnr_db, abs=3)
+
+
+def test_the_search_gives_equal_bytes_for_equal_input():
+    first, second = (chosen_for("residual")[0] for _ in range(2))
+    assert first.model.SerializeToString() == second.model.SerializeToString()
+    assert first.ranges == second.ranges
+
+
+def test_nan_is_never_good_enough():
+    found = quality([{"y": np.ones(2, np.float32)}], [{"y": np.array([1, np.nan], np.float32)}])
+    assert not Floor(sqnr_db=1).holds(found)
+    assert not Floor(cosine=0.5).holds(Quality(1e-3, 0.999, finite=False))
+    assert found.sqnr_db == -math.inf
+
+
+def test_settings_are_not_judged_on_what_they_were_fitted_on():
+    fitted, judging = divided((16, {"x": np.full(16, i)}) for i in range(20))
+    judged = [run.inputs for run in judging]
+    assert all(run.inputs["x"][0] * 16 == run.start == run.stop - 16 for run in judging)
+    assert {int(r["x"][0]) for _, r in fitted}.isdisjoint({int(r["x"][0]) for r in judged})
+    assert len(judged) == 5
+
+
+def test_single_samples_are_joined_up_to_the_batch_the_model_is_tuned_for():
+    ends = [(i + 1, {"image": np.full((1, 1, 8, 8), i, np.float32)}) for i in range(6)]
+    found = list(grouped(ends, (IMAGE,), (BATCH,)))
+    assert [(count, len(inputs["image"])) for count, inputs in found] == [(4, 4), (2, 2)]
+    assert np.concatenate([inputs["image"] for _, inputs in found])[:, 0, 0, 0].tolist() == list(range(6))
+
+
+def test_runs_of_different_shapes_stay_apart():
+    ends = [(i + 1, {"tokens": np.zeros((1, 6), np.int64), "mask": np.ones((1, 5 + i // 2))}) for i in range(4)]
+    assert [count for count, _ in grouped(ends, (TOKENS, MASK), (BATCH,))] == [2, 2]
+
+
+class Additive:
+    """Groups whose damages add up exactly, in place of a model."""
+
+    def __init__(self, macs: dict[str, float], noise: dict[str, float]) -> None:
+        self.macs, self.noise = macs, noise
+        self.ranked = tuple(sorted(macs, key=lambda name: -noise[name] / macs[name]))
+        self.qualities: dict[tuple[str, ...], Quality] = {}
+        self.worse: dict[tuple[str, ...], float] = {}
+
+    def predicted(self, left: tuple[str, ...]) -> Point:
+        noise = sum(self.noise[name] for name in self.noise if name not in left)
+        return Point(
+            1 - sum(self.macs[name] for name in left) / sum(self.macs.values()), left, Quality(noise, 1.0).sqnr_db
+        )
+
+    def point(self, left: tuple[str, ...]) -> Point:
+        found = self.predicted(left)
+        self.qualities[left] = Quality(10 ** (-found.predicted_db / 10) + self.worse.get(left, 0.0), 1.0)
+        return replace(found, sqnr_db=self.qualities[left].sqnr_db)
+
+
+def test_a_group_left_in_float_on_the_way_to_a_worse_one_comes_back() -> None:
+    trial = Additive({"small": 1.0, "large": 10.0}, {"small": 4e-4, "large": 3e-3})
+    found = refilled(trial, Floor(sqnr_db=30), trial.point(("small", "large")))
+    assert found.left == ("large",)
+
+
+def test_small_groups_are_left_in_float_instead_of_a_large_one_where_that_is_enough() -> None:
+    trial = Additive({"large": 10.0, "mid": 3.0, "tiny": 2.0}, {"large": 2.9e-3, "mid": 8e-4, "tiny": 5e-4})
+    assert trial.ranked[0] == "large"
+    assert set(swapped(trial, Floor(sqnr_db=25.3), trial.point(("large",))).left) == {"mid", "tiny"}
+    assert swapped(trial, Floor(sqnr_db=25.5), trial.point(("large",))).left == ("large",), "they do not reach it"
+    assert swapped(trial, Floor(cosine=0.9), trial.point(("large",))).left == ("large",), "it cannot be predicted"
+
+
+def test_what_interacts_is_judged_by_the_run() -> None:
+    trial = Additive({"large": 10.0, "mid": 3.0, "tiny": 2.0}, {"large": 2.9e-3, "mid": 8e-4, "tiny": 5e-4})
+    for left in (("mid",), ("mid", "tiny")):
+        trial.worse[left] = 3e-3
+    assert swapped(trial, Floor(sqnr_db=25.3), trial.point(("large",))).left == ("large",)
+
+
+def rows(*values: float) -> dict[str, np.ndarray]:
+    return {"y": np.array(values, np.float32).reshape(-1, 2)}
+
+
+def test_decisions_and_right_answers_are_counted():
+    expected, actual = [rows(0, 1, 1, 0), rows(2, 1)], [rows(0, 2, 0, 1), rows(2, 0)]
+    right = [np.array([1, 0]), np.array([1])]
+    found = quality(expected, actual, Answers("y", right))
+    assert (found.argmax_agreement, found.accuracy) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+    assert quality(expected, actual).accuracy is None
+    assert quality([rows(0, 1)], [rows(np.nan, 1)], Answers("y", [np.array([1])])).accuracy == 0
+    with pytest.raises(DataError, match="'y' gives 1 answers for 2 labels"):
+        quality([rows(0, 1)], [rows(0, 1)], Answers("y", [np.array([1, 0])]))
+
+
+@pytest.mark.parametrize(("floor", "holds"), [
+    (Floor(argmax_agreement=0.9), True), (Floor(argmax_agreement=0.96), False), (Floor(accuracy=0.8), True),
+    (Floor(accuracy=0.81), False), (Floor(sqnr_db=20, accuracy=0.5), True), (Floor(sqnr_db=21, accuracy=0.5), False),
+])  # fmt: skip
+def test_every_part_of_a_floor_must_hold(floor, holds):
+    assert floor.holds(Quality(0.01, 0.99, argmax_agreement=0.95, accuracy=0.8)) is holds
+    assert floor.accuracy is None or not floor.holds(Quality(0.01, 0.99, argmax_agreement=0.95))
+
+
+def test_a_floor_of_accuracy_is_kept_by_labels_in_the_order_of_the_samples():
+    model, samples = conv_net(), images(128, 1)
+    labels = Labels("logits", run(model, samples).argmax(axis=-1))
+    ranges = all_ranges(model, samples)
+    found = choose(model, ranges, TENSORRT_FP32, runs(samples), Floor(accuracy=1.0), labels=labels)
+    assert found.point.accuracy == 1 and "accuracy 1.0000" in found.summary
+    wrong = Labels("logits", np.where(np.arange(128) % 2, labels.values, labels.values + 1))
+    with pytest.raises(DataError, match=r"accuracy 1 is out of reach: the float model itself has 0\.5000"):
+        choose(model, ranges, TENSORRT_FP32, runs(samples), Floor(accuracy=1.0), labels=wrong)
+
+
+def positive(count: int, seed: int) -> dict[str, np.ndarray]:
+    values = np.abs(np.random.default_rng(seed).normal(size=(count, 16))).astype(np.float32)
+    values[::3] *= np.float32(1e-4)  # a step of int8 takes these to zero, where the logarithm ends
+    return {"x": values}
+
+
+def log_net() -> ModelProto:
+    weights = {"w": np.abs(np.random.default_rng(0).normal(size=(16, 4)))}
+    return build("float[batch,16] x", "float[batch,4] z", "y = MatMul(x, w)\n z = Log(y)", weights)
+
+
+def test_broken_outputs_are_not_taken_for_exact_ones():
+    samples = positive(64, 1)
+    found = choose(log_net(), all_ranges(log_net(), samples), CPU, runs(samples))
+    data = json.loads(json.dumps(found.to_json() | {"floor": None}, allow_nan=False))
+    assert data["groups"][0]["sqnr_db"] == data["frontier"][0]["predicted_db"] == data["chosen"]["sqnr_db"] == BROKEN_DB
+    assert data["frontier"][-1]["predicted_db"] is None, "float loses nothing"
+    assert "broken" in found.summary and "broken" in frontier_svg(data)
+    floored = choose(log_net(), all_ranges(log_net(), samples), CPU, runs(samples), Floor(sqnr_db=20))
+    assert floored.point.share == 0 and "no loss" in floored.summary
+    assert "broken" in next(iter(floored.left.values()))
+
+
+def test_a_float_model_that_is_not_finite_holds_no_floor():
+    samples = {"x": np.zeros((16, 16), np.float32)}
+    ranges = all_ranges(log_net(), positive(64, 1))
+    model = build("float[batch,16] x", "float[batch,4] z", "y = MatMul(x, w)\n z = Div(y, y)", {"w": np.ones((16, 4))})
+    with pytest.raises(DataError, match="float model itself gives NaN"):
+        choose(model, ranges, CPU, runs(samples), Floor(sqnr_db=20))
+
+
+@pytest.mark.parametrize("smoothing", ["none", "auto"])
+def test_a_model_with_nothing_to_quantize_is_chosen_as_it_is(smoothing):
+    samples = positive(16, 1)
+    found = choose(log_net(), all_ranges(log_net(), samples), CPU, runs(samples), None, smoothing, {"MatMul_y": "fp32"})
+    assert found.rows == () and found.point.share == 0 and "no loss" in found.summary
+
+
+def test_where_all_outputs_are_decisions_those_that_change_are_the_noise():
+    changed = quality([{"y": np.array([1, 2, 3, 4])}], [{"y": np.array([1, 2, 3, 5])}])
+    assert changed.sqnr_db == pytest.approx(10 * math.log10(4)) and changed.cosine == 0.75
+    floats = {"z": np.ones(4, np.float32)}
+    assert quality([{"y": np.array([1, 2]), **floats}], [{"y": np.array([1, 3]), **floats}]).sqnr_db == math.inf
+
+
+def test_an_output_before_a_group_and_a_node_that_nothing_reads_do_not_stop_the_search():
+    rng = np.random.default_rng(0)
+    weights = {name: rng.normal(size=(16, 16)) for name in ("a", "b", "c", "dead")}
+    text = "early = MatMul(x, a)\n r = Relu(early)\n m = MatMul(r, b)\n unread = MatMul(m, dead)\n"
+    text += "s = Tanh(m)\n y = MatMul(s, c)"
+    model = build("float[batch,16] x", "float[batch,16] early, float[batch,16] y", text, weights)
+    samples = positive(64, 1)
+    found = choose(model, all_ranges(model, samples), CPU, runs(samples), Floor(sqnr_db=25))
+    damage = {row.nodes: row.sqnr_db for row in found.rows}
+    assert len(damage) == 4 and found.point.sqnr_db >= 25
+    assert [nodes for nodes, sqnr in damage.items() if sqnr == math.inf] == [("MatMul_unread",)]
+
+
+def test_an_output_of_one_value_decides_nothing():
+    model = build("float[batch,16] x", "float[batch,1] y", "y = MatMul(x, w)", {"w": np.ones((16, 1))})
+    samples = positive(16, 1)
+    ranges = all_ranges(model, samples)
+    with pytest.raises(DataError, match="argmax cannot change"):
+        choose(model, ranges, CPU, runs(samples), Floor(argmax_agreement=0.9))
+    with pytest.raises(DataError, match="tells no accuracy"):
+        choose(model, ranges, CPU, runs(samples), Floor(accuracy=0.5), labels=Labels("y", np.zeros(16, np.int64)))
+    assert choose(model, ranges, CPU, runs(samples), Floor(cosine=0.9)).point.share == 1

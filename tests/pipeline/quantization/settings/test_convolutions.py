@@ -1,0 +1,214 @@
+"""Convolutions: patches are what they read, moments are those of all patches, rounding and bias undo what int8 does."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onnx import ModelProto, numpy_helper
+
+from pipeline.quantization.insertion.insertion_points import find_sites, prepared
+from pipeline.quantization.schemes.qdq import quantize_int8
+from pipeline.quantization.search.search import choose
+from pipeline.quantization.search.sensitivity import _within
+from pipeline.quantization.settings.convolutions import fit_convolutions
+from pipeline.quantization.settings.groups import find_groups
+from pipeline.quantization.settings.moments import Moments, batches, layers, moments_of
+from pipeline.quantization.settings.patches import Window, as_matrices, as_weight, patches
+from pipeline.quantization.settings.rounding import compensated, nearest, steps_of
+from pipeline.quantization.settings.smooth import applied
+from tests.pipeline.quantization.search.outlier_nets import all_ranges, runs
+from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, build, constant, of_type, run, sqnr_db
+
+# attributes, shape of the weight, spatial sizes of the activation, channels of the activation
+KINDS = {
+    "padded": ("pads=[1,1,1,1]", (6, 4, 3, 3), (9, 8), 4),
+    "pointwise": ("strides=[2,2]", (6, 4, 1, 1), (9, 8), 4),
+    "strided": ("strides=[2,1], pads=[0,1,2,0]", (6, 4, 3, 2), (9, 8), 4),
+    "dilated": ("dilations=[2,3], pads=[2,2,2,2]", (6, 4, 3, 3), (9, 8), 4),
+    "grouped": ("group=2, pads=[1,1,1,1]", (6, 2, 3, 3), (9, 8), 4),
+    "depthwise": ("group=4, strides=[2,2]", (8, 1, 3, 3), (9, 8), 4),
+    "1-d": ("strides=[2], dilations=[2], pads=[1,3]", (6, 4, 5), (20,), 4),
+    "same upper": ('auto_pad="SAME_UPPER", strides=[2,2]', (6, 4, 3, 4), (9, 8), 4),
+    "same lower": ('auto_pad="SAME_LOWER", strides=[2,3]', (6, 4, 2, 4), (9, 8), 4),
+    "valid": ('auto_pad="VALID"', (6, 4, 3, 3), (9, 8), 4),
+}
+
+
+def net(kind: str, bias: bool = True) -> ModelProto:
+    attributes, shape, sizes, channels = KINDS[kind]
+    rng, spatial = np.random.default_rng(3), ",".join(map(str, sizes))
+    weights = {"w": rng.normal(size=shape) / 4, "b": rng.normal(size=shape[0])}
+    text = f"y = Conv<{attributes}>(x, w{', b' if bias else ''})"
+    sizes_out = ",".join("?" * len(sizes))
+    return build(f"float[batch,{channels},{spatial}] x", f"float[batch,{shape[0]},{sizes_out}] y", text, weights)
+
+
+def data(kind: str, count: int, seed: int = 5) -> dict[str, np.ndarray]:
+    """Smooth images with a mean far from zero: neighbours are correlated, as in photographs."""
+    _, _, sizes, channels = KINDS[kind]
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(count, channels, *sizes))
+    for axis in range(2, values.ndim):
+        values = values.cumsum(axis=axis) / 3
+    mixed = np.einsum("oc,nc...->no...", np.random.default_rng(0).normal(size=(channels, channels)), values)
+    return {"x": np.maximum(mixed + 1, 0).astype(np.float32)}
+
+
+def window_of(model: ModelProto) -> tuple[Window, np.ndarray]:
+    weight = constant(model, "w")
+    return Window.of(of_type(model, "Conv")[0], weight.shape), weight
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_patches_times_weights_are_the_convolution(kind):
+    model, given = net(kind, bias=False), data(kind, 3)
+    window, weight = window_of(model)
+    expected = run(model, given)
+    places = window.places(given["x"].shape)
+    rows = patches(given["x"], window, np.arange(np.prod(places)))
+    found = np.einsum("rgk,gkn->rgn", rows, as_matrices(weight, window.groups)).reshape(*places, -1)
+    assert places == (expected.shape[0], *expected.shape[2:])
+    assert np.allclose(np.moveaxis(found, -1, 1), expected, atol=1e-4)
+    assert np.array_equal(as_weight(as_matrices(weight, window.groups), weight.shape), weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_moments_are_those_of_all_patches(kind):
+    model, given = net(kind), data(kind, 12)
+    window, _ = window_of(model)
+    graph = prepared(model)
+    batch = layers(graph, find_sites(graph)[0], all_ranges(model, given))
+    found = moments_of(graph, batch, runs(given, 4), "int8")[batch[0].site.node]
+    rows = patches(given["x"], window, np.arange(np.prod(window.places(given["x"].shape)))).astype(np.float64)
+    assert found.count == len(rows)
+    assert np.allclose(found.mean, rows.mean(axis=0), atol=1e-5)
+    for group in range(window.groups):
+        assert np.allclose(found.covariance[group], np.cov(rows[:, group].T, bias=True), atol=1e-3)
+        assert np.allclose(found.about_zero[group], rows[:, group].T @ rows[:, group] / len(rows), atol=1e-3)
+
+
+def test_no_more_patches_are_drawn_than_wanted_and_from_every_run(monkeypatch):
+    monkeypatch.setattr("pipeline.quantization.settings.moments.LEAST_PATCHES", 130)
+    model, given = net("padded"), data("padded", 24)
+    graph = prepared(model)
+    batch = layers(graph, find_sites(graph)[0], all_ranges(model, given))
+    found = moments_of(graph, batch, runs(given, 4), "int8")[batch[0].site.node]
+    assert found.count == 130
+
+
+def test_sums_keep_their_digits_far_from_zero():
+    rows = (1000 + np.random.default_rng(0).normal(size=(4096, 1, 3))).astype(np.float32)
+    found = Moments()
+    for part in np.split(rows, 8):
+        found.add(part, part)
+    assert np.allclose(found.covariance[0], np.cov(rows[:, 0].T.astype(np.float64), bias=True), atol=1e-3)
+
+
+def test_layers_are_taken_together_as_far_as_memory_goes():
+    model = build(
+        "float[batch,4,9,8] x", "float[batch,4,9,8] y",
+        "a = Conv(x, w)\n b = Conv(a, w)\n c = Conv(b, w)\n y = Conv(c, w)",
+        {"w": np.ones((4, 4, 1, 1))},
+    )  # fmt: skip
+    graph = prepared(model)
+    found = layers(graph, find_sites(graph)[0], all_ranges(model, data("padded", 4)))
+    assert [len(batch) for batch in batches(found, most=3 * found[0].bytes)] == [3, 1]
+    assert [len(batch) for batch in batches(found, most=1)] == [1, 1, 1, 1]
+
+
+def test_groups_are_rounded_each_for_itself():
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(3, 12, 5)).astype(np.float32)
+    x = rng.normal(size=(3, 400, 12)).cumsum(axis=2)
+    moments = (x.swapaxes(1, 2) @ x / 400).astype(np.float32)
+    apart = np.stack([compensated(part, moment) for part, moment in zip(matrix, moments, strict=True)])
+    assert np.array_equal(compensated(matrix, moments), apart)
+
+
+def test_a_silent_group_is_rounded_beside_a_loud_one():
+    matrix = np.random.default_rng(0).normal(size=(2, 6, 5)).astype(np.float32)
+    moments = np.stack([np.zeros((6, 6)), np.eye(6) + 0.5]).astype(np.float32)
+    found = compensated(matrix, moments)
+    assert np.array_equal(found[0], nearest(matrix[0]))
+    assert np.array_equal(found[1], compensated(matrix[1], moments[1]))
+
+
+@pytest.mark.parametrize("scheme", [TENSORRT_FP32, CPU], ids=["tensorrt", "cpu"])
+@pytest.mark.parametrize("kind", ["padded", "grouped", "depthwise", "1-d"])
+def test_weights_are_rounded_better_than_to_the_nearest(kind, scheme):
+    model, fitted, unseen = net(kind), data(kind, 128, 1), data(kind, 64, 2)
+    ranges, expected = all_ranges(model, fitted), run(model, unseen)
+    found = choose(model, ranges, scheme, runs(fitted))
+
+    def error(weights: np.ndarray) -> float:
+        window, weight = window_of(model)
+        rows = patches(unseen["x"], window, np.arange(np.prod(window.places(unseen["x"].shape))))
+        lost = np.einsum("rgk,gkn->rgn", rows, weights - as_matrices(weight, window.groups))
+        return float(lost.var(axis=0).sum())
+
+    window, weight = window_of(model)
+    plain = nearest(as_matrices(weight, window.groups))
+    chosen = constant(found.model, of_type(found.model, "Conv")[0].input[1])
+    assert error(as_matrices(chosen, window.groups)) < 0.75 * error(plain)
+    before, after = (
+        sqnr_db(expected, run(quantize_int8(graph, given, scheme)[0], unseen, optimized=False))
+        for graph, given in ((model, ranges), (found.model, found.ranges))
+    )
+    assert after > before - 0.1
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_bias_correction_takes_back_a_shift_of_the_mean(bias):
+    model, given = net("padded", bias), data("padded", 100)
+    graph, reach = prepared(model), float(given["x"].max())
+    # Clipping at a tenth of the reach takes away from everything that is large.
+    ranges = replace(all_ranges(model, given), tensors={"x": (0.0, reach / 10), "y": (-reach, reach)})
+    plans = fit_convolutions(graph, find_groups(graph, find_sites(graph)[0]), ranges, "int8", runs(given))
+    changed, narrowed = applied(graph, list(plans.values()), ranges)
+
+    def shift(model: ModelProto) -> float:
+        written, _ = quantize_int8(model, narrowed, TENSORRT_FP32)
+        return float(np.abs((run(written, given, optimized=False) - run(graph, given)).mean(axis=(0, 2, 3))).max())
+
+    assert shift(graph) > 0.2
+    assert shift(changed) < shift(graph) / 100
+
+
+def test_a_bias_that_is_computed_stays():
+    text = "s = ReduceMean<keepdims=0>(x, axes)\n y = Conv<pads=[1,1,1,1]>(x, w, s)"
+    weights = {"w": np.random.default_rng(0).normal(size=(4, 4, 3, 3)), "axes": np.array([0, 2, 3])}
+    model = build("float[batch,4,9,8] x", "float[batch,4,9,8] y", text, weights)
+    found = choose(model, all_ranges(model, data("padded", 16)), TENSORRT_FP32, runs(data("padded", 16)))
+    assert of_type(found.model, "Conv")[0].input[2] == "s"
+    assert sqnr_db(run(model, data("padded", 8)), run(found.model, data("padded", 8))) > 30
+
+
+def test_the_written_graph_holds_the_very_levels():
+    model, given = net("grouped"), data("grouped", 64)
+    found = choose(model, all_ranges(model, given), CPU, runs(given))
+    rounded = as_matrices(constant(found.model, of_type(found.model, "Conv")[0].input[1]), 2)
+    levels = as_weight(np.rint(rounded / steps_of(rounded)[:, None]), KINDS["grouped"][1])
+    written, _ = quantize_int8(found.model, found.ranges, CPU)
+    stored = next(numpy_helper.to_array(item) for item in written.graph.initializer if list(item.dims) == [6, 2, 3, 3])
+    plain = as_matrices(constant(model, "w"), 2)
+    assert stored.dtype == np.int8 and np.array_equal(stored, levels)
+    assert not np.array_equal(levels, as_weight(np.rint(plain / steps_of(plain)[:, None]), KINDS["grouped"][1]))
+
+
+def test_the_sweep_keeps_a_bounded_amount_of_activations():
+    kept = _within(({"x": np.zeros(10, np.int8)} for _ in range(8)), 35)
+    assert len(kept) == 3
+    assert len(_within(({"x": np.zeros(10, np.int8)} for _ in range(8)), 1)) == 1
+
+
+def test_errors_in_the_direction_of_the_mean_are_left_to_the_bias():
+    model, given = net("padded"), {"x": data("padded", 64)["x"] + 30}
+    graph = prepared(model)
+    ranges, groups = all_ranges(model, given), find_groups(graph, find_sites(graph)[0])
+    plan = fit_convolutions(graph, groups, ranges, "int8", runs(given))["x"]
+    window, weight = window_of(model)
+    moments = moments_of(graph, layers(graph, groups[0].sites, ranges), runs(given), "int8")[groups[0].nodes[0]]
+    matrix = as_matrices(weight, window.groups)
+    found, other = as_matrices(plan.weights[groups[0].nodes[0]], window.groups), compensated(matrix, moments.about_zero)
+    error, of_other = (float(np.sum(d * (moments.covariance @ d))) for d in (found - matrix, other - matrix))
+    assert error < 0.8 * of_other

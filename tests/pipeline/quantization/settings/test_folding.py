@@ -1,0 +1,114 @@
+"""Where smoothing factors go: through attention into the value projection, and nowhere that changes the function."""
+
+import numpy as np
+import onnx
+import pytest
+
+from pipeline.quantization.insertion.insertion_points import find_sites, prepared
+from pipeline.quantization.settings.folding import find_fold
+from pipeline.quantization.settings.groups import find_groups, matrices
+from pipeline.quantization.settings.smooth import Plan, applied
+from tests.pipeline.quantization.search.outlier_nets import all_ranges
+from tests.pipeline.quantization.small_nets import build, of_type, run
+
+WIDTH, HEADS = 12, 3
+INPUT = f"float[batch,sequence,{WIDTH}] x"
+OUTPUT = f"float[batch,sequence,{WIDTH}] y"
+# Attention with three heads; what stands between the product and `a` is what the cases change.
+VALUES = """
+    v0 = MatMul(x, wv)
+    v1 = Add(v0, bv)
+    v2 = Reshape(v1, heads)
+    v3 = Transpose<perm=[0,2,1,3]>(v2)
+    k1 = Reshape(x, heads)
+    q3 = Transpose<perm=[0,2,1,3]>(k1)
+    k3 = Transpose<perm=[0,2,3,1]>(k1)
+    s = MatMul(q3, k3)
+    p = Softmax<axis=-1>(s)
+    o = MatMul(p, v3)
+    o1 = Transpose<perm=[0,2,1,3]>(o)
+    a = Reshape(o1, whole)
+"""
+
+
+def attention(text: str = VALUES + "y = MatMul(a, wo)", output: str = OUTPUT) -> onnx.ModelProto:
+    rng = np.random.default_rng(3)
+    weights: dict[str, object] = {name: rng.normal(size=(WIDTH, WIDTH)) for name in ("wv", "wo")}
+    weights |= {"bv": rng.normal(size=WIDTH), "heads": np.array([0, 0, HEADS, 4]), "whole": np.array([0, 0, WIDTH])}
+    return prepared(build(INPUT, output, text, weights))
+
+
+def inputs() -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(5).normal(size=(2, 5, WIDTH)).astype(np.float32)}
+
+
+def smoothed(model: onnx.ModelProto, activation: str = "a") -> tuple[onnx.ModelProto, Plan]:
+    """The model with factors for the channels of one group's activation, and weights that make up for them."""
+    group = next(group for group in find_groups(model, find_sites(model)[0]) if group.activation == activation)
+    factors = np.linspace(0.5, 8, WIDTH, dtype=np.float32)
+    weights = {node: weight * factors[:, None] for node, weight in matrices(model, [group]).items()}
+    plan = Plan(group, 0.7, 1.0, factors, weights, -3.0, 3.0)
+    return applied(model, [plan], all_ranges(model, inputs()))[0], plan
+
+
+def test_factors_of_an_attention_result_go_into_the_value_projection() -> None:
+    model = attention()
+    changed, plan = smoothed(model)
+    assert len(changed.graph.node) == len(model.graph.node)
+    a_before, a_after = (run_to(graph, "a") for graph in (model, changed))
+    np.testing.assert_allclose(a_after, a_before / plan.factors, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(run(changed, inputs()), run(model, inputs()), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("head", ["h = MatMul(x, wv)", "h = Gemm<transB=1>(x2, wv, bv)"])
+def test_factors_go_through_a_relu(head: str) -> None:
+    gemm = "Gemm" in head
+    text = ("x2 = Reshape(x, flat)\n" if gemm else "") + head + "\n a = Relu(h)\n y = MatMul(a, wo)"
+    weights = {name: np.random.default_rng(3).normal(size=(WIDTH, WIDTH)) for name in ("wv", "wo")}
+    weights |= {"bv": np.ones(WIDTH), "flat": np.array([-1, WIDTH])}
+    output = f"float[rows,{WIDTH}] y" if gemm else OUTPUT
+    model = prepared(build(INPUT, output, text, weights))
+    changed, _ = smoothed(model)
+    assert not of_type(changed, "Mul")
+    np.testing.assert_allclose(run(changed, inputs()), run(model, inputs()), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        VALUES + "y1 = MatMul(a, wo)\n y = Add(y1, a)",  # somebody else reads the result
+        VALUES + "y1 = MatMul(a, wo)\n y = Add(y1, v1)",  # ... or the values
+        VALUES.replace("v1 = Add(v0, bv)", "v1 = Sigmoid(v0)") + "y = MatMul(a, wo)",
+        VALUES.replace("v1 = Add(v0, bv)", "v1 = Add(v0, x)") + "y = MatMul(a, wo)",
+        VALUES.replace("o = MatMul(p, v3)", "vt = Transpose<perm=[0,1,3,2]>(v3)\n o = MatMul(v3, vt)").replace(
+            "a = Reshape(o1, whole)", "a0 = Reshape(o1, free)\n a = MatMul(a0, mix)"
+        )
+        + "y = MatMul(a, wo)",  # channels are mixed
+        VALUES.replace("o1 = Transpose<perm=[0,2,1,3]>(o)", "o1 = Transpose<perm=[0,2,3,1]>(o)")
+        + "y = MatMul(a, wo)",  # another order of channels in memory
+    ],
+)
+def test_what_does_not_leave_channels_apart_is_not_folded_through(text: str) -> None:
+    rng = np.random.default_rng(3)
+    weights: dict[str, object] = {name: rng.normal(size=(WIDTH, WIDTH)) for name in ("wv", "wo")}
+    weights |= {"bv": rng.normal(size=WIDTH), "heads": np.array([0, 0, HEADS, 4]), "whole": np.array([0, 0, WIDTH])}
+    weights |= {"free": np.array([0, 0, -1]), "mix": rng.normal(size=(15, WIDTH))}
+    model = prepared(build(f"float[batch,5,{WIDTH}] x", f"float[batch,5,{WIDTH}] y", text, weights))
+    group = next(group for group in find_groups(model, find_sites(model)[0]) if group.activation == "a")
+    found = find_fold(model, group)
+    changed, _ = smoothed(model)
+    np.testing.assert_allclose(run(changed, inputs()), run(model, inputs()), rtol=1e-3, atol=1e-3)
+    # The projection right in front of `a` may take the factors; the values' own may not.
+    assert found is None or all(node != named_maker(model, "v0") for node, _, _ in found.constants)
+
+
+def named_maker(model: onnx.ModelProto, tensor: str) -> str:
+    return next(node.name for node in model.graph.node if tensor in node.output)
+
+
+def run_to(model: onnx.ModelProto, tensor: str) -> np.ndarray:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.output[:]
+    copy.graph.output.append(onnx.helper.make_tensor_value_info(tensor, onnx.TensorProto.FLOAT, None))
+    return run(copy, inputs())

@@ -1,0 +1,155 @@
+"""The pipeline's use of the choice: the spec asks for it, the graph is what was chosen, and a command shows it."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from enginery.core.errors import EngineryError
+from enginery.core.types import QuantizationScheme
+from enginery.registry.store.base import open_store
+from pipeline.compile.steps import searched
+from pipeline.spec.file import load_spec
+from pipeline.values import Flavour, Searched
+from tests.pipeline.projects import Project
+
+SEARCH = {"smoothing": "auto", "floor": {"sqnr_db": 20}}
+
+
+@pytest.fixture
+def small(project: Project) -> Project:
+    project.change_spec(targets=["cpu"], precisions=["int8"], quantization=SEARCH)
+    return project
+
+
+def test_the_command_ranks_and_draws_and_the_build_uses_its_record(small: Project, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shown = small.run("sensitivity", small.spec, "--activation", "uint8", "--json", "--out", out)
+    assert shown.code == 0, shown.err
+    assert shown.json["groups"]
+    assert shown.json["chosen"]["sqnr_db"] is None or shown.json["chosen"]["sqnr_db"] >= 20
+    assert json.loads((out / "frontier.json").read_text()) == shown.json
+    assert (out / "frontier.svg").read_text().startswith("<svg")
+    table = small.run("sensitivity", small.spec, "--activation", "uint8").out
+    assert "chosen: " in table and "in int8: predicted" in table
+    built = small.run("build", small.spec, "--json")
+    assert built.code == 0, built.err
+    assert "choose int8 (uint8 activations): cached" in built.err
+    record = _record(small)
+    assert "of the weighted multiplications in int8" in record["notes"][0]
+    graph = onnx.load(open_store(small.registry).path(record["model"]))
+    # The chosen model's weights carry the node's name: nothing else makes such names.
+    assert [item.name for item in graph.graph.initializer if shown.json["groups"][0]["nodes"][0] in item.name]
+
+
+def test_another_floor_is_another_choice(small: Project) -> None:
+    assert small.run("sensitivity", small.spec, "--json").json["left"] == {}
+    small.change_spec(quantization={"floor": {"sqnr_db": 130}})
+    second = small.run("sensitivity", small.spec, "--json")
+    assert second.json["left"] != {}
+    built = small.run("build", small.spec)
+    assert built.code == 0 and "warning: cpu int8 onnxruntime: 0 nodes compute in int8" in built.err
+    notes = _record(small)["notes"]
+    assert [note for note in notes if "the floor: quantized alone it leaves" in note]
+    assert "0 nodes compute in int8" in notes[1]
+    page = (small.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
+    assert 'class="picture frontier"' in page and "where at least 130 dB were asked for" in page
+    assert "the floor: quantized alone it leaves" in page
+    assert "left in float: " in small.run("show", "tiny", "--quantization").out
+
+
+def test_a_floor_of_accuracy_reads_the_labels_that_lie_with_the_samples(small: Project) -> None:
+    with np.load(small.folder / "calibration.npz") as stored:
+        arrays = dict(stored)
+    calibration = {"data": "calibration.npz", "labels": "y"}
+    small.change_spec(calibration=calibration, quantization={"floor": {"accuracy": 0.001}})
+    np.savez(small.folder / "calibration.npz", **arrays, y=np.full(len(arrays["x"]), 99))
+    beyond = small.run("sensitivity", small.spec)
+    assert beyond.code == 2 and "out of reach: the float model itself has 0.0000" in beyond.err
+    np.savez(small.folder / "calibration.npz", **arrays, y=np.arange(len(arrays["x"])) % 2)
+    shown = small.run("sensitivity", small.spec, "--activation", "uint8", "--json")
+    assert shown.code == 0, shown.err
+    assert 0 <= shown.json["chosen"]["accuracy"] <= 1 and "accuracy" in shown.json["summary"]
+    small.change_spec(calibration=calibration | {"labels": "z"})
+    wrong = small.run("sensitivity", small.spec)
+    assert wrong.code == 2 and "no array 'z'" in wrong.err
+    np.savez(small.folder / "calibration.npz", **arrays, y=np.zeros(len(arrays["x"]), np.float32))
+    small.change_spec(calibration=calibration)
+    wrong = small.run("sensitivity", small.spec)
+    assert wrong.code == 2 and "'y' of calibration.npz is float32; class indices are integers" in wrong.err
+
+
+def test_what_cannot_be_searched_or_written_is_said_before_the_work(small: Project) -> None:
+    (small.folder / "taken").touch()
+    assert "is a file" in small.run("sensitivity", small.spec, "--out", small.folder / "taken").err
+    small.change_spec(calibration=None)
+    without = small.run("sensitivity", small.spec)
+    assert without.code == 2 and "add calibration.data" in without.err
+
+
+def test_measured_times_are_part_of_the_choice_and_of_its_record(small: Project) -> None:
+    small.change_spec(quantization={"latency": "measure"})
+    shown = small.run("sensitivity", small.spec, "--activation", "uint8", "--json")
+    assert shown.code == 0, shown.err
+    assert all(row["int8_ms"] > 0 and row["float_ms"] > 0 for row in shown.json["groups"])
+    table = small.run("sensitivity", small.spec, "--activation", "uint8")
+    assert "choose int8 (uint8 activations): cached" in table.err
+    assert "without -> with" in table.out
+    # No target of this spec takes the other kind of int8, so there is nothing to measure, and it says so.
+    other = small.run("sensitivity", small.spec, "--activation", "int8", "--json").json
+    assert all(row["int8_ms"] is None for row in other["groups"])
+    assert "latency was not measured: no target of this spec takes int8 (int8 activations)" in other["summary"]
+
+
+def test_weights_of_a_reduced_range_are_searched_and_built_by_themselves(small: Project, tmp_path: Path) -> None:
+    """With the other search's weights, the engine would lose what compensation gained, and the record would not say."""
+    whole = small.run("build", small.spec, "--json")
+    assert "choose int8 (uint8 activations): done" in whole.err, whole.err
+    small.change_spec(backends={"onnxruntime": {"reduced_range": True}})
+    shown = small.run("sensitivity", small.spec, "--activation", "uint8")
+    assert "choose int8 (uint8 activations, 7-bit weights): done" in shown.err
+    built = small.run("build", small.spec, "--json")
+    assert "choose int8 (uint8 activations, 7-bit weights): cached" in built.err
+    assert "write int8 (uint8 activations, 7-bit weights, fp32 elsewhere): done" in built.err
+    asks = {}
+    for version, last in (("1", 127), ("2", 64)):
+        pulled = small.run("pull", f"tiny@{version}", "--target", "cpu", "--dest", tmp_path / version, "--json").json
+        weights = [item for item in onnx.load(pulled["path"]).graph.initializer if item.data_type == 3 and item.dims]
+        assert max(np.abs(numpy_helper.to_array(item).astype(int)).max() for item in weights) == last
+        asks[version] = json.loads(Path(pulled["description"]).read_text()).get("session_options_without_vnni")
+    assert asks == {"1": {"session.x64quantprecision": "1"}, "2": None}
+
+
+def test_each_kind_of_int8_is_searched_once() -> None:
+    spec = SimpleNamespace(quantization=SimpleNamespace(searches=True))
+    exported = SimpleNamespace(model=SimpleNamespace(carries_qdq=False))
+    schemes = [QuantizationScheme("uint8", bias, "fp32", levels) for bias in (True, False) for levels in (127, 64)]
+    schemes.append(QuantizationScheme("int8", False, "fp16"))
+    flavours = [Flavour(precision, scheme) for precision in ("int8", "int8-dynamic") for scheme in schemes]
+    kinds = searched([Flavour("fp32"), *flavours], spec, exported)  # type: ignore[arg-type]
+    assert kinds == (Searched("uint8"), Searched("uint8", 64), Searched("int8"))
+    assert len({kind.name for kind in kinds}) == 3
+
+
+@pytest.mark.parametrize("floor", [{}, {"sqnr_db": -1}, {"cosine": 1.5}])
+def test_a_floor_says_something_possible(project: Project, floor: dict[str, float]) -> None:
+    project.change_spec(quantization={"floor": floor})
+    with pytest.raises(EngineryError, match=r"quantization\.floor"):
+        load_spec(project.spec)
+
+
+def test_a_search_needs_samples(project: Project) -> None:
+    project.change_spec(precisions=["fp32"], calibration=None, quantization=SEARCH)
+    with pytest.raises(EngineryError, match=r"add calibration\.data"):
+        load_spec(project.spec)
+
+
+def _record(project: Project) -> dict[str, Any]:
+    (path,) = (project.registry / "records" / "quantize").glob("*.json")
+    value: dict[str, Any] = json.loads(path.read_text())["value"]
+    return value

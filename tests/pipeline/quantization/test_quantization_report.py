@@ -1,0 +1,79 @@
+"""The pipeline keeps a record of what quantizing did, publishes it, and shows it: in the page and in the terminal."""
+
+import json
+from dataclasses import replace
+
+import onnx
+import pytest
+
+from enginery.core.errors import IntegrityError
+from enginery.core.names import parse_reference
+from enginery.core.types import QuantizationScheme
+from enginery.registry.evidence.quantization import quantization_records
+from enginery.registry.store.base import open_store
+from enginery.registry.versions.lookup import locate
+from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.schemes.write import write
+from tests.pipeline.projects import Project, weights, write_model
+
+CPU = "int8 (uint8 activations, fp32 elsewhere)"
+GPU = "int8 (int8 activations, fp16 elsewhere)"
+
+
+def page(project: Project) -> str:
+    return (project.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
+
+
+def test_each_int8_graph_has_a_record_that_is_published_with_it(built: Project) -> None:
+    store = open_store(built.registry)
+    manifest = locate(store, parse_reference("tiny")).manifest
+    records = quantization_records(store, manifest)
+    assert {CPU, GPU} <= records.keys()
+    assert all(manifest.sources[f"quantization {name}"] in manifest.blobs() for name in records)
+    for record in records.values():
+        assert record["quantized"] == 2 and record["macs_share"] == 1.0 and record["samples"] == 64
+        assert {"x", "w1", "w2"} < {tensor["name"] for tensor in record["tensors"]}
+    assert built.run("verify").code == 0
+
+
+def test_the_page_shows_it(built: Project) -> None:
+    text = page(built)
+    assert "<h2>Quantization</h2>" in text and '<svg class="picture histogram"' in text
+    assert CPU in text and GPU in text
+
+
+def test_the_command_shows_it(built: Project) -> None:
+    shown = built.run("show", "tiny", "--quantization")
+    assert shown.code == 0, shown.err
+    assert "100.0 % of the multiplications with weights in int8" in shown.out
+    assert "activation, uint8" in shown.out and "weight, int8" in shown.out
+    told = built.run("show", "tiny", "--quantization", "--json").json
+    assert told[CPU]["tensors"][0]["sqnr_db"] <= told[CPU]["tensors"][-1]["sqnr_db"]
+
+
+def test_without_calibration_there_is_nothing_to_show(project: Project) -> None:
+    project.change_spec(targets=["cpu"], precisions=["fp32"], calibration=None)
+    assert project.build().code == 0
+    assert "<h2>Quantization</h2>" not in page(project)
+    shown = project.run("show", "tiny", "--quantization")
+    assert shown.out.strip() == "tiny@1 has no graph that was quantized by calibration"
+    assert project.run("show", "tiny", "--quantization", "--json").json == {}
+
+
+def test_a_model_that_carries_qdq_is_said_to_pass_untouched(project: Project) -> None:
+    write_model(project.folder / "tiny.onnx", weights())
+    ranges = Ranges({"x": (-4.0, 4.0), "active": (0.0, 12.0)}, "minmax", "0" * 64, 1)
+    model = onnx.load(project.folder / "tiny.onnx")
+    written, _ = write(model, "int8", QuantizationScheme("int8", False, "fp32"), ranges)
+    onnx.save(written, project.folder / "tiny.onnx")
+    project.change_spec(targets=["cpu"], precisions=["int8"], calibration=None, golden=None)
+    assert project.build().code == 0
+    assert "passed through untouched" in page(project)
+
+
+def test_a_record_of_another_format_is_refused_in_words(built: Project) -> None:
+    store = open_store(built.registry)
+    manifest = locate(store, parse_reference("tiny")).manifest
+    odd = store.put_bytes(json.dumps({"format": 99}).encode())
+    with pytest.raises(IntegrityError, match="not of format 1"):
+        quantization_records(store, replace(manifest, sources={"quantization int8": odd}))

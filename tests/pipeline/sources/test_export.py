@@ -1,0 +1,385 @@
+"""A source becomes one ONNX model with the same function and the same bytes every time, or an error that says where."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from enginery.core.codec import decode, encode
+from enginery.core.errors import DataError, ModelError
+from enginery.core.types import Dim, TensorSpec
+from pipeline.sources.export import export
+from pipeline.sources.onnx_model import save_onnx, specs_of
+from pipeline.sources.request import ExportRequest
+from validation.data.samples import Samples
+from validation.golden.golden_set import GoldenSet
+from validation.limits.noise_floor import Noise
+
+X = TensorSpec("x", "float32", ("batch", 3))
+BATCH = Dim("batch", 1, 4, 8)
+LINEAR = """
+import torch
+class Net(torch.nn.Sequential):
+    def forward(self, x):
+        return super().forward(x)
+def build(width=4):
+    return Net(torch.nn.Linear(3, width), torch.nn.ReLU())
+"""
+MODULE = """
+import torch
+class Net(torch.nn.Module):
+    def forward(self, x{more}):
+        {body}
+def build():
+    return Net()
+"""
+
+
+def net(body: str, more: str = "") -> str:
+    return MODULE.format(body=body, more=more)
+
+
+def torch_request(root: Path, code: str, **more) -> ExportRequest:
+    (root / "model.py").write_text(code)
+    fields = {"inputs": (X,), "dims": (BATCH,), "function": "build", **more}
+    return ExportRequest("torch", root, "model.py", **fields)
+
+
+def run(request: ExportRequest, samples=None, labels=None, **more):
+    workdir = request.root / "work"
+    workdir.mkdir(exist_ok=True)
+    return export(request, samples, labels, workdir, **more)
+
+
+def fails(request: ExportRequest, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        run(request)
+
+
+def failed(exported) -> list[str]:
+    return [check.name for check in exported.checks if not check.passed]
+
+
+class TestEntryPoint:
+    @pytest.mark.parametrize(
+        ("code", "words"),
+        [
+            (
+                "def build():\n    raise ValueError('no config')",
+                r"model\.py:2: build\(\) failed: ValueError: no config",
+            ),
+            ("def build():\n    import sys; sys.exit('bye')", r"model\.py:2: build\(\) failed: SystemExit: bye"),
+            ("import none_such\ndef build(): ...", r"model\.py:1: build\(\) failed: ModuleNotFoundError: No module"),
+            ("def biuld(): ...", r"has no function 'build'; did you mean 'biuld'"),
+            ("x = 1", "has no function 'build'; its functions: none"),
+            ("def build(): return {}", r"build returned dict; return a torch\.nn\.Module"),
+            ("def build(:", r"model\.py:1: not Python"),
+            ("from other import build", r"other\.py:3: build\(\) failed: ZeroDivisionError"),
+        ],
+    )
+    def test_what_goes_wrong_in_it_is_told_with_file_and_line(self, tmp_path, code, words):
+        (tmp_path / "other.py").write_text("def build():\n    x = 0\n    return 1 / x\n")
+        fails(torch_request(tmp_path, code), words)
+
+    def test_a_missing_file_is_a_model_error(self, tmp_path):
+        fails(ExportRequest("torch", tmp_path, "none.py", (X,), (BATCH,), function="build"), "does not exist")
+
+    def test_wrong_arguments_are_told(self, tmp_path):
+        fails(torch_request(tmp_path, LINEAR, arguments={"widht": 2}), "unexpected keyword argument 'widht'")
+
+    def test_arguments_reach_the_function(self, tmp_path):
+        exported = run(torch_request(tmp_path, LINEAR, arguments={"width": 7}))
+        assert specs_of(onnx.load(exported.onnx))[1][0].shape == ("batch", 7)
+
+    def test_a_local_module_that_python_would_not_import_is_refused(self, tmp_path):
+        (tmp_path / "json.py").write_text("SCALE = 2")
+        fails(
+            torch_request(tmp_path, "import json\n" + LINEAR),
+            r"json\.py has the name of 'json', a module that is loaded",
+        )
+
+    def test_local_modules_are_found_fresh_and_nothing_stays_behind(self, tmp_path):
+        path, modules = list(sys.path), set(sys.modules)
+        for scale in (2, 3):
+            root = tmp_path / str(scale)
+            root.mkdir()
+            (root / "scales.py").write_text(f"SCALE = {scale}")
+            late = net("from scales import SCALE; return x * SCALE")
+            golden = GoldenSet.load(run(torch_request(root, late)).golden)
+            assert np.array_equal(golden.cases[0].expected["output"], golden.cases[0].inputs["x"] * scale)
+            assert not list(root.rglob("__pycache__"))
+        assert sys.path == path
+        assert not {"model", "scales"} & (set(sys.modules) - modules)
+
+
+class TestWeights:
+    def save(self, root: Path, **tensors) -> None:
+        from safetensors.numpy import save_file
+
+        save_file({name.replace("_", "."): array for name, array in tensors.items()}, root / "w.safetensors")
+
+    def test_they_replace_what_the_module_had(self, tmp_path):
+        self.save(tmp_path, **{"0_weight": np.ones((4, 3), np.float32), "0_bias": np.full(4, 2, np.float32)})
+        exported = run(torch_request(tmp_path, LINEAR, weights="w.safetensors"))
+        case = GoldenSet.load(exported.golden).cases[0]
+        expected = np.maximum(case.inputs["x"].sum(1, keepdims=True) + 2, 0) * np.ones(4)
+        assert np.allclose(case.expected["output"], expected, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        ("tensors", "words"),
+        [
+            ({"0_weight": np.ones((4, 3), np.float32)}, r"0\.bias \[4\] is missing"),
+            (
+                {"0_weight": np.ones((4, 2), np.float32), "0_bias": np.ones(4, np.float32)},
+                r"\[4, 2\] and must be \[4, 3\]",
+            ),
+            ({"0_weight": np.ones((4, 3)), "0_bias": np.ones(4), "1_x": np.ones(1)}, r"1\.x is not in the module"),
+        ],
+    )
+    def test_every_name_and_shape_must_match(self, tmp_path, tensors, words):
+        self.save(tmp_path, **tensors)
+        fails(torch_request(tmp_path, LINEAR, weights="w.safetensors"), words)
+
+    def test_a_file_that_is_no_safetensors_is_a_model_error(self, tmp_path):
+        (tmp_path / "w.safetensors").write_bytes(b"garbage")
+        fails(torch_request(tmp_path, LINEAR, weights="w.safetensors"), "cannot be read as safetensors")
+
+    def test_a_tied_tensor_needs_only_one_of_its_names(self, tmp_path):
+        code = LINEAR.replace(
+            "return Net(torch.nn.Linear(3, width)", "one = torch.nn.Linear(3, 3); return Net(one, one"
+        )
+        self.save(tmp_path, **{"0_weight": np.eye(3, dtype=np.float32), "0_bias": np.zeros(3, np.float32)})
+        case = GoldenSet.load(run(torch_request(tmp_path, code, weights="w.safetensors")).golden).cases[0]
+        assert np.array_equal(case.expected["output"], np.maximum(case.inputs["x"], 0))
+
+    def test_without_weights_the_seeded_ones_are_used_and_it_says_so(self, tmp_path):
+        first, second = (run(torch_request(tmp_path, LINEAR)) for _ in range(2))
+        assert first.onnx_digest == second.onnx_digest
+        assert any("no weights file" in note for note in first.notes)
+
+
+class TestCapture:
+    def test_inputs_are_matched_by_name_not_by_order(self, tmp_path):
+        y = TensorSpec("y", "float32", ("batch", 3))
+        request = torch_request(tmp_path, net("return x - 2 * y", ", y"), inputs=(y, X))
+        exported = run(request)
+        assert [spec.name for spec in specs_of(onnx.load(exported.onnx))[0]] == ["y", "x"]
+        assert failed(exported) == []
+        case = GoldenSet.load(exported.golden).cases[0]
+        assert np.allclose(case.expected["output"], case.inputs["x"] - 2 * case.inputs["y"])
+
+    def test_inputs_that_forward_does_not_take_are_told(self, tmp_path):
+        y = TensorSpec("y", "float32", ("batch", 3))
+        fails(torch_request(tmp_path, net("return x"), inputs=(X, y)), r"forward\(x\): y does not match")
+        fails(torch_request(tmp_path, net("return x + z", ", z")), r"forward\(x, z\): z does not match")
+
+    def test_a_dim_that_the_code_fixes_is_told_in_torchs_words(self, tmp_path):
+        fails(torch_request(tmp_path, net("return x + torch.ones(4, 3)")), r"batch as dynamic.*constant \(4\)")
+
+    def test_a_branch_on_values_is_told_with_its_line(self, tmp_path):
+        fails(
+            torch_request(tmp_path, net("return x if x.sum() > 0 else -x")),
+            r"model\.py:5: the model cannot be captured",
+        )
+
+    def test_an_operator_without_onnx_form_is_named(self, tmp_path):
+        request = torch_request(tmp_path, net("return torch.linalg.eigvals(x).real"))
+        square = ExportRequest(**{**vars(request), "inputs": (TensorSpec("x", "float32", (3, 3)),), "dims": ()})
+        fails(square, "no ONNX form.*linalg_eig")
+
+    def test_a_model_that_fails_at_a_bucket_edge_is_told_with_the_shape(self, tmp_path):
+        body = "return torch.nn.functional.embedding((x * 0 + x.shape[0]).long(), torch.ones(8, 2))"
+        fails(torch_request(tmp_path, net(body)), r"failed on x \[8, 3\]: IndexError")
+
+    def test_opset_is_the_requested_one(self, tmp_path):
+        model = onnx.load(run(torch_request(tmp_path, LINEAR, opset=21)).onnx)
+        assert [entry.version for entry in model.opset_import] == [21]
+
+
+class TestOutputs:
+    @pytest.mark.parametrize(
+        ("body", "names"),
+        [
+            ("return x * 2", ["output"]),
+            ("return x * 2, x + 1", ["output_0", "output_1"]),
+            ("return {'scaled': x * 2, 'moved': x + 1}", ["scaled", "moved"]),
+            ("return x * 2, None, [x + 1]", ["output_0", "output_1"]),
+            ("return x", ["output"]),
+            ("y = x * 2; return y, y", ["output_0", "output_1"]),
+        ],
+    )
+    def test_they_have_the_models_own_names(self, tmp_path, body, names):
+        exported = run(torch_request(tmp_path, net(body)))
+        assert [spec.name for spec in specs_of(onnx.load(exported.onnx))[1]] == names
+        assert set(GoldenSet.load(exported.golden).cases[0].expected) == set(names)
+        assert failed(exported) == []
+
+    def test_the_spec_may_use_names_of_inner_values(self, tmp_path):
+        request = torch_request(tmp_path, net("y = x.relu(); return y + 1, y * 3"), outputs=("relu", "add"))
+        exported = run(request)
+        assert failed(exported) == []
+        case = GoldenSet.load(exported.golden).cases[0]
+        assert np.array_equal(case.expected["add"], np.maximum(case.inputs["x"], 0) * 3)
+
+    def test_as_many_names_as_tensors(self, tmp_path):
+        fails(torch_request(tmp_path, net("return x, x * 2"), outputs=("a",)), "returns 2 tensors, the spec names 1")
+
+
+class TestGolden:
+    def test_real_samples_and_labels_are_frozen_with_every_edge(self, tmp_path):
+        images = np.random.default_rng(1).standard_normal((10, 3)).astype(np.float32)
+        np.savez(tmp_path / "golden.npz", x=images, label=np.arange(10))
+        samples = Samples.open(tmp_path / "golden.npz", (X,), (BATCH,), extra=["label"])
+        exported = run(torch_request(tmp_path, LINEAR), samples, samples.column("label"))
+        golden = GoldenSet.load(exported.golden)
+        assert [len(case.inputs["x"]) for case in golden.of_kind("golden")] == [4, 4, 2]
+        assert {len(case.inputs["x"]) for case in golden.of_kind("edge")} == {1, 4, 8}
+        assert np.array_equal(golden.labels, np.arange(10))
+        assert golden.digest == exported.golden_digest
+        assert not any("random" in note for note in exported.notes)
+
+    def test_without_samples_random_ones_stand_in_and_it_says_so(self, tmp_path):
+        exported = run(torch_request(tmp_path, LINEAR))
+        assert "no golden data: 8 groups of random inputs" in exported.notes[-1]
+        assert run(torch_request(tmp_path, LINEAR)).golden_digest == exported.golden_digest
+
+    def test_a_known_model_is_used_as_it_is_when_only_the_golden_set_is_new(self, tmp_path):
+        first = run(torch_request(tmp_path, LINEAR))
+        known = first.onnx.rename(tmp_path / "known.onnx")
+        second = run(torch_request(tmp_path, LINEAR.replace("ReLU", "Tanh")), known=known)
+        assert second.onnx_digest == first.onnx_digest
+        assert "sqnr_db" in failed(second)
+
+    def test_drift_beyond_the_budget_is_a_failed_check_not_an_error(self, tmp_path):
+        exported = run(torch_request(tmp_path, net("return x * 0.1 + x.exp()")), limits={"sqnr_db": 1000})
+        assert set(failed(exported)) == {"sqnr_db"}
+
+    def test_bad_samples_stay_data_errors(self, tmp_path):
+        np.savez(tmp_path / "golden.npz", x=np.full((4, 3), np.nan, np.float32))
+        samples = Samples.open(tmp_path / "golden.npz", (X,), (BATCH,))
+        with pytest.raises(DataError, match=r"golden\.npz"):
+            run(torch_request(tmp_path, LINEAR), samples)
+
+
+class TestPt2:
+    def save(self, root: Path, batch: bool = True) -> None:
+        import torch
+
+        module = torch.nn.Linear(3, 2).eval()
+        shapes = {"input": {0: torch.export.Dim("n", min=1, max=8)}} if batch else None
+        torch.export.save(torch.export.export(module, (torch.zeros(4, 3),), dynamic_shapes=shapes), root / "m.pt2")
+
+    def request(self, root: Path, name: str = "input", dims: tuple = (BATCH,)) -> ExportRequest:
+        return ExportRequest("pt2", root, "m.pt2", (TensorSpec(name, "float32", ("batch", 3)),), dims)
+
+    def test_it_is_exported_and_proven_like_a_module(self, tmp_path):
+        self.save(tmp_path)
+        exported = run(self.request(tmp_path))
+        assert failed(exported) == []
+        assert specs_of(onnx.load(exported.onnx))[1] == (TensorSpec("output", "float32", ("batch", 2)),)
+
+    def test_inputs_with_other_names_are_matched_by_position_and_it_says_so(self, tmp_path):
+        self.save(tmp_path)
+        exported = run(self.request(tmp_path, "pixels"))
+        assert exported.notes[0] == "inputs matched by position: input are called pixels"
+        assert failed(exported) == []
+
+    def test_an_axis_that_the_program_fixes_is_refused(self, tmp_path):
+        self.save(tmp_path, batch=False)
+        fails(self.request(tmp_path), r"\[4, 3\] in the model and \[batch, 3\] in the spec")
+
+    def test_a_size_that_the_program_does_not_allow_is_refused(self, tmp_path):
+        self.save(tmp_path)
+        fails(self.request(tmp_path, dims=(Dim("batch", 1, 4, 9),)), r"failed on input \[9, 3\]")
+
+    def test_another_number_of_inputs_is_refused(self, tmp_path):
+        self.save(tmp_path)
+        fails(
+            ExportRequest("pt2", tmp_path, "m.pt2", (X, TensorSpec("y", "float32", (1,))), (BATCH,)), "takes 1 inputs"
+        )
+
+    @pytest.mark.parametrize("content", [b"", b"garbage", None])
+    def test_a_file_that_is_no_archive_is_refused(self, tmp_path, content):
+        if content is not None:
+            (tmp_path / "m.pt2").write_bytes(content)
+        fails(self.request(tmp_path), "missing, truncated or not a .pt2 archive")
+
+
+class TestOnnx:
+    def save(self, root: Path) -> None:
+        helper = onnx.helper
+        value = helper.make_tensor_value_info
+        nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Neg", ["x"], ["z"])]
+        outputs = [value("y", 1, ["N", 3]), value("z", 1, ["N", 3])]
+        graph = helper.make_graph(nodes, "g", [value("x", 1, ["N", 3])], outputs)
+        save_onnx(
+            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), root / "source.onnx"
+        )
+
+    def request(self, root: Path, outputs: tuple[str, ...] | None = None) -> ExportRequest:
+        return ExportRequest("onnx", root, "source.onnx", (X,), (BATCH,), outputs)
+
+    def test_it_is_made_canonical_and_compared_with_the_file_as_given(self, tmp_path):
+        self.save(tmp_path)
+        exported = run(self.request(tmp_path))
+        assert specs_of(onnx.load(exported.onnx))[1] == tuple(TensorSpec(n, "float32", ("batch", 3)) for n in "yz")
+        assert exported.checks
+        assert failed(exported) == []
+        assert [path.name for path in (tmp_path / "work").glob("*.onnx")] == ["model.onnx"]
+
+    def test_the_spec_chooses_and_orders_outputs(self, tmp_path):
+        self.save(tmp_path)
+        model = onnx.load(run(self.request(tmp_path, ("z",))).onnx)
+        assert [node.op_type for node in model.graph.node] == ["Neg"]
+        model = onnx.load(run(self.request(tmp_path, ("z", "y"))).onnx)
+        assert [output.name for output in model.graph.output] == ["z", "y"]
+
+    def test_an_output_that_is_not_there_is_named_with_those_that_are(self, tmp_path):
+        self.save(tmp_path)
+        fails(self.request(tmp_path, ("logits",)), "output 'logits' is not in the model; its outputs are y, z")
+
+
+def test_a_request_survives_json(tmp_path):
+    request = torch_request(
+        tmp_path, LINEAR, dims=(Dim("batch", 1, 8, 8, (4, 8)),), outputs=("a",), arguments={"width": 2}
+    )
+    assert decode(json.loads(json.dumps(encode(request))), ExportRequest) == request
+
+
+def test_processes_with_other_hash_seeds_export_the_same_bytes(tmp_path):
+    body = "a = x.relu(); b = x.exp(); return {'s': a @ torch.arange(12.).reshape(3, 4), 't': (a * b).flatten()}"
+    request = torch_request(tmp_path, net(body))
+    code = (
+        "import json, sys; from pathlib import Path; from enginery.core.codec import decode; "
+        "from pipeline.sources.export import export; from pipeline.sources.request import ExportRequest; "
+        "done = export(decode(json.loads(sys.argv[1]), ExportRequest), None, None, Path(sys.argv[2])); "
+        "print(done.onnx_digest, done.golden_digest)"
+    )
+    (tmp_path / "other").mkdir()
+    command = [sys.executable, "-c", code, json.dumps(encode(request)), str(tmp_path / "other")]
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # here, and there
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    printed = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+    here = run(request)
+    assert printed.split() == [here.onnx_digest, here.golden_digest]
+
+
+def test_the_noise_floor_is_measured_at_the_least_and_at_the_greatest_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, list[tuple[int, ...]]] = {}
+
+    def noise_floor(_exact, _single, cases):
+        seen.update({kind: [item["x"].shape for item in inputs] for kind, inputs in cases.items()})
+        return Noise()
+
+    monkeypatch.setattr("pipeline.sources.export.noise_floor", noise_floor)
+    image = TensorSpec("x", "float32", ("batch", "height", "width"))
+    dims = (BATCH, Dim("height", 2, 4, 6), Dim("width", 3, 5, 7))
+    run(torch_request(tmp_path, net("return x.mean((1, 2))"), inputs=(image,), dims=dims))
+    assert seen["edge"] == [(1, 2, 3), (1, 6, 7)]

@@ -1,0 +1,165 @@
+"""The judge's error rates, and its faults caught. Whatever is claimed here is counted on simulated canaries."""
+
+import numpy as np
+import pytest
+
+from tests.validation.canary.latencies import KINDS
+from tests.validation.canary.simulated import pair_evidence, seeds
+from validation.canary.judging.describing import describe
+from validation.canary.judging.judge import Looks, judge
+from validation.canary.judging.thresholds import Quality, Thresholds
+from validation.statistics.evidence import Evidence, side
+from validation.statistics.rates import lower
+
+QUICK = 200
+MEDIAN = Thresholds({"p50": 0.02}, None, None)
+
+
+def only(latency=None, error_rate=None, disagreement=None):
+    quality = None if disagreement is None else Quality(disagreement=disagreement)
+    return Thresholds(latency or {}, error_rate, quality)
+
+
+def verdicts(evidences, thresholds=None, looks=None):
+    return [judge(one, thresholds, looks, replicates=QUICK).verdict for one in evidences]
+
+
+def at_most(found: int, of: int, promised: float = 0.05) -> bool:
+    """Whether a count does not contradict a promised rate: its lower bound, at 1 %, is no higher."""
+    return lower(found, of, 0.01) <= promised
+
+
+@pytest.mark.parametrize("kind", ["lognormal", "heavy", "remembering", "shared"])
+def test_at_the_margin_it_passes_and_fails_in_at_most_5_percent(kind):
+    found = verdicts((pair_evidence(rng, 800, kind, slower=0.02) for rng in seeds(100)), MEDIAN)
+    assert at_most(found.count("PASS"), 100) and at_most(found.count("FAIL"), 100)
+
+
+def test_at_the_margin_of_the_tail_too():
+    limits = only({"p99": 0.05})
+    found = verdicts((pair_evidence(rng, 1500, "two humps", slower=0.05) for rng in seeds(100)), limits)
+    assert at_most(found.count("PASS"), 100) and at_most(found.count("FAIL"), 100)
+
+
+def test_beyond_the_margin_it_hardly_ever_passes():
+    assert verdicts((pair_evidence(rng, 1500, slower=0.03) for rng in seeds(30)), MEDIAN).count("PASS") <= 1
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_error_rates_at_their_margin(paired):
+    limits = only(error_rate=0.005)
+    found = []
+    for rng in seeds(400):
+        ours, theirs = rng.random(2000) < 0.007, rng.random(2000) < 0.002
+        ones = np.ones(2000)
+        found.append(judge(Evidence(side(ones, ~ours), side(ones, ~theirs), paired), limits, replicates=1).verdict)
+    assert at_most(found.count("PASS"), 400) and at_most(found.count("FAIL"), 400)
+
+
+def test_answers_that_differ_at_their_margin():
+    limits = only(disagreement=0.01)
+    found = verdicts((pair_evidence(rng, 1500, differing=0.01) for rng in seeds(300)), limits)
+    assert at_most(found.count("PASS"), 300) and at_most(found.count("FAIL"), 300)
+
+
+def test_a_clean_pair_never_fails():
+    kinds = sorted(KINDS)
+    evidences = (pair_evidence(rng, 800, kinds[seed % len(kinds)]) for seed, rng in enumerate(seeds(50)))
+    assert "FAIL" not in verdicts(evidences)
+
+
+def test_an_equal_candidate_passes_when_there_is_enough():
+    found = verdicts(pair_evidence(rng, 20_000, "shared") for rng in seeds(4))
+    assert found.count("PASS") >= 3 and "FAIL" not in found
+
+
+@pytest.mark.parametrize(
+    ("fault", "deciding"),
+    [({"slower": 0.03}, "latency p50"), ({"failing": 0.005}, "errors"), ({"differing": 1.0}, "answers that differ")],
+    ids=["3 % slower", "0.5 % errors", "swapped outputs"],
+)
+def test_each_fault_fails_and_is_named(fault, deciding):
+    for rng in seeds(3):
+        found = judge(pair_evidence(rng, 12_000, "shared", **fault), replicates=QUICK)
+        assert found.verdict == "FAIL" and found.reason.startswith(deciding)
+        assert [item.name for item in found.criteria if item.verdict == "FAIL"] == [deciding]
+
+
+@pytest.mark.parametrize("fault", [{"slower": 0.03}, {"failing": 0.005}])
+def test_too_little_data_is_insufficient_and_says_what_it_could_have_shown(fault):
+    for rng in seeds(10):
+        found = judge(pair_evidence(rng, 300, **fault), replicates=QUICK)
+        assert found.verdict != "PASS"
+        if found.verdict == "FAIL":
+            continue  # by luck, and rightly
+        median, _, errors, _ = found.criteria
+        assert median.note or (median.detectable > 0.03 and median.needed > 300)
+        assert median.verdict == "PASS" or median.note or f"{median.requests} requests would" in describe(median)
+        assert errors.detectable is None or errors.detectable > 0.005
+
+
+def test_what_it_says_it_could_have_shown_is_shown_in_8_of_10():
+    effect = judge(pair_evidence(next(seeds(1)), 1500), MEDIAN).criteria[0].detectable
+    found = verdicts((pair_evidence(rng, 1500, slower=effect) for rng in seeds(60)), MEDIAN)
+    assert 0.62 <= found.count("FAIL") / 60 <= 0.95
+
+
+def test_a_tail_that_nobody_saw_is_not_judged():
+    tail = judge(pair_evidence(next(seeds(1)), 500), replicates=QUICK).criteria[1]
+    assert tail.verdict == "INSUFFICIENT" and "it takes 1000" in tail.note
+    bursts = np.ones(2000)
+    bursts[500:540] = 50
+    found = judge(Evidence(side(bursts), side(np.ones(2000)), True), only({"p99": 0.05}), replicates=QUICK)
+    assert found.verdict == "INSUFFICIENT", "one burst of 40 slow requests is one event"
+
+
+def test_an_early_look_needs_more_than_the_last_one():
+    evidence = pair_evidence(np.random.default_rng(3), 1500, slower=0.035)
+    alone = judge(evidence, MEDIAN, replicates=QUICK)
+    early = judge(evidence, MEDIAN, Looks(15_000), replicates=QUICK)
+    assert (alone.verdict, early.verdict) == ("FAIL", "INSUFFICIENT")
+    assert early.criteria[0].low < alone.criteria[0].low
+
+
+def test_silence_about_the_answers_is_no_pass():
+    ones = np.exp(np.random.default_rng(0).normal(size=6000) * 0.01)
+    failed = np.arange(6000) % 1000 == 7  # on both sides, one by one
+    evidence = Evidence(side(ones, ~failed), side(ones, ~failed), True)
+    assert judge(evidence).verdict == "INSUFFICIENT" and "nothing was observed of the answers" in judge(evidence).reason
+    assert judge(evidence, Thresholds(quality=None)).verdict == "PASS"
+    assert judge(evidence, only()).verdict == "INSUFFICIENT", "no threshold at all proves nothing"
+
+
+def test_scores_that_drop():
+    limits = Thresholds({}, None, Quality(disagreement=None))
+    for paired in (True, False):
+        rng = np.random.default_rng(1)
+        theirs = (rng.random(20_000) < 0.9).astype(float)
+        same, worse = theirs.copy(), np.where(rng.random(20_000) < 0.03, 0.0, theirs)
+        ones = np.ones(20_000)
+
+        def verdict(ours):
+            return judge(Evidence(side(ones, score=ours), side(ones, score=theirs), paired), limits).verdict  # noqa: B023
+
+        assert (verdict(same), verdict(worse)) == ("PASS", "FAIL")
+    few = side(np.ones(60), score=np.ones(60))
+    assert judge(Evidence(few, few, True), limits).verdict == "INSUFFICIENT", "60 equal scores prove no 1 %"
+
+
+def test_passing_has_the_whole_level_and_failing_is_shared_out():
+    levels = judge(pair_evidence(np.random.default_rng(0), 100), replicates=QUICK).levels
+    assert (levels.passing, levels.failing) == pytest.approx((0.05, 0.05 / 5)), "p50, p99, errors, answers, score"
+
+
+def test_it_is_the_same_every_time():
+    evidence = pair_evidence(np.random.default_rng(5), 1000)
+    assert judge(evidence) == judge(evidence)
+    assert judge(evidence, seed=1) != judge(evidence)
+
+
+def test_what_fails_by_its_answers_says_so_though_it_is_slow_too():
+    """On a busy machine latency fails for other reasons than the candidate's, answers do not."""
+    [evidence] = [pair_evidence(rng, 1500, slower=3.0, differing=0.5) for rng in seeds(1)]
+    found = judge(evidence, replicates=QUICK)
+    assert {item.kind for item in found.criteria if item.verdict == "FAIL"} >= {"latency", "share"}
+    assert found.verdict == "FAIL" and found.reason.startswith("answers that differ")

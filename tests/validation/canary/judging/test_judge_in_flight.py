@@ -1,0 +1,54 @@
+"""The judge's power with several requests in flight, and how many requests it says would suffice."""
+
+import re
+
+import numpy as np
+
+from tests.validation.canary.judging.test_judge import at_most
+from tests.validation.canary.simulated import pair_evidence
+from tests.validation.canary.simulated_in_flight import MACHINES, in_flight_evidence
+from tests.validation.canary.test_concurrent import observed, poisson_traffic, replayed, working
+from validation.canary.judging.judge import judge
+from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.thresholds import Thresholds
+
+LATENCY = Thresholds(error_rate=None, quality=None)
+MEDIAN = Thresholds({"p50": 0.02}, error_rate=None, quality=None)
+
+
+def verdicts(slower, limits, canaries=6):
+    return [
+        judge(
+            in_flight_evidence(np.random.default_rng((seed, place)), 4000, 32, machine, 0.7, slower),
+            limits,
+            replicates=200,
+        ).verdict
+        for place, machine in enumerate(MACHINES)
+        for seed in range(canaries)
+    ]
+
+
+def test_ten_percent_slower_is_caught_with_32_in_flight():
+    assert verdicts(0.1, LATENCY).count("FAIL") >= 17, "of 24"
+
+
+def test_at_the_margin_and_equal_it_is_wrong_no_more_often_than_promised():
+    assert at_most(verdicts(0.02, MEDIAN).count("PASS"), 24)
+    assert at_most(verdicts(0.0, LATENCY).count("FAIL"), 24)
+
+
+def test_observations_say_in_which_segment_they_were_sent_and_two_are_a_block(tmp_path):
+    pairs, ours, _ = replayed(poisson_traffic(600, 0.01), working(0), in_flight=8)
+    count = len(ours.sent)
+    evidence, _ = evidence_of(*observed(pairs, tmp_path), 15.0)
+    assert sorted({pair.segment for pair in pairs}) == list(range(count))
+    assert evidence.design_block == -(-2 * 600 // count) == 34
+    assert pair_evidence(np.random.default_rng(0), 100).design_block == 1
+
+
+def test_a_verdict_that_is_insufficient_says_how_many_requests_would_suffice():
+    few = judge(in_flight_evidence(np.random.default_rng(1), 2000, 8, load=0.7), LATENCY, replicates=200)
+    found = re.search(r"some (\d+) requests \((\d+) s of such traffic\)", few.reason)
+    assert few.verdict == "INSUFFICIENT" and found, few.reason
+    count, seconds = map(int, found.groups())
+    assert count / 4 < seconds < count / 2.5 and 4000 < count < 100_000, "3.1 requests come in a second"

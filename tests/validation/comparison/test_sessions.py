@@ -1,0 +1,190 @@
+"""Comparing sessions: golden cases merge, edges do not, and nothing that fails looks like a pass."""
+
+import math
+
+import numpy as np
+import pytest
+
+from enginery.core.errors import DataError, EngineryError, InputError
+from enginery.core.types import Dim, TensorSpec
+from validation.comparison.sessions import drift_checks, expected_checks, task_check
+from validation.comparison.task import TaskMetric
+from validation.golden.golden_set import GoldenSet, freeze
+from validation.limits.budget import Budget
+
+SPECS = [TensorSpec("x", "float32", ("batch", 3))]
+DIMS = [Dim("batch", 1, 4, 8)]
+
+
+class Fake:
+    """A session made of a function."""
+
+    inputs = SPECS
+    outputs = (TensorSpec("y", "float32", ("batch", 3)),)
+
+    def __init__(self, function):
+        self.function = function
+
+    def run(self, inputs):
+        return self.function(inputs)
+
+
+def original(inputs):
+    return {"y": inputs["x"] * 2}
+
+
+def golden(labels=None) -> GoldenSet:
+    x = np.random.default_rng(3).standard_normal((8, 3)).astype(np.float32)
+    return freeze([{"x": x[:4]}, {"x": x[4:]}], SPECS, DIMS, original, labels)
+
+
+def by_name(checks, case=None):
+    return {check.name: check for check in checks if case is None or (check.case == "golden") is (case == "golden")}
+
+
+def test_an_exact_candidate_passes_everything():
+    checks = drift_checks("engine", Fake(original), Fake(original), golden(), Budget(max_abs=0, sqnr_db=100))
+    assert checks and all(check.passed for check in checks)
+    assert {check.joint for check in checks} == {"engine"}
+    assert by_name(checks, "golden")["sqnr_db"].value == math.inf
+
+
+def test_values_without_a_limit_are_still_reported():
+    checks = expected_checks("export", Fake(lambda i: {"y": i["x"] * 2.5}), golden(), Budget())
+    check = by_name(checks, "golden")["sqnr_db"]
+    assert check.passed and check.limit is None and check.value == pytest.approx(20 * math.log10(4), rel=1e-4)
+
+
+def test_golden_cases_are_merged_and_the_worst_index_is_named():
+    def one_wrong(inputs):
+        y = inputs["x"] * 2
+        y[-1, 2] += 100 if len(y) == 4 else 0
+        return {"y": y}
+
+    check = by_name(expected_checks("engine", Fake(one_wrong), golden(), Budget(max_abs=1)), "golden")["max_abs"]
+    assert not check.passed and check.value == pytest.approx(100, rel=1e-5) and check.note == "at index [3, 2]"
+
+
+def test_an_error_at_one_edge_fails_and_names_it():
+    def wrong_at_max(inputs):
+        return {"y": inputs["x"] * (1 if len(inputs["x"]) == 8 else 2)}
+
+    checks = expected_checks("engine", Fake(wrong_at_max), golden(), Budget(sqnr_db=40))
+    assert by_name(checks, "golden")["sqnr_db"].passed
+    edge = by_name(checks, "edge")["sqnr_db"]
+    assert not edge.passed and edge.case == "batch=8"
+
+
+def test_other_broken_edges_are_named_too():
+    checks = expected_checks("engine", Fake(lambda i: {"y": i["x"] * 3}), golden(), Budget(sqnr_db=40))
+    edge = by_name(checks, "edge")["sqnr_db"]
+    assert {edge.case, *edge.note.removeprefix("also ").split(", ")} == {"batch=1", "batch=4", "batch=8"}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_never_passes(bad):
+    def broken(inputs):
+        y = inputs["x"] * 2
+        y[0, 0] = bad
+        return {"y": y}
+
+    checks = expected_checks("engine", Fake(broken), golden(), Budget())
+    assert [check.passed for check in checks if check.name == "nonfinite"] == [False, False]
+
+
+def test_a_reference_of_nan_never_passes():
+    frozen = freeze([{"x": np.ones((1, 3), np.float32)}], SPECS, [], lambda i: {"y": i["x"] * np.nan})
+    nan = Fake(lambda i: {"y": i["x"] * np.float32(np.nan)})
+    assert not by_name(expected_checks("engine", nan, frozen, Budget()))["nonfinite"].passed
+
+
+def test_a_candidate_that_raises_fails_the_check():
+    def raises(inputs):
+        raise EngineryError("out of memory")
+
+    checks = expected_checks("engine", Fake(raises), golden(), Budget())
+    assert checks and not any(check.passed for check in checks)
+    assert checks[0].note == "out of memory" and checks[0].name == "runs"
+
+
+def test_a_reference_that_raises_raises():
+    def raises(inputs):
+        raise EngineryError("broken model")
+
+    with pytest.raises(EngineryError, match="broken model"):
+        drift_checks("engine", Fake(raises), Fake(original), golden(), Budget())
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda i: {"z": i["x"]}, "missing"),
+        (lambda i: {"y": i["x"][:, :2]}, "expected shape"),
+        (lambda i: {"y": i["x"].astype(np.int64)}, "expected float32, got int64"),
+    ],
+    ids=["missing", "shape", "dtype"],
+)
+def test_other_outputs_fail(answer, said):
+    checks = expected_checks("engine", Fake(answer), golden(), Budget())
+    assert checks and not any(check.passed for check in checks) and said in checks[0].note
+
+
+def classes(inputs):
+    return {"y": np.argmax(inputs["x"], axis=1)}
+
+
+@pytest.mark.parametrize(("limit", "passes"), [(None, False), (0.99, False), (0.5, True)])
+def test_integer_outputs_must_be_equal_unless_a_share_is_allowed(limit, passes):
+    frozen = freeze([{"x": np.eye(3, dtype=np.float32)}], SPECS, [], classes)
+    other = Fake(lambda i: {"y": np.array([0, 1, 1])})
+    check = by_name(expected_checks("engine", other, frozen, Budget(argmax_agreement=limit)))["agreement"]
+    assert check.passed is passes and check.value == pytest.approx(2 / 3)
+
+
+def test_accuracy_is_over_all_golden_cases_in_order():
+    x = np.concatenate([case.inputs["x"] for case in golden().of_kind("golden")])
+    labels = np.argmax(x, axis=1)
+    labels[0] = (labels[0] + 1) % 3
+    metric = TaskMetric("y", 0.9)
+    check = task_check(Fake(original), golden(labels), metric)
+    assert check.value == 7 / 8 and not check.passed and check.limit == 0.9
+    assert check.note == "the original model has 0.8750"
+    assert task_check(Fake(original), golden(labels), TaskMetric("y")).passed
+    assert task_check(Fake(classes), golden(labels), TaskMetric("y", 0.8)).passed
+
+
+def raises(inputs):
+    raise EngineryError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (raises, "out of memory"),
+        (lambda i: {"z": i["x"]}, "'y' is not an output"),
+        (lambda i: {"y": i["x"][:1]}, "2 answers"),
+    ],
+    ids=["raises", "missing", "shape"],
+)
+def test_a_candidate_that_does_not_answer_fails_the_task(answer, said):
+    check = task_check(Fake(answer), golden(np.zeros(8)), TaskMetric("y", 0.0))
+    assert not check.passed and check.value is None and said in check.note
+
+
+def test_an_output_of_nan_has_no_accuracy():
+    labels = np.zeros(8, np.int64)
+    nan = Fake(lambda i: {"y": i["x"] * np.float32(np.nan)})
+    assert task_check(nan, golden(labels), TaskMetric("y", 0.1)).value == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "output", "error", "said"),
+    [
+        (None, "y", DataError, "no labels"),
+        (np.arange(7), "y", DataError, "8 answers, but there are 7 labels"),
+        (np.arange(8), "z", InputError, "'z' is not an output; known: y"),
+    ],
+)
+def test_a_task_that_cannot_be_measured_is_an_error(labels, output, error, said):
+    with pytest.raises(error, match=said):
+        task_check(Fake(original), golden(labels), TaskMetric(output, 0.5))

@@ -1,0 +1,37 @@
+"""Batches that are filled from several golden groups."""
+
+import numpy as np
+import pytest
+
+from enginery.core.types import TensorSpec
+from validation.data.batches import enough_samples
+from validation.fuzz.cases import FuzzCase
+from validation.fuzz.values import make
+
+ROWS = [TensorSpec("x", "float32", ("batch", "width"))]
+GROUPS = [{"x": np.full((4, 2), float(index), np.float32) + np.arange(4)[:, None] / 8} for index in range(3)]
+
+
+@pytest.mark.parametrize(("batch", "first"), [(1, [0]), (4, [0]), (5, [0, 1]), (9, [0, 1, 2]), (99, [0, 1, 2])])
+def test_groups_follow_until_there_are_enough(batch, first):
+    found = enough_samples(GROUPS, 0, ROWS, {"batch": batch, "width": 7})["x"]
+    assert sorted(set(found[:, 0].astype(int))) == first and len(found) == 4 * len(first)
+
+
+def test_after_the_last_group_comes_the_first():
+    assert enough_samples(GROUPS, 2, ROWS, {"batch": 5})["x"][:, 0].astype(int).tolist() == [2] * 4 + [0] * 4
+
+
+def test_a_group_stays_alone_where_samples_do_not_join():
+    longer = [GROUPS[0], {"x": np.zeros((4, 3), np.float32)}]
+    square = [TensorSpec("x", "float32", ("batch", "batch"))]
+    fixed = [TensorSpec("x", "float32", (4, "width"))]
+    for groups, specs in ((longer, ROWS), (GROUPS, square), (GROUPS, fixed)):
+        assert enough_samples(groups, 0, specs, {"batch": 8, "width": 2}) is groups[0]
+    assert enough_samples(GROUPS, 1, ROWS, {"width": 5}) is GROUPS[1]
+
+
+def test_a_drawn_case_holds_each_sample_once():
+    """What is copied from one place of a batch to another must differ there."""
+    drawn = make(FuzzCase((("batch", 11), ("width", 2))), ROWS, GROUPS, 0, "fp32")["x"]
+    assert len(np.unique(drawn, axis=0)) == 11

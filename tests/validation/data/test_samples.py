@@ -1,0 +1,262 @@
+"""Samples: streaming, the two layouts, and one clear error for each kind of wrong data."""
+
+import itertools
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enginery.core.errors import DataError
+from enginery.core.types import Dim, TensorSpec
+from validation.data.samples import Samples, resize, sizes_of
+
+IMAGE = TensorSpec("image", "float32", ("batch", 1, 4, 4))
+BATCH = Dim("batch", 1, 8, 32)
+
+
+def images(count: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((count, 1, 4, 4)).astype(np.float32)
+
+
+def opened(path: Path, **kwargs) -> Samples:
+    return Samples.open(path, kwargs.pop("inputs", [IMAGE]), kwargs.pop("dims", [BATCH]), **kwargs)
+
+
+def saved(tmp_path: Path, **arrays) -> Path:
+    np.savez(tmp_path / "data.npz", **arrays)
+    return tmp_path / "data.npz"
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed], ids=["stored", "deflated"])
+def test_batches_give_every_sample_once_in_order(tmp_path, save):
+    data = images(21)
+    save(tmp_path / "data.npz", image=data, label=np.arange(21))
+    samples = opened(tmp_path / "data.npz", extra=["label"])
+    batches = [batch["image"] for batch in samples.batches()]
+    assert [len(batch) for batch in batches] == [8, 8, 5]
+    np.testing.assert_array_equal(np.concatenate(batches), data)
+    np.testing.assert_array_equal(samples.column("label"), np.arange(21))
+    assert samples.count == 21
+
+
+@given(count=st.integers(1, 40), size=st.integers(1, 50))
+def test_any_group_size_gives_the_same_samples(tmp_path_factory, count, size):
+    path = tmp_path_factory.mktemp("any") / "data.npy"
+    np.save(path, images(count))
+    batches = [batch["image"] for batch in opened(path).batches(size)]
+    assert all(len(batch) == min(size, 32) for batch in batches[:-1])
+    np.testing.assert_array_equal(np.concatenate(batches), images(count))
+
+
+def test_a_static_leading_size_groups_by_it(tmp_path):
+    static = TensorSpec("image", "float32", (4, 1, 4, 4))
+    path = saved(tmp_path, image=images(12))
+    assert [len(batch["image"]) for batch in opened(path, inputs=[static], dims=[]).batches(7)] == [4, 4, 4]
+    with pytest.raises(DataError, match=r"13 samples in groups of 4 leave 1.*drop 1 or add 3"):
+        opened(saved(tmp_path, image=images(13)), inputs=[static], dims=[])
+
+
+def test_one_rank_more_holds_complete_inputs(tmp_path):
+    path = saved(tmp_path, image=images(6).reshape(3, 2, 1, 4, 4))
+    samples = opened(path)
+    assert samples.complete
+    assert [batch["image"].shape for batch in samples.batches(99)] == [(2, 1, 4, 4)] * 3
+
+
+def test_a_leading_dim_that_is_also_an_inner_axis_fixes_the_group(tmp_path):
+    square = TensorSpec("x", "float32", ("n", "n"))
+    path = saved(tmp_path, x=np.ones((9, 3), np.float32))
+    batches = list(opened(path, inputs=[square], dims=[Dim("n", 1, 4, 8)]).batches())
+    assert [batch["x"].shape for batch in batches] == [(3, 3)] * 3
+
+
+def test_big_endian_data_comes_out_native(tmp_path):
+    path = saved(tmp_path, image=images(3).astype(">f4"))
+    (batch,) = opened(path).batches()
+    assert batch["image"].dtype == np.float32
+    np.testing.assert_array_equal(batch["image"], images(3))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed], ids=["stored", "deflated"])
+def test_memory_follows_the_batch_and_not_the_file(tmp_path, save):
+    big = TensorSpec("x", "float32", ("batch", 1024))
+    save(tmp_path / "big.npz", x=np.ones((16_384, 1024), np.float32))  # 64 MiB
+    samples = opened(tmp_path / "big.npz", inputs=[big])
+    tracemalloc.start()
+    assert sum(len(batch["x"]) for batch in samples.batches(32)) == 16_384
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 << 20
+
+
+def test_digest_is_of_the_file(tmp_path):
+    first = opened(saved(tmp_path, image=images(3))).digest
+    assert opened(saved(tmp_path, image=images(3) + 1)).digest != first
+
+
+def nan_at(index: int, value: float = np.nan) -> np.ndarray:
+    data = images(20)
+    data[index, 0, 1, 2] = value
+    return data
+
+
+@pytest.mark.parametrize(("value", "said"), [(np.nan, "nan"), (np.inf, "inf"), (-np.inf, "-inf")])
+def test_non_finite_values_name_the_sample(tmp_path, value, said):
+    samples = opened(saved(tmp_path, image=nan_at(13, value)))
+    with pytest.raises(DataError, match=rf"array 'image' holds {said} in sample 13; remove"):
+        list(samples.batches())
+
+
+WRONG = {
+    "dtype": ({"image": images(3).astype(np.float64)}, r"'image' is float64; the input is float32.*astype"),
+    "static axis": ({"image": np.ones((3, 2, 4, 4), np.float32)}, r"axis 1 must be 1"),
+    "rank": ({"image": np.ones((3, 4), np.float32)}, r"shape \(3, 4\).*same rank"),
+    "no samples": ({"image": images(0)}, r"'image' has no samples"),
+    "scalar": ({"image": np.float32(1)}, r"give the same rank"),
+    "misspelt": (
+        {"imgae": images(3)},
+        r"no array 'image': it holds imgae; the model wants image; did you mean 'imgae'\? rename",
+    ),
+    "unasked": (
+        {"image": images(3), "labels": np.arange(3)},
+        r"'labels' that nothing asks for: it holds image, labels; the model wants image; ",
+    ),
+    "objects": ({"image": np.array([{}, 1], dtype=object)}, r"'image' holds Python objects.*never unpickled"),
+    "structured": ({"image": np.zeros(3, [("a", "f4")])}, r"structured array"),
+    "fortran": ({"image": np.asfortranarray(images(3).repeat(2, 1))}, r"Fortran order.*ascontiguousarray"),
+    "empty archive": ({}, r"no array 'image': it holds none; the model wants image; rename"),
+}
+
+
+@pytest.mark.parametrize("arrays, said", WRONG.values(), ids=WRONG.keys())
+def test_wrong_arrays_are_named(tmp_path, arrays, said):
+    with pytest.raises(DataError, match=said) as caught:
+        opened(saved(tmp_path, **arrays))
+    assert str(tmp_path / "data.npz") in str(caught.value)
+
+
+PAIR = [TensorSpec("ids", "int64", ("batch", "seq")), TensorSpec("mask", "int64", ("batch", "seq"))]
+PAIR_DIMS = [Dim("batch", 2, 4, 8), Dim("seq", 1, 8, 16)]
+
+
+def pair(ids: tuple[int, ...], mask: tuple[int, ...]) -> dict[str, np.ndarray]:
+    return {"ids": np.zeros(ids, np.int64), "mask": np.zeros(mask, np.int64)}
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "said"),
+    [
+        ((4, 8), (5, 8), r"'mask' has 5 samples, but 'ids' has 4"),
+        ((4, 8), (4, 9), r"'mask' has seq = 9 on axis 1 and 8 elsewhere"),
+        ((4, 17), (4, 17), r"seq = 17 on axis 1, outside 1..16; crop or pad.*dims.seq"),
+        ((5, 8), (5, 8), r"5 samples in groups of 4 leave 1, but a group needs 2 or more; drop 1 or add 1"),
+        ((4, 8), (4, 2, 8), r"some arrays hold one complete input"),
+    ],
+)
+def test_inputs_must_agree(tmp_path, ids, mask, said):
+    with pytest.raises(DataError, match=said):
+        opened(saved(tmp_path, **pair(ids, mask)), inputs=PAIR, dims=PAIR_DIMS)
+
+
+def test_different_leading_sizes_cannot_be_grouped(tmp_path):
+    inputs = [TensorSpec("a", "int64", ("batch", 2)), TensorSpec("b", "int64", ("other", 2))]
+    with pytest.raises(DataError, match=r"leading sizes differ \(batch, other\).*complete input"):
+        opened(saved(tmp_path, a=np.zeros((4, 2), int), b=np.zeros((4, 2), int)), inputs=inputs, dims=PAIR_DIMS)
+
+
+def damaged(path: Path, kind: str) -> Path:
+    data = bytearray(path.read_bytes())
+    if kind == "flipped":
+        data[len(data) // 2] ^= 1
+    contents = {"empty": b"", "garbage": b"no array" * 99, "truncated": bytes(data[:-40]), "flipped": bytes(data)}
+    path.write_bytes(contents[kind])
+    return path
+
+
+@pytest.mark.parametrize("kind", ["empty", "garbage", "truncated", "flipped"])
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed], ids=["stored", "deflated"])
+def test_a_damaged_archive_is_a_data_error(tmp_path, save, kind):
+    save(tmp_path / "data.npz", image=images(200))
+    with pytest.raises(DataError, match=r"data.npz.*write it again"):
+        list(opened(damaged(tmp_path / "data.npz", kind)).batches())
+
+
+def test_a_truncated_npy_is_refused_by_its_length(tmp_path):
+    np.save(tmp_path / "data.npy", images(9))
+    with pytest.raises(DataError, match=r"truncated or damaged"):
+        opened(damaged(tmp_path / "data.npy", "truncated"))
+
+
+def test_a_header_that_lies_about_its_shape_is_refused(tmp_path):
+    np.save(tmp_path / "data.npy", images(9))
+    data = (tmp_path / "data.npy").read_bytes().replace(b"(9, 1, 4, 4)", b"(-9,-1,4, 4)")
+    (tmp_path / "data.npy").write_bytes(data)
+    with pytest.raises(DataError, match=r"truncated or damaged"):
+        opened(tmp_path / "data.npy")
+
+
+def test_other_files_are_refused(tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        opened(tmp_path / "none.npz")
+    with pytest.raises(DataError, match=r"holds no \.npy files"):
+        opened(tmp_path)
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        archive.writestr("data.pkl", b"\x80\x04N.")
+    with pytest.raises(DataError, match=r"'data.pkl' cannot be read"):
+        opened(tmp_path / "data.npz")
+    np.save(tmp_path / "one.npy", images(3))
+    with pytest.raises(DataError, match=r"single array; image, label are needed"):
+        opened(tmp_path / "one.npy", extra=["label"])
+
+
+def test_columns_are_named(tmp_path):
+    samples = opened(saved(tmp_path, image=images(3), label=np.arange(3)), extra=["label"])
+    with pytest.raises(DataError, match=r"no array 'labl'; did you mean 'label'"):
+        samples.column("labl")
+
+
+SPEC = TensorSpec("x", "float32", ("batch", 2, "seq"))
+
+
+@given(st.integers(1, 5), st.integers(1, 7), st.integers(1, 12), st.integers(1, 12))
+def test_resize_takes_elements_modulo_length(batch, seq, new_batch, new_seq):
+    x = np.arange(batch * 2 * seq, dtype=np.float32).reshape(batch, 2, seq)
+    resized = resize({"x": x}, [SPEC], {"batch": new_batch, "seq": new_seq})
+    assert sizes_of(resized, [SPEC]) == {"batch": new_batch, "seq": new_seq}
+    assert resized["x"][-1, 1, -1] == x[(new_batch - 1) % batch, 1, (new_seq - 1) % seq]
+
+
+def test_resize_and_sizes_refuse_what_cannot_be(tmp_path):
+    with pytest.raises(DataError, match="empty along 'seq'"):
+        resize({"x": np.ones((1, 2, 0), np.float32)}, [SPEC], {"seq": 3})
+    with pytest.raises(DataError, match="another rank"):
+        sizes_of({"x": np.ones((1, 2), np.float32)}, [SPEC])
+    with pytest.raises(DataError, match="seq is 3 here and 2 elsewhere"):
+        sizes_of({"x": np.ones((1, 2, 2)), "y": np.ones((1, 3))}, [SPEC, TensorSpec("y", "float32", ("batch", "seq"))])
+    with pytest.raises(DataError, match="'x' is missing"):
+        sizes_of({}, [SPEC])
+
+
+def test_labels_are_numbers(tmp_path):
+    np.savez(tmp_path / "data.npz", x=np.zeros((2, 3), np.float32), label=np.array(["cat", "dog"]))
+    samples = Samples.open(
+        tmp_path / "data.npz", [TensorSpec("x", "float32", ("n", 3))], [Dim("n", 1, 2, 2)], ("label",)
+    )
+    with pytest.raises(DataError, match="'label' is <U3; labels are class indices"):
+        samples.column("label")
+
+
+@given(st.integers(1, 30), st.integers(1, 8), st.integers(1, 4))
+def test_parts_are_disjoint_cover_everything_and_end_where_runs_do(tmp_path_factory, count, of, group):
+    path = tmp_path_factory.mktemp("parts") / "x.npy"
+    np.save(path, np.zeros((count * group, 3), np.float32))
+    samples = Samples.open(path, [TensorSpec("x", "float32", (group, 3))], [])
+    parts = [samples.part(index, of) for index in range(of)]
+    assert parts[0][0] == 0 and parts[-1][1] == count * group
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(parts))
+    assert all(edge % group == 0 for part in parts for edge in part)
+    assert max(stop - start for start, stop in parts) - min(stop - start for start, stop in parts) <= group

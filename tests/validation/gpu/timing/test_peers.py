@@ -1,0 +1,153 @@
+"""PyTorch beside the engines, and the roofs, on the CPU: the code that a GPU runs, with another device's name."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builders.backends import discovery
+from builders.execution.jobs import WorkerContext
+from enginery.core.errors import DataError, StepError, UnavailableError
+from enginery.core.hardware.targets import CPU
+from enginery.core.types import BuildRequest
+from validation.golden.golden_set import freeze
+from validation.gpu import trying
+from validation.gpu.cases import save_cases
+from validation.gpu.kit import _unfinished
+from validation.gpu.models import write
+from validation.gpu.tasks import request_for
+from validation.gpu.timing.clocks import DeviceClock, seconds_of
+from validation.gpu.timing.peaks import Peaks, measure_peaks
+from validation.gpu.timing.peers import TorchSession, _Replayed
+from validation.limits.float64 import DoubleSession
+
+torch = pytest.importorskip("torch")
+
+
+def test_pytorch_as_a_session_takes_and_gives_arrays_and_times_its_device(tmp_path: Path) -> None:
+    """That it runs the very graph is seen in test_kit, where it is exported on a bare machine."""
+    model = write("mlp", "fp32", "small", tmp_path)
+    request = BuildRequest("", "fp32", CPU, "torch", model.inputs, model.outputs, (model.profile,))
+    session = TorchSession(request, lambda x: (2 * x,), "cpu")
+    given = model.sample(3)
+    assert np.array_equal(session.run(given)["y"], 2 * given["x"])
+    assert isinstance(session, DeviceClock) and len(session.device_seconds(given, 5)) == 5
+    with pytest.raises(DataError, match="is float64"):
+        session.run({"x": given["x"].astype(np.float64)})
+
+
+def test_an_engine_is_raced_against_pytorch_and_a_peer_that_fails_costs_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(peer: str, *_: object) -> Callable[..., Any]:
+        if peer == "eager":
+            return lambda x: (x + 1,)
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(trying, "make_peer", made)
+    model = write("mlp", "fp32", "small", tmp_path)
+    golden = freeze([model.sample(2)], model.inputs, [model.batch], DoubleSession(model.path).run)
+    save_cases(golden, "a" * 64, tmp_path)
+    request = request_for(discovery.configure("onnxruntime", {}), model, CPU)
+    terms = trying.Terms("cpu", 0.02, tmp_path, ("eager", "compile"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    found = trying.TryEngine(request, {}, CPU, model.path, tmp_path, terms).run(WorkerContext(tmp_path))
+    eager, compiled = found["races"]
+    assert found["outcome"] == "passed" and eager["verdict"] in ("faster", "slower", "no difference shown")
+    assert eager["runs"] > 1 and eager["batch"] == 2
+    assert compiled == {"peer": "compile", "reason": "RuntimeError: CUDA error: out of memory"}
+
+
+def test_roofs_are_measured_and_bound_what_a_run_can_take() -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    found = measure_peaks("cpu")
+    assert torch.backends.cuda.matmul.fp32_precision == before
+    assert found.bytes_per_s > 1e7 and found.launch_s > 0
+    assert found.operations_per_s.keys() | found.missing.keys() == {"float32", "float16", "bfloat16", "int8"}
+    peaks = Peaks(1e9, {"float16": 1e12}, 1e-6)
+    assert peaks.least_s(1e12, 1e6, "float16") == 1.0, "bound by operations"
+    assert peaks.least_s(1e6, 1e9, "float16") == 1.0, "bound by bytes"
+    assert peaks.least_s(1e6, 1e9, "fp4") is None
+
+
+class _Event:
+    """As much of torch.cuda.Event as is used; each record is a millisecond after the last."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        _Event.now += 1.0
+        self.at = _Event.now
+
+    def elapsed_time(self, other: "_Event") -> float:
+        return other.at - self.at
+
+
+def test_seconds_on_a_gpu_are_those_between_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, waited = [], []
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(len(calls)))
+    assert seconds_of(lambda: calls.append(1), "cuda", 4) == pytest.approx([1e-3] * 4)
+    assert len(calls) == 5 and waited == [5], "one before, and read after all are done"
+
+
+def test_a_graph_is_recorded_once_for_each_shape_and_fed_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a stand-in that replays by running the module again on the places that were recorded."""
+    recorded: list[object] = []
+
+    class Graph:
+        def replay(self) -> None:
+            places, results = peer._recorded[self.key][1:]
+            results[0].copy_(module(*places)[0])
+
+    class Stream:
+        def wait_stream(self, other: object) -> None:
+            """Nothing to wait for."""
+
+    class Capturing:
+        def __init__(self, graph: Graph) -> None:
+            graph.key = key
+            recorded.append(graph)
+
+        def __enter__(self) -> None:
+            """Recording begins."""
+
+        def __exit__(self, *_: object) -> None:
+            """It ends."""
+
+    def module(x: "torch.Tensor") -> "tuple[torch.Tensor]":
+        return (2 * x,)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", Capturing)
+    peer = _Replayed(module)
+    for size, value in ((2, 1.0), (2, 3.0), (3, 5.0), (2, 7.0)):
+        key = (((size,), torch.float32),)
+        assert peer(torch.full((size,), value))[0].tolist() == [2 * value] * size
+    assert len(recorded) == 2
+
+
+def test_only_a_signal_speaks_against_the_engine() -> None:
+    outcomes = {
+        kind: _unfinished(StepError("x", kind, "a\nb"))["outcome"] for kind in ("crash", "timeout", "memory", "error")
+    }
+    assert outcomes == {
+        "crash": "crashed",
+        "timeout": "not finished",
+        "memory": "not finished",
+        "error": "not finished",
+    }
+    assert _unfinished(UnavailableError("no driver")) == {"outcome": "not finished", "reason": "no driver"}
+    assert (
+        _unfinished(StepError("killed by SIGSEGV", "crash", "1\n2\n3\n4\n"))["reason"]
+        == "killed by SIGSEGV | 2 | 3 | 4"
+    )

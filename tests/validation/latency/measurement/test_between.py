@@ -1,0 +1,97 @@
+"""Quantiles over several processes, on series whose truth is known: nothing here measures a time."""
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from validation.latency.measurement.between import BEYOND, quantiles_between
+from validation.latency.measurement.quantiles import quantiles
+from validation.statistics.distributions import t_quantile
+
+MEDIAN = 4e-5
+
+
+def processes(seed: int, count: int = 5, luck: float = 0.03, runs: int = 300) -> list[np.ndarray]:
+    """Runs of `count` processes; each is slower or faster by a factor of its own, of standard deviation `luck`."""
+    rng = np.random.default_rng(seed)
+    factors = np.exp(luck * rng.standard_normal(count))
+    return [MEDIAN * factor * np.exp(0.05 * rng.standard_normal(runs)) for factor in factors]
+
+
+def test_the_interval_of_the_median_is_that_of_one_more_process_by_students_t() -> None:
+    medians = [10.0, 11.0, 12.0, 9.0, 10.5]
+    series = [np.full(31, median) * np.linspace(0.999, 1.001, 31) for median in medians]
+    found = quantiles_between(series, (0.5,))[0]
+    logs = np.log(medians)
+    half = 2.776 * logs.std(ddof=1) * math.sqrt(1 + 1 / 5)  # Student's t, 97.5 %, 4 degrees of freedom
+    assert found.value == pytest.approx(10.5)
+    assert found.low == pytest.approx(math.exp(logs.mean() - half), rel=2e-3)
+    assert found.high == pytest.approx(math.exp(logs.mean() + half), rel=2e-3)
+    assert t_quantile(0.975, 4) == pytest.approx(2.776, rel=3e-3)
+
+
+@pytest.mark.parametrize("luck", [0.0, 0.01, 0.05, 0.2])
+@pytest.mark.parametrize("count", [3, 5])
+def test_the_next_process_falls_into_the_interval(luck: float, count: int) -> None:
+    trials, held = 300, 0
+    for seed in range(trials):
+        *series, following = processes(seed, count + 1, luck, 60)
+        found = quantiles_between(series, (0.5,))[0]
+        held += found.low <= float(np.median(following)) <= found.high  # type: ignore[operator]
+    assert held / trials >= 0.92  # 95 %, and what 300 trials leave open
+
+
+def test_within_the_processes_alone_it_does_not() -> None:
+    held = 0
+    for seed in range(100):
+        *series, following = processes(seed, 6, 0.05, 60)
+        item = quantiles(np.concatenate(series), (0.5,))[0]
+        held += item.low <= float(np.median(following)) <= item.high  # type: ignore[operator]
+    assert held < 50
+
+
+def test_measurements_that_each_had_a_moment_of_its_own_agree_within_their_intervals() -> None:
+    """What the processes of one measurement share differs between measurements as much as they do among themselves."""
+    moments = np.exp(0.03 * np.random.default_rng(0).standard_normal(100))
+    intervals = [
+        quantiles_between([moment * each for each in processes(seed, luck=0.03)], (0.5,))[0]
+        for seed, moment in enumerate(moments)
+    ]
+    middle = float(np.median([item.value for item in intervals]))
+    assert sum(item.low <= middle <= item.high for item in intervals) >= 90  # type: ignore[operator]
+
+
+def test_one_process_that_was_disturbed_moves_the_interval_and_not_the_value() -> None:
+    series = processes(0, luck=0.01)
+    disturbed = [*series[:-1], 3 * series[-1]]
+    calm, found = (quantiles_between(each, (0.5,))[0] for each in (series, disturbed))
+    assert found.value == pytest.approx(calm.value, rel=0.02) and found.high > 2 * calm.high  # type: ignore[operator]
+    assert found.low >= min(float(each.min()) for each in series) / BEYOND  # type: ignore[operator]
+
+
+def test_a_quantile_further_out_takes_in_what_the_medians_differ_by() -> None:
+    truth = MEDIAN * math.exp(math.hypot(0.05, 0.05) * NormalDist().inv_cdf(0.9))
+    held = 0
+    for seed in range(100):
+        series = processes(seed, luck=0.05, runs=30)  # too few of each for its own p90
+        found, pooled = quantiles_between(series, (0.9,))[0], quantiles(np.concatenate(series), (0.9,))[0]
+        assert found.value == pooled.value and found.low < pooled.low and found.high > pooled.high  # type: ignore[operator]
+        held += found.low <= truth <= found.high  # type: ignore[operator]
+    assert held >= 90
+
+
+def test_what_no_number_of_processes_can_give_is_not_invented() -> None:
+    found = {item.p: item for item in quantiles_between(processes(0, runs=20))}
+    assert found[0.5].value is not None and found[0.999].value is None and found[0.999].needed > 100
+
+
+def test_one_run_of_each_process_gives_a_median_with_an_interval_of_its_own() -> None:
+    found = quantiles_between(processes(0, runs=1), (0.5,))[0]
+    assert found.low < found.value < found.high  # type: ignore[operator]
+
+
+def test_two_processes_say_no_more_than_their_runs_do() -> None:
+    series = processes(1, 2)
+    assert quantiles_between(series) == quantiles(np.concatenate(series))

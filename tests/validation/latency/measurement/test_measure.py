@@ -1,0 +1,161 @@
+"""How an engine is measured: in how many processes, what of, and what becomes of one that fails; never a time."""
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from enginery.core.errors import EngineryError, ModelError
+from enginery.core.types import TensorSpec
+from validation.latency.measurement import measure, once
+from validation.latency.measurement.buckets import Bucket
+from validation.latency.measurement.measure import Asked, Speed, measure_speed
+from validation.latency.measurement.once import DEVICE_RUNS, PASSES
+from validation.latency.measurement.paired import race
+
+BUCKET = Bucket({"batch": 2}, {"x": np.zeros(2, "f"), "other": np.zeros(1)}, 2)
+
+
+class Plain:
+    inputs = (TensorSpec("x", "float32", ("batch",)),)
+    outputs = ()
+
+    def run(self, inputs):
+        return {}
+
+
+class Timed(Plain):
+    def device_seconds(self, inputs, runs):
+        assert runs == DEVICE_RUNS and inputs.keys() == {"x"}
+        return [1.0, 2e-3, 3e-3]
+
+
+class Own(Plain):
+    """Gives its runtime's own call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def prepared(self, inputs):
+        assert inputs.keys() == {"x"}
+
+        def call() -> None:
+            self.calls += 1
+
+        return call
+
+
+def measured(session, workdir: Path, **asked: int) -> Speed:
+    return measure_speed(lambda: nullcontext(session), [BUCKET], Asked(0.01, **{"processes": 1, **asked}), workdir)
+
+
+def test_the_median_of_the_devices_own_times_stands_beside_the_clocks(tmp_path: Path) -> None:
+    assert measured(Timed(), tmp_path).buckets[0].device_s == 3e-3
+    assert measured(Plain(), tmp_path).buckets[0].device_s is None
+
+
+def test_the_runtimes_own_call_is_timed_where_the_session_gives_it(tmp_path: Path) -> None:
+    session = Own()
+    (bucket,) = measured(session, tmp_path).buckets
+    assert session.calls >= 6 and bucket.runtime is not None and bucket.runtime_s == bucket.runtime.value
+    told = bucket.to_json()
+    assert told["runtime"]["p"] == 0.5 and told["runtime"]["low"] <= told["runtime"]["value"]
+    (bucket,) = measured(Plain(), tmp_path).buckets
+    assert bucket.runtime is None and bucket.runtime_s == bucket.median_s
+
+
+def test_the_runs_of_a_size_are_made_in_stretches_in_turn_with_the_other_sizes(tmp_path: Path, monkeypatch) -> None:
+    seen: list[int] = []
+    held_up = 1.0
+
+    class Told(Plain):
+        def run(self, inputs):
+            seen.append(len(inputs["x"]))
+            return {}
+
+    def stretch(run: Callable[[], object], seconds: float, least: int) -> np.ndarray:
+        run()
+        return np.array([seconds * held_up])
+
+    monkeypatch.setattr(once, "latencies", stretch)
+    sizes = [Bucket({"batch": size}, {"x": np.zeros(size, "f")}, size) for size in (1, 2)]
+    measure_speed(lambda: nullcontext(Told()), sizes, Asked(0.4, processes=1), tmp_path)
+    assert seen == [1, 2] + [1, 2] * PASSES, "behind the first run of each"
+    seen.clear()
+    held_up = 2.5
+    measure_speed(lambda: nullcontext(Told()), sizes, Asked(0.4, processes=1), tmp_path)
+    assert seen == [1, 2] + [1, 2] * 2, "none where those before took all the time"
+
+
+def recording(folder: Path, session: object = None) -> Callable[[], AbstractContextManager[object]]:
+    """Opens a session, and leaves a file named after the process that did."""
+
+    def opens() -> AbstractContextManager[object]:
+        (folder / f"{os.getpid()}-{len([*folder.iterdir()])}").touch()
+        return nullcontext(session or Own())
+
+    return opens
+
+
+def test_each_of_the_processes_opens_the_engine_and_has_a_median(tmp_path: Path) -> None:
+    (seen := tmp_path / "seen").mkdir()
+    imported: list[int] = []
+    found = measure_speed(recording(seen), [BUCKET, BUCKET], Asked(0.01), tmp_path, lambda: imported.append(1))
+    pids = {int(path.name.partition("-")[0]) for path in seen.iterdir()}
+    assert found.processes == measure.PROCESSES == len(pids) and os.getpid() not in pids
+    assert all(len(bucket.process_medians_s) == measure.PROCESSES for bucket in found.buckets)
+    assert found.import_s is not None and not imported, "the runtime is imported in the processes, not here"
+    (bucket, _) = found.buckets
+    assert bucket.runs >= measure.PROCESSES * 2 and bucket.quantiles[0].low <= bucket.median_s  # type: ignore[operator]
+    assert found.to_json()["processes"] == measure.PROCESSES
+
+
+def test_an_engine_that_takes_long_to_open_is_opened_fewer_times(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(measure, "COSTLY_S", -1.0)
+    (seen := tmp_path / "seen").mkdir()
+    assert measure_speed(recording(seen), [BUCKET], Asked(0.01), tmp_path).processes == 3 == len(list(seen.iterdir()))
+
+
+def test_what_goes_wrong_in_a_process_is_told_here(tmp_path: Path) -> None:
+    def refuses() -> AbstractContextManager[object]:
+        raise ModelError("engine.onnx: onnxruntime cannot read it")
+
+    with pytest.raises(ModelError, match="cannot read it"):
+        measure_speed(refuses, [BUCKET], Asked(0.01), tmp_path)
+
+    def dies() -> AbstractContextManager[object]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    with pytest.raises(EngineryError, match="ended by SIGKILL"):
+        measure_speed(dies, [BUCKET], Asked(0.01), fresh(tmp_path / "dies"))
+
+    def raises() -> AbstractContextManager[object]:
+        raise ZeroDivisionError
+
+    with pytest.raises(EngineryError, match="its traceback is above"):
+        measure_speed(raises, [BUCKET], Asked(0.01), fresh(tmp_path / "raises"))
+
+
+def fresh(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_two_engines_are_raced_by_their_runtimes_own_calls_where_both_give_them() -> None:
+    inputs = {"x": np.zeros(2, "f")}
+    sessions: list[Own] = []
+
+    def opens() -> AbstractContextManager[Own]:
+        sessions.append(Own())
+        return nullcontext(sessions[-1])
+
+    race((opens, opens), inputs, 0.01, 0, openings=1)
+    assert all(session.calls > 2 for session in sessions)
+    sessions.clear()
+    race((opens, lambda: nullcontext(Plain())), inputs, 0.01, 0, openings=1)
+    assert [session.calls for session in sessions] == [0], "what is timed of one is timed of the other"

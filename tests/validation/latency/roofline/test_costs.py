@@ -1,0 +1,144 @@
+"""Multiplications, bytes and fusion, against counts made by hand."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from enginery.core.types import TensorSpec
+from validation.latency.roofline.costs import cost_of, size_bytes, total, uncounted
+from validation.latency.roofline.fusion import traffic
+from validation.latency.roofline.graph_costs import graph_costs
+from validation.latency.roofline.macs import multiplications, per_value
+
+CONV = """
+<ir_version: 10, opset_import: ["" : 20]>
+net (float[batch, 3, 8, 8] x) => (float[batch, 10] y) {
+    a = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1], group = 1> (x, w, b)
+    r = Relu(a)
+    f = Flatten(r)
+    y = Gemm <transB = 1> (f, m)
+}
+"""
+QDQ = """
+<ir_version: 10, opset_import: ["" : 20]>
+net (float[batch, 64] x) => (float[batch, 32] y) {
+    q = QuantizeLinear(x, s, z)
+    d = DequantizeLinear(q, s, z)
+    w = DequantizeLinear(k, s, t)
+    p = MatMul(d, w)
+    y = Relu(p)
+}
+"""
+
+
+def saved(path, text, **constants):
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture
+def conv(tmp_path):
+    weights = {"w": (4, 3, 3, 3), "b": (4,), "m": (10, 256)}
+    path = saved(tmp_path / "conv.onnx", CONV, **{name: np.ones(shape, "f") for name, shape in weights.items()})
+    return lambda batch: graph_costs(path, [TensorSpec("x", "float32", ("batch", 3, 8, 8))], {"batch": batch})
+
+
+def test_a_net_is_counted_at_the_size_of_its_bucket(conv):
+    found = {node.cost.op_type: node.cost for node in conv(2).nodes}
+    assert found["Conv"].macs == 2 * 4 * 8 * 8 * 27 and found["Gemm"].macs == 2 * 10 * 256
+    assert found["Conv"].operations == 2 * found["Conv"].macs
+    assert (found["Conv"].read_bytes, found["Conv"].written_bytes) == (4 * (2 * 192 + 108 + 4), 4 * 2 * 256)
+    assert found["Relu"].operations == 512 and found["Flatten"].moved_bytes == 0
+    assert total(conv(4).costs).macs == 2 * total(conv(2).costs).macs
+    assert conv(2).unsized == [] and total(conv(2).costs).known
+
+
+def test_what_a_run_needs_at_hand_is_what_is_alive_at_once(conv):
+    # Two of three tensors in between are alive while the Relu runs, and two while its result is flattened.
+    assert conv(1).working_bytes == 4 * (192 + 108 + 4 + 10 * 256) + 4 * 2 * 256
+    assert conv(3).working_bytes - conv(1).working_bytes == 4 * 2 * (192 + 2 * 256)
+
+
+def test_fusing_saves_what_is_written_to_be_read_again(conv):
+    graph = conv(1)
+    unfused = sum(4 * n for n in (192 + 112 + 256, 256 + 256, 0, 256 + 2560 + 10))
+    fused = sum(4 * n for n in (192 + 112 + 256, 256 + 2560 + 10))
+    found = traffic(graph)
+    assert (found.unfused_bytes, found.fused_bytes, found.groups) == (unfused, fused, 2)
+    assert found.source == "model" and 0 < found.saved < 1
+    same = traffic(graph, graph.costs)
+    assert same.source == "runtime" and same.saved == 0.0
+
+
+def test_a_quantized_product_counts_as_one_and_its_conversions_fuse(tmp_path):
+    weights = np.ones((64, 32), np.int8)
+    scales = {"s": np.float32(0.1), "z": np.uint8(3), "t": np.int8(0)}
+    path = saved(tmp_path / "q.onnx", QDQ, k=weights, **{name: np.array(value) for name, value in scales.items()})
+    graph = graph_costs(path, [TensorSpec("x", "float32", ("batch", 64))], {"batch": 4})
+    product = next(node.cost for node in graph.nodes if node.cost.op_type == "MatMul")
+    assert product.dtype == "uint8" and product.macs == 4 * 64 * 32
+    quantize, multiply = 4 * 256 + 5 + 256, 256 + 5 + 64 * 32 + 5 + 4 * 128
+    found = traffic(graph)
+    assert found.groups == 2 and abs(found.fused_bytes - quantize - multiply) <= 10
+    assert found.unfused_bytes > found.fused_bytes + 4 * (64 * 32 + 256 + 128)
+
+
+def test_what_is_read_twice_stays_where_it_is(tmp_path):
+    text = """
+    <ir_version: 10, opset_import: ["" : 20]>
+    net (float[batch, 64] x) => (float[batch, 64] y) {
+        a = MatMul(x, w)
+        r = Relu(a)
+        y = Add(a, r)
+    }
+    """
+    path = saved(tmp_path / "twice.onnx", text, w=np.ones((64, 64), "f"))
+    graph = graph_costs(path, [TensorSpec("x", "float32", ("batch", 64))], {"batch": 2})
+    found = traffic(graph)
+    # The Relu's result is read by the Add alone, which joins it; the product's is read by both.
+    assert found.groups == 2
+    assert found.fused_bytes == 4 * ((128 + 64 * 64 + 128) + (128 + 128))
+
+
+def test_small_types_are_packed_and_picks_read_what_they_pick():
+    assert [size_bytes((kind, (3,))) for kind in ("int4", "bfloat16", "float8e4m3fn", "bool", "float64")] == [
+        2,
+        6,
+        3,
+        3,
+        24,
+    ]
+    gather = cost_of("g", "Gather", [("float32", (30000, 64)), ("int64", (2, 8))], [("float32", (2, 8, 64))])
+    assert gather.read_bytes == 2 * 8 * 64 * 4 + 2 * 8 * 8 and gather.known
+
+
+def test_an_unknown_operator_multiplies_nothing_and_is_named():
+    odd = cost_of("o", "Frobnicate", [("float32", (8,))], [("float32", (8,))])
+    assert (odd.macs, odd.operations, odd.moved_bytes, odd.known) == (0, 0, 64, False)
+    assert uncounted([odd, odd]) == ["Frobnicate"]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "outputs", "expected"),
+    [
+        ("Conv", [(1, 8, 4, 4), (8, 1, 3, 3)], [(1, 8, 4, 4)], 8 * 16 * 9),  # depthwise
+        ("ConvTranspose", [(1, 4, 5, 5), (4, 6, 2, 2)], [(1, 6, 10, 10)], 4 * 25 * 24),
+        ("QLinearConv", [(1, 3, 4, 4), (), (), (8, 3, 1, 1)], [(1, 8, 4, 4)], 8 * 16 * 3),
+        ("MatMul", [(2, 5, 7, 3), (2, 5, 3, 4)], [(2, 5, 7, 4)], 2 * 5 * 7 * 4 * 3),
+        ("MatMul", [(7, 3), (3,)], [(7,)], 21),
+        ("Gemm", [(3, 7), (4, 3)], [(7, 4)], 7 * 4 * 3),  # both transposed
+        ("MatMulNBits", [(6, 64), (32, 2, 16)], [(6, 32)], 6 * 32 * 64),
+        ("LSTM", [(5, 2, 8), (1, 16, 8), (1, 16, 4)], [(5, 1, 2, 4)], 5 * 2 * (16 * 8 + 16 * 4)),
+        ("Relu", [(8,)], [(8,)], None),
+    ],
+)
+def test_multiplications(op_type, inputs, outputs, expected):
+    assert multiplications(op_type, inputs, outputs) == expected
+
+
+def test_einsum_multiplies_every_combination():
+    assert multiplications("Einsum", [(2, 3, 4), (2, 4, 5)], [(2, 3, 5)], "bij,bjk->bik") == 2 * 3 * 4 * 5
+    assert per_value("Gemm", (10, 256), transposed=True) == per_value("Gemm", (256, 10)) == 256

@@ -1,0 +1,71 @@
+"""Budgets: the defaults are there and documented, overrides are checked, NaN keeps no limit."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from enginery.core.errors import InputError
+from enginery.core.types import PRECISIONS
+from validation.limits.budget import Budget, budgets, default_budget, within
+from validation.limits.noise_floor import Floor, Noise
+
+DOCS = Path(__file__).parents[2] / "docs" / "validation.md"
+
+
+@pytest.mark.parametrize("name", ["max_abs", "max_rel", "sqnr_db", "cosine", "argmax_agreement", "nonfinite"])
+@pytest.mark.parametrize("limit", [0.0, 1e9, -1e9, math.inf, -math.inf])
+def test_nan_keeps_no_limit(name, limit):
+    assert not within(name, math.nan, limit)
+
+
+def test_errors_have_upper_limits_and_likenesses_lower_ones():
+    assert within("max_abs", 1, 2) and not within("max_abs", 3, 2)
+    assert within("sqnr_db", 3, 2) and not within("sqnr_db", 1, 2)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_lower_precisions_get_no_tighter_limits(precision):
+    for joint in ("quantization", "engine"):
+        assert default_budget(joint, precision).sqnr_db <= default_budget(joint, "fp32").sqnr_db
+
+
+@pytest.mark.parametrize(("floor", "limit"), [(135, 105), (115, 85), (105, 80), (90, 70), (65, 45), (10, 3)])
+def test_a_floor_tightens_by_one_margin_and_loosens_by_a_smaller(floor, limit):
+    found = budgets("engine", "fp32", Noise({"y": {"golden": Floor(floor, 1e-6)}}))
+    assert found.of("y", "golden").sqnr_db == limit
+    assert ("looser than 80" in found.notes["y", "golden"]) == (limit < 80)
+
+
+def test_every_default_is_in_the_documentation():
+    text = DOCS.read_text()
+    for joint in ("quantization", "engine", "export"):
+        for precision in PRECISIONS:
+            budget = default_budget(joint, precision)
+            label = "export" if joint == "export" else f"{joint} {precision}"
+            assert f"| {label} | {budget.sqnr_db:g} | {budget.max_rel:g} |" in text
+
+
+def test_the_task_has_no_default():
+    assert default_budget("task", "int8") == Budget()
+
+
+def test_override_replaces_and_lifts():
+    budget = default_budget("quantization", "int8").override({"sqnr_db": 12, "max_rel": None, "cosine": 0.9})
+    assert budget == replace(default_budget("quantization", "int8"), sqnr_db=12.0, max_rel=None, cosine=0.9)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"sqnr": 3}, "'sqnr' is not a metric; did you mean 'sqnr_db'"),
+        ({"colour": 3}, "known: max_abs, max_rel"),
+        ({"sqnr_db": "high"}, "'high' is not a number"),
+        ({"sqnr_db": math.nan}, "nan is not a number"),
+        ({"sqnr_db": True}, "True is not a number"),
+    ],
+)
+def test_wrong_limits_are_named(limits, said):
+    with pytest.raises(InputError, match=said):
+        Budget().override(limits)

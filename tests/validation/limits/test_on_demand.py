@@ -1,0 +1,81 @@
+"""Limits that are measured only where something fails: what keeps the strictest keeps the measured ones too."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.validation.test_variation import Fake, broken, frozen
+from validation.comparison.sessions import drift_checks
+from validation.limits.budget import Budget, budgets, strictest
+from validation.limits.noise_floor import Floor, Noise
+from validation.limits.on_demand import Limits, StagedLimits
+from validation.metrics.drift import measure
+from validation.rounding.figures import Honest
+
+OFFSET = 3.0
+ROWS = np.random.default_rng(5).normal(size=(32, 8)).astype(np.float32)
+
+
+def detector(inputs: np.ndarray) -> np.ndarray:
+    """Ten columns of very different size, one of them constant and one zero."""
+    signal = inputs @ np.random.default_rng(2).normal(size=(8, 10)) * 10.0 ** np.arange(-4, 6) + OFFSET
+    signal[:, 3], signal[:, 4] = 0.0, 7.0
+    return signal.astype(np.float32)
+
+
+def off(scale: float, seed: int, column: int | None):
+    """The same answers, off by normal errors of this size; where a column is given, in that one alone."""
+
+    def answer(inputs: np.ndarray) -> np.ndarray:
+        found = detector(inputs)
+        errors = scale * np.random.default_rng(seed).normal(size=found.shape) * np.abs(found).mean(axis=0)
+        errors[:, [index for index in range(found.shape[1]) if column not in (None, index)]] = 0.0
+        return (found + errors).astype(np.float32)
+
+    return answer
+
+
+@given(
+    precision=st.sampled_from(["fp32", "fp16", "bf16", "fp8", "int8", "int8-dynamic", "int4"]),
+    honest=st.floats(-9, -1),
+    actual=st.floats(-9, -1),
+    seed=st.integers(0, 50),
+    column=st.none() | st.integers(0, 9),
+    floor=st.none() | st.floats(60, 150),
+)
+@settings(max_examples=150, deadline=None)
+def test_what_keeps_the_strictest_limits_keeps_any_that_are_measured(precision, honest, actual, seed, column, floor):
+    kinds = ("golden", "edge")
+    expected = detector(ROWS)
+    drift = measure(expected, off(10.0**honest, seed + 1, None)(ROWS), samples=len(ROWS))
+    known = Honest({("y", kind): drift for kind in kinds})
+    noise = None if floor is None else Noise({"y": {kind: Floor(floor, 1e-6) for kind in kinds}})
+    measured = Limits(budgets("engine", precision, noise, known), known.drifts)
+    first = Limits(strictest("engine", precision, noise))
+    golden = frozen(detector, ROWS)
+    candidate = Fake(off(10.0**actual, seed, column))
+    if broken(drift_checks("engine", Fake(detector), candidate, golden, measured)):
+        assert broken(drift_checks("engine", Fake(detector), candidate, golden, first))
+
+
+def test_looser_limits_are_asked_for_only_where_a_check_fails_and_then_kept():
+    asked = []
+
+    def looser():
+        for least in (60.0, 20.0, 5.0):
+            asked.append(least)
+            yield Limits.of(Budget(sqnr_db=least))
+
+    golden, exact, rough = frozen(detector, ROWS), Fake(detector), Fake(off(3e-2, 0, None))
+    held = StagedLimits(Limits.of(Budget(sqnr_db=100.0)), looser())
+    assert not broken(drift_checks("engine", exact, exact, golden, held)) and asked == []
+    checks = drift_checks("engine", exact, rough, golden, held)
+    assert not broken(checks) and asked == [60.0, 20.0]
+    assert {check.limit for check in checks if check.name == "sqnr_db"} == {20.0}
+    assert held.loosest().budgets.default.sqnr_db == 5.0 and asked == [60.0, 20.0, 5.0]
+
+
+def test_a_check_that_no_limit_keeps_is_held_to_the_loosest():
+    held = StagedLimits(Limits.of(Budget(sqnr_db=100.0)), iter([Limits.of(Budget(sqnr_db=90.0))]))
+    (check, *_) = broken(drift_checks("engine", Fake(detector), Fake(off(0.1, 0, None)), frozen(detector, ROWS), held))
+    assert check.limit == 90.0

@@ -1,0 +1,90 @@
+"""Decisions and distributions along the last axis, against their definitions."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from validation.metrics.drift import measure
+from validation.metrics.rows import Rows, measure_rows
+
+SHAPES = st.sampled_from([(4,), (1, 1), (3, 7), (2, 3, 5), (2, 1, 2, 9)])
+
+
+def logits(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32) * 3
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    powers = np.exp(x.astype(np.float64) - x.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+@given(SHAPES, st.integers(0, 99), st.sampled_from([0.0, 0.01, 1.0]))
+def test_divergences_are_those_of_the_definitions(shape, seed, noise):
+    e, a = logits(shape, seed), logits(shape, seed) + np.float32(noise) * logits(shape, seed + 1)
+    p, q = softmax(e), softmax(a)
+    m = (p + q) / 2
+    kl = (p * np.log(p / q)).sum(axis=-1)
+    js = ((p * np.log(p / m)).sum(axis=-1) + (q * np.log(q / m)).sum(axis=-1)) / 2
+    rows = measure_rows(e, a)
+    assert rows.count == kl.size
+    assert rows.kl == pytest.approx(kl.mean(), abs=1e-9) and rows.kl_max == pytest.approx(kl.max(), abs=1e-9)
+    assert rows.js == pytest.approx(js.mean(), abs=1e-9) and rows.js_max == pytest.approx(js.max(), abs=1e-9)
+    assert 0 <= rows.js <= math.log(2) and rows.kl >= 0
+    assert js[rows.worst] == pytest.approx(js.max(), abs=1e-9)
+
+
+@given(SHAPES, st.integers(0, 99))
+def test_a_constant_added_to_a_row_changes_nothing(shape, seed):
+    e = logits(shape, seed)
+    rows = measure_rows(e, e + np.float32(100))
+    assert rows.js == pytest.approx(0, abs=1e-6) and rows.flips == 0 and rows.top_k_agreement == 1
+
+
+@given(st.integers(0, 99), st.integers(1, 8), st.integers(1, 9))
+def test_top_k_is_the_share_of_the_k_likeliest(seed, k, length):
+    e, a = logits((6, length), seed), logits((6, length), seed + 1)
+    k = min(k, length)
+    shared = [len(set(np.argsort(x)[-k:]) & set(np.argsort(y)[-k:])) / k for x, y in zip(e, a, strict=True)]
+    rows = measure_rows(e, a, k)
+    assert rows.top_k_agreement == pytest.approx(np.mean(shared))
+    assert rows.flips == np.count_nonzero(e.argmax(1) != a.argmax(1))
+    assert rows.argmax_agreement == pytest.approx(1 - rows.flips / 6)
+
+
+@given(st.integers(0, 99), st.integers(0, 12))
+def test_merging_parts_gives_the_whole(seed, at):
+    e, a = logits((12, 5), seed), logits((12, 5), seed + 1)
+    merged, whole = measure_rows(e[:at], a[:at]).merge(measure_rows(e[at:], a[at:])), measure_rows(e, a)
+    assert (merged.count, merged.agreeing, merged.k) == (whole.count, whole.agreeing, whole.k)
+    assert merged.kl == pytest.approx(whole.kl) and merged.js_max == pytest.approx(whole.js_max)
+
+
+def test_many_small_blocks_are_one(monkeypatch):
+    e, a = logits((3, 4, 5, 6), 0), logits((3, 4, 5, 6), 1)
+    whole = measure_rows(e, a)
+    monkeypatch.setattr("validation.metrics.rows.CHUNK", 13)
+    parts = measure_rows(e, a)
+    assert (parts.count, parts.agreeing, parts.worst) == (whole.count, whole.agreeing, whole.worst)
+    assert parts.js == pytest.approx(whole.js)
+
+
+def test_a_row_that_is_not_finite_has_no_divergence_and_passes_nothing():
+    e = np.array([[0.0, 1.0], [0.0, 1.0]])
+    rows = measure_rows(e, np.array([[0.0, 1.0], [0.0, np.nan]]))
+    assert math.isnan(rows.kl) and math.isnan(rows.js)
+    assert rows.argmax_agreement == 0.5 and rows.top_k_agreement == 0.5
+
+
+def test_scalars_and_empty_arrays_have_no_rows():
+    assert measure_rows(np.float32(1).reshape(()), np.float32(2).reshape(())) == Rows()
+    assert measure_rows(np.zeros((0, 4)), np.zeros((0, 4))).js == 0
+    assert measure_rows(np.zeros((3, 0)), np.zeros((3, 0))).count == 0
+
+
+def test_a_decision_that_was_not_measured_passes_no_limit():
+    assert not measure(np.ones((2, 2)), np.ones((2, 2))).argmax_agreement >= 0
+    assert measure(np.ones((2, 2)), np.ones((2, 2)), also=("rows",)).argmax_agreement == 1

@@ -1,0 +1,216 @@
+"""Slices and variation: the sums against plain numpy in exact or wide arithmetic, however the cases are cut."""
+
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from validation.metrics import passes
+from validation.metrics.drift import measure
+from validation.metrics.slice_limits import worst_slice
+from validation.metrics.slices import Slices
+
+SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
+
+
+def noisy(shape, seed, offset=0.0, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    expected = rng.normal(size=shape) + offset * rng.normal(size=shape[1:])
+    return expected.astype(dtype), (expected + rng.normal(size=shape) / 8).astype(dtype)
+
+
+def plain(expected, actual):
+    """Per axis the sums of e^2, (e - m)^2, (a - e)^2, |e|, in longdouble, and the greatest (e - m)^2; axis 0 is the
+    batch's."""
+    e, a = expected.astype(np.longdouble), actual.astype(np.longdouble)
+    away, found = (e - e.mean(axis=0)) ** 2, {}
+    for axis in range(1, e.ndim):
+        rest = tuple(at for at in range(e.ndim) if at != axis)
+        found[axis] = [part.sum(axis=rest) for part in (e * e, away, (a - e) ** 2, np.abs(e))], away.max(axis=rest)
+    return found, away.sum()
+
+
+def assert_same(slices: Slices, expected, actual, rel=1e-9):
+    axes, centered_sq = plain(expected, actual)
+    scale = float((expected.astype(np.longdouble) ** 2).sum())
+    assert slices.centered_sq == pytest.approx(float(centered_sq), rel=rel, abs=1e-13 * scale)
+    assert slices.axes.keys() == axes.keys()
+    for axis, ((expected_sq, centered, error_sq, magnitude), peak) in axes.items():
+        found = slices.axes[axis]
+        assert found.magnitude == pytest.approx(magnitude.astype(float), rel=rel)
+        assert slices.centered_peaks[axis] == pytest.approx(peak.astype(float), rel=rel, abs=1e-13 * scale)
+        assert found.expected_sq == pytest.approx(expected_sq.astype(float), rel=rel)
+        assert found.centered_sq == pytest.approx(centered.astype(float), rel=rel, abs=1e-13 * scale)
+        assert found.error_sq == pytest.approx(error_sq.astype(float), rel=rel)
+        assert (found.count == expected.size / expected.shape[axis]).all()
+
+
+@given(SHAPES, st.integers(0, 99), st.sampled_from([0.0, 3.0, 1e4]))
+def test_the_sums_are_those_of_the_definitions(shape, seed, offset):
+    expected, actual = noisy(shape, seed, offset)
+    assert_same(measure(expected, actual, samples=shape[0]).slices, expected, actual)
+
+
+@given(SHAPES, st.integers(0, 99), st.lists(st.integers(0, 5), max_size=3))
+def test_merging_cases_gives_the_whole(shape, seed, cuts):
+    expected, actual = noisy((6, *shape), seed, 5.0)
+    at = [0, *sorted(cuts), 6]
+    parts = [slice(one, two) for one, two in pairwise(at) if one < two]
+    merged = measure(expected[parts[0]], actual[parts[0]], samples=parts[0].stop - parts[0].start)
+    for part in parts[1:]:
+        merged = merged.merge(measure(expected[part], actual[part], samples=part.stop - part.start))
+    assert_same(merged.slices, expected, actual)
+    assert merged.centered_sq == merged.slices.centered_sq and merged.slices.samples == 6
+
+
+@pytest.mark.parametrize("shape", [(7, 40), (3, 5, 90), (2, 3, 4, 33), (1, 300), (4, 2), (50, 3), (9,)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_blocks_and_threads_change_nothing(monkeypatch, shape, threads):
+    for name, size in {"CHUNK": 32, "SPAN": 64, "BLOCK": 16}.items():
+        monkeypatch.setattr(passes, name, size)
+    expected, actual = noisy(shape, 1, 9.0)
+    actual[-1].flat[-1] += 50
+    for left, right in ((expected, actual), (np.asfortranarray(expected), np.asfortranarray(actual))):
+        drift = measure(left, right, threads=threads, samples=shape[0])
+        assert_same(drift.slices, expected, actual)
+        plainly = measure(expected, actual)
+        assert drift.worst_index == plainly.worst_index == tuple(size - 1 for size in shape)
+        assert (drift.count, drift.max_abs, drift.peak) == (plainly.count, plainly.max_abs, plainly.peak)
+        assert drift.error_sq == pytest.approx(plainly.error_sq) and drift.dot == pytest.approx(plainly.dot)
+
+
+def test_an_offset_costs_no_digits():
+    signal = np.random.default_rng(0).normal(size=(400, 3))
+    expected = 1e8 + signal
+    exact = [[Fraction(value) for value in column] for column in expected.T]
+    means = [sum(column) / len(column) for column in exact]
+    wanted = sum((value - mean) ** 2 for column, mean in zip(exact, means, strict=True) for value in column)
+    whole = measure(expected, expected + 0.5, samples=400)
+    parts = [measure(expected[at : at + 50], expected[at : at + 50] + 0.5, samples=50) for at in range(0, 400, 50)]
+    merged = parts[0]
+    for part in parts[1:]:
+        merged = merged.merge(part)
+    for drift in (whole, merged):
+        assert drift.centered_sq == pytest.approx(float(wanted), rel=1e-7)
+        assert drift.centered_sqnr_db == pytest.approx(10 * np.log10(float(wanted) / 300))
+
+
+def test_constant_features_have_no_variation_at_all():
+    expected = np.tile(np.float32([288.1, 0, -7.3]), (1000, 1))
+    assert measure(expected, expected + 1, samples=1000).centered_sq == 0
+
+
+def test_sizes_that_differ_are_averaged_over():
+    short, long = noisy((4, 3, 5), 1, 3.0)[0], noisy((6, 7, 5), 2, 3.0)[0]
+    merged = measure(short, short, samples=4).merge(measure(long, long, samples=6)).slices
+    columns = np.concatenate([short.reshape(-1, 5), long.reshape(-1, 5)])
+    assert merged.centered_sq == pytest.approx(((columns - columns.mean(axis=0)) ** 2).sum())
+    assert merged.axes[2].centered_sq == pytest.approx(((columns - columns.mean(axis=0)) ** 2).sum(axis=0))
+    assert merged.axes[1].count.tolist() == [50, 50, 50, 30, 30, 30, 30]
+    assert merged.axes[1].expected_sq[5] == pytest.approx((long[:, 5] ** 2).sum())
+
+
+def test_an_output_without_a_batch_is_one_sample():
+    boxes = np.random.default_rng(0).normal(size=(2, 30, 4))
+    drifts = [measure(box, box + 1e-3, samples=1) for box in boxes]
+    merged = drifts[0].merge(drifts[1]).slices
+    assert list(merged.axes) == [0, 1] and merged.samples == 2
+    assert merged.centered_sq == pytest.approx(((boxes - boxes.mean(axis=0)) ** 2).sum())
+    more = measure(np.ones((7, 4)), np.ones((7, 4)), samples=1).merge(drifts[0]).slices
+    assert more.mean.shape == (1, 4)
+
+
+def test_one_sample_varies_within_itself():
+    expected = 288 + np.random.default_rng(0).normal(size=(1, 64))
+    one = measure(expected, expected, samples=1).slices
+    assert one.centered_sq == 0
+    assert one.within().centered_sq == pytest.approx(((expected - expected.mean()) ** 2).sum())
+    rows = np.random.default_rng(1).normal(size=(1, 9, 4))
+    assert measure(rows, rows, samples=1).slices.within().centered_sq == pytest.approx(
+        ((rows - rows.mean(axis=1, keepdims=True)) ** 2).sum()
+    )
+
+
+@pytest.mark.parametrize("power", [300, 150, -170, -300])
+def test_squares_that_float64_cannot_hold(power):
+    expected, actual = noisy((20, 4), 0, 2.0)
+    unit = 2.0 ** round(power / np.log10(2))
+    near = measure(expected, actual, samples=20)
+    far = measure(expected * unit, actual * unit, samples=20)
+    for name in ("sqnr_db", "centered_sqnr_db", "slice_sqnr_db", "quartile_sqnr_db", "cosine", "max_rel"):
+        assert getattr(far, name) == pytest.approx(getattr(near, name), rel=1e-12), name
+    merged = far.merge(measure(np.zeros((4, 4)), np.zeros((4, 4)), samples=4))
+    assert merged.sqnr_db == pytest.approx(near.sqnr_db)
+    both = near.merge(far)
+    assert both.sqnr_db == pytest.approx(near.sqnr_db, abs=1e-9 if power > 0 else 1e-3)
+
+
+def boxes_and_scores(count=200):
+    rng = np.random.default_rng(0)
+    return np.concatenate([rng.uniform(0, 640, (count, 4)), rng.uniform(0, 1, (count, 1))], axis=1).astype(np.float32)
+
+
+def test_a_small_slice_is_found_beside_large_ones():
+    expected = boxes_and_scores()
+    actual = expected.copy()
+    actual[:, 4] *= np.random.default_rng(1).uniform(0, 1, len(actual))
+    drift = measure(expected, actual, samples=len(expected))
+    worst = worst_slice(drift.slices, 20.0)
+    assert drift.sqnr_db > 50 and str(worst) == "axis 1, index 4" and worst.sqnr_db < 10
+    assert drift.slice_sqnr_db == worst.sqnr_db
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-7])
+def test_dead_channels_are_measured_against_the_rest(scale):
+    expected, actual = noisy((64, 6), 0)
+    actual = expected * (1 + 1e-6)
+    expected[:, 2] *= scale
+    actual[:, 2] = expected[:, 2] + 1e-7 * np.random.default_rng(1).normal(size=64)
+    assert worst_slice(measure(expected, actual, samples=64).slices, 80.0).sqnr_db > 110
+    actual[:, 2] = 0.1
+    assert worst_slice(measure(expected, actual, samples=64).slices, 80.0).sqnr_db < 25
+
+
+def test_slices_of_a_few_elements_are_not_judged():
+    expected, actual = noisy((15, 200), 0)
+    assert worst_slice(measure(expected, actual, samples=15).slices, 20.0) is None
+    assert measure(expected, actual, samples=15).slice_sqnr_db == np.inf
+    expected, actual = noisy((16, 200), 0)
+    assert worst_slice(measure(expected, actual, samples=16).slices, 20.0) is not None
+
+
+def test_a_slice_of_an_edge_is_measured_against_what_it_usually_has():
+    expected, actual = noisy((64, 6), 0)
+    quiet = expected[:16] * np.where(np.arange(6) == 3, 1e-3, 1)
+    usual, edge = measure(expected, actual, samples=64).slices, measure(quiet, quiet + 1e-2, samples=16).slices
+    assert worst_slice(edge, None).index == 3 and worst_slice(edge, None).sqnr_db < 0
+    assert worst_slice(edge, None, usual).sqnr_db > 30
+
+
+def test_honest_rounding_allows_twice_its_amplitude():
+    expected, _ = noisy((64, 6), 0)
+    error = np.where(np.arange(6) == 3, 0.5, 1e-4)
+    honest = measure(expected[:32], expected[:32] + error, samples=32).slices
+    for factor, allowed in ((1.9, True), (2.1, False)):
+        found = worst_slice(measure(expected, expected + factor * error, samples=64).slices, 40.0, honest=honest)
+        assert found.index == 3 and (found.margin_db >= 0) is allowed and found.sqnr_db < 10 > found.limit_db
+
+
+def test_masks_and_numbers_that_are_not_finite_leave_the_sums():
+    expected = np.array([[-np.inf, 1.0], [-np.inf, 3.0]])
+    slices = measure(expected, expected + 1, samples=2).slices
+    assert slices.axes[1].error_sq.tolist() == [0, 2] and slices.centered_sq == 2
+    assert measure(np.full((2, 2), np.nan), np.ones((2, 2)), samples=2).slices.centered_sq == 0
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (4, 3, 0), (4, 2, 0, 5)])
+def test_an_empty_output_has_no_sums(shape):
+    nothing = np.zeros(shape, np.float32)
+    drift = measure(nothing, nothing, samples=shape[0])
+    assert drift.count == 0
+    assert drift.slices is not None
+    for slices in (drift.slices, drift.slices.merge(drift.slices), drift.slices.about(drift.slices)):
+        assert slices is not None and all(not sums.error_sq.any() for sums in slices.axes.values())

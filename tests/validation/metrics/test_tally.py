@@ -1,0 +1,143 @@
+"""Spreads of errors: quantiles near the true ones, parts that merge into the whole, worst samples with their place."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from enginery.core.errors import IntegrityError
+from enginery.core.proof.spread import Spread
+from validation.metrics.tally import CHUNK, MOST_OUTPUTS, Spreads, Tally, samples_of
+
+FLOATS = st.floats(-1e4, 1e4, width=32)
+
+
+def pair(seed: int = 0, rows: int = 40, length: int = 300) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    expected = rng.standard_normal((rows, length)).astype(np.float32)
+    noise = rng.standard_normal((rows, length)) * 10.0 ** rng.uniform(-6, -1, (rows, 1))
+    return expected, (expected + noise).astype(np.float32)
+
+
+def spread(*pairs: tuple[np.ndarray, np.ndarray], samples: int | None = None) -> Spread:
+    tally = Tally()
+    for index, (e, a) in enumerate(pairs):
+        tally.add(f"golden {index}", e, a, samples=len(e) if samples is None else samples)
+    return tally.spread("engine", "y")
+
+
+def test_quantiles_of_the_error_are_within_a_percent_of_the_true_ones():
+    expected, actual = pair()
+    found = spread((expected, actual))
+    true = np.quantile(np.abs(actual.astype(float) - expected), np.linspace(0, 1, 101), method="inverted_cdf")
+    np.testing.assert_allclose(found.abs_error, true, rtol=0.008)
+    assert found.abs_error[-1] == true[-1] and found.elements == expected.size
+
+
+def test_the_sqnr_of_each_sample_is_its_own():
+    expected, actual = pair(rows=50)
+    e, error = expected.astype(float), actual.astype(float) - expected
+    true = np.sort(10 * np.log10((e**2).sum(1) / (error**2).sum(1)))
+    assert spread((expected, actual)).sqnr_db == pytest.approx(tuple(true))
+    many = spread(pair(rows=500, length=20))
+    assert many.samples == 500 and len(many.sqnr_db) == 101
+
+
+@pytest.mark.parametrize("scale", [1e300, 1e-170])
+def test_squares_that_float64_cannot_hold(scale):
+    expected = np.random.default_rng(0).normal(size=(5, 8)) * scale
+    assert spread((expected, 1.1 * expected)).sqnr_db == pytest.approx((20,) * 5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(arrays.arrays(np.float32, (9, 4), elements=FLOATS), st.integers(1, 8))
+def test_parts_merge_into_the_whole(expected, cut):
+    actual = expected * np.float32(1.001)
+    whole, first, second = Tally(), Tally(), Tally()
+    whole.add("c", expected, actual, samples=9)
+    first.add("c", expected[:cut], actual[:cut], samples=cut)
+    second.add("c", expected[cut:], actual[cut:], samples=9 - cut)
+    one, other = whole.spread("j", "y"), first.merge(second).spread("j", "y")
+    for name in ("elements", "equal", "samples", "nonfinite", "abs_error", "sqnr_db"):
+        assert getattr(one, name) == getattr(other, name), name
+
+
+def test_long_rows_and_many_rows_are_cut_the_same_way():
+    for shape in ((3, CHUNK * 2 + 5), (CHUNK + 3, 2)):
+        expected = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+        found = spread((expected, expected + np.float32(0.25)))
+        assert found.elements == expected.size and found.samples == shape[0]
+        assert found.abs_error[50] == pytest.approx(0.25, rel=0.01)
+
+
+def test_the_worst_samples_come_first_with_their_place_and_values():
+    expected = np.ones((6, 2, 3), np.float32)
+    actual = expected.copy()
+    actual[4, 1, 2], actual[1, 0, 1] = 3.0, 1.5
+    found = spread((expected, expected), (expected, actual)).worst
+    assert [(item.case, item.sample, item.index) for item in found[:2]] == [
+        ("golden 1", 4, (4, 1, 2)),
+        ("golden 1", 1, (1, 0, 1)),
+    ]
+    assert (found[0].expected, found[0].actual) == (1.0, 3.0)
+    assert found[0].sqnr_db == pytest.approx(10 * math.log10(6 / 4))
+    assert len(found) == 2, "samples without any error are no worst cases"
+
+
+def test_what_is_not_finite_is_worst_and_in_no_quantile():
+    expected, actual = pair(rows=4, length=5)
+    actual[2, 3] = np.nan
+    expected[0, 0] = actual[0, 0] = -np.inf  # a mask: no error
+    found = spread((expected, actual))
+    assert found.nonfinite == 1 and found.worst[0].index == (2, 3) and math.isnan(found.worst[0].actual)
+    assert len(found.sqnr_db) == 3 and all(map(math.isfinite, (*found.abs_error, *found.sqnr_db)))
+
+
+def test_integers_have_worst_cases_and_no_quantiles():
+    expected = np.arange(12).reshape(4, 3)
+    actual = expected.copy()
+    actual[2, 1:] = 0
+    found = spread((expected, actual))
+    assert found.abs_error == found.sqnr_db == () and found.equal == 10
+    assert [(item.sample, item.index, item.unequal) for item in found.worst] == [(2, (2, 1), 2)]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0)])
+def test_odd_shapes_are_taken(shape):
+    value = np.ones(shape, np.float32)
+    found = spread((value, value), samples=shape[0] if shape else 1)
+    assert found.elements == value.size and found.worst == ()
+    assert Spread.from_json(json.loads(json.dumps(found.to_json(), allow_nan=False))) == found
+
+
+def test_edge_cases_count_among_the_worst_only():
+    spreads = Spreads()
+    expected, actual = pair(rows=4, length=5)
+    spreads.add("y", "golden 0", True, (expected, expected), 4)
+    spreads.add("y", "batch=4", False, (expected, actual), 4)
+    (found,) = spreads.at("engine")
+    assert found.samples == 4 and found.abs_error[-1] == 0 and found.worst[0].case == "batch=4"
+    for index in range(MOST_OUTPUTS + 5):
+        spreads.add(f"y{index}", "golden 0", True, (expected, actual), 4)
+    assert len(spreads.at("engine")) == MOST_OUTPUTS
+
+
+def test_samples_are_entries_where_inputs_and_outputs_agree():
+    x, y = np.zeros((4, 3)), np.zeros((4, 2))
+    assert samples_of([x, np.zeros(())], y) == 4
+    assert (
+        samples_of([x, np.zeros((3, 3))], y) == samples_of([x], np.zeros((8, 2))) == samples_of([x], np.zeros(())) == 1
+    )
+
+
+def test_json_that_is_not_whole_is_refused():
+    data = spread(pair(rows=2, length=2)).to_json()
+    back = Spread.from_json(json.loads(json.dumps(data, allow_nan=False)))
+    assert back.to_json() == data
+    for change in ({"abs_error": None}, {"worst": [{}]}, {"more": 1}):
+        with pytest.raises(IntegrityError, match="validate again"):
+            Spread.from_json({**data, **change})

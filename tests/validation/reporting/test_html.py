@@ -1,0 +1,281 @@
+"""The page: it says the verdict first, escapes everything, needs nothing else, and fits narrow and wide windows."""
+
+import json
+import math
+import re
+from functools import cache
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from enginery.core.proof.report import Check
+from tests.validation.page_data import joint_checks, version_report
+from validation.reporting.distributions import distributions
+from validation.reporting.html import metric_text, render
+from validation.reporting.overview import headroom_db, overview
+from validation.reporting.stages import bound
+
+HOSTILE = "<script>alert(1)</script>\"'&" + "x" * 300
+
+
+@cache
+def usual() -> str:
+    return render(version_report())
+
+
+def bare() -> dict:
+    """Without the quantization's pictures, which take time to draw."""
+    return {**version_report(), "quantization": {}}
+
+
+class Page(HTMLParser):
+    """Collects tags, attributes and text."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_verdict_comes_first_and_every_engine_is_shown():
+    page = Page(usual())
+    assert page.text.index("1 engine failed; 3 proven, 21 unproven") < page.text.index("The fleet")
+    for entry in version_report()["engines"]:
+        assert entry["target"] in page.text
+        if entry["digest"]:
+            assert entry["digest"] in page.text
+        assert entry["reason"] in page.text
+
+
+def test_an_engine_that_was_not_run_says_so():
+    text = " ".join(Page(usual()).text.split())
+    assert "39 passed quantization" in text and "26 passed on the graph" in text
+    assert [engine["ran"] for engine in overview(version_report())["engines"]].count(True) == 3
+
+
+def test_failures_show_their_log_and_command():
+    page = Page(usual())
+    assert "--target sm_120 --precision int8" in page.text and "Using PTX of a lower capability" in page.text
+
+
+def test_it_needs_no_network_and_no_scripts():
+    page = Page(usual())
+    assert not {"script", "iframe", "img", "object", "form"} & set(page.tags)
+    addresses = [value for name, value in page.attributes if name in ("src", "href", "action", "srcset")]
+    assert addresses and all(value.startswith(("#engine-", "data:,")) for value in addresses)
+    assert "url(" not in usual() and "@import" not in usual()
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in page.attributes
+
+
+KEPT = frozenset({"finding", "status", "precision", "joint", "name", "verdict", "created_at", "unit", "bound"})
+
+
+def hostile(value, kept=KEPT):
+    """The same structure with every free text made hostile; of a quantization record, every text."""
+    if isinstance(value, dict):
+        inner = {key: frozenset() if key == "quantization" else kept for key in value}
+        return {key: item if key in kept else hostile(item, inner[key]) for key, item in value.items()}
+    if isinstance(value, list):
+        return [hostile(item, kept) for item in value]
+    return HOSTILE if isinstance(value, str) and value not in ("inf", "nan", "-inf") else value
+
+
+def test_everything_is_escaped():
+    page = Page(render(hostile(version_report())))
+    assert "script" not in page.tags and HOSTILE in page.text
+    assert not any(name.startswith("on") for name, _ in page.attributes)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "said"),
+    [
+        (["proven"], "1 engine proven"),
+        (["proven", "proven", "refused"], "All 2 engines proven"),
+        (["proven", "unproven"], "1 of 2 engines proven, 1 not yet run on their hardware"),
+        (["failed", "failed"], "2 engines failed; there is none to pull"),
+        (["refused"], "There is no engine to pull"),
+    ],
+)
+def test_the_headline_says_what_there_is(statuses, said):
+    engine = version_report()["engines"][0]
+    entries = [{**engine, "status": status} for status in statuses]
+    assert overview({**version_report(), "engines": entries})["verdict"]["text"] == said
+
+
+def test_the_least_version_renders():
+    page = render({"model": "m", "version": "1", "created_at": "2026-01-01T00:00:00+00:00", "engines": []})
+    assert "There is no engine to pull" in page
+
+
+def test_a_failed_check_is_the_tightest_and_names_itself():
+    report = bare()
+    broken = [check.to_json() for check in joint_checks("engine", 3.0, 22.0, passed=False)]
+    report["reports"][0]["checks"] += broken
+    shown = overview(report)
+    assert shown["engines"][0]["tightest"].value == 3.0
+    assert "✕ sqnr_db" in render(report)
+
+
+@pytest.mark.parametrize("name", ["nonfinite", "max_abs", "contract finite"])
+def test_what_has_to_be_0_and_is_is_not_the_tightest_check(name):
+    report = bare()
+    report["reports"][0]["checks"] = [Check("export", name, "y", "golden", 0.0, 0.0, True).to_json()]
+    assert overview(report)["engines"][0]["tightest"] is None
+    report["reports"][0]["checks"] += [Check("export", "cosine", "y", "golden", 1.0, 0.99, True).to_json()]
+    assert overview(report)["engines"][0]["tightest"].name == "cosine"
+
+
+def test_characters_that_a_terminal_obeys_are_shown_and_not_written():
+    named = "logits\x1b[31m\u202e\x9b\x07"
+    document = json.loads(json.dumps(version_report()).replace("logits", json.dumps(named)[1:-1]))
+    page = render(document)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", page)
+    assert r"logits\x1b[31m\u202e\x9b\x07" in Page(page).text
+
+
+def test_non_finite_values_are_shown():
+    report = bare()
+    for check, value in zip(report["reports"][0]["checks"], ("nan", "inf", "-inf", "inf"), strict=False):
+        check["value"] = value
+    text = Page(render(report)).text
+    assert "NaN" in text and "∞" in text
+
+
+def test_equal_sets_of_checks_are_shown_once():
+    joints = {joint["name"]: joint for joint in overview(version_report())["joints"]}
+    assert len(joints["export"]["groups"]) == 1
+    assert len(joints["export"]["groups"][0]["units"]) == 24
+    assert joints["engine"]["groups"][0]["title"] == "cpu fp32 onnxruntime"
+
+
+def test_headroom_orders_checks_of_different_metrics():
+    def check(name, value, limit, passed=True):
+        return Check("engine", name, "y", "golden", value, limit, passed)
+
+    assert headroom_db(check("sqnr_db", 30.0, 24.0)) == 6.0
+    assert headroom_db(check("max_rel", 0.001, 0.01)) == pytest.approx(20)
+    assert headroom_db(check("cosine", 0.999, 0.99)) == pytest.approx(20)
+    assert headroom_db(check("sqnr_db", 3.0, 24.0, passed=False)) == float("-inf")
+    assert headroom_db(check("contract finite", 0.0, 0.0)) == float("inf")
+
+
+def test_sizes_and_metrics_have_units():
+    assert metric_text(23.61, "sqnr_db") == "23.6 dB"
+    assert metric_text(0.98333, "accuracy") == "0.9833"
+
+
+def test_the_joints_stand_side_by_side_and_name_where_the_drift_is():
+    rows = {row["title"]["text"]: row for row in overview(version_report())["beside"]["shown"]}
+    int8 = rows["cpu int8 onnxruntime"]
+    values = {joint: cell["shown"]["check"].value for joint, cell in int8["cells"].items()}
+    assert values == {"export": 127.3, "quantization": 23.6, "engine": 35.6}
+    assert int8["cause"] == "nearly all at quantization" and rows["int8"]["title"]["more"] == "5 units"
+    assert rows["fp32"]["cells"]["engine"] is None
+
+
+def test_a_failure_names_its_joint_and_comes_first():
+    report = bare()
+    broken = [check.to_json() for check in joint_checks("engine", 3.0, 22.0, passed=False)]
+    report["reports"][0]["checks"] += broken
+    report["reports"][1]["checks"].append(Check("engine", "runs", "", "all", None, None, False, "it died").to_json())
+    rows = overview(report)["beside"]["shown"]
+    assert [row["cause"] for row in rows[:2]] == ["fails at engine"] * 2 and rows[2]["cause"] != "fails at engine"
+    text = " ".join(Page(render(report)).text.split())
+    assert "every output" in text and "✕ 3.0 dB" in text
+
+
+def test_a_broken_promise_leaves_nearness_green_and_shows_what_failed():
+    report = bare()
+    report["reports"] = report["reports"][:1]
+    promises = [("contract kl", 3.0, 0.01), ("contract seeds", 1e-4, 1e-3), ("contract batch size", 20.0, 80.0)]
+    broken = [Check("engine", name, "logits", "golden", *numbers, False, "the graph's") for name, *numbers in promises]
+    report["reports"][0]["checks"] += [check.to_json() for check in broken]
+    (row,) = overview(report)["beside"]["shown"]
+    assert row["cause"] == "fails at engine" and row["cells"]["engine"]["shown"]["check"].name == "contract kl"
+    page = render(report)
+    text = " ".join(Page(page).text.split())
+    assert "✕ 3 contract kl ≤ 0.01" in text and "What failed" in text and text.index("✕ contract seeds") > 0
+    drift = page[page.index("<h2>Drift by joint") : page.index("<h2>Distribution")]
+    assert 'class="bar failed"' not in drift and drift.count('class="bar proven"') == 2
+
+
+def test_a_limit_is_shown_as_the_bound_it_is():
+    cases = [("contract kl", 3.0, 0.01, False, "≤"), ("contract seeds", 1e-4, 1e-3, False, "≥")]
+    cases += [("max_rel", 0.1, 0.6, True, "≤"), ("sqnr_db", 99.0, 80.0, True, "≥"), ("nonfinite", 0.0, 0.0, True, "≤")]
+    cases += [("agreement", 1.0, 1.0, True, "≥"), ("sqnr_db", math.nan, 80.0, False, "≥")]
+    for name, value, limit, passed, sign in cases:
+        assert bound(Check("engine", name, "y", "golden", value, limit, passed)) == sign, name
+
+
+def test_worst_cases_say_sample_place_expected_and_actual():
+    text = " ".join(Page(usual().replace("<td", " <td").replace("<span", " <span")).text.split())
+    assert "int8 graph logits golden 2, sample 17 14.6 dB [17, 3] 4.218443 4.813067 0.595" in text
+    assert "batch=32" in text
+
+
+def test_reports_without_spreads_have_no_distributions():
+    report = bare()
+    for item in report["reports"]:
+        item["spreads"] = []
+    page = render(report)
+    assert "Distribution of errors" not in page and "Worst cases" not in page and "Drift by joint" in page
+
+
+def test_errors_that_are_zero_or_not_finite_are_drawn_and_said():
+    report = bare()
+    first, second = report["reports"][0]["spreads"]
+    report["reports"] = report["reports"][:1]
+    first |= {"abs_error": [0.0] * 101, "sqnr_db": ["inf"] * 60, "worst": []}
+    second["worst"][0] |= {"actual": "nan", "sqnr_db": "nan"}
+    text = " ".join(Page(render(report)).text.split())
+    assert "Equal in every bit: export." in text and "not finite" in text and "NaN" in text
+    second |= {"abs_error": [], "sqnr_db": [], "worst": [{**second["worst"][0], "sqnr_db": None, "unequal": 3}]}
+    assert "3 unequal" in render(report)
+
+
+def test_what_failed_has_the_command_that_does_it_again():
+    report = bare()
+    report["engines"][0] |= {"status": "failed"}
+    text = render(report)
+    assert (
+        "enginery validate digits@14 --target cpu\nenginery attribute digits@14 --target cpu --precision fp32" in text
+    )
+    report["reports"][0]["checks"].append(joint_checks("engine", 3.0, 22.0, passed=False)[3].to_json())
+    report["engines"][0] |= {"digest": None}
+    assert "enginery build SPEC.yaml --target cpu --precision fp32 --backend onnxruntime" in render(report)
+
+
+def test_an_engine_has_its_graphs_colour_and_graphs_of_one_precision_have_names_of_their_own():
+    report = bare()
+    int8 = [item for item in report["reports"] if item["precision"] == "int8"]
+    int8[-1]["spreads"][1] |= {"samples": 59}
+    curves = curves_of(distributions(int8)[0]["pictures"][0])
+    assert list(curves) == ["export", "int8 onnxruntime, int8 tensorrt-rtx graph", "int8 tensorrt-rtx graph", ENGINE]
+    assert curves[ENGINE] == curves["int8 onnxruntime, int8 tensorrt-rtx graph"] != curves["int8 tensorrt-rtx graph"]
+
+
+ENGINE = "cpu int8 onnxruntime"
+
+
+def curves_of(picture: str) -> dict[str, str]:
+    """Name and colour of each curve."""
+    found = ElementTree.fromstring(picture).findall("g[@class='curve']")
+    return {item.find("title").text: re.search(r"stroke: ([^;]*)", item.find("path").get("style"))[1] for item in found}
+
+
+def test_joints_that_are_both_exact_have_no_drift():
+    report = bare()
+    report["reports"] = report["reports"][:1]
+    for check in report["reports"][0]["checks"]:
+        check["value"] = "inf" if check["name"] == "sqnr_db" else check["value"]
+    assert overview(report)["beside"]["shown"][0]["cause"] == ""

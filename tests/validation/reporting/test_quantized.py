@@ -1,0 +1,133 @@
+"""What the page says about quantization: the table, the pictures, what stays in float; nothing where nothing was."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.validation.page_data import record, version_report
+from tests.validation.reporting.test_html import HOSTILE, Page, hostile
+from validation.plots.texts import number_text, share_text
+from validation.reporting.html import render
+from validation.reporting.pictures import frontier_svg, histogram_svg
+from validation.reporting.quantized import MOST, SHOWN, facts, quantizations, sqnr_text
+
+KINDS = ("in", "out")
+
+
+def section(report: dict) -> str:
+    """The quantization section, as text."""
+    page = render(report)
+    return page[page.index("<h2>Quantization</h2>") : page.index("<h2>Builds that failed</h2>")]
+
+
+def report(**changes: object) -> dict:
+    return {**version_report(), "quantization": {"int8": {**record(), **changes}}}
+
+
+def test_the_section_has_figures_table_pictures_frontier_and_reasons():
+    found = section(version_report())
+    text = " ".join(Page(found).text.split())
+    assert "94.4 % of the multiplications with weights in int8" in text
+    assert "36 nodes compute in int8, 13 left in float" in text
+    assert "21.5 dB lowest SQNR of 27 tensors" in text
+    assert found.count('<svg class="picture histogram"') == 6
+    assert found.count('<svg class="picture frontier"') == 1
+    assert "Chosen (ring): 75.0 % at 26.6 dB, where at least 26 dB were asked for." in text
+    assert "it multiplies two activations" in text and "reaches 1e+09, as a mask does" in text
+    for tensor in record()["tensors"]:
+        assert tensor["name"] in text
+
+
+def test_the_worst_tensors_are_open_and_the_rest_is_folded():
+    found = section(version_report())
+    open_part, folded = found.split("7 more, which lose less")
+    assert open_part.count('<td class="name">') == SHOWN
+    assert folded.count('<td class="name">') == 7
+    assert "layers.0/attention" in open_part and "layers.12/attention/output" in folded
+
+
+def test_a_row_says_range_extremes_clipping_scale_and_sqnr():
+    text = " ".join(Page(section(version_report()).replace("<td", " <td")).text.split())
+    row = "read by /encoder/layers.0/attention/query/MatMul, /encoder/layers.0/attention/key/MatMul and 1 more"
+    assert f"activation, uint8, {row} 21.5 dB 0.012 % −3.5 to 2.5 −2 to 2 0.0157" in text  # noqa: RUF001
+    assert "≈ 22.5 dB" in text and "no loss" in text
+
+
+def test_thousands_of_tensors_do_not_make_a_page_without_end():
+    many = [{**record()["tensors"][-1], "name": f"t{index}"} for index in range(5000)]
+    page = render(report(tensors=many))
+    assert page[page.index("<h2>Quantization</h2>") :].count('<td class="name">') == MOST
+    assert "4600 more are in the record" in page
+    assert len(page) < 500_000
+
+
+def test_a_version_without_records_has_no_section():
+    assert "<h2>Quantization</h2>" not in render({**version_report(), "quantization": {}})
+    assert quantizations({"model": "m"}) == []
+
+
+def test_a_model_with_qdq_of_its_own_is_said_to_pass_untouched():
+    found = {**version_report(), "quantization": {}}
+    for entry in found["engines"]:
+        entry["graph"] = found["sources"]["onnx"] if entry["precision"] != "fp16" else "other"
+    text = " ".join(Page(section(found)).text.split())
+    assert text.count("passed through untouched") == 1
+    assert [item["name"] for item in quantizations(found)] == ["int8"]
+
+
+def test_a_graph_with_nothing_quantized_still_says_why():
+    found = report(tensors=[], quantized=0, macs_share=0.0, choice=None)
+    text = " ".join(Page(section(found)).text.split())
+    assert "0 nodes compute in int8, 13 left in float" in text and "it multiplies two activations" in text
+    assert "<svg" not in section(found)
+
+
+def test_hostile_names_stay_text():
+    page = Page(section(hostile(version_report())))
+    assert "script" not in page.tags
+    assert page.text.count(HOSTILE) > 40
+    assert not any(name.startswith("on") for name, _ in page.attributes)
+    name = "</title><script>alert(1)</script><svg onload='x'>"
+    assert Page(section(report(tensors=[{**record()["tensors"][0], "name": name}]))).tags.count("script") == 0
+
+
+def test_pictures_are_well_formed_and_say_in_words_what_they_show():
+    picture = ElementTree.fromstring(histogram_svg({**record()["tensors"][0], "name": "a <b> & 'c'"}))
+    title = picture.find("title").text
+    assert title.startswith("Histogram of a <b> & 'c': values from −3.5 to 2.5;")  # noqa: RUF001
+    assert "0.012 % are clipped" in title
+    assert (
+        ElementTree.fromstring(frontier_svg(record()["choice"]["frontier"], record()["choice"]["chosen"])) is not None
+    )
+
+
+def test_values_outside_the_range_are_drawn_apart():
+    item = record()["tensors"][0] | {"range": [-1.0, 1.0], "seen": [-2.0, 2.0]}
+    item["histogram"] = {"span": [-2.0, 2.0], "counts": [1.0] * 60}
+    inside, outside = (re.search(f'class="{kind}"><path[^>]* d="([^"]*)"', histogram_svg(item)) for kind in KINDS)
+    assert inside.group(1).count("M") == outside.group(1).count("M") == 30
+    assert 'class="out"' not in histogram_svg({**item, "range": [-2.0, 2.0]})
+
+
+@pytest.mark.parametrize("span", [[0.0, 0.0], [0.0, 1e-30], [-1e30, 1e30]])
+def test_odd_spans_are_drawn(span):
+    item = {**record()["tensors"][0], "range": span, "seen": span, "histogram": {"span": span, "counts": [0.0] * 60}}
+    assert ElementTree.fromstring(histogram_svg(item)) is not None
+
+
+def test_the_frontier_marks_what_was_run_chosen_and_asked_for():
+    choice = record()["choice"]
+    drawn = frontier_svg(choice["frontier"], choice["chosen"], 26.0)
+    assert drawn.count('class="run"') == 3 and drawn.count('class="chosen"') == 1
+    assert "floor 26 dB" in drawn and drawn.count('class="floor"') == 1
+    assert "75.0 % in int8: 26.6 dB, 3 groups left in float" in drawn
+    exact = {**choice["chosen"], "sqnr_db": None}
+    assert 'class="chosen"' not in frontier_svg([], exact)
+
+
+def test_numbers_are_short_and_have_units():
+    assert [number_text(value) for value in (0.0, -1.23456, 1e-7, 48200.0)] == ["0", "−1.23", "1e−7", "4.82e4"]  # noqa: RUF001
+    assert [share_text(share) for share in (0.0, 2e-7, 0.000123, 0.5)] == ["0", "under 0.001 %", "0.012 %", "50 %"]
+    assert sqnr_text({"sqnr_db": None, "measured": None}) == "not measured"
+    assert dict(facts({**record(), "macs_share": None, "quantized": 1}))["1"].startswith("node computes")

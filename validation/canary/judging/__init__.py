@@ -1,0 +1,1 @@
+"""The canary's verdict: criteria, sequential tests, matching of answers."""

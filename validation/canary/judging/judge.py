@@ -1,0 +1,139 @@
+"""The verdict: PASS when every criterion passes, FAIL when one fails, INSUFFICIENT otherwise.
+
+A PASS needs all criteria, so each is tested at the full level (intersection-union test; Berger, Technometrics 24,
+1982). Any criterion alone can FAIL the candidate, so for that each has its share of the level (Bonferroni).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from enginery.core.errors import InputError
+from enginery.core.text import pluralize
+from validation.canary.judging.criteria import REPLICATES, Criterion, Levels, Verdict, latency_criteria
+from validation.canary.judging.describing import describe, describe_needed
+from validation.canary.judging.matching import match_in_time
+from validation.canary.judging.scores import score_criterion
+from validation.canary.judging.sequential import level_of
+from validation.canary.judging.shares import error_criterion, share_criterion
+from validation.canary.judging.thresholds import Thresholds, burst_of
+from validation.statistics.evidence import Evidence
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Looks:
+    """planned: requests that the last look will see; None: this look is the only one.
+    before: requests at the earlier looks.
+    """
+
+    planned: int | None = None
+    before: tuple[int, ...] = ()
+
+    def fractions(self, requests: int) -> tuple[float, ...]:
+        """The share of the plan at each look, the present one last. Raises InputError when it does not grow."""
+        if self.planned is None:
+            if self.before:
+                raise InputError("there were looks before this one, so the number of planned requests must be given")
+            return (1.0,)
+        seen = (*self.before, requests)
+        if self.before and self.before[-1] >= self.planned:
+            raise InputError(
+                f"the last look was at {self.before[-1]} of {self.planned} planned requests: the plan is used up, and "
+                "looking again at more data would not be honest; start a new canary"
+            )
+        return tuple(min(1.0, count / self.planned) for count in seen)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, the reason in a line, and what it rests on."""
+
+    verdict: Verdict
+    reason: str
+    criteria: tuple[Criterion, ...]
+    levels: Levels
+    fractions: tuple[float, ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+def judge(
+    evidence: Evidence,
+    thresholds: Thresholds | None = None,
+    looks: Looks | None = None,
+    *,
+    seed: int = SEED,
+    replicates: int = REPLICATES,
+) -> Judgement:
+    """Judge a candidate by what was observed; sides that do not pair are matched in time. seed, replicates: of the
+    bootstrap.
+
+    Raises InputError for looks that do not fit the plan.
+    """
+    limits, looks = thresholds or Thresholds(), looks or Looks()
+    evidence = evidence if evidence.paired or evidence.unlike else match_in_time(evidence)
+    count = _criteria_count(limits)
+    fractions = looks.fractions(evidence.requests)
+    levels = Levels(level_of(fractions, limits.alpha), level_of(fractions, limits.alpha / max(count, 1)))
+    criteria: list[Criterion] = []
+    if not evidence.unlike:
+        criteria = latency_criteria(evidence, limits, levels, seed, replicates)
+        if limits.error_rate is not None:
+            burst = burst_of(limits.error_burst, evidence.replayed)
+            criteria.append(error_criterion(evidence, limits.error_rate, levels, burst))
+        criteria += quality_criteria(evidence, limits, levels)
+    for name, note in (("sides that compare", evidence.unlike), ("logs to the end", evidence.stopped)):
+        if note:
+            criteria.append(Criterion(name, "share", 0.0, "INSUFFICIENT", requests=evidence.requests, note=note))
+    verdict = overall([item.verdict for item in criteria])
+    reason = reason_of(verdict, criteria)
+    if verdict == "INSUFFICIENT" and (more := describe_needed(criteria, evidence.requests, evidence.seconds)):
+        reason = f"{reason}; {more}"
+    return Judgement(verdict, reason, tuple(criteria), levels, fractions)
+
+
+def overall(verdicts: Sequence[Verdict]) -> Verdict:
+    """One verdict of several. Nothing at all is INSUFFICIENT."""
+    if "FAIL" in verdicts:
+        return "FAIL"
+    return "PASS" if verdicts and all(item == "PASS" for item in verdicts) else "INSUFFICIENT"
+
+
+def quality_criteria(evidence: Evidence, limits: Thresholds, levels: Levels) -> list[Criterion]:
+    """What the observations say of the answers. Where they say nothing, that is INSUFFICIENT, and not silence."""
+    quality = limits.quality
+    if quality is None:
+        return []
+    found: list[Criterion] = []
+    if quality.disagreement is not None and evidence.differs is not None:
+        found.append(
+            share_criterion("answers that differ", evidence.differs, quality.disagreement, levels, quality.burst)
+        )
+    if quality.flips is not None and evidence.flipped is not None:
+        found.append(share_criterion("argmax flips", evidence.flipped, quality.flips, levels, quality.burst))
+    score = score_criterion(evidence, quality.score, levels) if quality.score is not None else None
+    found += [score] if score else []
+    if not found and any(limit is not None for limit in (quality.disagreement, quality.flips, quality.score)):
+        note = "nothing was observed of the answers: record scores or output digests, or lift it with quality: null"
+        found.append(Criterion("quality", "share", quality.disagreement or 0.0, "INSUFFICIENT", note=note))
+    return found
+
+
+def _criteria_count(limits: Thresholds) -> int:
+    """How many criteria may FAIL a candidate, whatever was observed: fixed beforehand."""
+    quality = limits.quality
+    shares = (quality.disagreement, quality.flips, quality.score) if quality else ()
+    return len(limits.latency) + sum(limit is not None for limit in (limits.error_rate, *shares))
+
+
+def reason_of(verdict: Verdict, criteria: Sequence[Criterion]) -> str:
+    """The verdict in a line, naming the criterion that decided: answers and errors before latency, which a busy machine
+    changes, too."""
+    if verdict == "PASS":
+        return f"{pluralize(len(criteria), 'criterion', 'criteria')} passed"
+    deciding = [item for item in criteria if item.verdict == verdict]
+    if not deciding:
+        return "there was nothing to judge by: every threshold is lifted"
+    first = min(deciding, key=lambda item: (item.kind == "latency", item.name != "logs to the end"))
+    more = f" (and {len(deciding) - 1} more)" if len(deciding) > 1 else ""
+    return f"{describe(first)}{more}"

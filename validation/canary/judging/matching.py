@@ -1,0 +1,139 @@
+"""Two sides that answered different requests, matched in time.
+
+Latency depends on the hour and on the load. So only what both sides answered at the same time is compared: the time
+that both logs cover is cut into windows, and of each as many requests of one side as of the other are kept, drawn by
+chance: each hour weighs the same on both sides (matching; Cochran, Biometrics 24, 1968). What happens to both sides in
+one window then cancels, as it does for pairs. A side with markedly more requests per second waits longer in its queue,
+which no matching mends: it is refused.
+"""
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from validation.canary.judging.moments import span_text
+from validation.canary.observations import Observations
+from validation.statistics.evidence import Array, Evidence
+
+# Requests of the thinner side in a window: the fewer, the closer in time; the more, the fewer are left without a match.
+PER_WINDOW = 50
+# Load is compared in so many windows, each of which has as many requests as above or more.
+LOAD_WINDOWS = 20
+# How many times the requests per second of the other side a side may have had, chance aside.
+MOST_LOAD = 1.25
+# Chance: so many standard deviations of a binomial share.
+_CHANCE = 4.0
+LEAST_REQUESTS = 40
+# A silence is no chance where so many requests were to be expected in it.
+_SILENCE = 20.0
+REMEDY = "send requests to both sides at the same time, as many to one as to the other, or name them so that they pair"
+
+
+class Spans(NamedTuple):
+    """Arrivals of both sides in order, and the time that both logs cover."""
+
+    times: tuple[Array, Array]
+    first: float
+    last: float
+
+    @property
+    def inside(self) -> list[Array]:
+        """Those in the common time."""
+        return [times[(times >= self.first) & (times <= self.last)] for times in self.times]
+
+
+def match_in_time(evidence: Evidence) -> Evidence:
+    """Different requests in pairs of about the same moment; where the sides do not compare, all of them, and why."""
+    found = [side.take(np.argsort(side.time, kind="stable")) for side in (evidence.candidate, evidence.baseline)]
+    spans = spans_of(found[0].time, found[1].time)
+    if unlike := _other_hours(spans) or _other_load(spans):
+        return replace(evidence, candidate=found[0], baseline=found[1], unlike=unlike)
+    ours, theirs = (side.take(kept) for side, kept in zip(found, match(spans), strict=True))
+    return replace(evidence, candidate=ours, baseline=theirs, paired=True, matched=True)
+
+
+def spans_of(candidate: Array, baseline: Array) -> Spans:
+    """The common time of two sides. candidate, baseline: arrivals in seconds, in any order."""
+    times = np.sort(candidate), np.sort(baseline)
+    return Spans(times, max(float(one[0]) for one in times), min(float(one[-1]) for one in times))
+
+
+def match(spans: Spans, seed: int = 0) -> tuple[Array, Array]:
+    """Which requests of each side are kept: as many of one as of the other in each window, in the order of arrival."""
+    count = max(1, min(map(len, spans.inside)) // PER_WINDOW)
+    windows = [_windows(times, spans, count) for times in spans.times]
+    least = np.minimum(*(np.bincount(one[one >= 0], minlength=count) for one in windows))
+    rng = np.random.default_rng(seed)
+    return _drawn(windows[0], least, rng), _drawn(windows[1], least, rng)
+
+
+def _windows(times: Array, spans: Spans, count: int) -> Array:
+    """The window of each request, -1 outside of the common time."""
+    found = np.searchsorted(np.linspace(spans.first, spans.last, count + 1)[1:-1], times, side="right")
+    return np.where((times < spans.first) | (times > spans.last), -1, found)
+
+
+def _drawn(windows: Array, least: Array, rng: np.random.Generator) -> Array:
+    """Indices of `least[w]` requests of each window w, by chance, in their order."""
+    inside = np.flatnonzero(windows >= 0)
+    shuffled = inside[np.lexsort((rng.random(len(inside)), windows[inside]))]
+    of = windows[shuffled]
+    rank = np.arange(len(of)) - np.searchsorted(of, of)
+    found: Array = np.sort(shuffled[rank < least[of]])
+    return found
+
+
+def _other_hours(spans: Spans) -> str:
+    """Why the sides were observed at different times; '' where they share enough of it."""
+    common, least = min(map(len, spans.inside)), min(map(len, spans.times))
+    if spans.first <= spans.last and 2 * common >= min(least, 2 * LEAST_REQUESTS):
+        matched = len(match(spans)[0])
+        if 2 * matched >= common:
+            return ""
+    ours, theirs = map(span_text, spans.times)
+    return (
+        f"the logs are of different times (candidate: {ours}, baseline: {theirs}), and what the hour does to latency "
+        f"is not the engine; {REMEDY}"
+    )
+
+
+def _other_load(spans: Spans) -> str:
+    """In which time the sides had an unlike load; '' where it was alike throughout."""
+    inside = spans.inside
+    count = max(1, min(LOAD_WINDOWS, min(map(len, inside)) // PER_WINDOW))
+    edges = np.linspace(spans.first, spans.last, count + 1)
+    ours, theirs = (np.histogram(times, edges)[0] for times in inside)
+    whole = ours.sum(), theirs.sum(), edges[0], edges[-1]
+    for a, b, start, end in [whole, *zip(ours, theirs, edges[:-1], edges[1:], strict=True)]:
+        if _uneven(int(a), int(b)):
+            return (
+                f"the sides had an unlike load: {a} requests of the candidate and {b} of the baseline from "
+                f"{span_text(np.asarray([start, end]))}, and load changes latency; {REMEDY}; or cut both logs to a "
+                "time of like load, or to one instance each"
+            )
+    return ""
+
+
+def _uneven(ours: int, theirs: int) -> bool:
+    """Whether one of two counts is more than MOST_LOAD times the other, and not by chance."""
+    total, least = ours + theirs, 1.0 / (1.0 + MOST_LOAD)
+    return min(ours, theirs) < total * least - _CHANCE * math.sqrt(total * least * (1.0 - least))
+
+
+def silence(candidate: Observations, baseline: Observations) -> str:
+    """Where one log says nothing for so long that its engine may have died; '' where that is nowhere."""
+    spans = spans_of(np.asarray(candidate.time), np.asarray(baseline.time))
+    inside = [max(1, len(times)) for times in spans.inside]
+    for role, side, at in (("candidate", candidate, 0), ("baseline", baseline, 1)):
+        mine, other = (times[times >= spans.first] for times in (spans.times[at], spans.times[1 - at]))
+        places = np.searchsorted(other, mine, side="right")
+        missed = np.diff(places, append=len(other))
+        if len(mine) and missed.max() * inside[at] >= _SILENCE * inside[1 - at]:
+            worst = int(missed.argmax())
+            when = span_text(np.asarray([mine[worst], other[places[worst] + missed[worst] - 1]]))
+            return (
+                f"{side.path.name} ({role}) has nothing from {when}, where the other log has {missed[worst]} requests"
+            )
+    return ""

@@ -1,0 +1,172 @@
+"""Runs two sessions over a golden set, case by case, and turns their drift into checks."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from enginery.arrays.npz import Array
+from enginery.core.errors import DataError, EngineryError, InputError
+from enginery.core.proof.report import Check
+from enginery.core.types import Session, Tensors
+from validation.comparison.outputs import Comparison, check_of
+from validation.comparison.task import TaskMetric
+from validation.golden.golden_set import Case, GoldenSet
+from validation.limits.budget import Budget, Budgets
+from validation.limits.measured import Measured
+from validation.limits.on_demand import Limits, StagedLimits
+from validation.metrics.drift import DECISIONS, Drift, is_exact, measure
+from validation.metrics.tally import Spreads
+
+_REPEATS = "the same session answers the same inputs otherwise when it runs again, so that nothing can be proven"
+
+
+def drift_checks(
+    joint: str,
+    reference: Session,
+    candidate: Session,
+    golden: GoldenSet,
+    limits: Budget | Budgets | Limits | StagedLimits,
+    spreads: Spreads | None = None,
+    usual: dict[str, Drift] | None = None,
+) -> tuple[Check, ...]:
+    """Compare two sessions on every case. Errors of the reference raise; those of the candidate are failed checks.
+
+    spreads: takes how the errors spread, for a report to show.  usual: takes the drift of the golden cases by output.
+    """
+    run_reference = lambda case: run(reference, case.inputs)  # noqa: E731 - as short as it is
+    return _checks(joint, run_reference, candidate, golden, StagedLimits.of(limits), spreads, reference, usual)
+
+
+def expected_checks(
+    joint: str, candidate: Session, golden: GoldenSet, budget: Budget | Budgets, spreads: Spreads | None = None
+) -> tuple[Check, ...]:
+    """Compare a session with the golden set's own expected outputs."""
+    return _checks(joint, lambda case: case.expected, candidate, golden, StagedLimits.of(budget), spreads)
+
+
+def task_check(session: Session, golden: GoldenSet, metric: TaskMetric) -> Check:
+    """The task metric over all golden cases.
+
+    Accuracy is the share of labels equal to the argmax over the output's last axis (an integer output is taken as it
+    is). Raises DataError without fitting labels and InputError for another output; a session that does not
+    answer as the original does is a failed check.
+    """
+    name, output, floor = metric.name, metric.output, metric.floor
+    original = _accuracy((case.expected for case in golden.of_kind("golden")), output, golden.labels)
+    try:
+        value = _accuracy((run(session, case.inputs) for case in golden.of_kind("golden")), output, golden.labels)
+    except EngineryError as error:
+        return Check("task", name, output, "golden", None, floor, False, str(error))
+    passed = floor is None or value >= floor
+    return Check("task", name, output, "golden", value, floor, passed, f"the original model has {original:.4f}")
+
+
+def run(session: Session, inputs: Tensors) -> dict[str, Array]:
+    """Run a session on golden inputs, narrowed where it takes fp16: golden data is what the original model takes.
+
+    Raises EngineryError, whatever the session raises, and for an answer that is no arrays by name.
+    """
+    halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
+    narrowed = {name: array.astype(np.float16) for name, array in inputs.items() if name in halves}
+    try:
+        answer: Any = session.run({**inputs, **narrowed})
+    except EngineryError:
+        raise
+    except Exception as error:  # whatever a runtime raises
+        raise EngineryError(f"the session raised {type(error).__name__}: {error}") from error
+    if not isinstance(answer, Mapping) or not all(
+        isinstance(item, np.ndarray | np.generic) for item in answer.values()
+    ):
+        kinds = {type(item).__name__ for item in answer.values()} if isinstance(answer, Mapping) else ""
+        what = f"a {type(answer).__name__}" + (f" of {', '.join(sorted(kinds))}" if kinds else "")
+        raise EngineryError(f"the session answered {what}; it should give an array for each output, by name")
+    arrays = {str(name): np.asanyarray(item) for name, item in answer.items()}
+    for name, array in arrays.items():
+        masked = hasattr(array, "mask")  # of numpy.ma, which takes time to import
+        if array.dtype.hasobject or masked:
+            what = "a masked array" if masked else "an array of Python objects"
+            raise EngineryError(f"the session answered {what} for {name}; it should give plain numbers")
+    return arrays
+
+
+def case_checks(
+    joint: str, case: str, output: str, expected: Array, actual: Array, budget: Budget
+) -> tuple[Check, ...]:
+    """The checks of one output of one case. Raises ValueError when shapes or kinds differ."""
+    found = Measured(measure(expected, actual, also=DECISIONS), budget)
+    return tuple(check_of(joint, output, case, value) for value in found.values())
+
+
+def limited_checks(
+    joint: str, case: tuple[str, str], output: str, pair: tuple[Array, Array], limits: Limits
+) -> tuple[Check, ...]:
+    """`case_checks` of a case by name and kind."""
+    name, kind = case
+    return case_checks(joint, name, output, *pair, limits.budgets.of(output, kind, pair[0].size))
+
+
+def _checks(
+    joint: str,
+    expected_of: Callable[[Case], Tensors],
+    candidate: Session,
+    golden: GoldenSet,
+    limits: StagedLimits,
+    spreads: Spreads | None,
+    reference: Session | None = None,
+    usual: dict[str, Drift] | None = None,
+) -> tuple[Check, ...]:
+    """reference: the session that expected outputs come from, which must give them twice; without one the candidate."""
+    found = Comparison(joint, spreads, {spec.name: spec.dtype for spec in candidate.outputs})
+    for index, case in enumerate(golden.cases):
+        expected = expected_of(case)
+        again = run(reference, case.inputs) if index == 0 and reference else None
+        try:
+            actual = run(candidate, case.inputs)
+            twice = run(candidate, case.inputs) if index == 0 and not reference else None
+        except EngineryError as error:
+            found.fail("runs", "", case.name, str(error))
+            continue
+        found.add(case, expected, actual)
+        for first, second in ((expected, again), (actual, twice)):
+            if second is not None:
+                found.failures += _repeated(joint, case, first, second, limits)
+    if usual is not None:
+        usual.update(found.usual())
+    return limits.judge(found.checks)
+
+
+def _repeated(joint: str, case: Case, first: Tensors, again: Tensors, limits: StagedLimits) -> Iterator[Check]:
+    """Failed checks of the outputs of one session that differ from run to run by more than their limits allow."""
+    for output, value in first.items():
+        try:
+            pair = value, again[output]
+            checks = limits.judge(partial(limited_checks, joint, (case.name, case.kind), output, pair))
+        except (KeyError, ValueError) as error:
+            yield Check(joint, "repeats", output, case.name, None, None, False, f"{_REPEATS} ({error})")
+            continue
+        broken = [check for check in checks if not check.passed and check.name != "nonfinite"]
+        yield from (replace(check, name="repeats", note=f"{check.name}: {_REPEATS}") for check in broken[:1])
+
+
+def _accuracy(runs: Iterable[Tensors], output: str, labels: Array | None) -> float:
+    if labels is None:
+        raise DataError("the golden set has no labels; name them in golden.labels")
+    answers = np.concatenate([_answers(tensors, output) for tensors in runs])
+    if answers.size != labels.size:
+        raise DataError(
+            f"output {output!r} gives {answers.size} answers, but there are {labels.size} labels; give one each"
+        )
+    return float(np.mean(answers == labels.reshape(-1)))
+
+
+def _answers(tensors: Tensors, output: str) -> Array:
+    if output not in tensors:
+        raise InputError(f"metric output {output!r} is not an output; known: {', '.join(tensors)}")
+    value = tensors[output]
+    if is_exact(value):
+        return value.reshape(-1)
+    # A row with NaN has no answer: its argmax would be the place of the NaN, which may happen to be the label.
+    return np.where(np.isnan(value).any(axis=-1), np.nan, np.argmax(value, axis=-1)).reshape(-1)

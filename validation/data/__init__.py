@@ -1,0 +1,1 @@
+"""Samples: real or generated inputs of a model, streamed from files."""

@@ -1,0 +1,87 @@
+"""Samples that a Python generator makes: each a dict with one array per input, checked as it comes.
+
+An array has its input's rank (a whole batch, of any size that the model takes), or one rank less: then it is one
+sample of the batch, which gets its leading axis here.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from enginery.arrays.npz import Array
+from enginery.core.errors import DataError
+from enginery.core.types import Dim, TensorSpec
+from validation.data.samples import sizes_of
+
+
+@dataclass(frozen=True)
+class GeneratedSamples:
+    """Samples from calling `make`, afresh for each pass; it must give the same ones each time.
+
+    name: how messages call it.  digest: of the code behind it; data that the code reads by itself is not in it.
+    """
+
+    make: Callable[[], Iterable[Any]]
+    name: str
+    digest: str
+    inputs: tuple[TensorSpec, ...]
+    dims: tuple[Dim, ...]
+
+    def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
+        """Each item as a run of its own, counted as one sample. Raises DataError for a bad one, or when none comes."""
+        index = -1
+        for index, item in enumerate(self._items()):
+            if stop is not None and index >= stop:
+                return
+            if index >= start:
+                yield index + 1, self._checked(item, f"{self.name}: sample {index}")
+        if index < 0:
+            raise DataError(f"{self.name} gave no samples; yield at least one")
+
+    def _items(self) -> Iterator[Any]:
+        done = 0
+        try:
+            for done, item in enumerate(self.make(), start=1):  # noqa: B007
+                yield item
+        except Exception as error:  # whatever the user's code raises
+            behind = f" behind sample {done - 1}" if done else ""
+            raise DataError(f"{self.name} failed{behind}: {type(error).__name__}: {error}") from error
+
+    def _checked(self, item: Any, where: str) -> dict[str, Array]:
+        if not isinstance(item, Mapping):
+            raise DataError(f"{where} is a {type(item).__name__}; yield a dict with one array per input")
+        for name in item.keys() - {spec.name for spec in self.inputs}:
+            raise DataError(f"{where} has an array {name!r} that no input is named")
+        batch = {spec.name: _batched(item.get(spec.name), spec, where) for spec in self.inputs}
+        try:
+            sizes = sizes_of(batch, self.inputs)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
+        _check_sizes(sizes, self.dims, where)
+        return batch
+
+
+def _batched(value: Any, spec: TensorSpec, where: str) -> Array:
+    if value is None:
+        raise DataError(f"{where} lacks the input {spec.name!r}")
+    array = np.asarray(value)
+    if array.dtype.name != spec.dtype:
+        raise DataError(f"{where}: {spec.name!r} is {array.dtype.name}; the input is {spec.dtype}: convert it")
+    if array.dtype.kind in "fc" and not np.isfinite(array).all():
+        raise DataError(f"{where}: {spec.name!r} holds NaN or Inf; remove or repair that sample")
+    alone = array.ndim == len(spec.shape) - 1 and spec.shape[0] in (1, *_names(spec))
+    return array[None] if alone else array
+
+
+def _names(spec: TensorSpec) -> Sequence[str]:
+    return [dim for dim in spec.shape if isinstance(dim, str)]
+
+
+def _check_sizes(sizes: Mapping[str, int], dims: Sequence[Dim], where: str) -> None:
+    for dim in dims:
+        if dim.name in sizes and not dim.min <= sizes[dim.name] <= dim.max:
+            raise DataError(
+                f"{where}: {dim.name} is {sizes[dim.name]}, outside {dim.min}..{dim.max}; widen dims.{dim.name}"
+            )

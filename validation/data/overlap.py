@@ -1,0 +1,95 @@
+"""Whether golden samples are calibration samples too.
+
+Scales fit the samples that they were chosen with best, so that the errors measured on those say little about others.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from enginery.arrays.npz import Array
+from enginery.core.proof.report import OVERLAP, Check
+from enginery.core.types import Tensors
+from validation.data.samples import Samples, SampleSource
+
+# The share of golden samples that may be calibration samples too. Where data repeats itself, single ones are; beyond a
+# half, most of what is measured are errors on samples that the scales were chosen with.
+LARGEST = 0.5
+
+_DIGEST_BYTES = 16
+
+
+class Noted:
+    """A source of samples that notes the digest of each as it passes: of every run, and of each of its rows."""
+
+    def __init__(self, source: SampleSource) -> None:
+        self._source = source
+        self._whole = isinstance(source, Samples) and source.complete
+        self._seen: set[bytes] = set()
+
+    @property
+    def name(self) -> str:
+        """See `SampleSource`."""
+        return self._source.name
+
+    @property
+    def digest(self) -> str:
+        """See `SampleSource`."""
+        return self._source.digest
+
+    @property
+    def seen(self) -> bytes:
+        """The digests of the samples that passed, each once, sorted."""
+        return b"".join(sorted(self._seen))
+
+    def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
+        """See `SampleSource`."""
+        for end, inputs in self._source.runs(start, stop):
+            self._seen |= {_digest(inputs), *_digests([inputs], self._whole)}
+            yield end, inputs
+
+
+def golden_digests(groups: Iterable[Tensors], complete: bool) -> bytes:
+    """The digest of each golden sample, in order. complete: each group is one sample; else samples lie along axis 0."""
+    return b"".join(_digests(groups, complete))
+
+
+def merged(parts: Iterable[bytes]) -> bytes:
+    """What `Noted.seen` of all parts would be in one pass."""
+    return b"".join(sorted(set().union(*map(_split, parts))))
+
+
+def overlap_check(golden: bytes, calibration: bytes) -> Check:
+    """The share of golden samples that are calibration samples too, against its limit. Both as digests."""
+    known, samples = set(_split(calibration)), _split(golden)
+    count = sum(sample in known for sample in samples)
+    share = count / max(len(samples), 1)
+    told = (
+        f"{'all' if share == 1 else count or 'none'} of the {len(samples)} golden samples are calibration samples too"
+    )
+    why = ", and scales fit those best: the errors say little about other samples; give golden.data other ones"
+    passed = share <= LARGEST
+    return Check("quantization", OVERLAP, "", "golden", share, LARGEST, passed, told if passed else told + why)
+
+
+def _split(digests: bytes) -> list[bytes]:
+    return [digests[at : at + _DIGEST_BYTES] for at in range(0, len(digests), _DIGEST_BYTES)]
+
+
+def _digests(groups: Iterable[Tensors], complete: bool) -> Iterator[bytes]:
+    for inputs in groups:
+        lengths = {array.shape[0] if array.ndim else 0 for array in inputs.values()}
+        rows = lengths.pop() if len(lengths) == 1 and not complete else 0
+        if rows == 0:
+            yield _digest(inputs)
+        for row in range(rows):
+            yield _digest({name: array[row : row + 1] for name, array in inputs.items()})
+
+
+def _digest(inputs: Tensors) -> bytes:
+    found = hashlib.sha256()
+    for name, array in sorted(inputs.items()):
+        found.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.digest()[:_DIGEST_BYTES]

@@ -1,0 +1,300 @@
+"""Real inputs for a model, streamed from files or from a generator: calibration data and golden data.
+
+An array whose rank is its input's holds samples along axis 0, fed in groups. An array of one rank more holds one
+complete input per entry of axis 0. All inputs of a file follow the same one of these two layouts.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from enginery.arrays.npz import Array
+from enginery.core.digest import digest_of_path
+from enginery.core.errors import DataError
+from enginery.core.text import suggest
+from enginery.core.types import Dim, Tensors, TensorSpec
+from validation.data.stored import Stored, find_arrays
+
+
+class SampleSource(Protocol):
+    """Where samples come from. name: how messages call it.  digest: of the data, or of the code that makes it."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def digest(self) -> str: ...  # noqa: D102
+
+    def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
+        """The inputs of one run after the other, each of as few samples as the model takes, and where each run ends.
+
+        start, stop: the samples to give, as a half-open range; by default all. Raises DataError for a bad sample.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of one file or folder, checked against a model's inputs; open with `Samples.open`.
+
+    count: samples in it.  complete: whether each entry of axis 0 is a complete input (one rank more than it).
+    """
+
+    path: Path
+    inputs: tuple[TensorSpec, ...]
+    dims: tuple[Dim, ...]
+    arrays: Mapping[str, Stored]
+    count: int
+    complete: bool
+
+    @classmethod
+    def open(
+        cls, path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], extra: Sequence[str] = ()
+    ) -> "Samples":
+        """Check the headers of every array; no sample is read yet. `extra` names further arrays, such as labels.
+
+        Raises DataError naming file, array, value and remedy.
+        """
+        arrays = _named(find_arrays(path, [spec.name for spec in inputs]), inputs, extra, path)
+        complete = _layout([arrays[spec.name] for spec in inputs], inputs)
+        samples = cls(path, tuple(inputs), tuple(dims), arrays, _count(arrays), complete)
+        samples._check_arrays()
+        samples._sizes(None)
+        return samples
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the file, or over the files of the folder."""
+        return digest_of_path(self.path)
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return str(self.path)
+
+    def batches(self, size: int | None = None) -> Iterator[dict[str, Array]]:
+        """Inputs for one run after the other, holding one group in memory at a time.
+
+        size: samples in a group where the leading dim is dynamic; default the dim's opt, kept within its min and max.
+        Raises DataError for groups that do not fit the dim, and on the way for NaN, infinities and unreadable bytes.
+        """
+        return (inputs for _, inputs in self._stream(self._sizes(size), 0))
+
+    def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
+        """As `SampleSource.runs`. Raises DataError when the range does not divide into the model's groups."""
+        last = self.count if stop is None else min(stop, self.count)
+        return self._stream(self._sizes(1, last - start), start)
+
+    def part(self, index: int, of: int) -> tuple[int, int]:
+        """The samples [start, stop) of one of several parts of about equal size; parts end where runs do.
+
+        With more parts than runs, some are empty.
+        """
+        ends = [0, *itertools.accumulate(self._sizes(1))]
+        first, last = ((len(ends) - 1) * place // of for place in (index, index + 1))
+        return ends[first], ends[last]
+
+    def column(self, name: str) -> Array:
+        """One whole array, in memory: for labels. Raises DataError when the file has no such array or it has NaN."""
+        if name not in self.arrays:
+            raise DataError(f"{self.path} has no array {name!r}; {suggest(name, self.arrays)}")
+        if self.arrays[name].dtype.kind not in "biuf":
+            raise DataError(
+                f"{self.arrays[name]} is {self.arrays[name].dtype}; labels are class indices: store integers"
+            )
+        column = self.arrays[name].read()
+        _check_finite(column, self.arrays[name], 0)
+        return column
+
+    def _stream(self, sizes: Sequence[int], start: int) -> Iterator[tuple[int, dict[str, Array]]]:
+        names = [spec.name for spec in self.inputs]
+        for blocks in zip(*(self.arrays[name].blocks(sizes, start) for name in names), strict=True):
+            for name, block in zip(names, blocks, strict=True):
+                _check_finite(block, self.arrays[name], start)
+            start += len(blocks[0])
+            yield start, {name: block[0] if self.complete else block for name, block in zip(names, blocks, strict=True)}
+
+    def _check_arrays(self) -> None:
+        seen: dict[str, int] = {}
+        for spec in self.inputs:
+            array = self.arrays[spec.name]
+            if array.dtype.name != spec.dtype:
+                raise DataError(f"{array} is {array.dtype.name}; the input is {spec.dtype}: convert it with astype")
+            for axis, length, declared in self._axes(spec):
+                self._check_axis(array, axis, length, declared)
+                if isinstance(declared, str) and seen.setdefault(declared, length) != length:
+                    raise DataError(
+                        f"{array} has {declared} = {length} on axis {axis} and {seen[declared]} elsewhere; make equal"
+                    )
+
+    def _axes(self, spec: TensorSpec) -> Iterator[tuple[int, int, int | str]]:
+        """(axis, length, declared size) of the axes of one sample; axis 0 of a grouped array is left out."""
+        shape = self.arrays[spec.name].shape
+        declared = spec.shape if self.complete else spec.shape[1:]
+        for axis, (length, dim) in enumerate(zip(shape[1:], declared, strict=True), start=1):
+            yield axis, length, dim
+
+    def _check_axis(self, array: Stored, axis: int, length: int, declared: int | str) -> None:
+        if isinstance(declared, int):
+            if length != declared:
+                raise DataError(f"{array} has shape {array.shape}: axis {axis} must be {declared}; reshape or crop it")
+            return
+        dim = self._dim(declared)
+        if not dim.min <= length <= dim.max:
+            raise DataError(
+                f"{array} has {declared} = {length} on axis {axis}, outside {dim.min}..{dim.max}; "
+                f"crop or pad it, or widen dims.{declared}"
+            )
+
+    def _dim(self, name: str) -> Dim:
+        found = next((dim for dim in self.dims if dim.name == name), None)
+        if found is None:
+            raise DataError(f"{self.path}: dim {name!r} of the inputs is not declared; add dims.{name}")
+        return found
+
+    def _sizes(self, wanted: int | None, among: int | None = None) -> list[int]:
+        """How many entries of axis 0 go into each run, when `among` entries (default: all) are divided."""
+        count = self.count if among is None else max(among, 0)
+        if self.complete:
+            return [1] * count
+        low, size = self._group(wanted)
+        full, rest = divmod(count, size)
+        if rest and rest < low:
+            raise DataError(
+                f"{self.path}: {count} samples in groups of {size} leave {rest}, but a group needs {low} or more; "
+                f"drop {rest} or add {low - rest}"
+            )
+        return [size] * full + ([rest] if rest else [])
+
+    def _group(self, wanted: int | None) -> tuple[int, int]:
+        """The least and the usual length of a group."""
+        leading = self._leading()
+        if isinstance(leading, int):
+            return leading, leading
+        inner = {dim: length for spec in self.inputs for _, length, dim in self._axes(spec) if isinstance(dim, str)}
+        if leading in inner:
+            return inner[leading], inner[leading]
+        dim = self._dim(leading)
+        return dim.min, max(dim.min, min(wanted or dim.opt, dim.max))
+
+    def _leading(self) -> int | str:
+        leading = {spec.shape[0] for spec in self.inputs}
+        if len(leading) > 1:
+            sizes = ", ".join(sorted(map(str, leading)))
+            raise DataError(
+                f"{self.path}: the inputs' leading sizes differ ({sizes}), so samples cannot be grouped; "
+                "store one complete input per entry of a new axis 0, in every array"
+            )
+        return leading.pop()
+
+
+def resize(tensors: Tensors, specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> dict[str, Array]:
+    """Make tensors fit `sizes` of the named dims by taking elements modulo length: real data, sliced or tiled.
+
+    Dims that `sizes` leaves out keep their length. Raises DataError when an axis to be filled is empty.
+    """
+    return {spec.name: _resized(tensors[spec.name], spec, sizes) for spec in specs}
+
+
+def _resized(tensor: Array, spec: TensorSpec, sizes: Mapping[str, int]) -> Array:
+    for axis, dim in enumerate(spec.shape):
+        if isinstance(dim, str) and sizes.get(dim, tensor.shape[axis]) != tensor.shape[axis]:
+            if tensor.shape[axis] == 0:
+                raise DataError(
+                    f"tensor {spec.name!r} is empty along {dim!r}; there is nothing to fill {sizes[dim]} from"
+                )
+            tensor = np.take(tensor, np.arange(sizes[dim]) % tensor.shape[axis], axis)
+    return tensor
+
+
+def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
+    """The size of each named dim, read from the tensors' shapes.
+
+    Raises DataError for a missing tensor, a wrong rank, a static size that differs, and a name with two sizes.
+    """
+    sizes: dict[str, int] = {}
+    for spec in specs:
+        if spec.name not in tensors:
+            raise DataError(f"tensor {spec.name!r} is missing; {suggest(spec.name, tensors)}")
+        shape = tensors[spec.name].shape
+        if len(shape) != len(spec.shape):
+            raise DataError(f"tensor {spec.name!r} has shape {shape}; {spec.shape} has another rank")
+        for length, dim in zip(shape, spec.shape, strict=True):
+            expected = sizes.setdefault(dim, length) if isinstance(dim, str) else dim
+            if length != expected:
+                raise DataError(
+                    f"tensor {spec.name!r} has shape {shape}: {dim} is {length} here and {expected} elsewhere"
+                )
+    return sizes
+
+
+def _named(
+    found: Mapping[str, Stored], inputs: Sequence[TensorSpec], extra: Sequence[str], path: Path
+) -> dict[str, Stored]:
+    wanted = [*(spec.name for spec in inputs), *extra]
+    if list(found) == [""]:
+        if len(wanted) != 1:
+            raise DataError(f"{path} holds a single array; {', '.join(wanted)} are needed: save them with numpy.savez")
+        return {wanted[0]: found[""]}
+    for name in wanted:
+        if name not in found:
+            remedy = f"{suggest(name, found, '')} rename the array, or correct the name in the spec".lstrip()
+            raise DataError(f"{path} has no array {name!r}: {_both(found, inputs, extra)}; {remedy}")
+    for name in found:
+        if name not in wanted:
+            remedy = f"{suggest(name, wanted, '')} leave it out, or name it in the spec".lstrip()
+            raise DataError(
+                f"{path} has an array {name!r} that nothing asks for: {_both(found, inputs, extra)}; {remedy}"
+            )
+    return {name: found[name] for name in wanted}
+
+
+def _both(found: Iterable[str], inputs: Sequence[TensorSpec], extra: Sequence[str]) -> str:
+    """The names that a file has, and those that it should have."""
+    beside = f", and of labels {', '.join(extra)}" if extra else ""
+    return f"it holds {', '.join(found) or 'none'}; the model wants {', '.join(spec.name for spec in inputs)}{beside}"
+
+
+def _layout(arrays: Sequence[Stored], inputs: Sequence[TensorSpec]) -> bool:
+    """Whether arrays hold one complete input per entry; all of them must agree."""
+    layouts = {_is_complete(array, spec) for array, spec in zip(arrays, inputs, strict=True)}
+    if len(layouts) > 1:
+        raise DataError(
+            f"{arrays[0].path}: some arrays hold one complete input per entry of axis 0, others samples along it; "
+            "store all of them the same way"
+        )
+    return layouts.pop()
+
+
+def _is_complete(array: Stored, spec: TensorSpec) -> bool:
+    more = len(array.shape) - len(spec.shape)
+    if more not in (0, 1) or not array.shape:
+        raise DataError(
+            f"{array} has shape {array.shape}; input {spec.name!r} has shape {spec.shape}: give the same rank "
+            "(samples along axis 0) or one rank more (one complete input per entry)"
+        )
+    return more == 1
+
+
+def _count(arrays: Mapping[str, Stored]) -> int:
+    counts = {name: array.shape[0] if array.shape else 0 for name, array in arrays.items()}
+    first = next(iter(counts))
+    for name, count in counts.items():
+        if count == 0:
+            raise DataError(f"{arrays[name]} has no samples; give at least one along axis 0")
+        if count != counts[first]:
+            raise DataError(f"{arrays[name]} has {count} samples, but {first!r} has {counts[first]}; make them equal")
+    return counts[first]
+
+
+def _check_finite(block: Array, array: Stored, start: int) -> None:
+    if block.dtype.kind not in "fc" or np.isfinite(block).all():
+        return
+    entry = int(np.argmax(~np.isfinite(block).reshape(len(block), -1).all(axis=1)))
+    bad = block[entry][~np.isfinite(block[entry])].flat[0]
+    raise DataError(f"{array} holds {bad} in sample {start + entry}; remove or repair that sample")

@@ -1,0 +1,1 @@
+"""Golden sets: inputs and expected outputs, frozen by digest."""

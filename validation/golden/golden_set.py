@@ -1,0 +1,216 @@
+"""The golden set: inputs and the outputs the original model gives for them, frozen by digest.
+
+Golden cases are the given samples in groups. Edge cases try every combination of the sizes at the ends of the dims'
+buckets, where compilers switch kernels and profiles; they are made of the same samples, tiled where there are too few.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Literal, get_args, overload
+
+import numpy as np
+
+from enginery.arrays.npz import Array
+from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
+from enginery.core.errors import DataError
+from enginery.core.types import Dim, Tensors, TensorSpec, sizes_product
+from validation.data.batches import enough_samples
+from validation.data.samples import Samples, resize
+from validation.limits.noise_floor import Noise
+
+MAX_EDGE_CASES = 64
+_KINDS = "biuf"
+_NO_GOLDEN = (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+_FORMAT = 1
+
+CaseKind = Literal["golden", "edge"]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One run of the model: inputs, and the outputs expected for them, by name."""
+
+    name: str
+    kind: CaseKind
+    inputs: Tensors
+    expected: Tensors
+
+
+@dataclass(frozen=True, eq=False)
+class GoldenSet:
+    """Frozen cases; `labels` holds the true answers of all golden cases in order, when there are any.
+
+    cases: read one at a time from the file for a set that was loaded.  source: that file.  noise: the model's own
+    floor on these cases; None where it was not asked for.
+    """
+
+    cases: Sequence[Case]
+    labels: Array | None = None
+    source: Path | None = field(default=None, repr=False)
+    noise: Noise | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the bytes that `save` writes."""
+        return digest_of_file(self.source) if self.source else digest_of_bytes(_encode(self))
+
+    def of_kind(self, kind: CaseKind) -> Iterator[Case]:
+        """The golden cases, or the edge cases, in order."""
+        return (self.cases[index] for index, found in enumerate(case_kinds(self)) if found == kind)
+
+    def save(self, path: Path) -> str:
+        """Write a safetensors file, the same bytes for the same set, and return its digest."""
+        data = _encode(self)
+        path.write_bytes(data)
+        return digest_of_bytes(data)
+
+    @classmethod
+    def load(cls, path: Path) -> "GoldenSet":
+        """Open what `save` wrote; tensors are read when a case is. Raises DataError for any other file."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="numpy") as file:
+                header = json.loads((file.metadata() or {})["golden"])
+                names = tuple(file.keys())
+                labels = file.get_tensor("labels") if "labels" in names else None
+            if header["format"] != _FORMAT:
+                raise ValueError(f"format {str(header['format'])[:40]}; this version reads {_FORMAT}")
+            noise = Noise.from_json(header["noise"]) if header.get("noise") else None
+            kinds = tuple(_kind(case) for case in header["cases"])
+        except (SafetensorError, *_NO_GOLDEN) as error:
+            raise DataError(f"{path} is not a golden set ({str(error)[:300]}); freeze it again") from error
+        return cls(_StoredCases(path, kinds, names), labels, path, noise)
+
+
+def freeze(
+    samples: Samples | Iterable[Tensors],
+    specs: Sequence[TensorSpec],
+    dims: Sequence[Dim],
+    run: Callable[[Tensors], Tensors],
+    labels: Array | None = None,
+) -> GoldenSet:
+    """Run the original model once per case and keep what it says.
+
+    samples: opened samples, or ready-made groups of inputs.  specs: the model's inputs.  run: the reference.
+    """
+    groups = list(samples.batches() if isinstance(samples, Samples) else samples)
+    if not groups:
+        raise DataError("a golden set needs at least one group of inputs; none was given")
+    cases = [_case(f"golden {index}", "golden", inputs, run) for index, inputs in enumerate(groups)]
+    for index, sizes in enumerate(edge_sizes(specs, dims)):
+        inputs = resize(enough_samples(groups, index % len(groups), specs, sizes), specs, sizes)
+        cases.append(_case(" ".join(f"{name}={size}" for name, size in sizes.items()), "edge", inputs, run))
+    return GoldenSet(tuple(cases), labels)
+
+
+def case_names(golden: GoldenSet) -> list[str]:
+    """The names of all cases in order, without reading their tensors."""
+    cases = golden.cases
+    return [name for name, _ in cases.kinds] if isinstance(cases, _StoredCases) else [case.name for case in cases]
+
+
+def case_kinds(golden: GoldenSet) -> list[CaseKind]:
+    """The kinds of all cases in order, without reading their tensors."""
+    cases = golden.cases
+    return [kind for _, kind in cases.kinds] if isinstance(cases, _StoredCases) else [case.kind for case in cases]
+
+
+def edge_sizes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> list[dict[str, int]]:
+    """Combinations of the dims' test sizes: min and max corners first, then the rest, at most MAX_EDGE_CASES."""
+    used = [dim for dim in dims if any(dim.name in spec.shape for spec in specs)]
+    if not used:
+        return []
+    corners = sizes_product(used, {dim.name: sorted({dim.min, dim.max}) for dim in used})
+    rest = sizes_product(used, {dim.name: dim.test_sizes() for dim in used})
+    return list(islice(_distinct(chain(corners, rest)), MAX_EDGE_CASES))
+
+
+def _distinct(items: Iterable[dict[str, int]]) -> Iterator[dict[str, int]]:
+    seen: set[tuple[int, ...]] = set()
+    for item in items:
+        key = tuple(item.values())
+        if key not in seen:
+            seen.add(key)
+            yield item
+
+
+def _case(name: str, kind: CaseKind, inputs: Tensors, run: Callable[[Tensors], Tensors]) -> Case:
+    expected = {output: np.asarray(value) for output, value in run(inputs).items()}
+    for output, value in {**inputs, **expected}.items():
+        if value.dtype.kind not in _KINDS:
+            raise DataError(f"case {name!r}: tensor {output!r} is {value.dtype}; golden data holds numpy's own numbers")
+    return Case(name, kind, dict(inputs), expected)
+
+
+@dataclass(frozen=True)
+class _StoredCases(Sequence[Case]):
+    """Cases of a file, each read when it is asked for."""
+
+    path: Path
+    kinds: tuple[tuple[str, CaseKind], ...]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    @overload
+    def __getitem__(self, index: int) -> Case: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Case, ...]: ...
+    def __getitem__(self, index: int | slice) -> Case | tuple[Case, ...]:
+        if isinstance(index, slice):
+            return tuple(self[at] for at in range(*index.indices(len(self))))
+        at = range(len(self))[index]
+        return Case(*self.kinds[at], *self._tensors(at))
+
+    def _tensors(self, at: int) -> Iterator[dict[str, Array]]:
+        """Inputs, then expected outputs."""
+        from safetensors import safe_open
+
+        with safe_open(self.path, framework="numpy") as file:
+            for prefix in (_prefix(at, "in"), _prefix(at, "out")):
+                yield {name.removeprefix(prefix): file.get_tensor(name) for name in self._by_prefix.get(prefix, ())}
+
+    @cached_property
+    def _by_prefix(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name in self.names:
+            index, _, rest = name.partition("/")
+            found.setdefault(f"{index}/{rest.partition('/')[0]}/", []).append(name)
+        return found
+
+
+def _kind(case: Mapping[str, Any]) -> tuple[str, CaseKind]:
+    name, kind = case["name"], case["kind"]
+    if not isinstance(name, str) or kind not in get_args(CaseKind):
+        raise ValueError(f"case {str(name)[:40]!r} is of kind {str(kind)[:40]!r}")
+    return name, kind
+
+
+def _encode(golden: GoldenSet) -> bytes:
+    from safetensors.numpy import save
+
+    tensors: dict[str, Array] = {} if golden.labels is None else {"labels": golden.labels}
+    kinds = []
+    for index, case in enumerate(golden.cases):
+        kinds.append({"name": case.name, "kind": case.kind})
+        tensors.update(_prefixed(_prefix(index, "in"), case.inputs))
+        tensors.update(_prefixed(_prefix(index, "out"), case.expected))
+    header: dict[str, Any] = {"format": _FORMAT, "cases": kinds}
+    if golden.noise is not None:
+        header["noise"] = golden.noise.to_json()
+    contiguous = {name: np.asarray(value, order="C") for name, value in tensors.items()}
+    return save(contiguous, {"golden": canonical_json(header).decode()})
+
+
+def _prefix(index: int, side: str) -> str:
+    return f"{index:05d}/{side}/"
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    return {prefix + name: value for name, value in tensors.items()}

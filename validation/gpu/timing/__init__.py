@@ -1,0 +1,1 @@
+"""Timing on a GPU: clocks, peak rates, peer compilers."""

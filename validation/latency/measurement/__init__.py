@@ -1,0 +1,1 @@
+"""Timing sessions: warm-up, repeated runs, confidence intervals, paired comparison."""

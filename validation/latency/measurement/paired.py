@@ -1,0 +1,138 @@
+"""Two engines side by side: small blocks of runs of either, in an order that is drawn, so that what the machine does
+meanwhile happens to both.
+
+A session's luck (where its memory lies, which threads it got) stays with it however often it runs, and can be as large
+as a real difference (Mytkowicz et al., "Producing wrong data", ASPLOS 2009). So both are opened anew several times,
+and the interval takes in what the openings differ by (Kalibera & Jones, "Rigorous benchmarking", ISMM 2013).
+
+What is timed is the runtime's own call where both sessions give it, else `Session.run` of both.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from builders.backends.run_profiles import Prepared
+from enginery.arrays.npz import Array
+from enginery.core.types import Session, Tensors
+from validation.latency.measurement.loop import latencies, timed
+from validation.latency.measurement.once import taken
+from validation.statistics.distributions import NORMAL, t_quantile
+from validation.statistics.rates import POWER
+from validation.statistics.slowdown import LEAST_BEYOND, Effect, quantile_effects
+
+Opens = Callable[[], AbstractContextManager[Session]]
+Pair = tuple[Array, Array]
+Verdict = Literal["faster", "slower", "no difference shown"]
+
+OPENINGS = 8
+LEVEL = 0.95
+REPLICATES = 400
+SHOWN = (0.5, 0.99)
+# A block lasts about so long, and holds no more runs than this.
+_BLOCK_S, _BLOCK_RUNS = 1e-3, 32
+# Runs before a block, of which none counts: threads of the other side stay awake for a while after its block.
+_LEAD_S = 0.25e-3
+# Of an opening's time, to warm up.
+_WARM = 0.15
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A quantile of the first over that of the second, with its 95 % interval; None where there are too few runs.
+
+    detectable: the smallest difference, as a share, that this much data would have shown with a probability of 0.8.
+    """
+
+    p: float
+    ratio: float | None
+    low: float | None
+    high: float | None
+    detectable: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Race:
+    """verdict: on the first engine, by the median.  medians_s: of both.  runs: of each."""
+
+    verdict: Verdict
+    ratios: Sequence[Ratio]
+    medians_s: tuple[float, float]
+    runs: int
+    openings: int
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return asdict(self)
+
+
+def race(
+    opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, seed: int, openings: int = OPENINGS
+) -> list[Pair]:
+    """Seconds of the runs of either engine, opening by opening; the order of blocks follows the seed.
+
+    Raises what opening and running raise.
+    """
+    rng = np.random.default_rng(seed)
+    return [_opening(opens, inputs, seconds / openings, rng) for _ in range(openings)]
+
+
+def _opening(opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: np.random.Generator) -> Pair:
+    with ExitStack() as stack:
+        sessions: dict[int, Session] = {}
+        for side in rng.permutation(2):
+            sessions[int(side)] = stack.enter_context(opens[side]())
+        runs = _runners((sessions[0], sessions[1]), inputs)
+        slowest = max(float(np.median(latencies(run, _WARM / 2 * seconds))) for run in runs)
+        size, lead = (min(max(1, round(time / slowest)), _BLOCK_RUNS) for time in (_BLOCK_S, _LEAD_S))
+        rounds = max(2, round((1 - _WARM) * seconds / (2 * (size + lead) * slowest)))
+        found: tuple[list[float], list[float]] = ([], [])
+        for _ in range(rounds):
+            for side in rng.permutation(2):
+                for _ in range(lead):
+                    runs[side]()
+                found[side].extend(timed(runs[side]) for _ in range(size))
+    return np.array(found[0]), np.array(found[1])
+
+
+def _runners(sessions: tuple[Session, Session], inputs: Tensors) -> list[Callable[[], object]]:
+    """What is timed of either, the same kind of both."""
+    given = [taken(session, inputs) for session in sessions]
+    pairs = list(zip(sessions, given, strict=True))
+    own = [session.prepared(arrays) for session, arrays in pairs if isinstance(session, Prepared)]
+    return own if len(own) == len(pairs) else [partial(session.run, arrays) for session, arrays in pairs]
+
+
+def judge(pairs: Sequence[Pair], seed: int = 0, replicates: int = REPLICATES) -> Race:
+    """Whether the first engine is faster or slower. pairs: the runs of either, by opening; as many of both."""
+    both = np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
+    effects = quantile_effects(both, list(SHOWN), True, seed, replicates)
+    ratios = [_ratio(p, effect, pairs) for p, effect in zip(SHOWN, effects, strict=True)]
+    first = ratios[0]
+    verdict: Verdict = "no difference shown"
+    if first.low is not None and first.high is not None:
+        verdict = "faster" if first.high < 1.0 else "slower" if first.low > 1.0 else verdict
+    medians = float(np.median(both[0])), float(np.median(both[1]))
+    return Race(verdict, ratios, medians, len(both[0]), len(pairs))
+
+
+def _ratio(p: float, effect: Effect, pairs: Sequence[Pair]) -> Ratio:
+    if math.isnan(effect.log_ratio) or effect.beyond < LEAST_BEYOND:
+        least, have = math.ceil(LEAST_BEYOND / min(p, 1 - p)), sum(len(pair[0]) for pair in pairs)
+        note = f"{have} runs say nothing about it; it takes {least}, or more in bursts"
+        return Ratio(p, None, None, None, None, note)
+    error, freedom = effect.error * math.sqrt(effect.blocks / (effect.blocks - 1.0)), effect.freedom
+    each = [math.log(float(np.quantile(a, p)) / float(np.quantile(b, p))) for a, b in pairs]
+    between = float(np.std(each, ddof=1)) / math.sqrt(len(each)) if len(each) > 1 else 0.0
+    if between >= error:
+        error, freedom = between, min(freedom, len(each) - 1.0)
+    factor = t_quantile(1.0 - (1.0 - LEVEL) / 2, freedom)
+    low, high = (math.exp(effect.log_ratio + sign * factor * error) for sign in (-1, 1))
+    detectable = math.expm1((factor + NORMAL.inv_cdf(POWER)) * error)
+    return Ratio(p, math.exp(effect.log_ratio), low, high, detectable)

@@ -1,0 +1,170 @@
+"""What a node must do: multiplications, operations, bytes; from the types and shapes of its inputs and outputs.
+
+Bytes are what a node reads and writes when every tensor comes from memory and goes back to it, each once. Operators
+that only give a tensor another shape move nothing; those that pick (Gather, Slice) read what they pick. Operations
+are 2 for each multiply-add, else a few for each value (`_PER_VALUE`): an exponential counts as one.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from builders.backends.run_profiles import NodeTime, Seen
+from validation.latency.roofline.macs import multiplications
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+# Bits of the types that numpy does not size by itself.
+_BITS = {"bfloat16": 16, "bool": 8, "string": 0, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4e2m1": 4}
+VIEWS = frozenset(_words("Reshape Squeeze Unsqueeze Flatten Identity Dropout"))
+_SHAPES = frozenset(_words("Shape Size Constant ConstantOfShape Range EyeLike"))
+_PICKS = frozenset(_words("Gather GatherElements GatherND Slice"))
+_MOVES = frozenset(
+    _words(
+        "Cast CastLike Concat Split Transpose Expand Tile Pad Gather GatherElements GatherND Slice Where ScatterND "
+        "ScatterElements ReorderInput ReorderOutput DepthToSpace SpaceToDepth QLinearConcat Resize Trilu OneHot NonZero"
+    )
+)
+_ONE_EACH = (
+    "Add Sub Mul Div Neg Abs Relu Clip Max Min Pow Sqrt Exp Log Reciprocal Floor Ceil Round Sign Not And Or Xor Equal "
+    "Greater Less GreaterOrEqual LessOrEqual Mod LeakyRelu PRelu Erf Tanh Sigmoid Sin Cos IsNaN IsInf Sum Softplus "
+    "QLinearAdd QLinearMul QLinearLeakyRelu QLinearSigmoid"
+)
+_ONE_READ = (
+    "MaxPool AveragePool GlobalAveragePool GlobalMaxPool ReduceMean ReduceSum ReduceMax ReduceMin ArgMax ArgMin CumSum "
+    "TopK QLinearAveragePool QLinearGlobalAveragePool QLinearReduceMean"
+)
+_NORMALIZE = (
+    "LayerNormalization SimplifiedLayerNormalization RMSNormalization InstanceNormalization SkipLayerNormalization "
+    "GroupNormalization DynamicQuantizeLinear"
+)
+# Operations for each value that comes out.
+_PER_VALUE = {
+    **dict.fromkeys(_words(_ONE_EACH), 1),
+    **dict.fromkeys(_words("BatchNormalization DequantizeLinear HardSwish Swish Mish Silu QuickGelu"), 2),
+    **dict.fromkeys(_words("QuantizeLinear HardSigmoid Elu Selu Celu ThresholdedRelu Softsign"), 3),
+    **dict.fromkeys(_words("Gelu FastGelu BiasGelu FusedGelu Softmax LogSoftmax QLinearSoftmax"), 5),
+}
+# Operations for each value that goes in.
+_PER_INPUT = {
+    **dict.fromkeys(_words(_ONE_READ), 1),
+    **dict.fromkeys(_words("LpPool ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSumExp LRN"), 2),
+    **dict.fromkeys(_words(_NORMALIZE), 8),
+}
+# Values in, values out, one each at the same place: what a runtime can compute while it writes the tensor before.
+_ROWS = frozenset(_words("Softmax LogSoftmax QLinearSoftmax"))
+ELEMENTWISE = frozenset(_PER_VALUE) - _ROWS | VIEWS | {"Cast", "CastLike"}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one node or of many. macs: multiply-adds.  operations: two for each of them, and all others.
+
+    dtype: what it computes in.  known: False for an operator whose operations nobody counted: 0, but bytes count.
+    """
+
+    name: str
+    op_type: str
+    dtype: str
+    macs: int
+    operations: int
+    read_bytes: int
+    written_bytes: int
+    known: bool = True
+
+    @property
+    def moved_bytes(self) -> int:
+        """Read and written."""
+        return self.read_bytes + self.written_bytes
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte."""
+        return self.operations / self.moved_bytes if self.moved_bytes else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {**asdict(self), "intensity": self.intensity}
+
+
+def size_bytes(tensor: Seen) -> int:
+    """Bytes of a tensor; types under a byte are packed."""
+    dtype, shape = tensor
+    return math.ceil(math.prod(shape) * _bits(dtype) / 8)
+
+
+def _bits(dtype: str) -> int:
+    if dtype in _BITS:
+        return _BITS[dtype]
+    if dtype.startswith("float8"):
+        return 8
+    digits = "".join(character for character in dtype if character.isdigit())
+    return int(digits) * (2 if dtype.startswith("complex") else 1) if digits else 32
+
+
+def cost_of(
+    name: str,
+    op_type: str,
+    inputs: Sequence[Seen | None],
+    outputs: Sequence[Seen],
+    dtype: str | None = None,
+    equation: str = "",
+) -> Cost:
+    """The cost of one node. inputs: None for one that is left out.  dtype: default: that of the first input.
+
+    equation: of an Einsum.
+    """
+    given = [item for item in inputs if item is not None]
+    shapes = [None if item is None else item[1] for item in inputs]
+    macs = multiplications(op_type, shapes, [shape for _, shape in outputs], equation)
+    values_in = math.prod(given[0][1]) if given else 0
+    values_out = math.prod(outputs[0][1]) if outputs else 0
+    each = _PER_VALUE.get(op_type, 0) * values_out + _PER_INPUT.get(op_type, 0) * values_in
+    known = macs is not None or op_type in _PER_VALUE or op_type in _PER_INPUT or op_type in VIEWS | _SHAPES | _MOVES
+    read, written = _bytes(op_type, given, outputs)
+    chosen = dtype or (given[0][0] if given else outputs[0][0] if outputs else "float32")
+    return Cost(name, op_type, chosen, macs or 0, 2 * (macs or 0) + each, read, written, known)
+
+
+def _bytes(op_type: str, inputs: Sequence[Seen], outputs: Sequence[Seen]) -> tuple[int, int]:
+    written = sum(map(size_bytes, outputs))
+    if op_type in VIEWS:
+        return 0, 0
+    if op_type in _SHAPES:
+        return 0, written
+    read = [size_bytes(item) for item in inputs]
+    if op_type in _PICKS and read:
+        read[0] = min(read[0], written)
+    return sum(read), written
+
+
+def cost_of_node(node: NodeTime) -> Cost:
+    """The cost of a node that a runtime has timed, by what it saw."""
+    return cost_of(node.name, node.op_type, node.inputs, node.outputs)
+
+
+def total(costs: Iterable[Cost], name: str = "all") -> Cost:
+    """All together; dtype: the one that does most of the operations."""
+    items = list(costs)
+    sums = {field: sum(getattr(item, field) for item in items) for field in ("macs", "operations")}
+    moved = {field: sum(getattr(item, field) for item in items) for field in ("read_bytes", "written_bytes")}
+    by_type = operations_by_dtype(items)
+    dtype = max(by_type, key=lambda kind: by_type[kind], default="float32")
+    return Cost(name, "", dtype, **sums, **moved, known=all(item.known for item in items))
+
+
+def operations_by_dtype(costs: Iterable[Cost]) -> Mapping[str, int]:
+    """Operations by the type that they are done in."""
+    found: dict[str, int] = {}
+    for item in costs:
+        found[item.dtype] = found.get(item.dtype, 0) + item.operations
+    return found
+
+
+def uncounted(costs: Iterable[Cost]) -> list[str]:
+    """The operators that nobody counted, each once, in order."""
+    return list(dict.fromkeys(item.op_type for item in costs if not item.known))

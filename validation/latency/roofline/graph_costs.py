@@ -1,0 +1,154 @@
+"""The costs of an ONNX graph at given sizes of its dims, by ONNX's own shape inference.
+
+A product between Q/DQ pairs counts in the type behind its DequantizeLinear: that is what an engine computes in.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builders.backends.onnxruntime.profile import element_name
+from builders.backends.run_profiles import Seen
+from enginery.core.errors import ModelError
+from enginery.core.types import TensorSpec
+from validation.latency.roofline.costs import Cost, cost_of
+from validation.latency.roofline.macs import CONVOLUTIONS, PRODUCTS, TRANSPOSED_CONVOLUTIONS
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto, TypeProto
+
+_WEIGHTED = {*CONVOLUTIONS, *PRODUCTS, *TRANSPOSED_CONVOLUTIONS}
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """A node with its cost, and the tensors that it reads (each with its bytes) and makes."""
+
+    cost: Cost
+    reads: Mapping[str, int]
+    makes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class GraphCosts:
+    """unsized: nodes with a tensor whose shape inference does not find; that tensor counts nothing."""
+
+    nodes: Sequence[GraphNode]
+    outputs: Sequence[str]
+    unsized: Sequence[str] = field(default=())
+
+    @property
+    def working_bytes(self) -> int:
+        """What one run needs at hand: inputs and constants, and the most tensors in between that are alive at once."""
+        made = {name for node in self.nodes for name in node.makes}
+        given = {name: size for node in self.nodes for name, size in node.reads.items() if name not in made}
+        last = {name: index for index, node in enumerate(self.nodes) for name in node.reads}
+        last |= dict.fromkeys(self.outputs, len(self.nodes))
+        alive = most = 0
+        for index, node in enumerate(self.nodes):
+            alive += sum(node.makes.values())
+            most = max(most, alive)
+            ended = [name for name in {*node.reads, *node.makes} if name in made and last.get(name, index) == index]
+            alive -= sum(self._sizes[name] for name in ended)
+        return sum(given.values()) + most
+
+    @cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        return {name: size for node in self.nodes for name, size in node.makes.items()}
+
+    @property
+    def costs(self) -> list[Cost]:
+        """Of each node."""
+        return [node.cost for node in self.nodes]
+
+
+def graph_costs(path: Path, inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> GraphCosts:
+    """Count a graph on disk. inputs: as the spec names their dims.  sizes: of each named dim.
+
+    Raises ModelError when its shapes contradict each other.
+    """
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    _fix(model, {spec.name: spec.at(sizes) for spec in inputs})
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except (onnx.shape_inference.InferenceError, ValueError) as error:
+        raise ModelError(f"shapes of {path.name} at {dict(sizes)} cannot be inferred: {error}") from error
+    return count(inferred.graph)
+
+
+def count(graph: "GraphProto") -> GraphCosts:
+    """Count a graph whose shapes are known. Control flow counts as one node, by what it reads and makes."""
+    seen = _tensors(graph)
+    behind = {node.output[0]: seen.get(node.input[0]) for node in graph.node if node.op_type == "DequantizeLinear"}
+    nodes, unsized = [], []
+    for node in graph.node:
+        ins = [None if not name else seen.get(name) for name in node.input]
+        outs = [seen.get(name) for name in node.output if name]
+        name = node.name or f"{node.op_type}_{next(iter(node.output), '')}"
+        if None in outs or any(item is None and given for item, given in zip(ins, node.input, strict=True)):
+            unsized.append(name)
+        known = [item for item in outs if item is not None]
+        cost = cost_of(name, node.op_type, ins, known, _dtype(node, behind), _equation(node))
+        nodes.append(_with_edges(node, cost, ins, dict(zip(node.output, outs, strict=False))))
+    return GraphCosts(nodes, [value.name for value in graph.output], unsized)
+
+
+def _with_edges(
+    node: "NodeProto", cost: Cost, ins: Sequence[Seen | None], outs: Mapping[str, Seen | None]
+) -> GraphNode:
+    from validation.latency.roofline.costs import size_bytes
+
+    moved = cost.moved_bytes > 0
+    reads = {name: size_bytes(item) if item else 0 for name, item in zip(node.input, ins, strict=True) if name}
+    first = next(iter(reads), None)
+    if first is not None:  # what is picked of it, not all
+        rest = sum(size for name, size in reads.items() if name != first)
+        reads[first] = max(0, min(reads[first], cost.read_bytes - rest)) if moved else reads[first]
+    return GraphNode(cost, reads, {name: size_bytes(item) if item else 0 for name, item in outs.items() if name})
+
+
+def _dtype(node: "NodeProto", behind: Mapping[str, Seen | None]) -> str | None:
+    """The stored type behind both operands, where both come out of a DequantizeLinear."""
+    if node.op_type not in _WEIGHTED or len(node.input) < 2:
+        return None
+    operands = [behind.get(name) for name in node.input[:2]]
+    return operands[0][0] if operands[0] and operands[1] else None
+
+
+def _equation(node: "NodeProto") -> str:
+    found = [item.s.decode() for item in node.attribute if item.name == "equation"]
+    return found[0] if node.op_type == "Einsum" and found else ""
+
+
+def _fix(model: "ModelProto", shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Give the inputs these shapes, and forget what was inferred for others."""
+    del model.graph.value_info[:]
+    for value in model.graph.input:
+        if value.name in shapes:
+            dims = value.type.tensor_type.shape.dim
+            for dim, size in zip(dims, shapes[value.name], strict=False):
+                dim.dim_value = size
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+
+
+def _tensors(graph: "GraphProto") -> dict[str, Seen]:
+    """Type and shape of every tensor that has both."""
+    found: dict[str, Seen] = {}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if (seen := _seen(value.type)) is not None:
+            found[value.name] = seen
+    for item in graph.initializer:
+        found[item.name] = (element_name(item.data_type), tuple(item.dims))
+    return found
+
+
+def _seen(kind: "TypeProto") -> Seen | None:
+    tensor = kind.tensor_type
+    if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+        return None
+    return element_name(tensor.elem_type), tuple(dim.dim_value for dim in tensor.shape.dim)

@@ -1,0 +1,163 @@
+"""What this machine can do at most, measured with the engine's own runtime, threads and process (Williams, Waterman &
+Patterson, "Roofline", CACM 52, 2009).
+
+Operations a second: a product of square matrices for each type that matters. Bytes a second: an addition of a number to
+an array (as STREAM's Scale, McCalpin 1995: one array is read and one written), once of arrays that no cache holds and
+once of arrays that fit one. And the two costs below any roof: of one run that does next to nothing, and of one node
+more in it.
+
+A roof is the best of several tries; the costs of a run and a node are medians, as what they explain is a median.
+"""
+
+import itertools
+import statistics
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from builders.backends.run_profiles import Prepared
+from enginery.core.types import Session
+from validation.latency.measurement.loop import latencies
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+Opener = Callable[[Path], AbstractContextManager[Session]]
+
+SIDE = 512
+NODES = 64
+CACHED_BYTES = 256 << 10
+CHAIN = 16
+# The last-level cache where the system does not say; and what is allocated at most to get past it.
+_CACHE_BYTES, _MOST_BYTES = 32 << 20, 64 << 20
+_OPSET, _IR = 20, 10
+_LEAST = 3
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """operations_per_s: by type.  memory, cache: bytes a second.  cache_bytes: what counts as held by a cache: half of
+    the last-level one.  run_s, node_s: of a run, and of each node in it."""
+
+    operations_per_s: Mapping[str, float]
+    memory_bytes_per_s: float
+    cache_bytes_per_s: float
+    cache_bytes: int
+    run_s: float
+    node_s: float
+
+    def bandwidth(self, footprint_bytes: float) -> float:
+        """Bytes a second at which so many bytes can come and go."""
+        return self.cache_bytes_per_s if footprint_bytes <= self.cache_bytes else self.memory_bytes_per_s
+
+    def rate(self, dtype: str) -> float:
+        """Operations a second in a type; of float32 where that type was not measured."""
+        return self.operations_per_s.get(_kind(dtype), self.operations_per_s["float32"])
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Roofs":
+        """Read what `to_json` wrote."""
+        return cls(**data)
+
+
+def measure_roofs(opens: Opener, workdir: Path, dtypes: Collection[str], seconds: float = 0.02) -> Roofs:
+    """Measure each of them for about `seconds`. opens: opens an ONNX file as the engine's runtime does.
+
+    dtypes: that the engine computes in; float32 is always measured. Raises what `opens` raises.
+    """
+    rates = {}
+    for kind in sorted({"float32", *map(_kind, dtypes)}):
+        model, inputs = _product(kind)
+        rates[kind] = 2.0 * SIDE**3 / _best(opens, model, inputs, workdir, seconds)
+    cache = last_level_cache()
+    long, short = np.ones(min(cache, _MOST_BYTES) // 4, np.float32), np.ones(CACHED_BYTES // 4, np.float32)
+    one = np.ones(1, np.float32)
+    memory = 2 * long.nbytes / _best(opens, _chain(1), {"x": long, "c": one}, workdir, seconds)
+    run_1, run_n = (_median(opens, _chain(count), {"x": one, "c": one}, workdir, seconds) for count in (1, NODES))
+    node = max((run_n - run_1) / (NODES - 1), 1e-9)
+    chained = _best(opens, _chain(CHAIN), {"x": short, "c": one}, workdir, seconds)
+    moved = 2 * short.nbytes * CHAIN
+    busy = max(chained - max(run_1 - node, 0.0) - CHAIN * node, 0.25 * chained)
+    cached = float(max(moved / busy, memory))
+    return Roofs(rates, memory, cached, cache // 2, max(run_1 - node, 0.0), node)
+
+
+def last_level_cache() -> int:
+    """Bytes of the largest cache of the first core (sysfs), or 32 MiB where the system does not say."""
+    found = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        scale = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
+        if text.rstrip("KM").isdecimal():
+            found.append(int(text.rstrip("KM")) * scale)
+    return max(found, default=_CACHE_BYTES)
+
+
+def _kind(dtype: str) -> str:
+    """The type whose product stands for this one."""
+    return "int8" if dtype in ("int8", "uint8") else "float32"
+
+
+def _best(opens: Opener, model: "ModelProto", inputs: dict[str, Any], workdir: Path, seconds: float) -> float:
+    return float(_times(opens, model, inputs, workdir, seconds).min())
+
+
+def _median(opens: Opener, model: "ModelProto", inputs: dict[str, Any], workdir: Path, seconds: float) -> float:
+    return float(statistics.median(_times(opens, model, inputs, workdir, seconds / 2)))
+
+
+def _times(opens: Opener, model: "ModelProto", inputs: dict[str, Any], workdir: Path, seconds: float) -> Any:
+    path = workdir / "roof.onnx"
+    path.write_bytes(model.SerializeToString())
+    with opens(path) as session:
+        session.run(inputs)
+        call = session.prepared(inputs) if isinstance(session, Prepared) else lambda: session.run(inputs)
+        return latencies(call, seconds, _LEAST)
+
+
+def _product(kind: str) -> tuple["ModelProto", dict[str, Any]]:
+    """A square product with a constant on its right, as a layer has."""
+    from onnx import helper, numpy_helper
+
+    rng = np.random.default_rng(0)
+    if kind == "int8":
+        left, right = rng.integers(0, 255, (SIDE, SIDE), np.uint8), rng.integers(-127, 127, (SIDE, SIDE), np.int8)
+        node, result = helper.make_node("MatMulInteger", ["x", "w"], ["y"]), "int32"
+    else:
+        left, right = (rng.standard_normal((SIDE, SIDE), np.float32) for _ in range(2))
+        node, result = helper.make_node("MatMul", ["x", "w"], ["y"]), "float32"
+    model = _model([node], {"x": left}, "y", result)
+    model.graph.initializer.append(numpy_helper.from_array(right, "w"))
+    return model, {"x": left}
+
+
+def _chain(count: int) -> "ModelProto":
+    """`count` additions of a number, each to what came out of the one before it."""
+    from onnx import helper
+
+    names = ["x", *(f"t{index}" for index in range(1, count)), "y"]
+    nodes = [helper.make_node("Add", [a, "c"], [b]) for a, b in itertools.pairwise(names)]
+    one = np.ones(1, np.float32)
+    return _model(nodes, {"x": one, "c": one}, "y", "float32")
+
+
+def _model(nodes: "list[NodeProto]", inputs: dict[str, Any], output: str, result: str) -> "ModelProto":
+    """Every size open, so that one model takes arrays of any."""
+    from onnx import helper
+
+    def described(name: str, dtype: Any, rank: int) -> Any:
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        return helper.make_tensor_value_info(name, kind, [f"{name}{axis}" for axis in range(rank)])
+
+    given = [described(name, array.dtype, array.ndim) for name, array in inputs.items()]
+    rank = next(iter(inputs.values())).ndim
+    graph = helper.make_graph(nodes, "roof", given, [described(output, result, rank)])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)

@@ -1,0 +1,1 @@
+"""How much drift is allowed, and why: documented budgets, noise floors, measured rounding."""

@@ -1,0 +1,1 @@
+"""How far outputs are from each other: pure, mergeable metrics over arrays."""

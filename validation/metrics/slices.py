@@ -1,0 +1,201 @@
+"""How far each slice of an output moved, and how much the output varies over the samples: mergeable sums.
+
+A slice is one index of one axis: a channel, a class, a column of a table. The batch has no slices: its entries are
+samples. A feature is one place in a sample; m below is its mean over the samples. Sums are taken after the first
+sample is subtracted, and parts are joined by what their means are apart (Chan, Golub and LeVeque, "Algorithms for
+Computing the Sample Variance", 1983), so that an offset costs no digits.
+
+Where two parts have other sizes on an axis (sequences of other lengths), features cannot be told apart there: the means
+are taken over that axis too. Of one sample alone nothing is known about variation over samples; `within` then says how
+much it varies within itself.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import numpy as np
+
+from enginery.arrays.npz import Array
+from validation.metrics.pairs import Block, blocks_of
+
+# Elements that are looked at together.
+CHUNK = 1 << 15
+
+
+@dataclass(frozen=True, eq=False)
+class AxisSums:
+    """Sums over the slices of one axis, an entry for each of its indices, float64.
+
+    expected_sq: of e^2.  centered_sq: of (e - m)^2.  error_sq: of (a - e)^2.  magnitude: of |e|.  count: elements.
+    """
+
+    expected_sq: Array
+    centered_sq: Array
+    error_sq: Array
+    magnitude: Array
+    count: Array
+
+    def merge(self, other: "AxisSums") -> "AxisSums":
+        """Both; indices that only one has are kept."""
+        size = max(len(self.count), len(other.count))
+        names = [item.name for item in fields(self)]
+        return AxisSums(*(_padded(getattr(self, name), size) + _padded(getattr(other, name), size) for name in names))
+
+    def scaled(self, factor: float) -> "AxisSums":
+        """With other units of energy."""
+        energies = self.expected_sq * factor, self.centered_sq * factor, self.error_sq * factor
+        return AxisSums(*energies, self.magnitude * math.sqrt(factor), self.count)
+
+
+@dataclass(frozen=True, eq=False)
+class Slices:
+    """axes: sums by the axis' number in the output.  centered_sq: over the whole output.  samples: how many.
+
+    mean: m of each feature, of the output's rank, with 1 for each axis that was averaged over (the batch, and axes
+    whose sizes differed); None after `without_means`.  weight: elements behind each entry of `mean`.
+    reach: of each feature the greatest -e and the greatest e, as an array of (2, *mean.shape); None where `mean` is.
+    """
+
+    axes: Mapping[int, AxisSums]
+    centered_sq: float
+    samples: int
+    mean: Array | None
+    weight: float
+    reach: Array | None = None
+
+    @property
+    def freedom(self) -> float:
+        """Elements less those that their means take up: 0 for one sample."""
+        return 0.0 if self.mean is None else (self.weight - 1) * self.mean.size
+
+    def merge(self, other: "Slices") -> "Slices | None":
+        """Both parts together; None where their ranks differ. Without means, what varies between them is left out."""
+        if self.mean is None or other.mean is None:
+            sums = {axis: self.axes[axis].merge(other.axes[axis]) for axis in self.axes.keys() & other.axes.keys()}
+            total = self.centered_sq + other.centered_sq
+            return Slices(dict(sorted(sums.items())), total, self.samples + other.samples, None, 0.0)
+        if self.mean.ndim != other.mean.ndim:
+            return None
+        pairs = zip(self.mean.shape, other.mean.shape, strict=True)
+        differing = [axis for axis, (one, two) in enumerate(pairs) if one != two]
+        left, right = self.pooled(differing), other.pooled(differing)
+        return left._joined(right)
+
+    def _joined(self, other: "Slices") -> "Slices":
+        one, two = self.mean, other.mean
+        if one is None or two is None:
+            raise ValueError("slices without means do not merge")
+        weight = self.weight + other.weight
+        mean, extra = np.empty(one.shape), Marginals(one.shape, 1)
+        for block in blocks_of(one.shape, CHUNK):
+            apart = two[block] - one[block]
+            mean[block] = one[block] + apart * (other.weight / weight if weight else 0.0)
+            extra.add(block, np.square(apart)[None] * (self.weight * other.weight / weight if weight else 0.0))
+        axes = {}
+        for axis in self.axes.keys() & other.axes.keys():
+            both = self.axes[axis].merge(other.axes[axis])
+            axes[axis] = replace(both, centered_sq=both.centered_sq + extra.over(axis, len(both.count))[0])
+        total = self.centered_sq + other.centered_sq + float(extra.total[0])
+        reach = None if self.reach is None or other.reach is None else np.maximum(self.reach, other.reach)
+        return Slices(dict(sorted(axes.items())), total, self.samples + other.samples, mean, weight, reach)
+
+    def pooled(self, over: Sequence[int]) -> "Slices":
+        """With means that are taken over some axes too."""
+        if not over or self.mean is None:
+            return self
+        mean = self.mean.mean(axis=tuple(over), keepdims=True)
+        weight = self.weight * math.prod(self.mean.shape[axis] for axis in over)
+        after = tuple(axis + 1 for axis in over)
+        reach = None if self.reach is None else self.reach.max(axis=after, keepdims=True, initial=-np.inf)
+        varied = self._varied(np.square(self.mean - mean) * self.weight)
+        return replace(varied, mean=mean, weight=weight, reach=reach)
+
+    def _varied(self, energy: Array) -> "Slices":
+        """With more variation: energy for each feature."""
+        extra = Marginals(energy.shape, 1)
+        extra.add((slice(None),) if energy.ndim else (), energy[None])
+        axes = {
+            axis: replace(sums, centered_sq=sums.centered_sq + extra.over(axis, len(sums.count))[0])
+            for axis, sums in self.axes.items()
+        }
+        return replace(self, axes=axes, centered_sq=self.centered_sq + float(extra.total[0]))
+
+    def within(self) -> "Slices":
+        """With one mean for each index of the last axis, or one for all where that has a single feature each."""
+        if self.mean is None:
+            return self
+        rest = tuple(range(self.mean.ndim - 1))
+        alone = math.prod(self.mean.shape[axis] for axis in rest) <= 1
+        return replace(self.pooled(tuple(range(self.mean.ndim)) if alone else rest), reach=self.reach)
+
+    def about(self, usual: "Slices") -> "Slices":
+        """Centred on the means of another part: on those of the golden set, for a case of few samples."""
+        if self.mean is None or usual.mean is None or self.mean.ndim != usual.mean.ndim:
+            return self.within()
+        pairs = zip(self.mean.shape, usual.mean.shape, strict=True)
+        differing = [axis for axis, (one, two) in enumerate(pairs) if one != two]
+        here, there = self.pooled(differing), usual.pooled(differing)
+        if here.mean is None or there.mean is None:
+            return here
+        return here._varied(np.square(here.mean - there.mean) * here.weight)
+
+    def without_means(self) -> "Slices":
+        """To keep: a few numbers for each index, however many features there are."""
+        return replace(self, mean=None, reach=None)
+
+    @cached_property
+    def centered_peaks(self) -> Mapping[int, Array]:
+        """By axis the greatest (e - m)^2 of each slice; none without means.
+
+        Of an axis that was averaged over, the greatest of all is that of each of its slices.
+        """
+        if self.mean is None or self.reach is None:
+            return {}
+        away = np.square(np.maximum(np.maximum(self.reach[0] + self.mean, self.reach[1] - self.mean), 0.0))
+        found = {}
+        for axis, sums in self.axes.items():
+            rest = tuple(at for at in range(away.ndim) if at != axis)
+            found[axis] = np.broadcast_to(away.max(axis=rest, initial=0.0), len(sums.count))
+        return found
+
+    def scaled(self, factor: float) -> "Slices":
+        """With other units: elements times `factor`, a power of two."""
+        axes = {axis: sums.scaled(factor * factor) for axis, sums in self.axes.items()}
+        mean = None if self.mean is None else self.mean * factor
+        reach = None if self.reach is None else self.reach * factor
+        return replace(self, axes=axes, centered_sq=self.centered_sq * factor * factor, mean=mean, reach=reach)
+
+
+class Marginals:
+    """Sums over the slices of every axis of some arrays of this shape that come in blocks."""
+
+    def __init__(self, shape: Sequence[int], arrays: int) -> None:
+        self._shape = tuple(shape)
+        self._sums = [np.zeros((arrays, size)) for size in shape]
+        self.total = np.zeros(arrays)
+
+    def add(self, block: Block, values: Array) -> None:
+        """values: of (arrays, ...), what belongs to a block, as indexing with it gives."""
+        if not values.size:
+            return
+        arrays, fixed = len(self.total), len(block) - 1
+        for axis in range(len(self._shape) - 1, max(fixed, 0), -1):
+            self._sums[axis] += values.reshape(arrays, -1, self._shape[axis]).sum(axis=1)
+            values = values.sum(axis=-1)
+        total = values.reshape(arrays, -1).sum(axis=1)
+        self.total += total
+        if block:
+            self._sums[fixed][:, block[fixed]] += values
+        for axis in range(fixed):
+            self._sums[axis][:, block[axis]] += total
+
+    def over(self, axis: int, size: int) -> Array:
+        """The sums of an axis; where it has one index for what were `size`, an equal share each."""
+        sums = self._sums[axis]
+        return sums if sums.shape[1] == size else np.repeat(sums.sum(axis=1, keepdims=True) / max(size, 1), size, 1)
+
+
+def _padded(values: Array, size: int) -> Array:
+    return values if len(values) == size else np.pad(values, (0, size - len(values)))

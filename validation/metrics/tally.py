@@ -1,0 +1,163 @@
+"""Measures how errors spread: a pass over pairs of outputs as they come; it streams, and two tallies merge.
+
+- |a - e| over all finite elements of the golden cases, in the buckets of a histogram that is logarithmic without a
+  logarithm: the sign, exponent and first 6 bits of a float32's fraction, as in HdrHistogram (Tene, 2012), which keeps
+  every quantile within 0.8 %. Of it 101 quantiles are kept; the greatest error is exact.
+- the SQNR of each golden sample alone, and of those up to 101 quantiles, greatest last.
+- the worst samples, of golden and edge cases: where each is off most, what was expected there and what came.
+
+A sample is an entry along axis 0 where the inputs and the output agree on how many there are; else a whole case is one.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from enginery.arrays.npz import Array
+from enginery.core.proof.spread import Spread, Worst
+from validation.metrics.passes import exponent_of
+
+# Elements that are looked at together: their float64 copies stay in the processor's cache.
+CHUNK = 1 << 15
+QUANTILES, MOST_WORST, MOST_OUTPUTS = 101, 5, 64
+# A float32 without its last 17 bits: of positive numbers 8 bits of exponent and 6 of fraction are left.
+_SHIFT, _BUCKETS = 17, 1 << 14
+
+
+class Spreads:
+    """The spreads of all outputs at one joint, while they are measured; the first `MOST_OUTPUTS` outputs."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, Tally] = {}
+
+    def add(self, output: str, case: str, golden: bool, pair: tuple[Array, Array], samples: int) -> None:
+        """Take an output of a case. golden: else only its worst samples count."""
+        if output in self._tallies or len(self._tallies) < MOST_OUTPUTS:
+            self._tallies.setdefault(output, Tally()).add(case, *pair, samples=samples, golden=golden)
+
+    def at(self, joint: str) -> tuple[Spread, ...]:
+        """What was found."""
+        return tuple(tally.spread(joint, output) for output, tally in self._tallies.items())
+
+
+class Tally:
+    """The running counts of one output."""
+
+    def __init__(self) -> None:
+        self.buckets = np.zeros(_BUCKETS, np.int64)
+        self.elements = self.equal = self.nonfinite = 0
+        self.greatest = 0.0
+        self.exact = False
+        self.sqnr: list[float] = []
+        self.samples = 0
+        self.worst: list[Worst] = []
+
+    def add(self, case: str, expected: Array, actual: Array, samples: int = 1, golden: bool = True) -> None:
+        """Take two arrays of one shape; samples: entries along axis 0 that are samples of their own, or 1."""
+        expected, actual = np.asarray(expected), np.asarray(actual)
+        self.exact = expected.dtype.kind in "biu"
+        rows = samples if expected.ndim and samples == expected.shape[0] and expected.size else 1
+        e, a = expected.reshape(rows, -1), actual.reshape(rows, -1)
+        quality = np.concatenate([self._take(e[part], a[part], golden) for part in _parts(*e.shape)])
+        if golden:
+            self.samples += rows
+            self.sqnr += [] if self.exact else quality.tolist()
+        order = np.argsort(np.where(np.isnan(quality), -np.inf, quality), kind="stable")[:MOST_WORST]
+        found = [_at(case, int(row), e[row], a[row], float(quality[row]), expected.shape, rows) for row in order]
+        self.worst = _most([*self.worst, *(item for item in found if not item.fine)])
+
+    def merge(self, other: "Tally") -> "Tally":
+        """Both together."""
+        total = Tally()
+        total.buckets = self.buckets + other.buckets
+        for name in ("elements", "equal", "nonfinite", "samples", "sqnr"):
+            setattr(total, name, getattr(self, name) + getattr(other, name))
+        total.greatest, total.exact = max(self.greatest, other.greatest), self.exact or other.exact
+        total.worst = _most([*self.worst, *other.worst])
+        return total
+
+    def spread(self, joint: str, output: str) -> Spread:
+        """What was taken so far."""
+        known = np.sort(np.array([value for value in self.sqnr if not math.isnan(value)]))
+        kept = known if len(known) <= QUANTILES else np.quantile(known, np.linspace(0, 1, QUANTILES), method="lower")
+        errors = () if self.exact else self._quantiles()
+        sqnr = tuple(float(value) for value in kept)
+        return Spread(
+            joint, output, self.elements, self.samples, self.equal, self.nonfinite, errors, sqnr, tuple(self.worst)
+        )
+
+    def _take(self, e: Array, a: Array, golden: bool) -> Array:
+        """Count some rows; the SQNR of each, or minus its unequal elements where they are integers."""
+        if self.exact:
+            unequal = np.count_nonzero(e != a, axis=1)
+            if golden:
+                self.elements += e.size
+                self.equal += e.size - int(unequal.sum())
+            return np.asarray(-unequal, np.float64)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            wide = e.astype(np.float64)
+            error = np.abs(np.subtract(a, wide, dtype=np.float64))
+            if not np.isfinite(error).all():
+                error[e == a] = 0.0  # equal infinities are no error
+                wide = np.where(np.isfinite(wide), wide, 0.0)
+            unit = -exponent_of(e, a)
+            signal, noise = (np.einsum("ij,ij->i", *[np.ldexp(x, unit) if unit else x] * 2) for x in (wide, error))
+            if golden:
+                self._count(error)
+            quality = np.where(noise == 0, np.inf, 10 * np.log10(signal / noise))
+            return np.asarray(np.where(np.isfinite(noise), quality, np.nan))
+
+    def _count(self, error: Array) -> None:
+        self.elements += error.size
+        greatest = float(error.max(initial=0.0))
+        if not math.isfinite(greatest):
+            finite = np.isfinite(error)
+            self.nonfinite += error.size - int(finite.sum())
+            error = error[finite]
+            greatest = float(error.max(initial=0.0))
+        self.equal += error.size - int(np.count_nonzero(error))
+        self.greatest = max(self.greatest, greatest)
+        narrow = np.minimum(error, np.finfo(np.float32).max) if greatest > np.finfo(np.float32).max else error
+        bits = narrow.astype(np.float32).reshape(-1).view(np.uint32) >> _SHIFT
+        self.buckets += np.bincount(bits, minlength=_BUCKETS)
+
+    def _quantiles(self) -> tuple[float, ...]:
+        total = int(self.buckets.sum())
+        if not total:
+            return ()
+        ranks = np.ceil(np.linspace(0, 1, QUANTILES) * total).clip(1)
+        bucket = np.searchsorted(np.cumsum(self.buckets), ranks)
+        lower = (bucket.astype(np.uint32) << _SHIFT).view(np.float32).astype(np.float64)
+        middle = ((bucket.astype(np.uint32) << _SHIFT) | (1 << (_SHIFT - 1))).view(np.float32).astype(np.float64)
+        found = np.minimum(np.where(bucket == 0, 0.0 * lower, middle), self.greatest)
+        found[-1] = self.greatest
+        return tuple(float(value) for value in found)
+
+
+def samples_of(inputs: Iterable[Array], output: Array) -> int:
+    """How many samples an output holds: its axis 0, if every input has as many; else the case is one."""
+    sizes = {np.shape(value)[0] for value in inputs if np.ndim(value)}
+    return int(output.shape[0]) if output.ndim and sizes == {output.shape[0]} else 1
+
+
+def _parts(rows: int, length: int) -> list[slice]:
+    step = max(1, CHUNK // max(length, 1))
+    return [slice(start, start + step) for start in range(0, rows, step)] or [slice(0, 0)]
+
+
+def _most(found: Sequence[Worst]) -> list[Worst]:
+    return sorted(found, key=lambda item: item.badness, reverse=True)[:MOST_WORST]
+
+
+def _at(case: str, row: int, e: Array, a: Array, quality: float, shape: tuple[int, ...], rows: int) -> Worst:
+    """The sample in row `row`: where it is off most."""
+    exact = e.dtype.kind in "biu"
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = (e != a) * 1.0 if exact else np.abs(a.astype(np.float64) - e.astype(np.float64))
+        error = np.where(e == a, 0.0, np.where(np.isnan(error), np.inf, error))
+    place = int(np.argmax(error)) if error.size else 0
+    index = tuple(int(at) for at in np.unravel_index(row * len(e) + place, shape)) if error.size and shape else ()
+    values = (float(e[place]), float(a[place])) if error.size else (0.0, 0.0)
+    of = {"unequal": int(-quality)} if exact else {"sqnr_db": quality}
+    return Worst(case, row if rows > 1 else 0, index, *values, **of)

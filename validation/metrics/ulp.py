@@ -1,0 +1,95 @@
+"""Distances in units in the last place: how many representable numbers lie between what was expected and what came.
+
+Floating-point numbers of one type are ordered as their bit patterns are (IEEE 754-2019, 5.10; Dawson, "Comparing
+Floating Point Numbers", 2012), so the distance is a difference of integers; +0 and -0 are the same number. It is that
+of the expected type; what came in another type is rounded to it first.
+"""
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginery.arrays.npz import Array
+from validation.metrics.pairs import pairs_of
+
+CHUNK = 1 << 16
+# Distances below are counted exactly; above, in eighths of a power of two.
+EXACT = 256
+_EXACT_BITS, _PARTS = 8, 8
+BINS = EXACT + (64 - _EXACT_BITS) * _PARTS
+_UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+@dataclass(frozen=True)
+class Ulps:
+    """A histogram of distances; elements that are not finite on either side are left out. `largest`: exact."""
+
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BINS, np.int64))
+    largest: int = 0
+
+    def merge(self, other: "Ulps") -> "Ulps":
+        """Both parts together."""
+        return Ulps(self.counts + other.counts, max(self.largest, other.largest))
+
+    def percentile(self, percent: float) -> int:
+        """A distance that at least `percent` percent of the elements do not exceed: exact below 256, above at most an
+        eighth too large. 0 without elements."""
+        total = int(self.counts.sum())
+        if not total:
+            return 0
+        rank = max(1, -(-Fraction(percent) * total // 100))
+        index = int(np.searchsorted(np.cumsum(self.counts), int(rank)))
+        return min(_upper(index), self.largest)
+
+
+def measure_ulps(expected: Array, actual: Array) -> Ulps:
+    """Distances between two floating-point arrays of one shape. Raises ValueError for a type of another size."""
+    size = expected.dtype.itemsize
+    if size not in _UNSIGNED:
+        raise ValueError(f"{expected.dtype} has no units in the last place that are counted here")
+    total = Ulps()
+    for e, a in pairs_of(expected, actual, CHUNK):
+        with np.errstate(over="ignore"):
+            rounded = a.astype(expected.dtype)
+        finite = np.isfinite(e) & np.isfinite(rounded)
+        left, right = (_ordered(np.ascontiguousarray(part[finite]), size) for part in (e, rounded))
+        distance = np.where(left > right, left - right, right - left)
+        counts = np.bincount(_bin(distance), minlength=BINS).astype(np.int64)
+        total = total.merge(Ulps(counts, int(distance.max(initial=0))))
+    return total
+
+
+def _ordered(values: Array, size: int) -> NDArray[np.uint64]:
+    """Bit patterns as integers in the order of the numbers."""
+    bits = values.view(_UNSIGNED[size]).astype(np.uint64)
+    sign = np.uint64(1 << (8 * size - 1))
+    magnitude = bits & (sign - np.uint64(1))
+    middle = np.uint64(1 << 63)
+    return np.asarray(np.where(bits & sign, middle - magnitude, middle + magnitude), np.uint64)
+
+
+def _bin(distance: NDArray[np.uint64]) -> NDArray[np.int64]:
+    found = distance.astype(np.int64)
+    large = np.flatnonzero(distance >= EXACT)
+    if len(large):
+        found[large] = _large_bin(distance[large])
+    return found
+
+
+def _large_bin(distance: NDArray[np.uint64]) -> NDArray[np.int64]:
+    exponent = np.frexp(distance.astype(np.float64))[1] - 1
+    # float64 may round a distance up to the next power of two; the shifted integer says when.
+    exponent = np.where((distance >> exponent.astype(np.uint64).clip(max=63)) == 0, exponent - 1, exponent).clip(max=63)
+    part = (distance >> (exponent - 3).astype(np.uint64)).astype(np.int64) & (_PARTS - 1)
+    return np.asarray(EXACT + (exponent - _EXACT_BITS) * _PARTS + part, np.int64)
+
+
+def _upper(index: int) -> int:
+    """The largest distance in a bin."""
+    if index < EXACT:
+        return index
+    exponent, part = divmod(index - EXACT, _PARTS)
+    exponent += _EXACT_BITS
+    return ((_PARTS + part + 1) << (exponent - 3)) - 1

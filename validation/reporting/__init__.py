@@ -1,0 +1,1 @@
+"""The report of a version for people: one page, from its manifest and reports."""

@@ -1,0 +1,167 @@
+"""What the page says about errors in detail: distribution functions per output, and the worst samples."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from enginery.core.proof.spread import Spread, Worst
+from validation.plots.charts import Curve, ecdf, series, spanning
+from validation.plots.marks import Axis, Colour, Plot
+from validation.plots.svg import svg
+from validation.plots.texts import decibels_text, number_text
+from validation.reporting.stages import JOINTS
+
+# Outputs with pictures, curves in a picture, and rows of worst cases shown at once and in all.
+MOST_OUTPUTS, MOST_CURVES, SHOWN, MOST_ROWS = 4, 10, 8, 60
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A spread, the units that share it, what it is called, and its colour among the others of its output."""
+
+    spread: Spread
+    units: tuple[Json, ...]
+    name: str = ""
+    colour: Colour = "muted"
+
+
+def distributions(reports: Sequence[Json]) -> list[dict[str, Any]]:
+    """Per output two pictures: SQNR over the samples, and absolute errors over the elements; worst outputs first."""
+    outputs: dict[str, list[_Found]] = {}
+    for found in _found(reports):
+        if found.spread.abs_error:
+            outputs.setdefault(found.spread.output, []).append(found)
+    worst = sorted(outputs, key=lambda output: min(map(_median, outputs[output])))
+    return [_pictures(output, outputs[output]) for output in worst[:MOST_OUTPUTS]]
+
+
+def worst_cases(reports: Sequence[Json]) -> dict[str, Any]:
+    """The worst sample of each graph and engine first, then their others: shown, and the rest."""
+    found = list(_found(reports))
+    firsts = [_row(item, item.spread.worst[0]) for item in found if item.spread.worst]
+    others = [_row(item, worst) for item in found for worst in item.spread.worst[1:]]
+    rows = sorted(firsts, key=_rank) + sorted(others, key=_rank)
+    return {"shown": rows[:SHOWN], "rest": rows[SHOWN:MOST_ROWS]}
+
+
+def _found(reports: Sequence[Json]) -> list[_Found]:
+    """Every spread once, in the order of the joints."""
+    groups: dict[str, tuple[Spread, list[Json]]] = {}
+    for report in reports:
+        for data in report["spreads"]:
+            groups.setdefault(repr(data), (Spread.from_json(data), []))[1].append(report)
+    found = [_Found(spread, tuple(units)) for spread, units in groups.values()]
+    found.sort(key=lambda item: list(JOINTS).index(item.spread.joint))
+    short = Counter((item.spread.output, _name(item)) for item in found)
+    looks = _colours(reports)
+    return [
+        replace(item, name=_name(item, short[item.spread.output, _name(item)] > 1), colour=looks[item.units[0]["unit"]])
+        if item.spread.joint != "export"
+        else replace(item, name="export")
+        for item in found
+    ]
+
+
+def _name(found: _Found, long: bool = False) -> str:
+    """'int8 graph', 'cpu int8 onnxruntime'. long: with backends, where graphs of one precision differ."""
+    if found.spread.joint == "engine" and len(found.units) == 1:
+        return str(found.units[0]["unit"])
+    names = [f"{unit['precision']} {unit['backend']}" if long else str(unit["precision"]) for unit in found.units]
+    return f"{', '.join(dict.fromkeys(names))} {'graph' if found.spread.joint == 'quantization' else 'engines'}"
+
+
+def _colours(reports: Sequence[Json]) -> dict[str, Colour]:
+    """A colour per unit: units of one graph have one, so that an engine is seen beside its graph."""
+    graphs = {
+        report["unit"]: repr(
+            (report["precision"], [item for item in report["spreads"] if item["joint"] == "quantization"])
+        )
+        for report in reports
+    }
+    order = {graph: index for index, graph in enumerate(dict.fromkeys(graphs.values()))}
+    return {unit: series(order[graph])[0] for unit, graph in graphs.items()}
+
+
+def _median(found: _Found) -> float:
+    values = found.spread.sqnr_db
+    return values[len(values) // 2] if values else -math.inf
+
+
+def _pictures(output: str, found: Sequence[_Found]) -> dict[str, Any]:
+    shown = sorted(sorted(found, key=_median)[:MOST_CURVES], key=lambda item: list(found).index(item))
+    pictures = [picture for picture in (_sqnr(output, shown), _errors(output, shown)) if picture]
+    return {
+        "output": output,
+        "samples": max(item.spread.samples for item in found),
+        "elements": max(item.spread.elements for item in found),
+        "omitted": len(found) - len(shown),
+        "exact": [item.name for item in shown if not item.spread.abs_error[-1]],
+        "pictures": [svg(picture) for picture in pictures],
+    }
+
+
+def _sqnr(output: str, found: Sequence[_Found]) -> Plot | None:
+    """Samples without any error are beyond the right end."""
+    values = [value for item in found for value in item.spread.sqnr_db]
+    if not any(map(math.isfinite, values)):
+        return None
+    low, high = spanning(values, least=10.0)
+    curves = [_curve(item, item.spread.sqnr_db) for item in found if any(map(math.isfinite, item.spread.sqnr_db))]
+    words = f"Share of the samples whose SQNR is at most so many decibels, output {output}"
+    return ecdf(curves, Axis(low, high, "SQNR of a sample; further left is worse", text=decibels_text), words)
+
+
+def _errors(output: str, found: Sequence[_Found]) -> Plot | None:
+    values = [value for item in found for value in item.spread.abs_error if value > 0]
+    if not values:
+        return None
+    low, high = spanning(values, log=True, pad=0.02, least=0.5)
+    curves = [_curve(item, item.spread.abs_error, quantiles=True) for item in found if item.spread.abs_error[-1] > 0]
+    words = f"Share of the elements whose absolute error is at most so much, output {output}"
+    axis = Axis(low, high, "absolute error, logarithmic; further right is worse", log=True, text=number_text)
+    return ecdf(curves, axis, words)
+
+
+def _curve(found: _Found, values: Sequence[float], quantiles: bool = False) -> Curve:
+    """Quantiles are spread evenly from 0 to 100 %; a list of samples rises by one sample each. Engines are dashed."""
+    last = len(values) - 1 if quantiles else len(values)
+    shares = [(at + (not quantiles)) / max(last, 1) for at in range(len(values))]
+    dash = found.spread.joint == "engine"
+    return Curve(found.name, [values[0], *values], [0.0, *shares], colour=found.colour, dash=dash)
+
+
+def _row(found: _Found, worst: Worst) -> dict[str, Any]:
+    off = f"{worst.unequal} unequal" if worst.sqnr_db is None else "not finite" if math.isnan(worst.sqnr_db) else ""
+    size = abs(worst.actual - worst.expected)
+    return {
+        "joint": found.spread.joint,
+        "name": found.name,
+        "output": found.spread.output,
+        "case": worst.case,
+        "sample": worst.sample,
+        "index": list(worst.index),
+        "expected": value_text(worst.expected),
+        "actual": value_text(worst.actual),
+        "off": off or f"{worst.sqnr_db:.1f} dB",
+        "error": value_text(size, 3),
+        "badness": worst.badness,
+    }
+
+
+def _rank(row: Json) -> tuple[float, float]:
+    quality, size = row["badness"]
+    return -quality, -size
+
+
+def value_text(value: float, digits: int = 7) -> str:
+    """An element for people, with as many digits as tell it from its neighbours."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"  # noqa: RUF001 - a real minus sign
+    mantissa, _, exponent = f"{value:.{digits}g}".partition("e")
+    return (mantissa + (f"e{int(exponent)}" if exponent else "")).replace("-", "−")  # noqa: RUF001

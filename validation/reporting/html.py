@@ -1,0 +1,88 @@
+"""The report of a model version for people: one self-contained page, without scripts or network.
+
+The input is data that anybody may have written into a spec or a compiler's log, so everything is escaped by the
+template, control characters too, and no text from it becomes an address, a class or an id.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from enginery.core.text import format_bytes
+from enginery.core.visible import visible
+from validation.plots.texts import percent_text, seconds_text
+from validation.reporting.overview import overview
+from validation.reporting.stages import bound
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def render(version_report: Mapping[str, Any]) -> str:
+    """The page for a manifest's JSON with `reports` (each `Report.to_json()`) and, if any, `failures` (builds).
+
+    Each failure has unit, kind, reason, log and command, as `enginery.core.types.BuildFailure` has. `quantization`, if any:
+    flavour -> record, as `pipeline.quantization.record` makes it.  `attributions`, if any: each as
+    `validation.attribution.result` has it, with `name` and `units`.  `latencies`, if any: latency reports by the digest
+    of their engine.  `canaries`, if any: verdicts, each with target, verdict, reason, against, unit, created_at and
+    report.
+    """
+    return templates().get_template("report.html.j2").render(overview(version_report))
+
+
+@cache
+def templates() -> "Environment":
+    """The templates of all pages; each is compiled once."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("validation", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "bound": bound,
+        "bytes": format_bytes,
+        "metric": metric_text,
+        "shape": shape_text,
+        "when": time_text,
+        "seconds": lambda value: "" if value is None else seconds_text(value),
+        "percent": lambda value: "" if value is None else percent_text(value),
+    }
+    return environment
+
+
+def _shown(value: Any) -> Any:
+    """What an expression of a template writes: text of others visibly; markup, which is made of such, as it is."""
+    return visible(value) if type(value) is str else value
+
+
+def metric_text(value: float | None, name: str) -> str:
+    """A metric's value for people, with its unit."""
+    if value is None:
+        return ""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"  # noqa: RUF001 - a real minus sign
+    if name.endswith("sqnr_db"):
+        return f"{value:.1f} dB"
+    if name == "nonfinite":
+        return f"{value:.0f}"
+    if name.startswith("max_"):
+        return f"{value:.2g}"
+    return f"{value:.4f}".rstrip("0").rstrip(".") if value not in (0, 1) else f"{value:.0f}"
+
+
+def shape_text(shape: Sequence[int | str]) -> str:
+    """A shape for people: sizes and names of dims, or 'scalar'."""
+    return " × ".join(map(str, shape)) or "scalar"  # noqa: RUF001 - a multiplication sign
+
+
+def time_text(timestamp: str) -> str:
+    """'2026-01-31 08:43 UTC' for an ISO 8601 time in UTC."""
+    return f"{timestamp[:10]} {timestamp[11:16]} UTC"
