@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from builders.onnx_ops import operators  # noqa: F401 - fills the table
 from builders.onnx_ops.library import Array, Library, NumpyArray
 from builders.onnx_ops.reading import Body, Node
 from builders.onnx_ops.table import (
@@ -22,6 +23,11 @@ from builders.onnx_ops.table import (
 from enginery.core.errors import ModelError
 
 Values = dict[str, Value]
+
+
+def known_operators(xp: Library) -> frozenset[str]:
+    """Names of the ONNX operators that the conversion to this library knows, `If` included."""
+    return frozenset(OPERATORS) - xp.lacks | {"If"}
 
 
 class Run(NamedTuple):

@@ -60,8 +60,8 @@ class Library:
     """The functions of an array library by name: those of the adapter, else those of the library's own modules.
 
     The two libraries agree on most names and, positional, on most arguments (`xp.where`, `xp.softmax(x, axis)`). What
-    they do not agree on is in the adapter, `builders.onnx_torch.arrays` or `builders.onnx_jax.arrays`; what gives no
-    array is declared here.
+    they do not agree on is in the adapter, `builders.onnx_torch.arrays` or `builders.backends.xla.jax_arrays`. What
+    gives no array is declared here.
 
     name: for messages.  lacks: operators of the table that the adapter has no functions for.
     """

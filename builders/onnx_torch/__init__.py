@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from builders import onnx_ops
+from builders.onnx_ops.graph import known_operators
 from builders.onnx_torch.arrays import TORCH
 from builders.onnx_torch.module import OnnxModule, read
 from builders.onnx_torch.program import ordered, program_of
@@ -57,4 +57,4 @@ def to_guarded_program(model: Path, request: BuildRequest) -> tuple[torch.export
 
 def operators() -> frozenset[str]:
     """Names of the ONNX operators that are known, `If` included."""
-    return onnx_ops.operators(TORCH)
+    return known_operators(TORCH)

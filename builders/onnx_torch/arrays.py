@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from builders.onnx_ops import Library
+from builders.onnx_ops.library import Library
 from builders.onnx_ops.table import must
 from builders.onnx_ops.torch_arrays import to_array, to_tensor
 from enginery.core.errors import ModelError

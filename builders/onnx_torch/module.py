@@ -11,8 +11,10 @@ import torch
 from onnx import ModelProto
 from torch import Tensor
 
-from builders.onnx_ops import Body, Lookups, Program, operators, reading
-from builders.onnx_ops.table import MOST_NUMBERS
+from builders.onnx_ops import reading
+from builders.onnx_ops.graph import Program, known_operators
+from builders.onnx_ops.reading import Body
+from builders.onnx_ops.table import MOST_NUMBERS, Lookups
 from builders.onnx_torch.arrays import NARROW, TORCH, asarray, dtype
 from enginery.core.errors import ModelError
 
@@ -69,12 +71,12 @@ class _Told:
 
 def read(path: Path) -> Body:
     """A model on disk. Raises ModelError as `onnx_ops.read` does, and for types that torch has no operators for."""
-    return _checked(reading.read(path, operators(TORCH)), {})
+    return _checked(reading.read(path, known_operators(TORCH)), {})
 
 
 def read_model(model: ModelProto) -> Body:
     """The same of a model in memory."""
-    return _checked(reading.read_model(model, operators(TORCH)), {})
+    return _checked(reading.read_model(model, known_operators(TORCH)), {})
 
 
 def _checked(body: Body, around: Mapping[str, np.dtype[Any]]) -> Body:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from builders.onnx_ops import Body
+from builders.onnx_ops.reading import Body
 from enginery.core.errors import ModelError
 from enginery.core.types import BuildRequest, TensorSpec
 

@@ -60,7 +60,7 @@ class AotInductor:
     """
 
     name: ClassVar[str] = "aotinductor"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     tunes_on_target: ClassVar[bool] = True
     determinism: ClassVar[Determinism] = "budget"
     install: ClassVar[str] = "pip install 'enginery[export]', and a C++ compiler (apt-get install g++)"

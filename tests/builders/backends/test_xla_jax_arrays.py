@@ -15,8 +15,10 @@ from tests.builders import graphs
 
 jax = pytest.importorskip("jax")
 
-from builders.onnx_jax.arrays import JAX  # noqa: E402
-from builders.onnx_ops import Lookups, Program, operators, read  # noqa: E402
+from builders.backends.xla.jax_arrays import JAX  # noqa: E402
+from builders.onnx_ops.graph import Program, known_operators  # noqa: E402
+from builders.onnx_ops.reading import read  # noqa: E402
+from builders.onnx_ops.table import Lookups  # noqa: E402
 
 # Given as onnxruntime gives it, where the reference takes the unrounded length; see onnx_torch/test_node_cases.py.
 OTHERWISE = {
@@ -26,7 +28,7 @@ OTHERWISE = {
 
 
 def read_graph(path):
-    return read(path, operators(JAX))
+    return read(path, known_operators(JAX))
 
 
 def run(program, given):

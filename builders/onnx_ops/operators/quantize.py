@@ -10,11 +10,11 @@ import numpy as np
 from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from builders.onnx_ops.elementwise import converted
 from builders.onnx_ops.library import Array, DType, Library
-from builders.onnx_ops.matmul import integer_product, shifted
+from builders.onnx_ops.operators.elementwise import converted
+from builders.onnx_ops.operators.matmul import integer_product, shifted
+from builders.onnx_ops.operators.windows import conv
 from builders.onnx_ops.table import must, operator
-from builders.onnx_ops.windows import conv
 
 _NARROW = (TensorProto.INT4, TensorProto.UINT4, TensorProto.INT2, TensorProto.UINT2)
 

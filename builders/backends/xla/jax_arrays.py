@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.core import max_dim, min_dim
 
-from builders.onnx_ops import Library
+from builders.onnx_ops.library import Library
 from builders.onnx_ops.table import must
 
 sym_max, sym_min = max_dim, min_dim
