@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.inliner
-import onnx_ir as ir
-from onnx import ModelProto, TensorProto, helper
-from onnx.helper import tensor_dtype_to_np_dtype
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from builders.onnx_ops.library import NumpyArray
 from enginery.core.errors import ModelError
 
 NEWEST_OPSET = 28
 _OWN_DOMAINS = ("", "ai.onnx")
+_SCALARS = {"value_float": np.float32, "value_int": np.int64}
 
 
 @dataclass(frozen=True)
@@ -85,10 +84,7 @@ def read_model(model: ModelProto, known: Collection[str]) -> Body:
             raise ModelError(f"{value.name!r} is no tensor; only tensors can be inputs and outputs")
     if model.graph.sparse_initializer:
         raise ModelError("the model has sparse tensors; export it with dense ones")
-    try:
-        return _body(ir.from_proto(_inlined(model, known)).graph, opset)
-    except ir.serde.SerdeError as error:
-        raise ModelError(f"the model is invalid: {error.__cause__ or error}; export it again") from error
+    return _body(_inlined(model, known).graph, opset, {})
 
 
 def _inlined(model: ModelProto, known: Collection[str]) -> ModelProto:
@@ -107,51 +103,58 @@ def _inlined(model: ModelProto, known: Collection[str]) -> ModelProto:
         return model
 
 
-def _body(graph: ir.Graph, opset: int) -> Body:
-    nodes = [node for node in graph if node.op_type != "Constant" or node.domain]
-    held = [*graph.initializers.values(), *(node.outputs[0] for node in graph if node not in nodes)]
-    constants = {value.name or "": _constant(value) for value in held}
+def _body(graph: GraphProto, opset: int, around: Mapping[str, int]) -> Body:
+    elements = {**around, **_elements(graph)}
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    nodes = []
+    for node in graph.node:
+        if node.op_type == "Constant" and node.domain in _OWN_DOMAINS:
+            constants[node.output[0]] = _constant(node)
+        else:
+            nodes.append(_node(node, opset, elements))
     return Body(
-        tuple(_node(node, opset) for node in nodes),
-        tuple(name for value in graph.inputs if (name := value.name or "") not in constants),
-        tuple(value.name or "" for value in graph.outputs),
+        tuple(nodes),
+        tuple(value.name for value in graph.input if value.name not in constants),
+        tuple(value.name for value in graph.output),
         constants,
-        {value.name or "": tensor_dtype_to_np_dtype(value.dtype) for value in _values(graph) if value.dtype},
+        {name: helper.tensor_dtype_to_np_dtype(element) for name, element in elements.items() if element},
         opset,
     )
 
 
-def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    yield from (*graph.inputs, *graph.initializers.values())
-    for node in graph:
-        yield from node.outputs
+def _elements(graph: GraphProto) -> dict[str, int]:
+    """ONNX's element type of what states one."""
+    stated = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
+    stated |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    constants = (node for node in graph.node if node.op_type == "Constant" and node.attribute)
+    return stated | {node.output[0]: node.attribute[0].t.data_type for node in constants}
 
 
-def _constant(value: ir.Value) -> NumpyArray:
-    try:
-        tensor = ir.convenience.get_const_tensor(value)
-    except ValueError:  # of a Constant without a value
-        tensor = None
-    if tensor is None:
-        raise ModelError(f"constant {value.name!r} is no tensor of numbers; export the model without it")
-    return tensor.numpy()
+def _constant(node: NodeProto) -> NumpyArray:
+    name = node.attribute[0].name if node.attribute else ""
+    if name not in ("value", "value_float", "value_floats", "value_int", "value_ints"):
+        raise ModelError(f"constant {node.output[0]!r} is no tensor of numbers; export the model without it")
+    value = helper.get_attribute_value(node.attribute[0])
+    return numpy_helper.to_array(value) if name == "value" else np.array(value, _SCALARS[name.rstrip("s")])
 
 
-def _node(node: ir.Node, opset: int) -> Node:
-    attributes = {name: _attribute(node, attribute, opset) for name, attribute in node.attributes.items()}
+def _node(node: NodeProto, opset: int, elements: Mapping[str, int]) -> Node:
+    attributes = {attribute.name: _attribute(node, attribute, opset, elements) for attribute in node.attribute}
     if node.op_type == "QuantizeLinear" and not attributes.get("output_dtype"):
-        zero = node.inputs[2] if len(node.inputs) > 2 else None
-        attributes["output_dtype"] = int(zero.dtype) if zero is not None and zero.dtype else TensorProto.UINT8
-    inputs = tuple("" if value is None else value.name or "" for value in node.inputs)
-    outputs = tuple(value.name or "" for value in node.outputs)
-    return Node(node.name or "", node.op_type, node.domain, inputs, outputs, attributes)
+        zero = node.input[2] if len(node.input) > 2 else ""
+        attributes["output_dtype"] = elements.get(zero) or TensorProto.UINT8
+    domain = "" if node.domain in _OWN_DOMAINS else node.domain
+    return Node(node.name, node.op_type, domain, tuple(node.input), tuple(node.output), attributes)
 
 
-def _attribute(node: ir.Node, attribute: ir.Attr, opset: int) -> Any:
-    if attribute.is_ref():
+def _attribute(node: NodeProto, attribute: AttributeProto, opset: int, elements: Mapping[str, int]) -> Any:
+    if attribute.ref_attr_name:
         raise ModelError(f"node {node.name!r}: attribute {attribute.name} refers to a function's; inline the functions")
-    if attribute.type == ir.AttributeType.GRAPH:
-        return _body(attribute.as_graph(), opset)
-    if attribute.type == ir.AttributeType.TENSOR:
-        return attribute.as_tensor().numpy()
-    return list(attribute.value) if isinstance(attribute.value, tuple) else attribute.value
+    value = helper.get_attribute_value(attribute)
+    if attribute.type == AttributeProto.GRAPH:
+        return _body(value, opset, elements)
+    if attribute.type == AttributeProto.TENSOR:
+        return numpy_helper.to_array(value)
+    if attribute.type == AttributeProto.STRING:
+        return value.decode(errors="replace")
+    return list(value) if attribute.type in (AttributeProto.INTS, AttributeProto.FLOATS) else value

@@ -116,7 +116,7 @@ def test_a_case_of_each_operator_is_right_or_refused(cases, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_every_case_is_right_or_refused(cases, tmp_path):
-    """Two minutes of CPU and more. onnx 1.23.2: 1364 passed, 276 refused."""
+    """Two minutes of CPU and more. onnx 1.23.2: 1404 passed, 234 refused, 2 otherwise."""
     counts = tried(cases, tmp_path)
     print(counts)
     assert counts["passed"] > 1000
