@@ -62,7 +62,7 @@ class AotInductor:
     """
 
     name: ClassVar[str] = "aotinductor"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     install: ClassVar[str] = "pip install 'enginery[export]', and a C++ compiler (apt-get install g++)"
     capabilities: ClassVar[Capabilities] = Capabilities(
         determinism="budget", tunes_on_target=True, options=SharedOptions(cpu_level="cpu")

@@ -1,6 +1,6 @@
 """XLA, through JAX: the engine is StableHLO with the weights beside it, compiled for the machine that opens it.
 
-The graph becomes a function that JAX traces (`builders/onnx_jax`), with dynamic dims as symbolic sizes, and
+The graph becomes a function that JAX traces (`builders/onnx_ops`), with dynamic dims as symbolic sizes, and
 `jax.export` writes it down for one platform, CPU or CUDA; neither needs that hardware. What is stored is portable: a
 newer jaxlib reads it, on any CPU. It is not machine code. XLA compiles for exact sizes, so a session compiles when it
 is opened for the sizes that the profiles are tuned for, and for any other size within them when it first comes, which
@@ -40,7 +40,7 @@ class Xla:
     """
 
     name: ClassVar[str] = "xla"
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     install: ClassVar[str] = "pip install 'enginery[xla]'"
     capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", thread_safe=True)
 

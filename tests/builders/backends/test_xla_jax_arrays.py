@@ -1,5 +1,6 @@
 """The table of operators against the onnx package's node tests: an operator's definition by example."""
 
+import sys
 import warnings
 from dataclasses import replace
 
@@ -14,9 +15,24 @@ from tests.builders import graphs
 
 jax = pytest.importorskip("jax")
 
-from builders.onnx_jax.arrays import data  # noqa: E402
-from builders.onnx_jax.evaluate import evaluate, fold, split_weights  # noqa: E402
-from builders.onnx_jax.graph import read_graph  # noqa: E402
+from builders.backends.xla.jax_arrays import JAX  # noqa: E402
+from builders.onnx_ops.graph import Program, known_operators  # noqa: E402
+from builders.onnx_ops.reading import read  # noqa: E402
+from builders.onnx_ops.table import Lookups  # noqa: E402
+
+# Given as onnxruntime gives it, where the reference takes the unrounded length; see onnx_torch/test_node_cases.py.
+OTHERWISE = {
+    "test_resize_downsample_scales_linear_align_corners",
+    "test_resize_downsample_scales_cubic_align_corners",
+}
+
+
+def read_graph(path):
+    return read(path, known_operators(JAX))
+
+
+def run(program, given):
+    return program.run(given, Lookups(JAX, clamped=False), JAX)
 
 
 @pytest.fixture(scope="session")
@@ -58,14 +74,13 @@ def outcome(case, folder):
         return "refused"
     for traced in (names[:1], []):
         fixed = {name: array for name, array in zip(names, inputs, strict=False) if name not in traced}
-        held = replace(graph, constants=graph.constants | fixed)
+        held = replace(graph, constants={**graph.constants, **fixed}, inputs=tuple(traced))
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-
-            def run(values, held=held, traced=traced):
-                return [data(value) for value in evaluate(held, dict(zip(traced, values, strict=True)))]
-
             try:
-                made = jax.jit(run)(inputs[: len(traced)])
+                program = Program(held, JAX, folded=sys.maxsize)
+                made = jax.jit(lambda *x, program=program: run(program, dict(zip(program.inputs, x, strict=True))))(
+                    *inputs[: len(traced)]
+                )
             except ModelError:
                 continue
         for one, other in zip(made, expected, strict=True):
@@ -83,13 +98,13 @@ def check(made, expected, case):
 
 
 def tried(cases, folder):
-    found, wrong = [], []
+    found, wrong = [], {}
     for name, case in cases.items():
         try:
             found.append(outcome(case, folder))
         except AssertionError as error:
-            wrong.append(f"{name}: {error}")
-    assert not wrong, "\n".join(wrong)
+            wrong[name] = str(error)
+    assert wrong.keys() <= OTHERWISE, wrong
     return {kind: found.count(kind) for kind in ("passed", "refused")}
 
 
@@ -101,10 +116,10 @@ def test_a_case_of_each_operator_is_right_or_refused(cases, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_every_case_is_right_or_refused(cases, tmp_path):
-    """Two minutes of CPU and more. onnx 1.23.2: 1364 passed, 276 refused."""
+    """Two minutes of CPU and more. onnx 1.23.2: 1404 passed, 234 refused, 2 otherwise."""
     counts = tried(cases, tmp_path)
     print(counts)
-    assert counts["passed"] > 1000
+    assert counts["passed"] >= 1400
 
 
 def test_what_depends_on_constants_alone_is_computed_once_and_large_constants_become_arguments(tmp_path):
@@ -114,17 +129,17 @@ def test_what_depends_on_constants_alone_is_computed_once_and_large_constants_be
     ]
     weights = [("w", np.ones((8, 16), "f")), ("two", np.array(2, "f"))]
     model = graphs.save(tmp_path / "m.onnx", nodes, [("x", 1, ("n", 8))], [("y", 1, ("n", 16))], weights)
-    graph, large = split_weights(fold(read_graph(model)))
-    assert [node.name for node in graph.nodes] == ["product"]
-    assert list(large) == ["w2"] and large["w2"].max() == 2 and graph.constants == {}
+    program = Program(read_graph(model), JAX, folded=sys.maxsize)
+    assert list(program.constants) == ["w2"] and program.constants["w2"].max() == 2
+    (made,) = run(program, {"x": np.ones((1, 8), "f"), "w2": np.ones((8, 16), "f")})
+    assert made.max() == 8
 
 
 def test_operators_that_only_their_function_body_explains_are_put_in(tmp_path):
-    node = helper.make_node("GroupNormalization", ["x", "s", "b"], ["y"], name="norm", num_groups=2)
-    weights = [("s", np.ones(4, "f")), ("b", np.zeros(4, "f"))]
-    values = [("x", 1, (1, 4, 3, 3))], [("y", 1, (1, 4, 3, 3))]
-    graph = read_graph(graphs.save(tmp_path / "m.onnx", [node], *values, weights))
-    assert "GroupNormalization" not in {node.op for node in graph.nodes} and len(graph.nodes) > 3
+    node = helper.make_node("AffineGrid", ["x", "size"], ["y"], name="grid", align_corners=0)
+    values = [("x", 1, (1, 2, 3))], [("y", 1, (1, 4, 3, 2))]
+    graph = read_graph(graphs.save(tmp_path / "m.onnx", [node], *values, [("size", np.array([1, 1, 4, 3]))]))
+    assert "AffineGrid" not in {node.op_type for node in graph.nodes} and len(graph.nodes) > 3
 
 
 def test_an_index_out_of_bounds_gives_nan_which_no_check_lets_pass(tmp_path):
@@ -132,7 +147,7 @@ def test_an_index_out_of_bounds_gives_nan_which_no_check_lets_pass(tmp_path):
     values = [("ids", 7, (3,))], [("y", 1, (3, 2))]
     graph = read_graph(graphs.save(tmp_path / "m.onnx", [node], *values, [("table", np.ones((4, 2), "f"))]))
     with jax.enable_x64(True):
-        (made,) = evaluate(graph, {"ids": jax.numpy.array([0, -1, 9])})
+        (made,) = run(Program(graph, JAX, folded=0), {"ids": jax.numpy.array([0, -1, 9])})
     assert np.isfinite(made[:2]).all() and np.isnan(made[2]).all()
 
 
@@ -153,7 +168,8 @@ def test_every_opset_of_the_supported_range_is_read(tmp_path, opset):
     model.opset_import[0].version = opset
     onnx.save(model, path)
     with jax.enable_x64(True):
-        (made,) = evaluate(read_graph(path), {"x": jax.numpy.arange(12, dtype="float32").reshape(4, 3)})
+        program = Program(read_graph(path), JAX, folded=0)
+        (made,) = run(program, {"x": jax.numpy.arange(12, dtype="float32").reshape(4, 3)})
     means = np.arange(12).reshape(4, 3).mean(1)
     shares = np.exp(means - means.max()) / np.exp(means - means.max()).sum()
     np.testing.assert_allclose(made, shares[:2] - shares[2:], rtol=1e-5)

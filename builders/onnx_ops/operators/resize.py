@@ -5,12 +5,11 @@ One form for all of ONNX's coordinate rules, with sizes that may be symbolic. An
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-from builders.onnx_torch.table import Numbers, must, operator
+from builders.onnx_ops.library import Array, Library
+from builders.onnx_ops.table import Numbers, must, operator
 
 
 class _Axis(NamedTuple):
@@ -26,7 +25,8 @@ class _Axis(NamedTuple):
 
 @operator("Resize")
 def resize(
-    x: Tensor,
+    xp: Library,
+    x: Array,
     roi: Numbers | None = None,
     scales: Numbers | None = None,
     sizes: Numbers | None = None,
@@ -40,34 +40,46 @@ def resize(
     keep_aspect_ratio_policy: str = "stretch",
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
-) -> Tensor:
+    opset: int,
+) -> Array:
     """Nearest, linear and cubic, with ONNX's coordinate rules."""
+    must(opset >= 11, "it is of an opset before 11; use onnx.version_converter")
     must(not antialias, "it asks for antialiasing; leave that out, or use the backend onnxruntime")
     must(coordinate_transformation_mode in _RULES, f"coordinate rule {coordinate_transformation_mode!r} is not known")
     rule = _RULES[coordinate_transformation_mode]
     cropped = coordinate_transformation_mode == "tf_crop_and_resize"
-    outside: Tensor | None = None
-    for each in _axes(x, roi if cropped else None, scales, sizes, axes, keep_aspect_ratio_policy):
+    outside: Array | None = None
+    for each in _axes(xp, x, roi if cropped else None, scales, sizes, axes, keep_aspect_ratio_policy):
         if not cropped and _unchanged(each):
             continue
-        at = rule(torch.arange(each.made, device=x.device).to(torch.float32), each)
+        with xp.at_once() if isinstance(each.size, int) and isinstance(each.made, int) else nullcontext():
+            # Traced, XLA would divide by multiplying, and round another way.
+            at = rule(xp.astype(xp.arange(each.made), xp.float32), each)
         if mode == "nearest":
-            x = x.index_select(each.axis, _nearest(at, nearest_mode).clamp(0, each.size - 1).to(torch.int64))
+            x = _taken(xp, x, each, _nearest(xp, at, nearest_mode))
         else:
-            x = _weighted(x, each, at, mode, cubic_coeff_a, bool(exclude_outside))
+            x = _weighted(xp, x, each, at, mode, cubic_coeff_a, bool(exclude_outside))
         if cropped:
-            beyond = ((at < 0) | (at > each.size - 1)).reshape([-1, *[1] * (x.dim() - 1 - each.axis)])
+            beyond = ((at < 0) | (at > each.size - 1)).reshape((-1, *[1] * (x.ndim - 1 - each.axis)))
             outside = beyond if outside is None else outside | beyond
-    return x if outside is None else torch.where(outside, torch.full_like(x, extrapolation_value), x)
+    return x if outside is None else xp.where(outside, xp.full_like(x, extrapolation_value), x)
+
+
+@operator("Upsample")
+def upsample(xp: Library, x: Array, scales: Numbers, *, mode: str = "nearest") -> Array:
+    """What Resize was before opset 10."""
+    rule = "asymmetric"
+    return resize(xp, x, None, scales, mode=mode, coordinate_transformation_mode=rule, nearest_mode="floor", opset=11)
 
 
 def _axes(
-    x: Tensor, roi: Numbers | None, scales: Numbers | None, sizes: Numbers | None, axes: list[int] | None, policy: str
-) -> list[_Axis]:
-    along = [axis % x.dim() for axis in axes] if axes is not None else list(range(x.dim()))
+    xp: Library, x: Array, roi: Numbers | None, scales: Numbers | None, sizes: Numbers | None, axes: list[int] | None,
+    policy: str,
+) -> list[_Axis]:  # fmt: skip
+    along = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))
     have = [x.shape[axis] for axis in along]
     if sizes:
-        factors = [size / own for size, own in zip(sizes, have, strict=True)]
+        factors = [1 if xp.same(size, own) else size / own for size, own in zip(sizes, have, strict=True)]
         if policy != "stretch":
             one = min(factors) if policy == "not_larger" else max(factors)
             factors = [one] * len(factors)
@@ -92,32 +104,32 @@ def _unchanged(each: _Axis) -> bool:
     return isinstance(each.scale, (int, float)) and each.scale == 1
 
 
-Rule = Callable[[Tensor, _Axis], Tensor]
+Rule = Callable[[Array, _Axis], Array]
 
 
-def _half_pixel(at: Tensor, each: _Axis) -> Tensor:
+def _half_pixel(at: Array, each: _Axis) -> Array:
     return (at + 0.5) / each.scale - 0.5
 
 
-def _half_pixel_symmetric(at: Tensor, each: _Axis) -> Tensor:
+def _half_pixel_symmetric(at: Array, each: _Axis) -> Array:
     adjusted = each.made / (each.size * each.scale)
     centre = each.size / 2
     return centre * (1 - adjusted) + (at + 0.5) / each.scale - 0.5
 
 
-def _pytorch_half_pixel(at: Tensor, each: _Axis) -> Tensor:
+def _pytorch_half_pixel(at: Array, each: _Axis) -> Array:
     return _half_pixel(at, each) if each.made > 1 else at * 0.0
 
 
-def _align_corners(at: Tensor, each: _Axis) -> Tensor:
+def _align_corners(at: Array, each: _Axis) -> Array:
     return at * ((each.size - 1) / (each.made - 1)) if each.made > 1 else at * 0.0
 
 
-def _asymmetric(at: Tensor, each: _Axis) -> Tensor:
+def _asymmetric(at: Array, each: _Axis) -> Array:
     return at / each.scale
 
 
-def _crop(at: Tensor, each: _Axis) -> Tensor:
+def _crop(at: Array, each: _Axis) -> Array:
     if each.made > 1:
         return each.start * (each.size - 1) + at * (each.end - each.start) * ((each.size - 1) / (each.made - 1))
     return at * 0.0 + 0.5 * (each.start + each.end) * (each.size - 1)
@@ -133,45 +145,44 @@ _RULES: dict[str, Rule] = {
 }
 
 
-def _nearest(at: Tensor, mode: str) -> Tensor:
+def _nearest(xp: Library, at: Array, mode: str) -> Array:
     if mode == "round_prefer_floor":
-        return torch.ceil(at - 0.5)
+        return xp.ceil(at - 0.5)
     if mode == "round_prefer_ceil":
-        return torch.floor(at + 0.5)
+        return xp.floor(at + 0.5)
     must(mode in ("floor", "ceil"), f"nearest_mode {mode!r} is none of ONNX's; use floor, ceil or round_prefer_floor")
-    return torch.floor(at) if mode == "floor" else torch.ceil(at)
+    return xp.floor(at) if mode == "floor" else xp.ceil(at)
 
 
-def _weighted(x: Tensor, each: _Axis, at: Tensor, mode: str, cubic: float, exclude: bool) -> Tensor:
+def _weighted(xp: Library, x: Array, each: _Axis, at: Array, mode: str, cubic: float, exclude: bool) -> Array:
     """The sum over neighbours (2 of 'linear', 4 of 'cubic'); those outside are the edge's, or left out."""
-    base = torch.floor(at)
+    base = xp.floor(at)
     offset = at - base
     taps = (0, 1) if mode == "linear" else (-1, 0, 1, 2)
-    weights = [_linear(offset - tap) if mode == "linear" else _cubic(offset - tap, cubic) for tap in taps]
+    weights = [1 - xp.abs(offset - tap) if mode == "linear" else _cubic(xp, offset - tap, cubic) for tap in taps]
     places = [base + tap for tap in taps]
     if exclude:
-        inside = [((place >= 0) & (place <= each.size - 1)).to(torch.float32) for place in places]
+        inside = [xp.astype((place >= 0) & (place <= each.size - 1), xp.float32) for place in places]
         weights = [weight * mask for weight, mask in zip(weights, inside, strict=True)]
         total = sum(weights[1:], weights[0])
         weights = [weight / total for weight in weights]
-    shape = [-1, *[1] * (x.dim() - 1 - each.axis)]
-    wide = x if x.is_floating_point() else x.to(torch.float32)
+    shape = (-1, *[1] * (x.ndim - 1 - each.axis))
+    wide = x if xp.is_floating(x) else xp.astype(x, xp.float32)
     parts = [
-        wide.index_select(each.axis, place.clamp(0, each.size - 1).to(torch.int64))
-        * weight.reshape(shape).to(wide.dtype)
+        _taken(xp, wide, each, place) * xp.astype(weight.reshape(shape), wide.dtype)
         for place, weight in zip(places, weights, strict=True)
     ]
     made = sum(parts[1:], parts[0])
-    return made if x.is_floating_point() else torch.round(made).to(x.dtype)
+    return made if xp.is_floating(x) else xp.astype(xp.round(made), x.dtype)
 
 
-def _linear(distance: Tensor) -> Tensor:
-    return 1 - distance.abs()
+def _taken(xp: Library, x: Array, each: _Axis, places: Array) -> Array:
+    return xp.take(x, xp.astype(xp.clip(places, 0, each.size - 1), xp.int64), each.axis)
 
 
-def _cubic(distance: Tensor, a: float) -> Tensor:
+def _cubic(xp: Library, distance: Array, a: float) -> Array:
     """Keys' kernel (IEEE Trans. ASSP 29, 1981) with parameter a."""
-    d = distance.abs()
+    d = xp.abs(distance)
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return torch.where(d <= 1, near, torch.where(d < 2, far, torch.zeros_like(d)))
+    return xp.where(d <= 1, near, xp.where(d < 2, far, xp.zeros_like(d)))
