@@ -7,11 +7,9 @@ changes, and if not, nothing changes either.
 
 from functools import lru_cache
 
-from botocore import exceptions as aws
-
 from enginery.core.errors import InputError, UnavailableError
 from enginery.registry.store.keys import MARKER
-from enginery.registry.store.s3.answers import FAILURES, Declined, pauses, refuse
+from enginery.registry.store.s3.answers import FAILURES, Declined, code_of, pauses, refuse
 from enginery.registry.store.s3.place import Place
 from enginery.registry.store.s3.reading import read_document
 from enginery.registry.store.s3.writing import ABSENT, put_once, unchanged
@@ -47,7 +45,7 @@ def _honoured(place: Place, marker: bytes, condition: dict[str, str]) -> bool:
             if declined.status != 409 or pause is None:
                 return True
         except FAILURES as error:
-            if isinstance(error, aws.ClientError) and error.response["Error"]["Code"] == "NotImplemented":
+            if code_of(error) == "NotImplemented":
                 return False
             refuse(place, "asking for conditional writes", error, last=pause is None)
     raise AssertionError("unreachable")
