@@ -8,7 +8,7 @@ Standard library only: a serving node imports it.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from typing import ClassVar, Literal, Protocol, get_args
 
 from enginery.core.version_numbers import numbers
 
@@ -17,8 +17,14 @@ Capability = tuple[int, int]
 _DRIVER_OF_CUDA = {12: "525", 13: "580"}
 
 
+class _Strict:
+    """Rules the engine out on a machine that is known not to meet it."""
+
+    strict: ClassVar[bool] = True
+
+
 @dataclass(frozen=True)
-class Gpu:
+class Gpu(_Strict):
     """A GPU of a compute capability. target: the name of what the engine was built for ('l4').
 
     match: 'exact', 'family' (the same major number, and at least the minor one) or 'at_least'.
@@ -28,11 +34,10 @@ class Gpu:
     capability: Capability
     match: str = "exact"
     kind: Literal["gpu"] = "gpu"
-    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Cpu:
+class Cpu(_Strict):
     """A machine that runs models on its CPU. target: the name of what the engine was built for ('cpu').
 
     only: the one kind of CPU (`enginery.core.hardware.cpu_kinds`) that it is laid out for; '' is any.
@@ -41,18 +46,16 @@ class Cpu:
     target: str
     only: str = ""
     kind: Literal["cpu"] = "cpu"
-    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Instructions:
+class Instructions(_Strict):
     """Instructions that native code of the engine has. level: of x86-64, or an architecture.  flags: beyond it, as
     /proc/cpuinfo spells them."""
 
     level: str
     flags: tuple[str, ...] = ()
     kind: Literal["instructions"] = "instructions"
-    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -82,22 +85,20 @@ class Runtime:
 
 
 @dataclass(frozen=True)
-class Driver:
+class Driver(_Strict):
     """A driver of the GPU, at least of that version. cuda: the CUDA version that stands in for an unknown driver."""
 
     version: str
     cuda: str = ""
     kind: Literal["driver"] = "driver"
-    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Memory:
+class Memory(_Strict):
     """Memory of the GPU, in bytes."""
 
     size_bytes: int
     kind: Literal["memory"] = "memory"
-    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -111,13 +112,12 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Library:
+class Library(_Strict):
     """A shared library with operators of the engine: the very file. sha256: its digest."""
 
     path: str
     sha256: str
     kind: Literal["library"] = "library"
-    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -131,21 +131,19 @@ class SessionOption:
 
 
 @dataclass(frozen=True)
-class Weights:
+class Weights(_Strict):
     """The ONNX model beside the engine, which leaves its weights out. model: its digest. Whoever pulls brings it."""
 
     model: str
     kind: Literal["weights"] = "weights"
-    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Unknown:
+class Unknown(_Strict):
     """A requirement that a newer writer has. kind: its name.  text: as it was written, as canonical JSON."""
 
     kind: str
     text: str
-    strict: ClassVar[bool] = True
 
 
 # What a backend may ask for.
@@ -159,7 +157,7 @@ def hardware_of(requires: Iterable[Requirement]) -> Gpu | Cpu | None:
     return next((item for item in requires if isinstance(item, Gpu | Cpu)), None)
 
 
-def to_json(requirement: Requirement) -> dict[str, Any]:
+def to_json(requirement: Requirement) -> dict[str, object]:
     """A requirement as a JSON object that names its kind; an unknown one as it was read."""
     if isinstance(requirement, Unknown):
         return dict(json.loads(requirement.text))

@@ -1,7 +1,6 @@
 """Reading what an engine requires from a manifest that somebody else may have written."""
 
 from dataclasses import fields
-from typing import Any
 
 from enginery.core import parsing
 from enginery.core.codec import decode
@@ -11,7 +10,7 @@ from enginery.core.parsing import Malformed
 from enginery.core.requirements import KINDS, Requirement, Unknown
 
 
-def read_requirement(value: Any, path: str) -> Requirement:
+def read_requirement(value: object, path: str) -> Requirement:
     """A requirement that `core.requirements.to_json` wrote. One of a kind, or with a field, that this enginery does not
     know rules out its engine alone. Raises Malformed for a field of another type."""
     data = parsing.mapping(value, path)

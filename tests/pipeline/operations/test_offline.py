@@ -14,6 +14,7 @@ from builders.backends.onnxruntime import OrtSession
 from builders.execution.jobs import WorkerContext
 from enginery.core.codec import decode, encode
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
+from enginery.core.requirements import Weights
 from enginery.registry.build_request import request_of
 from enginery.registry.evidence.attestations import judged
 from enginery.registry.manifest import Manifest
@@ -109,9 +110,9 @@ def test_an_engine_without_weights_of_its_own_is_not_carried(
 ) -> None:
     store, manifest = place
     entries = judged(store, manifest)
-    stripped = [replace(item, options={**item.options, "strip_weights": True}) for item in entries]
+    stripped = [replace(item, requires=(*item.requires, Weights(str(item.graph)))) for item in entries]
     monkeypatch.setattr(carrying, "judged", lambda *_: stripped)
-    with pytest.raises(InputError, match=r"strip_weights.*carry other targets"):
+    with pytest.raises(InputError, match=r"without weights of its own.*carry other targets"):
         carry(store, manifest, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
