@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from enginery.core.errors import InputError
 from enginery.core.hardware.machine import Machine
@@ -66,7 +65,7 @@ class Plan:
     hours: Hours
     unwanted: tuple[Group, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A JSON object."""
         return {
             "before": [group.to_json() for group in self.before.groups],

@@ -1,6 +1,6 @@
 """What an engine promises besides being near its graph: bits that repeat, outputs of a form, and distributions."""
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -125,7 +125,7 @@ class Distributional(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _asks(cls, data: object) -> Any:
+    def _asks(cls, data: object) -> object:
         if isinstance(data, dict) and not data:
             raise ValueError("asks for nothing; name outputs under rows, or seeds")
         return data

@@ -6,7 +6,6 @@ sample of the batch, which gets its leading axis here.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ class GeneratedSamples:
     name: how messages call it.  digest: of the code behind it; data that the code reads by itself is not in it.
     """
 
-    make: Callable[[], Iterable[Any]]
+    make: Callable[[], Iterable[object]]
     name: str
     digest: str
     inputs: tuple[TensorSpec, ...]
@@ -40,7 +39,7 @@ class GeneratedSamples:
         if index < 0:
             raise DataError(f"{self.name} gave no samples; yield at least one")
 
-    def _items(self) -> Iterator[Any]:
+    def _items(self) -> Iterator[object]:
         done = 0
         try:
             for done, item in enumerate(self.make(), start=1):  # noqa: B007

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builders.backends import discovery
 from enginery.core.types import QUANTIZED, BuildRequest, Precision, Session
+from enginery.core.untyped import Untyped
 from validation.comparison.task import TaskMetric
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _as_written(path: Path) -> "OrtSession":
     from builders.backends.onnxruntime import OrtSession
     from builders.backends.onnxruntime.cpu import open_model
 
-    def opened(model: Path, options: Any) -> Any:
+    def opened(model: Path, options: Untyped) -> Untyped:
         options.enable_mem_reuse = False
         return open_model(model, options)
 

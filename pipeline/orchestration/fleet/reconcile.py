@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from enginery.registry.store.base import Store
 from pipeline.fleet.catalog import Catalog, load_catalog, whole_registry
@@ -73,7 +72,7 @@ class Reconciled:
         """Groups on which nothing must be served."""
         return unwanted(self.fleet.groups, self.catalog.demands)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A JSON object."""
         return {
             "fleet": {

@@ -273,7 +273,7 @@ def test_what_holds_no_carried_engine_or_is_no_result_is_one_message(built: Proj
         empty.to_bytes().replace(b'"size":"real"', b'"size":"real","size":"small"'): "is not JSON",
         b"{}": "no results of the GPU kit",
         empty.to_bytes().replace(b'"format":1', b'"format":9'): "results of format 9",
-        empty.to_bytes().replace(b'"carried":[]', b'"carried":[{}]'): "'unit'",
+        empty.to_bytes().replace(b'"carried":[]', b'"carried":[{}]'): "Results.carried[0]",
         empty.to_bytes().replace(b'"carried":[]', b'"carried":[3]'): "Results.carried[0] is 3",
         empty.to_bytes().replace(b'"skipped":[],', b""): "not whole",
     }
