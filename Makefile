@@ -1,8 +1,9 @@
 # demo   sets up and runs the main job on real input     test   sets up, checks and runs the tests
-# check  format, lint, types, import rules               bench  ratios against peers, measured in one run
-# docs   the pages that are generated from the code      hunt   random examples, and many, for every property test
+# check  format, lint, types, import rules, links        bench  ratios against peers, measured in one run
+# site   docs/ as a site in build/site                    docs   the pages that are generated from the code
+#                                                        hunt   random examples, and many, for every property test
 # chart  what is generated from the Helm chart           clean  removes what these made
-# conformance  installs every compiler that pip has, holds all to one suite, and writes what came out into docs/conformance.md
+# conformance  installs every compiler that pip has, holds all to one suite, and writes what came out into docs/reference/conformance.md
 # node-tests   ONNX's own 1,900 backend node tests through the CPU engine, and built by TensorRT-RTX; the same page
 # proof  plants every fault over networks, seeds and precisions, counts false alarms and the canary's errors; the tables of the docs
 # house  the figures that the redesign is measured by, into docs/house.md
@@ -15,9 +16,10 @@ BIN := $(VENV)/bin
 # What pip does is shown on one line; all that it prints is in the log.
 INSTALL = $(BIN)/python examples/logged.py $(VENV)/pip.log $(BIN)/pip install --progress-bar off --disable-pip-version-check \
   --constraint constraints.txt --editable
-SOURCES := builders validation pipeline enginery tests benchmarks examples charts
+SOURCES := builders validation pipeline enginery tests benchmarks examples charts docs
+SPHINX = $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto
 
-.PHONY: demo demo-cluster test check format bench proof docs chart hunt house conformance node-tests gpu-check cluster-test clean
+.PHONY: demo demo-cluster test check format bench proof docs site chart hunt house conformance node-tests gpu-check cluster-test clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -40,10 +42,12 @@ check: $(VENV)/.installed
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(SPHINX) --tag links --conf-dir docs --builder dummy . build/links
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/python -m tests.house.wrap
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench_pipeline.py
@@ -71,8 +75,13 @@ node-tests: $(VENV)/.installed
 	$(BIN)/python -m tests.conformance.node_tests
 
 docs: $(VENV)/.installed
-	$(BIN)/enginery schema > docs/spec.schema.json
+	$(BIN)/enginery schema > docs/reference/spec.schema.json
+	$(BIN)/python -m docs.commands > docs/reference/commands.md
 	env -u ENGINERY_REGISTRY $(BIN)/enginery deploy --print-yaml > prefect.yaml
+
+site: $(VENV)/.installed
+	$(SPHINX) docs build/site
+	@echo build/site/index.html
 
 chart: $(VENV)/.installed
 	$(BIN)/python -m charts.regenerate

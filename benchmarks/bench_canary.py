@@ -3,9 +3,9 @@
 For each cell of `tests.validation.canary.cells`, in percent. What is named wrong may be at most 5: a candidate exactly
 at a margin, or beyond it, that passes, judged by that criterion alone; an equal one that fails, with all criteria. How
 often an equal one passes depends on how much data there is. Then logs that end, or are of other hours
-(`simulated_logs`): how many of them got a verdict that is not right. `--write` puts the tables into docs/canary.md.
-`--rows FILE` keeps each row there once it is counted, and counts none again that is there: for parts, and for a run
-that was ended. Rows of another judge do not belong there: delete the file when the judge changes.
+(`simulated_logs`): how many of them got a verdict that is not right. `--write` puts the tables into
+docs/guides/canary.md. `--rows FILE` keeps each row there once it is counted, and counts none again that is there: for
+parts, and for a run that was ended. Rows of another judge do not belong there: delete the file when the judge changes.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from validation.canary.judging.judge import judge
 from validation.canary.judging.pairing import evidence_of
 from validation.statistics.rates import lower
 
-PAGE = Path(__file__).parents[1] / "docs" / "canary.md"
+PAGE = Path(__file__).parents[1] / "docs/guides/canary.md"
 START, END = "<!-- cells: written by `python -m benchmarks.bench_canary --write` -->\n\n", "\n<!-- end of cells -->\n"
 BAR, SURE = 0.05, 0.01
 # Another seed than the judge was made with.
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rows", type=Path, help="JSON lines that keep each row")
-    parser.add_argument("--write", action="store_true", help="the tables into docs/canary.md")
+    parser.add_argument("--write", action="store_true", help="the tables into docs/guides/canary.md")
     chosen = parser.parse_args()
     items = [(cell, count) for cell in chosen.cells for count in chosen.requests]
     kept = kept_rows(chosen.rows, chosen.simulations, chosen.seed)

@@ -64,7 +64,7 @@ def _session_cells(path: Path, seconds: float, rounds: int) -> str:
     bare = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     with OrtSession(path) as session:
         inputs = {spec.name: np.ones((4, 8), np.float32) for spec in session.inputs}
-        calls = (partial(bare.run, ["y"], inputs), partial(session.run, inputs), session.prepared(inputs))
+        calls = (partial(bare.run, ["y"], inputs), partial(session.run, inputs), session.prepare_call(inputs))
         medians = [[1e6 * float(np.median(latencies(call, seconds))) for call in calls] for _ in range(rounds)]
     added = [_spread([row[side] - row[0] for row in medians], 1) for side in (1, 2)]
     return f"{statistics.median(row[0] for row in medians):.1f} | {added[0]} | {added[1]}"

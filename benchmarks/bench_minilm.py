@@ -135,7 +135,7 @@ def engine(model: onnx.ModelProto | Path, folder: Path) -> OrtSession:
         onnx.save(model, graph)
     backend = OnnxRuntime(intra_op_threads=1)
     request = BuildRequest("0" * 64, "int8", Target("cpu"), "onnxruntime", (), (), ())
-    return backend.session(backend.build(request, graph, place).path)
+    return backend.open_part(backend.build(request, graph, place).path)
 
 
 def compare_speed(models: dict[str, onnx.ModelProto | Path], data: Data, folder: Path) -> None:

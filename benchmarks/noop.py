@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from builders.backends import discovery
 from builders.execution.jobs import WorkerContext
+from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError
 from enginery.core.requirements import Requirement, for_target
-from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 from pipeline.compile.jobs.engines import BuildEngine
 from pipeline.values import EngineRecord
 
@@ -22,9 +23,8 @@ class Noop:
 
     name: ClassVar[str] = "noop"
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "comes with the benchmarks"
+    capabilities: ClassVar[Capabilities] = Capabilities("bytes")
 
     size_mib: int = 0
 

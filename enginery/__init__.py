@@ -7,7 +7,7 @@
     spec = enginery.load_spec("model.yaml")          # a checked, frozen spec
     outcome = enginery.build("model.yaml", registry="./registry", targets=["cpu"])
     pulled = enginery.pull("model:stable", registry="./registry", target="auto", dest="engines/")
-    client = enginery.Client("s3://models/registry")                                # what serves: docs/client.md
+    client = enginery.Client("s3://models/registry")                                # what serves: docs/guides/client.md
     recorder = enginery.Recorder("traffic.jsonl", sampling=0.1)                     # requests, for a canary
     log = enginery.ObservationLog("stable.jsonl", pulled.description)               # what became of them
 """
@@ -42,6 +42,8 @@ _HOMES = {
     "build": "pipeline.api",
     "load_spec": "pipeline.spec.file",
 }
+# What needs the packages above this one, of which a team may have its own of the same name.
+_ABOVE = ("build", "load_spec")
 
 
 def __getattr__(name: str) -> Any:
@@ -49,6 +51,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'enginery' has no attribute {name!r}; it has {', '.join(__all__)}")
     import importlib
 
+    if name in _ABOVE:
+        from enginery.rooms import check_own
+
+        check_own()
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -3,7 +3,7 @@
 #
 #   docker build --file images/control.Dockerfile --build-arg PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:... .
 #
-# PYTHON_IMAGE has no default: what it is built on is chosen, by digest, by who builds it (docs/kubernetes.md).
+# PYTHON_IMAGE has no default: what it is built on is chosen, by digest, by who builds it (docs/guides/kubernetes.md).
 ARG PYTHON_IMAGE
 
 FROM ${PYTHON_IMAGE} AS build

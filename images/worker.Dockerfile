@@ -4,7 +4,7 @@
 #   docker build --file images/worker.Dockerfile \
 #     --build-arg CUDA_IMAGE=nvcr.io/nvidia/cuda:13.0.1-base-ubi9@sha256:... .
 #
-# CUDA_IMAGE has no default: what it is built on is chosen, by digest, by who builds it (docs/kubernetes.md). It is one of the
+# CUDA_IMAGE has no default: what it is built on is chosen, by digest, by who builds it (docs/guides/kubernetes.md). It is one of the
 # UBI 9 images, which have Python 3.11: Ray wants the same Python on all its nodes as in the control image.
 ARG CUDA_IMAGE
 

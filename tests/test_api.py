@@ -126,7 +126,7 @@ def test_its_errors_are_the_projects_own(tmp_path: Path) -> None:
 
 
 def test_the_published_schema_is_the_one_of_the_code() -> None:
-    page = Path(__file__).parent.parent / "docs" / "spec.schema.json"
+    page = Path(__file__).parent.parent / "docs/reference/spec.schema.json"
     printed = subprocess.run(
         [sys.executable, "-m", "pipeline.cli", "schema"], capture_output=True, text=True, check=True
     ).stdout

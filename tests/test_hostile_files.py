@@ -24,7 +24,7 @@ from tests.enginery.registries import engine, report
 from tests.hostile import damaged, documents, either, encoded
 from tests.validation.canary.reports import report as canary_report
 from validation.canary.judging.pairing import evidence_of
-from validation.canary.observations import Observations, add_to, read_head, read_observations
+from validation.canary.observations import ObservationTable, add_to, read_head, read_observations
 from validation.data.samples import Samples
 from validation.golden.golden_set import GoldenSet, freeze
 
@@ -90,7 +90,7 @@ def test_observations(place: Path) -> None:
         evidence_of(found, found, 15.0)
         evidence_of(found, other, 15.0)
 
-    other = Observations(place / "other.jsonl")
+    other = ObservationTable(place / "other.jsonl")
     for number in range(3):
         add_to(other, {**seen, "time": float(number), "request": number})
     attacked(place, "o.jsonl", lines(head, seen, failed, {"kind": "enginery-end", "requests": 2, "died": "x"}), read)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
+from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError, InputError, UnknownNameError
 from enginery.core.hardware.cpu_kinds import kind_named, kind_of
 from enginery.core.hardware.cpu_levels import HOST
@@ -58,9 +59,9 @@ def option_fields(cls: type[Backend]) -> dict[str, tuple[type[Scalar], Scalar]]:
     return {field.name: (hints[field.name], field.default) for field in fields}
 
 
-def rounds_activations(backend: Backend) -> bool:
-    """Whether a backend's products with int4 weights round their activations to 8 bits, block by block."""
-    return bool(getattr(backend, "rounds_activations", False))
+def capabilities_of(name: str) -> Capabilities:
+    """What the backend of that name can do. Raises as `load` does."""
+    return load(name).capabilities
 
 
 def option_meanings(cls: type[Backend]) -> dict[str, str]:
@@ -94,27 +95,19 @@ def options_of(backend: Backend) -> tuple[tuple[str, Scalar], ...]:
     return tuple((name, getattr(backend, name)) for name in sorted(option_fields(type(backend))))
 
 
-@typing.runtime_checkable
-class GpuTools(typing.Protocol):
-    """A backend some of whose `versions` are of tools that only engines for GPUs are made with: their names."""
-
-    @property
-    def gpu_tools(self) -> tuple[str, ...]:
-        """As in a toolchain: 'nvcc'."""
-        ...
-
-
 def toolchain_of(backend: Backend, target: Target | None = None) -> tuple[tuple[str, str], ...]:
     """Versions of compiler and runtime as installed here, and the backend's own revision; sorted by name.
 
     target: what an engine is for; None is every tool that the backend has. For a CPU the kind of it belongs to them,
-    and where code is compiled for this machine's level of x86-64 (`cpu`), it is compiled for that kind's.
+    and where code is compiled for this machine's level of x86-64 (`SharedOptions.cpu_level`), it is compiled for that
+    kind's.
     """
-    unused = backend.gpu_tools if target and target.is_cpu and isinstance(backend, GpuTools) else ()
+    can = backend.capabilities
+    unused = can.gpu_tools if target and target.is_cpu else ()
     found = {name: version for name, version in backend.versions().items() if name not in unused}
     if target and target.is_cpu:
         found[CPU_KIND] = kind_of(target)
-        if (kind := kind_named(target.name)) and getattr(backend, "cpu", None) == HOST:
+        if (kind := kind_named(target.name)) and dict(options_of(backend)).get(can.options.cpu_level) == HOST:
             found["cpu"] = kind.level
     return tuple(sorted({**found, f"enginery-{backend.name}": str(backend.revision)}.items()))
 

@@ -54,8 +54,7 @@ def misfit(backend: Backend, request: BuildRequest) -> str | None:
     for found in evaluate(requires, machine.with_facts(runtimes=versions).with_installed(requires)):
         if found.requirement != processor and _keeps_shut(found):
             return f"{found.words}; {_remedy(found.requirement)}"
-    lacking = judge(processor, machine).words if processor else None
-    if reason := backend.runs(machine.target if gpu else request.target) or lacking:
+    if reason := backend.runs(machine.target if gpu else request.target) or _processor_lacks(processor, machine):
         return f"built for {request.target.name}, and cannot run here: {reason}; run it on a node that has one"
     return None
 
@@ -76,6 +75,11 @@ def _keeps_shut(found: RequirementFinding) -> bool:
     """Whether this project's own sessions refuse an engine for it: other than a server, which is told, they ask every
     runtime to be one that is known to open it."""
     return found.rules_out or (found.state == "unmet" and isinstance(found.requirement, Runtime))
+
+
+def _processor_lacks(processor: Requirement | None, machine: Machine) -> str | None:
+    """Why an engine's processor is not in this machine, where the backend does not say."""
+    return judge(processor, machine).words or None if processor else None
 
 
 def _remedy(requirement: Requirement) -> str:

@@ -5,15 +5,14 @@ with the weights along (`Engine.weights`). Standard library only.
 """
 
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
 
-from enginery.core.types import BuildRequest, Engine
+from enginery.core.types import Backend, BuildRequest, Engine
 
 
-@runtime_checkable
 class Refitting(Protocol):
-    """A backend that can give an engine other weights. Whether a model differs in its weights alone is asked before
-    (`builders.onnx_graphs.structure`)."""
+    """A backend that can give an engine other weights (`Capabilities.refits`). Whether a model differs in its weights
+    alone is asked before (`builders.onnx_graphs.structure`)."""
 
     def refits(self, request: BuildRequest) -> str | None:
         """Why an engine of this request takes no other weights; None when it does. Imports no compiler."""
@@ -29,3 +28,8 @@ class Refitting(Protocol):
         Raises EngineryError when the compiler does not take them.
         """
         ...
+
+
+def refitting(backend: Backend) -> Refitting | None:
+    """The backend, where it gives engines other weights; else None."""
+    return cast("Refitting", backend) if backend.capabilities.refits else None

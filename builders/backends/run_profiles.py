@@ -3,15 +3,16 @@
 A backend that can tell has the methods of `Profiling` besides those of `Backend`. Standard library only.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
 
-from enginery.core.types import Engine, Shape, Tensors
+from enginery.core.types import Backend, Engine, Shape, Tensors
 
 # A tensor as it was seen: numpy's name of its type, and its shape.
 Seen = tuple[str, Shape]
+_TYPES = {"float": "float32", "double": "float64"}  # ONNX's names that differ from numpy's
 
 
 @dataclass(frozen=True)
@@ -41,41 +42,26 @@ class RunProfile:
     seconds: float
 
 
-@runtime_checkable
 class Profiling(Protocol):
-    """A backend that can time the nodes of its engines."""
-
-    def load_runtime(self) -> None:
-        """Import what opening an engine takes, so that the engine's own load can be timed without that."""
-        ...
+    """A backend that can time the nodes of its engines (`Capabilities.times_nodes`)."""
 
     def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:
         """Open the engine with the runtime's profiler and run it so often. Raises as `Backend.open` and `run` do."""
         ...
 
 
-@runtime_checkable
-class DeviceMemory(Protocol):
-    """A session whose engine lies in a device's own memory."""
-
-    def used_bytes(self) -> int:
-        """Bytes of that memory that are in use, by everybody."""
-        ...
+def profiling(backend: Backend) -> Profiling | None:
+    """The backend, where it times nodes; else None."""
+    return cast("Profiling", backend) if backend.capabilities.times_nodes else None
 
 
-@runtime_checkable
-class DeviceTimed(Protocol):
-    """A session that can tell how long the device itself is busy with a run, by events on it."""
+def element_name(element_type: int) -> str:
+    """numpy's name of an ONNX element type, or ONNX's own in small letters where numpy has none."""
+    from onnx import TensorProto
 
-    def device_seconds(self, inputs: Tensors, runs: int) -> list[float]:
-        """Seconds of each run on the device, without copies to it and from it. Raises as `Session.run` does."""
-        ...
+    return type_name(str(TensorProto.DataType.Name(element_type)).lower())
 
 
-@runtime_checkable
-class Prepared(Protocol):
-    """A session that can give its runtime's own call, so that the runtime can be timed without what `run` adds."""
-
-    def prepared(self, inputs: Tensors) -> Callable[[], object]:
-        """A call of the runtime on inputs that were checked and run once before. Raises as `Session.run` does."""
-        ...
+def type_name(name: str) -> str:
+    """numpy's name for ONNX's name of an element type, which is in small letters; that itself where numpy has none."""
+    return _TYPES.get(name, name)

@@ -4,15 +4,16 @@ Such a cache makes builds quicker or better and not reproducible: it is no part 
 at WORKDIR/`GIVEN` and finds the grown one at WORKDIR/`GROWN`.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
+
+from enginery.core.types import Backend
 
 GIVEN = "timing.cache"
 GROWN = "timing.grown"
 
 
-@runtime_checkable
 class TimingCached(Protocol):
-    """A backend that tunes by measuring, and can be given what was measured before."""
+    """A backend that can be given what its tuner measured before (`Capabilities.timing_cache`)."""
 
     def timing_place(self) -> tuple[str, str] | None:
         """The product (a GPU's, or a CPU's where CPUs are tuned for) and the compiler's version that a cache from here
@@ -22,3 +23,8 @@ class TimingCached(Protocol):
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
         """One cache with what both know. Raises EngineryError when they do not go together."""
         ...
+
+
+def timing_cached(backend: Backend) -> TimingCached | None:
+    """The backend, where it takes a timing cache; else None."""
+    return cast("TimingCached", backend) if backend.capabilities.timing_cache else None

@@ -8,27 +8,16 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from builders.execution.jobs import WorkerContext
-from builders.execution.requests import decode_request
+from builders.execution.requests import ChildTask, decode_request
 from enginery.core.codec import decode, encode
 from enginery.core.errors import EngineryError, error_to_json
 
 _PR_SET_PDEATHSIG = 1
 # Reads from the parent, which never writes: it goes on when the parent is gone, and kills its process group.
 _GUARD = "read _; kill -KILL 0"
-
-
-@dataclass(frozen=True)
-class ChildTask:
-    """What job.json holds. request: as `encode_request` writes it.  parent: its pid.  lifeline: a pipe's end."""
-
-    request: object
-    store: str
-    parent: int
-    lifeline: int
 
 
 def main(workdir: Path) -> None:

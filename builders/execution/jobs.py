@@ -66,7 +66,7 @@ class Request(Protocol[Result_co]):
 
 
 @dataclass(frozen=True)
-class Reduced(Generic[Result_co]):
+class ReducedRequest(Generic[Result_co]):
     """A request that needs less memory than another and has the same kind of result. change: how it differs, as in
     'with workspace_mib 512'."""
 
@@ -86,7 +86,7 @@ class Job(Generic[Result_co]):
     store: str = ""
     limits: Limits = field(default_factory=Limits)
     needs: Needs = field(default_factory=Needs)
-    reduced: Reduced[Result_co] | None = None
+    reduced: ReducedRequest[Result_co] | None = None
 
 
 class Executor(Protocol):

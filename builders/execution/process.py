@@ -1,6 +1,6 @@
 """Runs one request in a process of its own, within limits, so that it can crash, hang or eat memory alone.
 
-The caller writes WORKDIR/job.json and starts `python -m builders.execution.child WORKDIR`; the child runs it and
+The caller writes WORKDIR/job.json and starts `builders.execution.child` with WORKDIR; the child runs it and
 leaves WORKDIR/result.json, by atomic rename; whatever it prints goes to WORKDIR/job.log. The child leads a session and
 process group of its own: when it ends or passes a limit, and when its parent dies (however it does), the whole group is
 killed. It runs with WORKDIR as its current and its temporary folder, so arguments name absolute paths and droppings
@@ -23,17 +23,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from builders.execution.child import ChildTask
 from builders.execution.events import MemoryHeld, PhaseEntered, Printed, ProcessEnded, Usage, Watch, unwatched
 from builders.execution.jobs import Job, Result
 from builders.execution.oom import oom_kills
-from builders.execution.requests import encode_request, result_type
+from builders.execution.requests import ChildTask, encode_request, result_type
 from builders.execution.resident import resident_mib
 from enginery.core.codec import decode, encode
 from enginery.core.errors import StepError, error_from_json
 
 TICK_S = 0.05
 LOG_TAIL_BYTES = 16_384
+# How a child is started; -P keeps its current folder out of what it imports.
+PYTHON = (sys.executable, "-P", "-X", "faulthandler")
 # For a job that was asked to end, and heeds that.
 GRACE_S = 10.0
 _WORKDIR = "ENGINERY_JOB_FOLDER"
@@ -123,10 +124,8 @@ def _start(job: Job[object], workdir: Path) -> tuple[subprocess.Popen[bytes], in
 
 
 def _popen(workdir: Path, lifeline: int) -> subprocess.Popen[bytes]:
-    # The child finds the modules that its parent finds; -P keeps its current folder out of them.
-    places = os.pathsep.join(place or os.getcwd() for place in sys.path)  # noqa: PTH109 - joined as text
-    environment = {**os.environ, "PYTHONPATH": places, "TMPDIR": str(workdir), _WORKDIR: str(workdir)}
-    command = [sys.executable, "-P", "-X", "faulthandler", "-m", "builders.execution.child", str(workdir)]
+    environment = {**os.environ, "PYTHONPATH": module_path(), "TMPDIR": str(workdir), _WORKDIR: str(workdir)}
+    command = [*PYTHON, "-m", "enginery.rooms", "builders.execution.child", str(workdir)]
     with (workdir / "job.log").open("wb") as log:
         return subprocess.Popen(
             command,
@@ -138,6 +137,11 @@ def _popen(workdir: Path, lifeline: int) -> subprocess.Popen[bytes]:
             pass_fds=(lifeline,),
             start_new_session=True,
         )
+
+
+def module_path() -> str:
+    """What PYTHONPATH must be for a child that is to find the modules that this process finds."""
+    return os.pathsep.join(place or os.getcwd() for place in sys.path)  # noqa: PTH109 - joined as text
 
 
 class _Sight:
@@ -235,20 +239,24 @@ def _result(job: Job[Result], status: int, workdir: Path) -> Result:
     """What the child left behind: a value to return, an error to raise, or nothing."""
     path = workdir / "result.json"
     if not path.exists():
-        raise _no_result(job, status, log_tail(workdir))
+        raise ended_error(job.name, status, log_tail(workdir))
     result = json.loads(path.read_text())
     if "error" in result:
-        raise error_from_json(result)
+        error = error_from_json(result)
+        if isinstance(error, StepError):  # of a process that the job itself had started
+            error.log = error.log or log_tail(workdir)
+        raise error
     if exception := result.get("exception"):
         raise StepError(f"{job.name}: {exception}", "error", log_tail(workdir))
     return decode(result.get("value"), result_type(job.request))
 
 
-def _no_result(job: Job[object], status: int, log: str) -> StepError:
+def ended_error(name: str, status: int, log: str = "") -> StepError:
+    """The error for a process that left no result. name: how it calls the process.  status: as `Popen.returncode`."""
     if status >= 0:
-        return StepError(f"{job.name}: ended with exit status {status} and no result", "error", log)
+        return StepError(f"{name}: ended with exit status {status} and no result", "error", log)
     hint = " (the kernel does that when memory runs out; see dmesg)" if -status == signal.SIGKILL else ""
-    return StepError(f"{job.name}: killed by {_signal_name(-status)}{hint}", "crash", log)
+    return StepError(f"{name}: killed by {_signal_name(-status)}{hint}", "crash", log)
 
 
 def _signal_name(number: int) -> str:

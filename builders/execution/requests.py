@@ -10,6 +10,16 @@ from enginery.core.codec import decode, encode
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class ChildTask:
+    """What job.json holds. request: as `encode_request` writes it.  parent: its pid.  lifeline: a pipe's end."""
+
+    request: object
+    store: str
+    parent: int
+    lifeline: int
+
+
 def encode_request(request: Request[object]) -> dict[str, object]:
     """A request with the name of its class, as JSON: {"type": "package.module:Class", "fields": {...}}."""
     kind = type(request)

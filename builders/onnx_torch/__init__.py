@@ -4,33 +4,17 @@ The ONNX model stays what every backend compiles; this room turns it into a `tor
 dimensions of a build request, into a `torch.export.ExportedProgram`. Importing it imports torch. Why it is our own:
 docs/decisions/0007.
 
-table.py the operators and their values    reading.py the file   module.py the graph   program.py the export
-elementwise.py, reductions.py, shapes.py, sizes.py (shapes as numbers), matmul.py, convolution.py, pooling.py,
-normalization.py, indexing.py, quantize.py, resize.py, attention.py: a few lines per operator
+module.py the module   program.py the export   arrays.py torch under the names that the operators (onnx_ops) use
 """
 
 from pathlib import Path
 
 import torch
 
-from builders.onnx_torch import (  # noqa: F401 - each registers its operators
-    attention,
-    convolution,
-    elementwise,
-    indexing,
-    matmul,
-    normalization,
-    pooling,
-    quantize,
-    reductions,
-    resize,
-    shapes,
-    sizes,
-)
-from builders.onnx_torch.module import OnnxModule
+from builders.onnx_ops.graph import known_operators
+from builders.onnx_torch.arrays import TORCH
+from builders.onnx_torch.module import OnnxModule, read
 from builders.onnx_torch.program import ordered, program_of
-from builders.onnx_torch.reading import read
-from builders.onnx_torch.table import OPERATORS
 from enginery.core.types import BuildRequest
 
 __all__ = ["operators", "to_guarded_program", "to_module", "to_program"]
@@ -73,4 +57,4 @@ def to_guarded_program(model: Path, request: BuildRequest) -> tuple[torch.export
 
 def operators() -> frozenset[str]:
     """Names of the ONNX operators that are known, `If` included."""
-    return frozenset(OPERATORS) | {"If"}
+    return known_operators(TORCH)

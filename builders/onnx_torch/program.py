@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from builders.onnx_torch.reading import Graph
+from builders.onnx_ops.reading import Body
 from enginery.core.errors import ModelError
 from enginery.core.types import BuildRequest, TensorSpec
 
@@ -55,14 +55,14 @@ def _dtype(spec: TensorSpec) -> torch.dtype:
     return _DTYPES[spec.dtype]
 
 
-def ordered(graph: Graph, request: BuildRequest) -> Graph:
+def ordered(body: Body, request: BuildRequest) -> Body:
     """The graph with its inputs and outputs in the request's order. Raises ModelError where they are not the same."""
     inputs = tuple(spec.name for spec in request.inputs)
     outputs = tuple(spec.name for spec in request.outputs)
-    for kind, asked, have in (("inputs", inputs, graph.body.inputs), ("outputs", outputs, graph.body.outputs)):
+    for kind, asked, have in (("inputs", inputs, body.inputs), ("outputs", outputs, body.outputs)):
         if sorted(asked) != sorted(have):
             raise ModelError(f"the model has the {kind} {sorted(have)}, the request {sorted(asked)}; plan it again")
-    return replace(graph, body=replace(graph.body, inputs=inputs, outputs=outputs))
+    return replace(body, inputs=inputs, outputs=outputs)
 
 
 def program_of(module: torch.nn.Module, request: BuildRequest) -> torch.export.ExportedProgram:

@@ -9,7 +9,7 @@
     pulled = client.pull("digits:stable", "engines/")         # verified, by this machine's cache
     client.watch("digits:stable", "engines/", hook=enginery.Command("systemctl reload server"))
 
-Imports the standard library alone (boto3 for s3://, when the registry is opened): see docs/client.md.
+Imports the standard library alone (boto3 for s3://, when the registry is opened): see docs/guides/client.md.
 """
 
 from collections.abc import Callable

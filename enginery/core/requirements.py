@@ -8,7 +8,7 @@ Standard library only: a serving node imports it.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from enginery.core.version_numbers import numbers
 
@@ -17,14 +17,8 @@ Capability = tuple[int, int]
 _DRIVER_OF_CUDA = {12: "525", 13: "580"}
 
 
-class _Strict:
-    """Base of requirements that reject the engine on a machine known not to meet them."""
-
-    strict: ClassVar[bool] = True
-
-
 @dataclass(frozen=True)
-class Gpu(_Strict):
+class Gpu:
     """A GPU of a compute capability. target: the name of the build target ('l4').  capability: (major, minor).
 
     match: 'exact', 'family' (the same major number, and at least the minor one) or 'at_least'.
@@ -34,10 +28,11 @@ class Gpu(_Strict):
     capability: Capability
     match: str = "exact"
     kind: Literal["gpu"] = "gpu"
+    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Cpu(_Strict):
+class Cpu:
     """A machine that runs models on its CPU. target: the name of the build target ('cpu').
 
     only: the one kind of CPU (`enginery.core.hardware.cpu_kinds`) that runs the engine; '' means any.
@@ -46,16 +41,18 @@ class Cpu(_Strict):
     target: str
     only: str = ""
     kind: Literal["cpu"] = "cpu"
+    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Instructions(_Strict):
+class Instructions:
     """CPU instructions that the engine's native code uses. level: of x86-64, or an architecture.  flags: CPU flags
     beyond that level, as /proc/cpuinfo spells them."""
 
     level: str
     flags: tuple[str, ...] = ()
     kind: Literal["instructions"] = "instructions"
+    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -85,20 +82,22 @@ class Runtime:
 
 
 @dataclass(frozen=True)
-class Driver(_Strict):
+class Driver:
     """A minimum GPU driver version. cuda: the CUDA version to compare with where the driver's version is unknown."""
 
     version: str
     cuda: str = ""
     kind: Literal["driver"] = "driver"
+    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class GpuMemory(_Strict):
-    """A minimum GPU memory, in bytes."""
+class GpuMemory:
+    """GpuMemory of the GPU, in bytes."""
 
     size_bytes: int
     kind: Literal["memory"] = "memory"
+    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -112,12 +111,13 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Library(_Strict):
+class Library:
     """A shared library with operators of the engine. path: of the file.  sha256: its digest."""
 
     path: str
     sha256: str
     kind: Literal["library"] = "library"
+    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -131,19 +131,21 @@ class SessionOption:
 
 
 @dataclass(frozen=True)
-class Weights(_Strict):
+class Weights:
     """The ONNX model with the weights of an engine that has none. model: its digest; `pull` downloads it too."""
 
     model: str
     kind: Literal["weights"] = "weights"
+    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Unknown(_Strict):
+class Unknown:
     """A requirement that this release does not know. kind: its name.  text: the requirement as canonical JSON."""
 
     kind: str
     text: str
+    strict: ClassVar[bool] = True
 
 
 # What a backend may ask for.
@@ -157,7 +159,7 @@ def hardware_of(requires: Iterable[Requirement]) -> Gpu | Cpu | None:
     return next((item for item in requires if isinstance(item, Gpu | Cpu)), None)
 
 
-def to_json(requirement: Requirement) -> dict[str, object]:
+def to_json(requirement: Requirement) -> dict[str, Any]:
     """A requirement as a JSON object with its kind; an unknown requirement as it was read."""
     if isinstance(requirement, Unknown):
         return dict(json.loads(requirement.text))

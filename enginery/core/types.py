@@ -3,13 +3,14 @@
 Every value is frozen and small. Bytes (models, engines, reports) are named by digest and live in an artifact store.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
+from enginery.core.capabilities import Capabilities
 from enginery.core.digest import digest_of, digest_of_file
 from enginery.core.requirements import GpuMemory, Requirement
 
@@ -31,7 +32,6 @@ NO_LAYERS = "layers and tactics are not on record"
 
 Scalar = str | int | float | bool
 WeightLevels = Literal[64, 127]
-Determinism = Literal["bytes", "outputs", "budget"]
 Shape = tuple[int, ...]
 Tensors = Mapping[str, "np.ndarray"]
 
@@ -177,6 +177,10 @@ class BuildRequest:
         return replace(self, options=tuple((each, value if each == name else old) for each, old in self.options))
 
 
+# How a note of an engine begins that says why nothing is on record of its layers.
+NO_LAYERS = "layers and tactics are not on record"
+
+
 @dataclass(frozen=True)
 class Engine:
     """A compiled model on disk. `format` names what can open it, e.g. 'tensorrt-rtx-1.7' or 'onnx'.
@@ -229,7 +233,7 @@ class BuildFailure:
 
 
 class Session(Protocol):
-    """An engine opened for running."""
+    """An engine opened for running. A class that is based on it says with a method of its own what else it can tell."""
 
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
@@ -238,12 +242,19 @@ class Session(Protocol):
         """Run once. Raises DataError for wrong names, dtypes or shapes."""
         ...
 
+    def prepare_call(self, inputs: Tensors) -> Callable[[], object] | None:  # noqa: ARG002
+        """The runtime's own call on inputs that were checked and run once before, so that the runtime can be timed
+        without what `run` adds; None where there is none. Raises as `run` does."""
+        return None
 
-@runtime_checkable
-class ThreadSafe(Protocol):
-    """A session that several threads may run at once. Any other is run by one thread alone, the one that opened it."""
+    def used_bytes(self) -> int | None:
+        """Bytes in use, by everybody, of the device memory that the engine lies in; None in the host's memory."""
+        return None
 
-    thread_safe: ClassVar[Literal[True]]
+    def device_seconds(self, inputs: Tensors, runs: int) -> list[float] | None:  # noqa: ARG002
+        """Seconds of each run on the device, by its own clock and without copies to it and from it; None where that is
+        not known. Raises as `run` does."""
+        return None
 
 
 class Backend(Protocol):
@@ -251,18 +262,13 @@ class Backend(Protocol):
 
     revision: raised by whoever changes `build` so that it makes other engines from the same request; it enters the
     build key, where the backend's code as a whole does not.
-    tunes_on_target: whether `build` measures kernels on a GPU of its target: it then needs a node that has one, and
-    that GPU for itself.
-    determinism: what two builds of one request share: 'bytes' of the engine, or the 'outputs' bit by bit, or no more
-    than outputs within the budgets ('budget').
     install: how to get it, for whoever lacks it.
     """
 
     name: ClassVar[str]
     revision: ClassVar[int]
-    tunes_on_target: ClassVar[bool]
-    determinism: ClassVar[Determinism]
     install: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
 
     def serves(self, target: Target) -> bool:
         """Whether this kind of target (CPU or GPU) is this backend's business at all."""
@@ -298,6 +304,10 @@ class Backend(Protocol):
 
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
         """Load an engine for running. Raises EngineryError when it does not fit this machine."""
+        ...
+
+    def load_runtime(self) -> None:
+        """Import what opening an engine takes, so that the engine's own load can be timed without that."""
         ...
 
 

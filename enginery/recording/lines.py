@@ -13,7 +13,7 @@ from enginery.core.errors import DataError
 Record = Mapping[str, object]
 
 
-class JsonLineReader:
+class JsonLinesReader:
     """The objects of a file, with their line numbers. `cut`: whether its last line was half written, and left out.
 
     size: bytes to read, for a file that may grow meanwhile; default: all.  `digest`: SHA-256 of what was read.
@@ -54,7 +54,7 @@ class JsonLineReader:
 
     def _read(self, line: bytes, number: int) -> Record | None:
         try:
-            found = json.loads(line, parse_constant=_refuse_constant)
+            found = json.loads(line, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
             if not line.endswith(b"\n"):  # whoever wrote it was killed
                 self.cut = True
@@ -71,11 +71,11 @@ def number_in(record: Record, name: str, *, above: float = -math.inf, most: floa
     if value is None:
         raise ValueError(f"{name} is missing")
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
-        raise ValueError(f"{name} is {_format_value(value)}; a finite number is needed")
+        raise ValueError(f"{name} is {_shorten(value)}; a finite number is needed")
     if not value > above:
-        raise ValueError(f"{name} is {_format_value(value)}; it must be above {above:g}")
+        raise ValueError(f"{name} is {_shorten(value)}; it must be above {above:g}")
     if value > most:
-        raise ValueError(f"{name} is {_format_value(value)}; it must be at most {most:g}")
+        raise ValueError(f"{name} is {_shorten(value)}; it must be at most {most:g}")
     return float(value)
 
 
@@ -83,7 +83,7 @@ def truth_in(record: Record, name: str) -> bool:
     """True or false of a record. Raises ValueError that names it."""
     value = record.get(name)
     if not isinstance(value, bool):
-        raise ValueError(f"{name} is {_format_value(value)}; true or false is needed")
+        raise ValueError(f"{name} is {_shorten(value)}; true or false is needed")
     return value
 
 
@@ -91,14 +91,14 @@ def text_in(record: Record, name: str, most: int = 1000) -> str:
     """A text of a record, cut to `most` characters; '' where there is none. Raises ValueError."""
     value = record.get(name, "")
     if not isinstance(value, str):
-        raise ValueError(f"{name} is {_format_value(value)}; a text is needed")
+        raise ValueError(f"{name} is {_shorten(value)}; a text is needed")
     return value[:most]
 
 
-def _format_value(value: object) -> str:
+def _shorten(value: object) -> str:
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a huge number"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _refuse_constant(text: str) -> None:
+def _refuse(text: str) -> None:
     raise ValueError(f"{text} is not JSON")

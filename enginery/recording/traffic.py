@@ -21,7 +21,7 @@ from enginery.arrays.tensors import check_inputs
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import DataError, EngineryError
 from enginery.core.types import TensorSpec
-from enginery.recording.lines import JsonLineReader, Record, number_in, text_in
+from enginery.recording.lines import JsonLinesReader, Record, number_in, text_in
 
 TRAFFIC = "enginery-traffic"
 FORMAT = 1
@@ -102,7 +102,7 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
     if path.suffix == ".npz":
         found = list(_in_npz(path, inputs))
     else:
-        lines = JsonLineReader(path, MOST_LINE_BYTES)
+        lines = JsonLinesReader(path, MOST_LINE_BYTES)
         found, size = [], 0
         for number, record in lines:
             if "kind" in record:
@@ -127,7 +127,7 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
     return RecordedTraffic(requests, digest_of_file(path), sampling, cut, made, tuple(surplus), timed)
 
 
-def _head(record: Record, lines: JsonLineReader, number: int) -> tuple[float, str]:
+def _head(record: Record, lines: JsonLinesReader, number: int) -> tuple[float, str]:
     if record.get("kind") != TRAFFIC or record.get("format") != FORMAT:
         raise lines.error(
             number, f"is the head of {str(record.get('kind'))[:60]!r}; traffic of format {FORMAT} is needed"
@@ -139,7 +139,7 @@ def _head(record: Record, lines: JsonLineReader, number: int) -> tuple[float, st
         raise lines.error(number, str(error)) from None
 
 
-def _request(record: Record, specs: Sequence[TensorSpec], lines: JsonLineReader, number: int) -> RecordedRequest:
+def _request(record: Record, specs: Sequence[TensorSpec], lines: JsonLinesReader, number: int) -> RecordedRequest:
     known = {spec.name: spec for spec in specs}
     try:
         at = number_in(record, "at") if record.get("at") is not None else math.nan

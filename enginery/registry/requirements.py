@@ -1,6 +1,7 @@
 """Reading what an engine requires from a manifest that somebody else may have written."""
 
 from dataclasses import fields
+from typing import Any
 
 from enginery.core import parsing
 from enginery.core.codec import decode
@@ -10,9 +11,9 @@ from enginery.core.parsing import Malformed
 from enginery.core.requirements import KINDS, Requirement, Unknown
 
 
-def read_requirement(value: object, path: str) -> Requirement:
-    """Read a requirement that `core.requirements.to_json` wrote; one of an unknown kind or with unknown fields becomes
-    `Unknown`, which rejects its engine only. Raises Malformed for a field of another type."""
+def read_requirement(value: Any, path: str) -> Requirement:
+    """A requirement that `core.requirements.to_json` wrote. One of a kind, or with a field, that this enginery does not
+    know rules out its engine alone. Raises Malformed for a field of another type."""
     data = parsing.mapping(value, path)
     kind = parsing.field(data, "kind", parsing.text, path)
     known = KINDS.get(kind)

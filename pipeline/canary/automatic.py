@@ -17,7 +17,7 @@ from pipeline.canary.engines import check_shared_gpu, choose, choose_unrun
 from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.canary.targets import attach
 from pipeline.intake.places import place_at
-from validation.canary.replay import Pace
+from validation.canary.replay import ReplayPace
 from validation.canary.report import CanaryReport
 
 SUFFIXES = (".jsonl", ".npz")
@@ -97,7 +97,7 @@ def canary(store: Store, wanted: CanaryRequest, say: Callable[[str], None]) -> C
         if not found:
             return CanaryOutcome(f"{wanted.traffic} has no traffic of {wanted.model} any more")
         observed = place.folder / f"{wanted.model}.observed.jsonl"
-        pace = Pace(wanted.scale, wanted.duration, in_flight=None)
+        pace = ReplayPace(wanted.scale, wanted.duration, in_flight=None)
         seen = observed if observed.is_file() else None
         run = CanaryRun(*sides, target, found[0], Path(folder) / "canary", pace=pace, observed=seen)
         report = run_canary(store, run, say).report

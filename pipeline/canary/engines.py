@@ -22,7 +22,7 @@ from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.versions.lookup import locate
-from pipeline.canary.isolated import IsolatedSession, isolated
+from pipeline.canary.isolated import IsolatedSession, isolate
 from pipeline.compile.jobs.blobs import fetch_engine
 from pipeline.values import EngineBlob
 from validation.canary.observations import EngineIdentity
@@ -80,7 +80,8 @@ def open_isolated(store: Store, role: str, chosen: ChosenEngine, folder: Path) -
     """The engine, fetched into `folder` and verified, ready to run in a process of its own. role: for messages."""
     entry = chosen.entry
     engine = fetch_engine(store, EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix)), folder)
-    with isolated(role, partial(open_engine, engine)) as session:
+    thread_safe = discovery.capabilities_of(entry.backend).thread_safe
+    with isolate(role, partial(open_engine, engine), thread_safe) as session:
         yield session
 
 

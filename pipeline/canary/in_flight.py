@@ -10,7 +10,7 @@ from enginery.core.types import Session
 from enginery.recording.traffic import RecordedTraffic
 from validation.canary.concurrent import MOST_IN_FLIGHT, peak
 from validation.canary.observations import read_observations
-from validation.canary.replay import Clock, Pace, RemoteSession, serve
+from validation.canary.replay import RemoteSession, ReplayClock, ReplayPace, serve
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,11 @@ class InFlight:
 
 
 def in_flight_of(
-    traffic: RecordedTraffic, pace: Pace, observed: Path | None, baseline: Session | RemoteSession, clock: Clock
+    traffic: RecordedTraffic,
+    pace: ReplayPace,
+    observed: Path | None,
+    baseline: Session | RemoteSession,
+    clock: ReplayClock,
 ) -> InFlight:
     """What was asked for, else the peak of the record: of the log `observed`, else of latencies in the traffic, else of
     its arrivals, each answered in the median time that the baseline takes for a request of the warm-up.

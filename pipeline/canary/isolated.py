@@ -15,9 +15,9 @@ from multiprocessing.process import BaseProcess
 from enginery.core.errors import EngineryError
 from enginery.core.types import Session, Tensors, TensorSpec
 from enginery.core.untyped import Untyped
-from pipeline.canary.workers import Workers, is_thread_safe
-from validation.canary.concurrent import Segment, Timed
-from validation.canary.replay import Clock, Served, serve
+from pipeline.canary.workers import Workers
+from validation.canary.concurrent import Timed, TrafficSegment
+from validation.canary.replay import ReplayClock, ServedRequest, serve
 
 Opener = Callable[[], AbstractContextManager[Session]]
 JOIN_S = 10.0
@@ -41,10 +41,10 @@ class IsolatedSession:
         self._process, self._connection, self._requests = process, connection, 0
         self.inputs, self.died = inputs, ""
 
-    def serve(self, inputs: Tensors) -> Served:
+    def serve(self, inputs: Tensors) -> ServedRequest:
         """Seconds of service, the answer or None, and what went wrong or ''."""
         self._requests += 1
-        served: Served | None = self._ask(inputs, f"at request {self._requests} with the warm-up's")
+        served: ServedRequest | None = self._ask(inputs, f"at request {self._requests} with the warm-up's")
         return served or self._failed()
 
     def prepare(self, in_flight: int, warmup: Sequence[Tensors]) -> None:
@@ -56,7 +56,7 @@ class IsolatedSession:
                 f"it cannot have {in_flight} requests in flight here ({failure}); give fewer with --in-flight"
             ) from failure
 
-    def serve_segment(self, segment: Segment) -> Iterator[Timed]:
+    def serve_segment(self, segment: TrafficSegment) -> Iterator[Timed]:
         """What came of each request behind the lead; all failed where the engine died meanwhile. One at a time is on
         its way here."""
         first = self._requests + 1
@@ -86,20 +86,21 @@ class IsolatedSession:
         return None
 
     def _end(self, when: str) -> None:
-        self.died = f"{_ending(self._process)}, {when}"
+        self.died = f"{_describe_end(self._process)}, {when}"
 
-    def _failed(self) -> Served:
-        return Served(0.0, None, f"the engine ended its process: {self.died}"[:1000])
+    def _failed(self) -> ServedRequest:
+        return ServedRequest(0.0, None, f"the engine ended its process: {self.died}"[:1000])
 
 
 @contextmanager
-def isolated(role: str, opener: Opener) -> Iterator[IsolatedSession]:
+def isolate(role: str, opener: Opener, thread_safe: bool = False) -> Iterator[IsolatedSession]:
     """The engine that `opener` opens in a process of its own; opener is pickled.
 
     Raises the EngineryError that `opener` raises, and one for whatever else ends the opening. role: whose engine it is.
+    thread_safe: whether several threads may run one session of it at once.
     """
     ours, theirs = get_context("spawn").Pipe()
-    process = get_context("spawn").Process(target=_serve, args=(theirs, opener), daemon=True)
+    process = get_context("spawn").Process(target=_serve, args=(theirs, opener, thread_safe), daemon=True)
     # Ctrl-C goes to every process of the terminal; only the canary itself answers it. Starting the tracker unblocks it.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -109,7 +110,7 @@ def isolated(role: str, opener: Opener) -> Iterator[IsolatedSession]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     try:
-        yield IsolatedSession(process, ours, _opened(role, process, ours))
+        yield IsolatedSession(process, ours, _await_opening(role, process, ours))
     finally:
         ours.close()
         process.join(JOIN_S)
@@ -117,19 +118,20 @@ def isolated(role: str, opener: Opener) -> Iterator[IsolatedSession]:
         process.join()
 
 
-def _opened(role: str, process: BaseProcess, connection: Connection) -> Sequence[TensorSpec]:
+def _await_opening(role: str, process: BaseProcess, connection: Connection) -> Sequence[TensorSpec]:
     try:
         found: Sequence[TensorSpec] | EngineryError = connection.recv()
     except EOFError:
         raise EngineryError(
-            f"the {role}'s engine ended its process while it was opened: {_ending(process)}; it serves nothing here"
+            f"the {role}'s engine ended its process while it was opened: {_describe_end(process)}; it serves nothing "
+            "here"
         ) from None
     if isinstance(found, EngineryError):
         raise found
     return found
 
 
-def _serve(connection: Connection, opener: Opener) -> None:
+def _serve(connection: Connection, opener: Opener, thread_safe: bool) -> None:
     """Answer requests until the other end is closed."""
     os.dup2(2, 1)  # what an engine prints is no result
     with ExitStack() as stack, suppress(EOFError, BrokenPipeError):
@@ -144,20 +146,20 @@ def _serve(connection: Connection, opener: Opener) -> None:
         while True:
             asked = connection.recv()
             if isinstance(asked, Prepare):
-                if not is_thread_safe(session):
+                if not thread_safe:
                     stack.close()  # each thread opens its own, and the memory is wanted for those
-                workers = Workers(opener, session, asked.in_flight, asked.warmup)
+                workers = Workers(opener, session, thread_safe, asked.in_flight, asked.warmup)
                 connection.send(workers.failure)
-            elif isinstance(asked, Segment) and workers:
+            elif isinstance(asked, TrafficSegment) and workers:
                 answers = workers.serve_segment(asked)
                 connection.send(len(answers))
                 while answers:
                     connection.send(answers.popleft())
             else:
-                connection.send(serve(session, asked, Clock()))
+                connection.send(serve(session, asked, ReplayClock()))
 
 
-def _ending(process: BaseProcess) -> str:
+def _describe_end(process: BaseProcess) -> str:
     """'signal 11 (SIGSEGV)' or 'exit status 3' of a process whose pipe was closed."""
     process.join(JOIN_S)
     code = process.exitcode

@@ -21,11 +21,11 @@ from pipeline.canary.engines import ChosenEngine, check_alike, check_shared_gpu,
 from pipeline.canary.in_flight import InFlight, in_flight_of
 from pipeline.canary.verdicts import WrittenReport, circumstances, thresholds_of, write_report
 from validation.canary.concurrent import SegmentSession, replay_concurrently
-from validation.canary.judging.judge import Judgement, Looks, judge
+from validation.canary.judging.judge import CanaryJudgement, Looks, judge
 from validation.canary.judging.pairing import evidence_of
-from validation.canary.judging.thresholds import Quality, Thresholds
-from validation.canary.observations import Observations, add_to
-from validation.canary.replay import Clock, Pace, Pair, RemoteSession, replay
+from validation.canary.judging.thresholds import QualityThresholds, Thresholds
+from validation.canary.observations import ObservationTable, add_to
+from validation.canary.replay import RemoteSession, ReplayClock, ReplayedPair, ReplayPace, replay
 from validation.canary.report import TrafficReplayed, make_report
 
 SIDES = ("candidate", "baseline")
@@ -48,12 +48,12 @@ class CanaryRun:
     traffic: Path
     out: Path
     precision: str | None = None
-    pace: Pace = field(default_factory=Pace)
+    pace: ReplayPace = field(default_factory=ReplayPace)
     looks: int = 4
     observed: Path | None = None
 
 
-def run_canary(store: Store, wanted: CanaryRun, say: Say, clock: Clock | None = None) -> WrittenReport:
+def run_canary(store: Store, wanted: CanaryRun, say: Say, clock: ReplayClock | None = None) -> WrittenReport:
     """Replay, judge, and write observations, report and page into `wanted.out`.
 
     Interrupted, the observations so far are there, whole, and so is the report of the last look.
@@ -97,16 +97,16 @@ class CanaryExecution:
         self._in_flight = InFlight(1, "")
         self._paths = [wanted.out / f"{name}.jsonl" for name in SIDES]
         self._seen = [
-            Observations(path, side.identity, planned=self._planned)
+            ObservationTable(path, side.identity, planned=self._planned)
             for path, side in zip(self._paths, sides, strict=True)
         ]
 
     def run(
-        self, candidate: Session | RemoteSession, baseline: Session | RemoteSession, clock: Clock | None
+        self, candidate: Session | RemoteSession, baseline: Session | RemoteSession, clock: ReplayClock | None
     ) -> WrittenReport:
         """Replay until a look decides, or to the end. However it ends, the files say that both sides were stopped."""
         wanted = self._wanted
-        self._in_flight = in_flight_of(self._traffic, wanted.pace, wanted.observed, baseline, clock or Clock())
+        self._in_flight = in_flight_of(self._traffic, wanted.pace, wanted.observed, baseline, clock or ReplayClock())
         with reachable(f"writing {self._wanted.out}"):
             make_folder(self._wanted.out)
         stops, sessions = self._stops(), (candidate, baseline)
@@ -132,8 +132,8 @@ class CanaryExecution:
         candidate: Session | RemoteSession,
         baseline: Session | RemoteSession,
         stops: set[int],
-        clock: Clock | None,
-    ) -> Iterator[Pair]:
+        clock: ReplayClock | None,
+    ) -> Iterator[ReplayedPair]:
         """Each request on both sides: interleaved one by one, or in turns with several in flight."""
         traffic, pace, count = self._traffic, self._wanted.pace, self._in_flight.count
         if count == 1:
@@ -159,7 +159,7 @@ class CanaryExecution:
 
     def _look(self, sessions: Sessions) -> WrittenReport | None:
         """Judge what is there. The report is written each time, so that an interrupted run can go on from it."""
-        quality = self._limits.quality or Quality()
+        quality = self._limits.quality or QualityThresholds()
         for seen, session in zip(self._seen, sessions, strict=True):
             seen.accounted, seen.died = len(seen), _death(session)
         evidence, notes = evidence_of(self._seen[0], self._seen[1], quality.sqnr_db)
@@ -174,9 +174,9 @@ class CanaryExecution:
         done = len(self._seen[0])
         self._say(f"look at {done} of {self._planned} requests: {judgement.verdict}: {judgement.reason}")
         self._looks = replace(self._looks, before=(*self._looks.before, done))
-        return written if self._decided(judgement, done) else None
+        return written if self._is_decided(judgement, done) else None
 
-    def _decided(self, judgement: Judgement, done: int) -> bool:
+    def _is_decided(self, judgement: CanaryJudgement, done: int) -> bool:
         return judgement.verdict != "INSUFFICIENT" or done == self._planned
 
     def _about_traffic(self) -> TrafficReplayed:

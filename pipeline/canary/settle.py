@@ -46,7 +46,7 @@ def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str
 
 
 def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
-    """Without an event: roll back what the channel serves where it has a FAIL (`_failed`); else promote the newest
+    """Without an event: roll back what the channel serves where it has a FAIL (`_find_fail`); else promote the newest
     version of the model as `settle` does: what was not to be promoted when its verdict came may be now.
 
     Raises UnknownNameError for no such model, UntrustedError as `settle`.
@@ -57,7 +57,7 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginery list` shows what there is")
     if serving is None:
         return f"{model}:{channel} serves nothing; there is nothing to move"
-    failed = _failed(store, serving)
+    failed = _find_fail(store, serving)
     told = _roll_back(store, failed.report, channel) if failed else ""
     if failed and channels.read(store, model, channel) != serving:
         return told
@@ -65,7 +65,7 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
     return f"{told}; {advanced}" if told else advanced
 
 
-def _failed(store: Store, serving: Channel) -> CanaryVerdict | None:
+def _find_fail(store: Store, serving: Channel) -> CanaryVerdict | None:
     """The newest FAIL of what a channel serves whose event was lost: on a target that counts, against a version that
     the channel served before it. Whoever promoted could see one from before the promotion: it takes nothing back."""
     if serving.previous() is None:

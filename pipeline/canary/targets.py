@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from enginery.core.names import check_model, check_version
-from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.evidence.canaries import (
     UNKNOWN,
     CanaryVerdict,
@@ -11,7 +10,7 @@ from enginery.registry.evidence.canaries import (
     canaries,
     canary_target,
     covers,
-    select_served,
+    list_served,
     verdict_on,
 )
 from enginery.registry.manifest import Manifest
@@ -103,5 +102,5 @@ def _target_verdict(
 
 
 def _targets(store: Store, manifest: Manifest, proven_only: bool) -> tuple[str, ...]:
-    entries = select_served(judge_entries(store, manifest), proven_only)
+    entries = list_served(judge_entries(store, manifest), proven_only)
     return tuple(sorted({canary_target(entry.hardware) for entry in entries}))

@@ -19,8 +19,8 @@ from enginery.registry.versions.channels import Channel
 from pipeline.compile.run_context import versions
 from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.pairing import evidence_of
-from validation.canary.judging.thresholds import Quality, Thresholds
-from validation.canary.observations import Observations, read_both
+from validation.canary.judging.thresholds import QualityThresholds, Thresholds
+from validation.canary.observations import ObservationTable, read_both
 from validation.canary.page import render
 from validation.canary.report import (
     MOST_BYTES,
@@ -65,7 +65,7 @@ def judge_files(candidate: Path, baseline: Path, asked: JudgeOptions, out: Path)
     looks = continue_looks(asked.previous, ours, theirs) if asked.previous else Looks(asked.planned or ours.planned)
     if asked.previous and asked.previous.thresholds != asked.limits:
         raise InputError("the earlier look had other thresholds; they may not change between looks")
-    quality = asked.limits.quality or Quality()
+    quality = asked.limits.quality or QualityThresholds()
     evidence, notes = evidence_of(ours, theirs, quality.sqnr_db, ignore_missing=asked.ignore_missing)
     judgement = judge(evidence, asked.limits, looks, seed=asked.seed)
     known = circumstances(asked.source, [*notes, *_same(ours, theirs)], TrafficReplayed(), _target_of(ours))
@@ -73,12 +73,12 @@ def judge_files(candidate: Path, baseline: Path, asked: JudgeOptions, out: Path)
     return write_report(report, out)
 
 
-def _same(candidate: Observations, baseline: Observations) -> list[str]:
+def _same(candidate: ObservationTable, baseline: ObservationTable) -> list[str]:
     same = candidate.identity.engine and candidate.identity.engine == baseline.identity.engine
     return ["both sides are the same engine"] if same else []
 
 
-def _target_of(candidate: Observations) -> str | None:
+def _target_of(candidate: ObservationTable) -> str | None:
     """What the engine was built for: observations do not say which kind of CPU served it."""
     name = candidate.identity.target
     with suppress(UnknownNameError):

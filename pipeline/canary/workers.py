@@ -1,6 +1,6 @@
 """Threads of an engine's process: as many requests in flight as there are threads.
 
-They share a session that several threads may run at once (`types.ThreadSafe`). Of any other each thread opens
+They share a session that several threads may run at once (`Capabilities.thread_safe`). Of any other each thread opens
 one of its own, which holds the engine's memory once more, as a server with so many instances does.
 """
 
@@ -12,24 +12,20 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from enginery.core.errors import EngineryError
-from enginery.core.types import Session, Tensors, ThreadSafe
-from validation.canary.concurrent import Segment, Timed, serve_requests
-from validation.canary.replay import Clock, serve
+from enginery.core.types import Session, Tensors
+from validation.canary.concurrent import Timed, TrafficSegment, serve_requests
+from validation.canary.replay import ReplayClock, serve
 
-Job = tuple[Segment, list[Timed | None], float]
+Job = tuple[TrafficSegment, list[Timed | None], float]
 # So many seconds after it was asked for a segment begins: every thread is awake by then.
 LEAD_S = 0.002
-
-
-def is_thread_safe(session: Session) -> bool:
-    """Whether several threads may run a session at once."""
-    return isinstance(session, ThreadSafe) and session.thread_safe
 
 
 class Workers:
     """Threads that answer segments. failure: why an engine could not be opened in one of them; None: all are ready.
 
-    opener, session: the engine, and the session of it that is open already.  warmup: inputs that each thread runs.
+    opener, session: the engine, and the session of it that is open already.  thread_safe: whether several threads may
+    run that at once.  warmup: inputs that each thread runs.
     They end with the process, whatever they do.
     """
 
@@ -37,10 +33,11 @@ class Workers:
         self,
         opener: Callable[[], AbstractContextManager[Session]],
         session: Session,
+        thread_safe: bool,
         in_flight: int,
         warmup: Sequence[Tensors],
     ) -> None:
-        self._opener = (lambda: nullcontext(session)) if is_thread_safe(session) else opener
+        self._opener = (lambda: nullcontext(session)) if thread_safe else opener
         self._warmup, self._count = warmup, in_flight
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[EngineryError | None] = queue.SimpleQueue()
@@ -48,10 +45,10 @@ class Workers:
             threading.Thread(target=self._work, name=f"in flight {number}", daemon=True).start()
         self.failure = next(filter(None, [self._done.get() for _ in range(in_flight)]), None)
 
-    def serve_segment(self, segment: Segment) -> deque[Timed]:
+    def serve_segment(self, segment: TrafficSegment) -> deque[Timed]:
         """What came of each request behind the lead, in order; nothing else refers to it."""
         found: list[Timed | None] = [None] * len(segment)
-        begun = Clock().now() + LEAD_S
+        begun = ReplayClock().now() + LEAD_S
         for _ in range(self._count):
             self._jobs.put((segment, found, begun))
         for _ in range(self._count):
@@ -67,7 +64,7 @@ class Workers:
             os._exit(ended.code if isinstance(ended.code, int) else 1)
 
     def _run(self) -> None:
-        clock = Clock()
+        clock = ReplayClock()
         try:
             opened = self._opener()
             session = opened.__enter__()

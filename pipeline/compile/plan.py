@@ -1,24 +1,14 @@
 """The plan: spec x targets x precisions x backends -> units, each with its build key and the reason for its fate."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from builders.backends import discovery as backends
 from builders.backends.shape_profiles import profiles
 from enginery.core.errors import InputError
-from enginery.core.types import (
-    QUANTIZED,
-    Backend,
-    BuildRequest,
-    Dim,
-    Precision,
-    Scalar,
-    ShapeProfile,
-    Target,
-    TensorSpec,
-)
+from enginery.core.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
 from pipeline.compile.causes import Causes, causes_of
 from pipeline.compile.run_context import Workshop
 from pipeline.compile.steps.engines import recall_engine, recall_reduced
@@ -125,8 +115,9 @@ def _as_built_before(request: BuildRequest, shop: Workshop) -> tuple[BuildReques
     reduced = recall_reduced(request, shop)
     if reduced is None or recall_engine(request, shop):
         return request, ""
-    before, now = (dict(each.options)["workspace_mib"] for each in (request, reduced))
-    return reduced, f"; with workspace_mib {now}, because a build with {before} ran out of memory"
+    option = backends.capabilities_of(request.backend).options.workspace_mib
+    before, now = (dict(each.options)[option] for each in (request, reduced))
+    return reduced, f"; with {option} {now}, because a build with {before} ran out of memory"
 
 
 def _refusal(exported: Exported, item: Candidate, request: BuildRequest) -> str | None:
@@ -146,15 +137,16 @@ def _request(spec: ModelSpec, item: Candidate, graph: Graph) -> BuildRequest:
         backend=item.backend.name,
         inputs=graph.inputs,
         outputs=graph.outputs,
-        profiles=_profiles(graph.inputs, _buckets_for(options, spec.named_dims())),
+        profiles=_profiles(graph.inputs, _buckets_for(item.backend, spec.named_dims())),
         options=options,
         toolchain=backends.toolchain_of(item.backend, item.target),
     )
 
 
-def _buckets_for(options: Iterable[tuple[str, Scalar]], dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """The dims as a backend wants them: one bucket each where its option `profiles` is 'wide'."""
-    return tuple(replace(dim, edges=()) for dim in dims) if dict(options).get("profiles") == "wide" else dims
+def _buckets_for(backend: Backend, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The dims as a backend wants them: one bucket each where its options ask for one profile over all of them."""
+    wide = backend.capabilities.options.wide_profile in backends.options_of(backend)
+    return tuple(replace(dim, edges=()) for dim in dims) if wide else dims
 
 
 @lru_cache(maxsize=64)

@@ -98,10 +98,11 @@ class Workshop:
 
 def versions(*distributions: str) -> dict[str, str]:
     """Versions as installed now; 'absent' for what is not installed."""
-    return {name: _version(name) for name in distributions}
+    return {name: version_of(name) for name in distributions}
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """A distribution's version as installed now, or 'absent'."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -110,9 +111,9 @@ def _version(name: str) -> str:
 
 def import_versions(*packages: str) -> dict[str, str]:
     """Installed versions of packages by the name that `import` takes, which may not be the distribution's."""
-    return {name: found if (found := _version(name)) != "absent" else _distributed(name) for name in packages}
+    return {name: found if (found := version_of(name)) != "absent" else _distributed(name) for name in packages}
 
 
 def _distributed(package: str) -> str:
     owners = sorted(set(importlib.metadata.packages_distributions().get(package, ())))
-    return ", ".join(f"{name} {_version(name)}" for name in owners) or "absent"
+    return ", ".join(f"{name} {version_of(name)}" for name in owners) or "absent"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.host import describe_host
 from enginery.core.origin.moment import now
-from enginery.core.reports.proof import Report, judge
+from enginery.core.reports.proof import Report, Verdict, judge
 from pipeline.values import Attributed, Built, Proof
 
 
@@ -25,7 +25,7 @@ class Judged:
     latency: str | None = None
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> Verdict:
         """'proven', 'unproven' or 'failed'."""
         return self.report.verdict if self.report else "failed"
 
@@ -63,5 +63,5 @@ def make_report(
         created_at=now(),
         host=describe_host(),
         versions=dict(request.toolchain),
-        spreads=tuple(spread for proof in proofs for spread in proof.spreads),
+        spreads=tuple(spread.rounded for proof in proofs for spread in proof.spreads),
     )

@@ -14,7 +14,7 @@ Without one every model that has a channel must be there on every GPU.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -45,7 +45,7 @@ class Serve(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _bare_on(cls, data: Any) -> Any:
+    def _bare_on(cls, data: object) -> object:
         """YAML reads the bare word `on` as true, and Helm writes that down as the text 'true'."""
         if isinstance(data, dict) and "on" not in data:
             return {("on" if key is True or key == "true" else key): value for key, value in data.items()}
@@ -92,7 +92,7 @@ class Catalog:
     source: str = ""
 
 
-KIND = Kind(CatalogFile, "a catalog", "serve, runtimes, planned", "docs/fleet.md has one")
+KIND = Kind(CatalogFile, "a catalog", "serve, runtimes, planned", "docs/guides/fleet.md has one")
 
 
 def load_catalog(path: Path) -> Catalog:

@@ -9,11 +9,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from enginery.core.documents import find, read
 from enginery.core.errors import InputError, UnavailableError
+from enginery.core.untyped import Untyped
 from pipeline.fleet.groups import Fleet
 from pipeline.fleet.inventory import fleet_of_nodes
 
@@ -58,7 +59,7 @@ def read_cluster(access: Access) -> Fleet:
     return fleet_of_nodes(_nodes(client.CoreV1Api(connection), host, access.timeout_s), host)
 
 
-def connection_to(access: Access) -> Any:
+def connection_to(access: Access) -> Untyped:
     """The client's connection to the cluster. Raises InputError and UnavailableError, as `read_cluster`."""
     try:
         from kubernetes import client, config
@@ -90,30 +91,31 @@ def connection_to(access: Access) -> Any:
     return client.ApiClient(settings)
 
 
-def _nodes(api: Any, host: str, timeout_s: float) -> Iterator[Mapping[str, Any]]:
+def _nodes(api: Untyped, host: str, timeout_s: float) -> Iterator[Mapping[str, object]]:
     """Every node. A list whose pages went stale meanwhile is read again from its start."""
     for _ in range(_RESTARTS):
-        found: list[Mapping[str, Any]] = []
+        found: list[Mapping[str, object]] = []
         token = None
         while True:
             page = _asked(lambda token=token: _page(api, token, timeout_s), host)  # type: ignore[misc]
             if page is None:
                 break
-            found += page["items"]
-            token = (page.get("metadata") or {}).get("continue")
+            found += read(page, "items", list)
+            token = find(page, "metadata.continue", str, None)
             if not token:
                 yield from found
                 return
     raise UnavailableError(f"{host}: its list of nodes keeps changing while it is read; run again")
 
 
-def _page(api: Any, token: str | None, timeout_s: float) -> Any:
+def _page(api: Untyped, token: str | None, timeout_s: float) -> object:
     chosen = {"_continue": token} if token else {}
     answer = api.list_node(limit=_PAGE, _preload_content=False, _request_timeout=(timeout_s, timeout_s), **chosen)
-    return json.loads(answer.data)
+    page: object = json.loads(answer.data)
+    return page
 
 
-def _asked(question: Callable[[], Any], host: str) -> Mapping[str, Any] | None:
+def _asked(question: Callable[[], object], host: str) -> Mapping[str, object] | None:
     """One page; None when its token is too old. Raises UnavailableError, with a remedy."""
     import urllib3
     from kubernetes.client.exceptions import ApiException

@@ -87,7 +87,7 @@ class Group:
         machine = self.machine.with_facts(driver=driver, runtimes=runtimes)
         return replace(self, hardware=replace(self.hardware, machine=machine))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A JSON object."""
         hardware = self.hardware
         return {

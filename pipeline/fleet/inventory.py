@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -137,7 +137,7 @@ class Inventory(Closed):
     groups: tuple[Written, ...] = Field(min_length=1)
 
 
-KIND = Kind(Inventory, "an inventory", "groups", "docs/fleet.md has one; `kubectl get nodes -o json` makes one")
+KIND = Kind(Inventory, "an inventory", "groups", "docs/guides/fleet.md has one; `kubectl get nodes -o json` makes one")
 
 
 def read_inventory(path: Path) -> Fleet:
@@ -157,7 +157,7 @@ def read_inventory(path: Path) -> Fleet:
     return _fleet(found.groups, name)
 
 
-def fleet_of_nodes(nodes: Iterable[Mapping[str, Any]], source: str) -> Fleet:
+def fleet_of_nodes(nodes: Iterable[Mapping[str, object]], source: str) -> Fleet:
     """The fleet that these nodes of the Kubernetes API are."""
     parts: list[Part] = []
     left_out: list[LeftOut] = []
@@ -202,7 +202,7 @@ def _bytes(path: Path) -> bytes:
         return file.read(MOST_BYTES + 1)
 
 
-def _nodes(text: str, name: str) -> list[Mapping[str, Any]] | None:
+def _nodes(text: str, name: str) -> list[Mapping[str, object]] | None:
     """The nodes of what kubectl printed, of a list or of one; None for JSON that is something else."""
     try:
         document = json.loads(text)
@@ -218,6 +218,6 @@ def _nodes(text: str, name: str) -> list[Mapping[str, Any]] | None:
     return items
 
 
-def _is_node(item: Mapping[str, Any]) -> bool:
+def _is_node(item: Mapping[str, object]) -> bool:
     # Items of the API's own NodeList have no kind; kubectl's List gives each its own.
     return bool(item.get("kind", "Node") == "Node")

@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import product_of
@@ -66,7 +65,7 @@ class Labels:
         return None
 
 
-def parts_of(node: Mapping[str, Any]) -> Iterator[Part | LeftOut]:
+def parts_of(node: Mapping[str, object]) -> Iterator[Part | LeftOut]:
     """What a node of the Kubernetes API has: one part, or one for each kind of MIG slice; or why it is left out."""
     metadata = _mapping(node.get("metadata"))
     name = str(metadata.get("name") or "(without a name)")[:MOST_TEXT]
@@ -82,7 +81,7 @@ def parts_of(node: Mapping[str, Any]) -> Iterator[Part | LeftOut]:
         yield LeftOut(name, reason or "its labels count no GPU, whole or sliced; look at its device plugin")
 
 
-def _has_gpus(labels: Labels, capacity: Mapping[str, Any]) -> bool:
+def _has_gpus(labels: Labels, capacity: Mapping[str, object]) -> bool:
     seen = any(_DEVICE.fullmatch(key) and value == "true" for key, value in labels.all.items())
     offered = (key for key, value in capacity.items() if str(value) != "0")
     return (
@@ -101,7 +100,7 @@ def _unusable(labels: Labels) -> str | None:
     return None
 
 
-def _parts(node: str, labels: Labels, capacity: Mapping[str, Any], remarks: tuple[str, ...]) -> Iterator[Part]:
+def _parts(node: str, labels: Labels, capacity: Mapping[str, object], remarks: tuple[str, ...]) -> Iterator[Part]:
     slices = sorted(match[1] for key in labels.all if (match := _SLICES.fullmatch(key)))
     for kind in slices:
         if count := labels.number(f"mig-{kind}.count"):
@@ -145,7 +144,7 @@ def _capability(labels: Labels) -> tuple[int, int] | None:
     return None if major is None or minor is None else (major, minor)
 
 
-def _remarks(node: Mapping[str, Any]) -> tuple[str, ...]:
+def _remarks(node: Mapping[str, object]) -> tuple[str, ...]:
     """What keeps pods away: not ready, cordoned, and taints, which GPU pods may well tolerate."""
     spec, conditions = _mapping(node.get("spec")), _mapping(node.get("status")).get("conditions")
     found = []
@@ -161,9 +160,9 @@ def _remarks(node: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _mappings(value: Any) -> list[Mapping[str, Any]]:
+def _mappings(value: object) -> list[Mapping[str, object]]:
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

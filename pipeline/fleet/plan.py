@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from enginery.core.errors import InputError
 from enginery.core.hardware.machine import Machine
@@ -18,7 +17,7 @@ from pipeline.fleet.work import Work, work_for
 
 @dataclass(frozen=True)
 class Change:
-    """What shall change. driver, runtimes: versions that GPU nodes get, those of `on` (empty: all).
+    """What shall change. runtimes: versions that nodes get, those of `on` (empty: all).  driver: of those with GPUs.
 
     add, remove: nodes by product or generation.
     """
@@ -31,10 +30,11 @@ class Change:
 
     def changed(self, group: Group) -> Group:
         """The group after the change of versions."""
-        if group.machine.is_cpu or (self.on and not group.hardware.is_one_of(self.on)):
+        if self.on and not group.hardware.is_one_of(self.on):
             return group
-        after = group.with_facts(driver=self.driver, runtimes=self.runtimes)
-        if self.driver is None:
+        driver = None if group.machine.is_cpu else self.driver
+        after = group.with_facts(driver=driver, runtimes=self.runtimes)
+        if driver is None:
             return after
         # The newest CUDA that the old driver supports says nothing of the new one.
         return replace(after, hardware=replace(after.hardware, machine=replace(after.machine, cuda=None)))
@@ -66,7 +66,7 @@ class Plan:
     hours: Hours
     unwanted: tuple[Group, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A JSON object."""
         return {
             "before": [group.to_json() for group in self.before.groups],

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from enginery.core.types import BuildRequest
 from enginery.registry.runs.history import Expectation, History
@@ -35,7 +34,7 @@ class Hours:
         rest = f"; {self.unknown} more of unknown length" if self.unknown else ""
         return f"about {self.hours:.2f} GPU hours for {units}, each predicted from {builds} finished builds{rest}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A JSON object."""
         return asdict(self)
 

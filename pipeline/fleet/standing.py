@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from enginery.client.resolve import PORTABLE, EngineRanking, Policy, rank_engines
 from enginery.core.hardware.machine import Machine
@@ -49,7 +49,7 @@ class Standing:
         """Whether the catalog or the channel refuses unproven engines."""
         return self.demand.proven or self.served.proven_only
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A JSON object."""
         entry = self.engine
         return {

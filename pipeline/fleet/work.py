@@ -61,7 +61,7 @@ class Work:
         """Whether it can be done as things are."""
         return not self.first and not self.refused
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A JSON object."""
         unit, expected = self.unit, self.expected
         return {

@@ -12,7 +12,7 @@ from enginery.core.digest import digest_of_file
 from enginery.core.errors import InputError
 from enginery.registry.registered_specs import SpecBundle, outside
 from enginery.registry.store.atomic_write import reachable
-from pipeline.sources.source_files import source_files
+from enginery.user_code.source_files import source_files
 from pipeline.spec.model import ModelSpec
 
 MOST_FILES = 5000

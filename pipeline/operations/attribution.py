@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from builders.backends import discovery
+from enginery.core.codec import encode, encode_document
 from enginery.core.errors import UnknownNameError
 from enginery.registry.evidence.quantization import RECIPE
 from enginery.registry.manifest import EngineEntry, Manifest
 from pipeline.compile.run_context import Workshop
-from pipeline.compile.steps.attributions import TAPPABLE, Suspect, attribute
+from pipeline.compile.steps.attributions import Suspect, attribute
 from pipeline.compile.steps.engines import recall_engine
 from pipeline.operations.revalidate import as_built, spec_of
 from pipeline.values import Attributed, Built, Flavour, Recipe
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AttributionAnswer:
     """One graph or engine that was asked about. found: None where there is no attribution; `headline` says why.
 
     failed: whether it was tried and did not end; what cannot be taken apart at all has not failed.
@@ -33,7 +34,7 @@ class Answer:
 
 def attribute_version(
     manifest: Manifest, targets: Collection[str], precision: str | None, shop: Workshop
-) -> Iterator[Answer]:
+) -> Iterator[AttributionAnswer]:
     """Take apart every graph and every engine of these targets, failed or not; each graph once.
 
     Raises UnknownNameError when the version has none, IntegrityError when its spec or a blob does not fit.
@@ -41,10 +42,11 @@ def attribute_version(
     spec = spec_of(manifest)
     for item in _suspects(manifest, _chosen(manifest, targets, precision), shop):
         if isinstance(item, Attributed):
-            yield Answer(item)
+            yield AttributionAnswer(item)
             continue
         told = attribute(item, spec, manifest.onnx, manifest.golden, shop)
-        yield Answer(told, read_attribution(shop.store, told.digest)) if told.digest else Answer(told, failed=True)
+        found = read_attribution(shop.store, told.digest) if told.digest else None
+        yield AttributionAnswer(told, found, failed=found is None)
 
 
 def _chosen(manifest: Manifest, targets: Collection[str], precision: str | None) -> list[EngineEntry]:
@@ -74,7 +76,7 @@ def _suspects(manifest: Manifest, entries: Sequence[EngineEntry], shop: Workshop
 
 
 def _cannot(built: Built, entry: EngineEntry) -> str | None:
-    if entry.backend not in TAPPABLE:
+    if not discovery.capabilities_of(entry.backend).opens_parts:
         return f"engines of {entry.backend} cannot be tapped yet; only their graph was taken apart"
     if built.digest is None:
         return f"its build failed ({entry.reason}), so there is no engine"
@@ -106,8 +108,7 @@ class _NamedFlavour(Flavour):
         return self.said
 
 
-def to_json(answer: Answer) -> dict[str, object]:
+def encode_answer(answer: AttributionAnswer) -> dict[str, object]:
     """What `enginery attribute --json` prints of one."""
-    told = vars(answer.told)
-    found = answer.found.to_json() if answer.found else None
-    return {**told, "units": list(told["units"]), "attribution": found, "failed": answer.failed}
+    found = encode_document(answer.found) if answer.found else None
+    return {**encode(answer.told), "attribution": found, "failed": answer.failed}

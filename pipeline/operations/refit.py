@@ -1,7 +1,7 @@
 """`enginery refit`: a published engine's kernels with other weights, without a build, proven and published anew.
 
 The weights come from a spec, or from another version. A unit is refitted when the engine of the same unit in the
-version REF was built to be (its manifest says so: options `refittable` or `strip_weights`), everything else of its
+version REF was built to be (its manifest says so), everything else of its
 build request is the same, and the two ONNX models differ in their weights alone. The engine is then on record under
 the new build key as if it had been built, so that all that follows is what follows a build: it is proven where its
 hardware is, else published as unproven; and the new version's provenance names the engine that the kernels are from.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from builders.backends import discovery
-from builders.backends.refitting import Refitting
+from builders.backends.refitting import refitting
 from builders.execution.jobs import Executor, Job, Needs
 from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from enginery.core.types import BuildRequest
@@ -22,6 +22,7 @@ from pipeline.compile.run_context import Workshop
 from pipeline.compile.steps.engines import memory_request, needs, recall_engine
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.operations.jobs.refit import RefitEngine
+from pipeline.outcome import Outcome
 from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec
 from pipeline.values import EngineBlob, EngineRecord
@@ -42,6 +43,22 @@ class Refit:
         return {"unit": self.request.unit, "kernels": self.kernels, "engine": self.engine, "reason": self.reason}
 
 
+@dataclass(frozen=True)
+class PublishedRefit:
+    """The version that the refitted engines are in; None where none was fit. failed: names of units."""
+
+    model: str
+    version: str | None
+    channel_refusal: str | None
+    failed: tuple[str, ...]
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> "PublishedRefit":
+        """What a whole run published."""
+        failed = tuple(engine.unit for engine in outcome.failed)
+        return cls(outcome.model, outcome.version, outcome.channel_refusal, failed)
+
+
 def refit_units(wanted: Iterable[BuildRequest], base: Manifest, spec: ModelSpec, shop: Workshop) -> list[Refit]:
     """Refit what can be, of these requests with new weights; say of the others why not. Builds nothing.
 
@@ -56,10 +73,11 @@ def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> 
     if entry is None:
         return f"{base.model}@{base.version} has no engine for it"
     backend = discovery.configure(request.backend, dict(request.options))
-    if not isinstance(backend, Refitting):
+    refitter = refitting(backend)
+    if refitter is None:
         return f"{request.backend} does not refit"
     before = request_of(entry)
-    if reason := backend.refits(before):
+    if reason := refitter.refits(before):
         return f"{entry.unit} of {base.model}@{base.version} cannot be refitted: {reason}"
     if before.model == request.model:
         return "its weights are the same"
@@ -89,8 +107,8 @@ def _refit(request: BuildRequest, entry: EngineEntry | None, base: Manifest, spe
 
 
 def _needs_gpu(request: BuildRequest) -> bool:
-    backend = discovery.configure(request.backend, dict(request.options))
-    return isinstance(backend, Refitting) and backend.refit_needs_gpu()
+    refitter = refitting(discovery.configure(request.backend, dict(request.options)))
+    return refitter is not None and refitter.refit_needs_gpu()
 
 
 def _executor(request: BuildRequest, shop: Workshop) -> Executor:

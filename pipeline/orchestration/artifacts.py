@@ -7,7 +7,7 @@ link to the page; a canary a markdown artifact (verdict, criteria) and its link.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from enginery.core.text import pluralize
 from enginery.core.visible import visible
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from validation.canary.report import CanaryReport, SideObserved
     from validation.latency.view import LatencyView
     from validation.reporting.stages import DriftRow, StageCell
+    from validation.reporting.version_document import VersionDocument
 
 ENGINE_COLUMNS = ("target", "precision", "backend", "status", "size_bytes", "reason")
 
@@ -29,11 +30,11 @@ class Artifact:
     key: str
     description: str = ""
     markdown: str = ""
-    table: Sequence[Mapping[str, Any]] = field(default=())
+    table: Sequence[Mapping[str, object]] = field(default=())
     link: str = ""
 
 
-def show_document(document: "Json | CanaryReport", page: str | None) -> list[str]:
+def show_document(document: "VersionDocument | CanaryReport", page: str | None) -> list[str]:
     """Leave a version's or a canary's report on the Prefect server; the artifacts' keys. page: address of its HTML."""
     from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
@@ -48,11 +49,12 @@ def show_document(document: "Json | CanaryReport", page: str | None) -> list[str
     return [item.key for item in found]
 
 
-def artifacts_of(document: "Json | CanaryReport", page: str | None) -> Iterator[Artifact]:
+def artifacts_of(document: "VersionDocument | CanaryReport", page: str | None) -> Iterator[Artifact]:
     """What is posted."""
-    if isinstance(document, Mapping):
-        name, key = _key(document["model"]), "page"
-        reference = f"{document['model']}@{document['version']}" if document["version"] else document["model"]
+    from validation.reporting.version_document import VersionDocument
+
+    if isinstance(document, VersionDocument):
+        name, key, reference = _key(document.model), "page", document.reference
         yield Artifact(f"result-{name}", f"Report of {reference}", version_markdown(document, page))
         yield Artifact(f"engines-{name}", f"Engines of {reference}", table=engine_rows(document))
         if drift := drift_rows(document):
@@ -65,17 +67,16 @@ def artifacts_of(document: "Json | CanaryReport", page: str | None) -> Iterator[
         yield Artifact(f"{key}-{name}", "the page", link=page)
 
 
-def engine_rows(document: Json) -> list[Json]:
+def engine_rows(document: "VersionDocument") -> list[Json]:
     """A row per unit."""
-    return [{name: engine[name] for name in ENGINE_COLUMNS} for engine in document["engines"]]
+    return [{name: getattr(engine, name) for name in ENGINE_COLUMNS} for engine in document.engines]
 
 
-def drift_rows(document: Json) -> list[Json]:
+def drift_rows(document: "VersionDocument") -> list[Json]:
     """A row per output and units, with the three stages side by side, as the page has them."""
-    from enginery.core.reports.proof import Report
     from validation.reporting.stages import side_by_side
 
-    return [_drift_row(row) for row in side_by_side([Report.from_json(item) for item in document.get("reports", ())])]
+    return [_drift_row(row) for row in side_by_side(document.reports)]
 
 
 def _drift_row(row: "DriftRow") -> Json:
@@ -95,24 +96,22 @@ def _cell_text(cell: "StageCell | None") -> str:
     return f"{'' if check.passed else 'FAILED '}{'' if check.name == 'sqnr_db' else check.name + ' '}{text}{limit}"
 
 
-def version_markdown(document: Json, page: str | None) -> str:
+def version_markdown(document: "VersionDocument", page: str | None) -> str:
     """Verdict, task metrics, drift by joint, attribution, failures, latency."""
     from validation.reporting.overview import overview
 
     seen = overview(document, pictures=False)
-    lines = [f"# {plain_text(seen['reference'])}: {seen['verdict']['text']}", ""]
-    lines += [
-        f"- {plain_text(name)}: {plain_text(_listed(values))}" for name, values in document.get("metrics", {}).items()
-    ]
-    failed = [engine for engine in document["engines"] if engine["status"] == "failed"]
-    lines += [f"- **failed**: {plain_text(_unit(engine))}: {plain_text(engine['reason'])}" for engine in failed]
+    lines = [f"# {plain_text(seen.reference)}: {seen.verdict.text}", ""]
+    lines += [f"- {plain_text(name)}: {plain_text(_listed(values))}" for name, values in document.metrics.items()]
+    failed = [engine for engine in document.engines if engine.status == "failed"]
+    lines += [f"- **failed**: {plain_text(engine.unit)}: {plain_text(engine.reason)}" for engine in failed]
     lines += [f"- page: `{page}`"] if page else []
     if rows := drift_rows(document):
         lines += ["", "## Drift by joint", "", *_table(rows)]
-    if attributions := seen["attributions"]:
+    if seen.attributions:
         lines += ["", "## Which node drifted", ""]
-        lines += [f"- {plain_text(item['name'])}: {plain_text(item['headline'])}" for item in attributions]
-    if rows := latency_rows(seen["latencies"]):
+        lines += [f"- {plain_text(item.name)}: {plain_text(item.headline)}" for item in seen.attributions]
+    if rows := latency_rows(seen.latencies):
         lines += ["", "## Latency", "", *_table(rows)]
     return "\n".join(lines)
 
@@ -124,7 +123,7 @@ def latency_rows(views: "Sequence[LatencyView]") -> list[Json]:
 
 def canary_markdown(report: "CanaryReport", page: str | None) -> str:
     """Verdict, sides, criteria."""
-    from validation.canary.judging.describing import describe_interval, describe_value
+    from validation.canary.judging.formatting import describe_interval, describe_value
 
     rows = []
     for item in report.criteria:
@@ -150,11 +149,7 @@ def _side(identity: "EngineIdentity", seen: "SideObserved") -> str:
     return f"{name}, {pluralize(seen.requests, 'request')}, {seen.failed} failed"
 
 
-def _unit(engine: Json) -> str:
-    return f"{engine['target']} {engine['precision']} {engine['backend']}"
-
-
-def _listed(values: Json) -> str:
+def _listed(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
 
 

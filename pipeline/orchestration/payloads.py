@@ -1,6 +1,6 @@
 """The events that Enginery tells a Prefect server, and what is in each: the one place that says so.
 
-`events` sends nothing else, triggers read nothing else, and docs/deployments.md has the table that `markdown`
+`events` sends nothing else, triggers read nothing else, and docs/guides/deployments.md has the table that `markdown`
 writes; tests hold all three to it. Nothing here knows Prefect.
 """
 
@@ -58,7 +58,7 @@ PAYLOADS: Mapping[str, Payload] = {
 
 
 def markdown() -> str:
-    """The table of events, as docs/deployments.md has it."""
+    """The table of events, as docs/guides/deployments.md has it."""
     rows = [
         f"| `{event}` | {_listed(item.fields)}{_also(item.sometimes)} | {item.told} |"
         for event, item in PAYLOADS.items()

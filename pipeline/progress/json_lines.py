@@ -1,7 +1,7 @@
 """Progress for machines: one JSON object on one line of stderr for each event.
 
 Every object has time (ISO 8601, UTC), level (info, warning or error) and event; where they apply model, run, and unit
-(the name of a unit or a step). What an event adds beside these stands in docs/observability.md.
+(the name of a unit or a step). What an event adds beside these stands in docs/guides/observability.md.
 """
 
 import json

@@ -3,8 +3,8 @@ the two agree.
 
 The source is a PyTorch entry point, a `.pt2` program or an ONNX file. Expected outputs come from the source itself:
 PyTorch run eagerly, or the ONNX file as it was given, on onnxruntime without optimisation. They are frozen on the
-golden inputs and at every edge of the dims' buckets. `export` runs the user's code (a `.pt2` can hold pickles, which
-are code too), so the pipeline gives it a process of its own.
+golden inputs and at every edge of the dims' buckets. The user's code (a `.pt2` can hold pickles, which are code too)
+runs in a process of its own, which holds nothing of this one (`sources.user_process`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from builders.backends.onnxruntime import OrtSession
+from builders.reference import ReferenceSession
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError
 from enginery.core.reports.proof import Check
@@ -34,7 +34,7 @@ from validation.metrics.tally import Spreads
 if TYPE_CHECKING:
     import onnx
 
-    from pipeline.sources.torch_source import Program
+    from pipeline.sources.torch_model import TorchModel
 
 RANDOM_GROUPS, RANDOM_SEED = 8, 0
 
@@ -85,7 +85,7 @@ def export(
     groups = samples or list(random_groups(request.inputs, request.dims))
     with write_model(request, model_file, workdir, known) as source:
         golden = freeze(groups, request.inputs, request.dims, source.run, labels)
-    with OrtSession(model_file, optimized=False, name="the exported model") as session:
+    with ReferenceSession(model_file, name="the exported model") as session:
         golden = replace(golden, noise=_noise(request, model_file, session, golden))
         golden_digest = golden.save(golden_file)
         budget = budgets("export", "fp32", golden.noise).override(limits or {})
@@ -154,32 +154,24 @@ def _source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
         with _onnx_source(request, workdir) as source:
             yield source
         return
-    from pipeline.sources.entry_point import importing_from
-    from pipeline.sources.torch_source import from_entry_point, from_pt2
+    from pipeline.sources.torch_model import open_torch_model
 
-    if request.kind == "pt2":
-        yield _torch_source(from_pt2(request.root / request.file, request.inputs), request)
-        return
-    with importing_from(request.root, request.file):
-        entry = (request.file, request.function, request.arguments)
-        program = from_entry_point(request.root, entry, request.weights, request.inputs, request.dims)
-        yield _torch_source(program, request)
+    with open_torch_model(request, workdir) as model:
+        yield _torch_source(model, request)
 
 
-def _torch_source(program: "Program", request: ExportRequest) -> _Source:
-    from pipeline.sources.torch_source import to_onnx
-
-    names = request.outputs or program.outputs
-    if len(names) != len(program.outputs):
+def _torch_source(model: "TorchModel", request: ExportRequest) -> _Source:
+    names = request.outputs or model.outputs
+    if len(names) != len(model.outputs):
         raise ModelError(
-            f"the model returns {len(program.outputs)} tensors, the spec names {len(names)} outputs "
+            f"the model returns {len(model.outputs)} tensors, the spec names {len(names)} outputs "
             f"({', '.join(names)}); name each of them, in order"
         )
 
     def run(inputs: Tensors) -> Tensors:
-        return dict(zip(names, program.run(inputs).values(), strict=True))
+        return dict(zip(names, model.run(inputs).values(), strict=True))
 
-    return _Source(lambda: to_onnx(program, request.opset), names, run, program.notes)
+    return _Source(model.to_onnx, names, run, model.notes)
 
 
 @contextmanager
@@ -188,7 +180,7 @@ def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
     names = _choose_outputs(model, request.outputs)
     given = workdir / "source.onnx"
     save_onnx(model, given)
-    with OrtSession(given, optimized=False, name=str(request.root / request.file)) as session:
+    with ReferenceSession(given, name=str(request.root / request.file)) as session:
         yield _Source(lambda: model, names, session.run)
     given.unlink()
 

@@ -1,12 +1,12 @@
 """Weights that hold NaN or infinities, by name: otherwise the first sample that they spoil is blamed."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import onnx
 
 from enginery.arrays.arrays import Array
-from enginery.core.errors import ModelError
+from enginery.user_code.finite import check_finite
 from pipeline.sources.walk import all_graphs, all_nodes
 
 # Operators that multiply with their constants, where no infinity is meant. Elsewhere one may be a mask or a bound.
@@ -27,13 +27,6 @@ def check_weights(model: onnx.ModelProto) -> None:
     )
 
 
-def check_finite(weights: Iterable[tuple[str, Array]]) -> None:
-    """Raise ModelError for the first of these that holds NaN or an infinity."""
-    told = next((f"weight {name!r} holds {held}" for name, array in weights if (held := describe(array))), None)
-    if told:
-        raise ModelError(f"{told}; repair it, or train or export the model again")
-
-
 def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, Array]]:
     """The floating-point constants of a model that hold NaN or infinities, by name."""
     for name, tensor in _constants(model):
@@ -41,15 +34,6 @@ def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, Array]]:
             array = onnx.numpy_helper.to_array(tensor)
             if not np.isfinite(array).all():
                 yield name, array
-
-
-def describe(array: Array) -> str:
-    """'nan at [0, 3], and 2 more such values'; '' for finite values."""
-    wrong = np.argwhere(~np.isfinite(array))
-    if not len(wrong):
-        return ""
-    more = f", and {len(wrong) - 1} more such values" if len(wrong) > 1 else ""
-    return f"{array[tuple(wrong[0])]} at {wrong[0].tolist()}{more}"
 
 
 def _constants(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:

@@ -1,6 +1,6 @@
 """What an engine promises besides being near its graph: bits that repeat, outputs of a form, and distributions."""
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -91,7 +91,9 @@ class Structure(Part):
 
 
 class Rows(Part):
-    """The last axis holds a distribution that is the original model's. Null lifts a limit (docs/validation.md)."""
+    """The last axis holds a distribution that is the original model's. Null lifts a limit
+    (docs/concepts/validation.md).
+    """
 
     values: Literal["logits", "probabilities"] = "logits"
     kl: float | None = Field(KL, ge=0, description="mean Kullback-Leibler divergence, nats")
@@ -125,14 +127,14 @@ class Distributional(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _asks(cls, data: object) -> Any:
+    def _asks(cls, data: object) -> object:
         if isinstance(data, dict) and not data:
             raise ValueError("asks for nothing; name outputs under rows, or seeds")
         return data
 
 
 class Contract(Part):
-    """Checked on every engine that runs; one that breaks it has failed (docs/validation.md)."""
+    """Checked on every engine that runs; one that breaks it has failed (docs/concepts/validation.md)."""
 
     bitwise: Bitwise | None = None
     structured: dict[str, Structure] = Field({}, description="by output")

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -127,7 +127,7 @@ def _duplicate_keys(path: Path, root: yaml.Node) -> Iterator[str]:
             pending += [(child, line) for _, child in node.value]
 
 
-def _construct(path: Path, root: yaml.Node) -> Any:
+def _construct(path: Path, root: yaml.Node) -> object:
     try:
         return yaml.SafeLoader("").construct_document(root)
     except (yaml.YAMLError, ValueError, TypeError) as error:

@@ -38,7 +38,9 @@ class Golden(Part):
 
 
 class LimitValues(Part):
-    """Limits of one joint. What is not given keeps its documented default (docs/validation.md); null lifts a limit."""
+    """Limits of one joint. What is not given keeps its documented default (docs/concepts/validation.md); null lifts a
+    limit.
+    """
 
     max_abs: float | None = Field(None, ge=0)
     max_rel: float | None = Field(None, ge=0)
@@ -74,7 +76,7 @@ class CanaryQuality(Part):
 
 
 class Canary(Part):
-    """What a candidate may be worse by, at most (docs/canary.md). Null lifts a threshold."""
+    """What a candidate may be worse by, at most (docs/guides/canary.md). Null lifts a threshold."""
 
     latency: dict[str, float | None] = Field(
         {}, description="relative slowdown by quantile, e.g. {p50: 0.02, p99: 0.05}"
@@ -97,7 +99,7 @@ class Canary(Part):
 
 
 class Latency(Part):
-    """How long the engines that run here are timed after they are proven (docs/latency.md)."""
+    """How long the engines that run here are timed after they are proven (docs/concepts/latency.md)."""
 
     seconds: float = Field(0.1, gt=0, le=600, description="for each bucket")
     buckets: Literal["few", "all"] = Field(
@@ -106,7 +108,7 @@ class Latency(Part):
 
 
 class Calls(Part):
-    """Sizes and repeated calls that an engine is tried with beside its golden set (docs/validation.md)."""
+    """Sizes and repeated calls that an engine is tried with beside its golden set (docs/concepts/validation.md)."""
 
     seconds: float | None = Field(
         None, gt=0, le=86400, description="for each engine; null: a tenth of what the comparison with its graph took"

@@ -30,7 +30,7 @@ from tests.charts.test_objects import VERSIONS, built_in
 
 # A flow run that is moved is one that failed.
 NOT_TO_BE_MOVED = {"cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh/do-not-disrupt"}
-DOCS = (MANIFESTS.parent / "docs/kubernetes.md", MANIFESTS / "README.md", renders.CHART / "UPGRADING.md")
+DOCS = (MANIFESTS.parent / "docs/guides/kubernetes.md", MANIFESTS / "README.md", renders.CHART / "UPGRADING.md")
 
 
 def problems(words: list[str]) -> list[str]:

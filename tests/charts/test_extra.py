@@ -15,7 +15,7 @@ from tests.charts.kube import MANIFESTS, Object, flow_run_job, job_variables, la
 from tests.charts.restricted import violations
 from tests.charts.test_objects import VERSIONS, built_in, crds
 
-DOCS = MANIFESTS.parent / "docs/kubernetes.md"
+DOCS = MANIFESTS.parent / "docs/guides/kubernetes.md"
 BUILDS = {"flow-run", "ray-worker", "metrics", "deploy", "test"}
 TOKEN = {
     "name": "aws-token",

@@ -9,7 +9,7 @@ import pytest
 from charts import renders
 from tests.charts.kube import MANIFESTS, Object, label, sample_objects
 
-DOCS = (MANIFESTS.parent / "docs/kubernetes.md", renders.CHART / "README.md", renders.CHART / "UPGRADING.md")
+DOCS = (MANIFESTS.parent / "docs/guides/kubernetes.md", renders.CHART / "README.md", renders.CHART / "UPGRADING.md")
 HOOKS = {"install": "post-install", "upgrade": "post-upgrade", "rollback": "post-rollback", "test": "test"}
 
 

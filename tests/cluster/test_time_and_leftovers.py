@@ -18,7 +18,7 @@ log = logging.getLogger("cluster")
 ROOT = Path(__file__).parents[2]
 # Its one hook is the deploy Job, which so gets all of a short timeout.
 WITHOUT_RAY = {**sample(), "ray": {"enabled": False}, "gpuGroups": []}
-DOCS, UPGRADING = ROOT / "docs/kubernetes.md", ROOT / "charts/enginery/UPGRADING.md"
+DOCS, UPGRADING = ROOT / "docs/guides/kubernetes.md", ROOT / "charts/enginery/UPGRADING.md"
 
 
 def clean_up(cluster: Cluster, namespace: str) -> None:

@@ -4,7 +4,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from builders.backends.onnxruntime import OnnxRuntime
+from enginery.core.capabilities import Capabilities
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Engine, Session, Tensors
@@ -31,7 +32,7 @@ class Honest(OnnxRuntime):
         return session
 
 
-class _Session:
+class _Session(Session):
     """Hands everything on."""
 
     def __init__(self, inner: Session) -> None:
@@ -155,7 +156,7 @@ class LiesAboutBytes(Honest):
 class LiesAboutOutputs(Honest):
     """Claims equal outputs, and chooses weights' last bits by chance, as a tuner chooses kernels."""
 
-    determinism: ClassVar[Any] = "outputs"
+    capabilities: ClassVar[Capabilities] = replace(OnnxRuntime.capabilities, determinism="outputs")
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         made = super().build(request, model, workdir)
@@ -185,7 +186,7 @@ class LeansOnItsModel(Honest):
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        with self.session(Path(engine.path.read_text())) as session:
+        with self.open_part(Path(engine.path.read_text())) as session:
             yield session
 
 
@@ -240,5 +241,5 @@ class OpensAnything(Honest):
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        with self.session(engine.path) as session:
+        with self.open_part(engine.path) as session:
             yield session

@@ -14,7 +14,6 @@ import numpy as np
 import onnx
 
 from builders.backends.fitting import check_fits
-from builders.backends.run_profiles import Prepared
 from enginery.core.errors import DataError, EngineryError
 from enginery.core.types import Backend, Dim, Engine, Session, Target
 from pipeline.sources.onnx_model import specs_of
@@ -194,15 +193,15 @@ def says_the_same_again(session: Session) -> Iterator[str]:
 
 def prepares_its_runtimes_own_call(session: Session) -> Iterator[str]:
     """Its runtime's own call, where it gives one, can be called again; it is refused for misfits."""
-    if not isinstance(session, Prepared):
+    call = session.prepare_call(inputs(4))
+    if call is None:
         return
-    call = session.prepared(inputs(4))
     for _ in range(3):
         call()
     if reason := _wrong(session, inputs(5)):
         yield f"after its runtime's own calls: {reason}"
     try:
-        session.prepared({**inputs(4), "x": np.zeros((4, 5), "f")})
+        session.prepare_call({**inputs(4), "x": np.zeros((4, 5), "f")})
     except DataError:
         return
     yield "it prepares a call on inputs that do not fit"

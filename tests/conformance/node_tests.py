@@ -1,8 +1,8 @@
 """The ONNX project's own backend node tests: run through the CPU engine and compared, built only by TensorRT-RTX.
 
 `python -m tests.conformance.node_tests` (`make node-tests`) runs all of them, writes what came out into
-docs/conformance.json and from there into docs/conformance.md, and ends with 1 where that is not what
-known_failures.json says: a failure that is not in it, or a pass that is.
+docs/reference/conformance.json and from there into docs/reference/conformance.md, and ends with 1 where that is not
+what known_failures.json says: a failure that is not in it, or a pass that is.
 """
 
 import json

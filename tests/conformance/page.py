@@ -1,4 +1,4 @@
-"""docs/conformance.json, what was found, and the tables that docs/conformance.md shows of it.
+"""docs/reference/conformance.json, what was found, and the tables that docs/reference/conformance.md shows of it.
 
 `python -m tests.conformance.page [BACKEND]...` tries the torture set on what is installed and writes both; with
 `--found FOLDER` (`make conformance`) it takes what the suite has just found there, which is the same.
@@ -20,7 +20,7 @@ from tests.conformance.survey import survey
 from tests.conformance.torture import GRAPHS
 from tests.conformance.trial import backend_of, target_for
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs/reference"
 FOUND, PAGE = DOCS / "conformance.json", DOCS / "conformance.md"
 _SHORT = 150
 _KINDS = ("passed", "built", "refused", "wrong", "broke", "crashed", "hung")

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from builders.backends.fitting import check_fits
+from enginery.core.capabilities import Determinism
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.targets import parse_targets
-from enginery.core.types import Determinism
 from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx, specs_of
 from tests.conformance.items import torture_item
 from tests.conformance.torture import GRAPHS

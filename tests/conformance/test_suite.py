@@ -89,7 +89,7 @@ def broken(cls: type, folder) -> list[str]:
         )
         with np.load(folder / f"{turn}.npz") as stored:
             answers.append(dict(stored))
-    return list(repeats.broken_claims(cls.determinism, digests, answers))
+    return list(repeats.broken_claims(cls.capabilities.determinism, digests, answers))
 
 
 @pytest.mark.parametrize(

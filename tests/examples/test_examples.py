@@ -12,7 +12,7 @@ from builders.backends.shape_profiles import profiles
 from enginery.core.digest import digest_of_file
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.types import BuildRequest
-from pipeline.sources.entry_point import call_entry_point, importing_from
+from enginery.user_code.entry_point import call_entry_point, importing_from
 from pipeline.sources.export import Exported, export
 from pipeline.sources.onnx_model import specs_of
 from pipeline.sources.request import ExportRequest

@@ -1,6 +1,5 @@
 """One model on its way through the jobs of the pipeline, in this process, with a fault planted on the way."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from pipeline.operations.jobs.fuzz import FuzzEngine, FuzzTerms
 from pipeline.sources.request import ExportRequest
 from pipeline.values import EngineBlob, ModelShapes
 from tests.faults.nets import BATCH, ROWS
+from validation.attribution.published import read_attribution
 from validation.attribution.result import Attribution
 from validation.comparison.task import TaskMetric
 
@@ -86,7 +86,7 @@ class Bench:
         return self._attribution(AttributeGraph(self.onnx, self.put(graph), None, self.golden, precision, {}))
 
     def _attribution(self, request: Request[AttributionFound]) -> Attribution:
-        return Attribution.from_json(json.loads(self.store.read_blob(self.run(request).attribution)))
+        return read_attribution(self.store, self.run(request).attribution)
 
     def engine(
         self, built_from: ModelProto | None = None, graph: ModelProto | None = None, precision: Precision = "fp32"

@@ -97,7 +97,7 @@ class Subject:
         built.write_bytes(self.bench.store.read_blob(engine.blob.digest))
         inputs = self.family.samples(1000 + self.seed, 48)
         batches = [{name: array[at : at + 8] for name, array in inputs.items()} for at in range(0, 48, 8)]
-        with OrtSession(runnable(path, precision), optimized=False) as right, OnnxRuntime().session(built) as other:
+        with OrtSession(runnable(path, precision), optimized=False) as right, OnnxRuntime().open_part(built) as other:
             pairs = [[next(iter(side.run(batch).values())) for side in (right, other)] for batch in batches]
         return noise_of(*(np.concatenate(side).astype(np.float64) for side in zip(*pairs, strict=True)))
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enginery.core.reports.proof import Check
-from validation.attribution.result import Attribution, Row
+from validation.attribution.result import Attribution, SegmentRow
 from validation.limits.budget import at_most
 
-PAGE = Path(__file__).parents[2] / "docs" / "validation.md"
+PAGE = Path(__file__).parents[2] / "docs/concepts/validation.md"
 START, END = "<!-- planted faults: written by `python -m tests.faults --write` -->\n\n", "\n<!-- end -->\n"
 HEADER = ("fault", "caught by", "attributed to", "measured", "limit")
 
@@ -63,7 +63,7 @@ def blamed(found: Attribution) -> str:
     return ", ".join(sorted(map(_part, found.blamed))) or "no node"
 
 
-def _part(row: Row) -> str:
+def _part(row: SegmentRow) -> str:
     others = ", ".join(name for name in row.nodes if name != row.node)
     return f"node {row.node}{f' (with {others})' if others else ''}"
 

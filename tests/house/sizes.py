@@ -1,12 +1,12 @@
 """How large a tree is: lines, files in a folder, functions, prose."""
 
 from collections import Counter
-from collections.abc import Iterator
 from statistics import median
 
 from tests.house.tree import PACKAGES, Function, Tree
+from tests.house.wrap import long_lines
 
-LONG_FILE, LONG_FUNCTION, LONG_PROSE, FULL_FOLDER = 200, 40, 120, 14
+LONG_FILE, LONG_FUNCTION, FULL_FOLDER = 200, 40, 14
 
 
 def count_lines(tree: Tree) -> int:
@@ -57,9 +57,7 @@ def count_readme_lines(tree: Tree) -> int:
 
 def count_long_prose(tree: Tree) -> int:
     """Lines of over 120 characters in Markdown files, tables and code blocks aside."""
-    return sum(
-        len(line) > LONG_PROSE for path in tree.paths if path.suffix == ".md" for line in _prose(tree.text(path))
-    )
+    return sum(len(long_lines(tree.text(path))) for path in tree.paths if path.suffix == ".md")
 
 
 def lines_by_package(tree: Tree) -> dict[str, int]:
@@ -74,12 +72,3 @@ def files_by_folder(tree: Tree) -> Counter[str]:
 
 def _length(function: Function) -> int:
     return (function.end_lineno or function.lineno) - function.lineno + 1
-
-
-def _prose(text: str) -> Iterator[str]:
-    code = False
-    for line in text.splitlines():
-        if line.lstrip().startswith("```"):
-            code = not code
-        elif not code and not line.lstrip().startswith("|"):
-            yield line

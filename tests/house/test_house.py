@@ -11,10 +11,11 @@ from tests.house import graphs
 from tests.house.names import is_participle
 from tests.house.page import BEFORE, PAGE, markdown, measure, read_before, with_table
 from tests.house.tree import Tree
+from tests.house.wrap import is_same, long_lines, wrap
 
 FILES = {
     "pyproject.toml": "[[tool.importlinter.contracts]]\n",
-    "README.md": "# A\n\n" + "x" * 121 + "\n| " + "y" * 121 + " |\n",
+    "README.md": "# A\n\n" + "x" * 121 + "\n\n| a |\n|---|\n| " + "y" * 121 + " |\n",
     "enginery/__init__.py": "",
     "builders/__init__.py": "",
     "validation/__init__.py": "",
@@ -65,7 +66,7 @@ EXPECTED = {
     "functions_called_pull": 1,
     "publish_modules": 2,
     "publish_rooms": 2,
-    "readme_lines": 4,
+    "readme_lines": 7,
     "long_prose": 1,
 }
 
@@ -127,3 +128,34 @@ def test_a_folder_that_is_no_checkout_is_bad_input(tmp_path):
         command, capture_output=True, text=True, env={"GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
     )
     assert done.returncode == 2 and "not a git checkout" in done.stderr and "--tree" in done.stderr
+
+
+WORDS = " ".join(["word"] * 40)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{WORDS} `a code span` {WORDS} [a link](to/a page) {WORDS}",
+        f"- {WORDS}\n  {WORDS}\n\n  > {WORDS}\n  > {WORDS}\n\n1. {WORDS}\n   - {WORDS}",
+        " ".join(["a", "-", "1.", "#", "+", "2)", ">", "==="] * 20),
+        f"> quoted {WORDS}",
+    ],
+)
+def test_prose_is_wrapped_and_renders_alike(text):
+    wrapped = wrap(text)
+    assert long_lines(text) and not long_lines(wrapped)
+    assert is_same(text, wrapped) and wrap(wrapped) == wrapped
+
+
+def test_tables_code_headings_and_hard_breaks_are_left_alone():
+    table = f"| a | b |\n|---|---|\n| {WORDS} | x |"
+    text = f"# {WORDS}\n\n{table}\n\n```\n{WORDS}\n```\n\n    {WORDS}\n\n{WORDS}  \n{WORDS}\n"
+    assert wrap(text) == text
+    assert len(long_lines(text)) == 3
+
+
+def test_no_prose_of_this_tree_is_longer():
+    tree = Tree.read(PAGE.parents[1])
+    texts = {path: tree.text(path) for path in tree.paths if path.suffix == ".md"}
+    assert [str(path) for path, text in texts.items() if long_lines(text)] == [], "run `make format`"

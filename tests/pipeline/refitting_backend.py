@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError
 from enginery.core.requirements import Requirement, Weights, for_target
-from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 
 @dataclass(frozen=True)
 class Whole:
     name: ClassVar[str] = "whole"
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "it is part of the tests"
+    capabilities: ClassVar[Capabilities] = Capabilities("bytes", refits=True)
 
     strip_weights: bool = False
     refittable: bool = True

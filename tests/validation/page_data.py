@@ -4,11 +4,19 @@ import hashlib
 import math
 from dataclasses import replace
 
-from enginery.core.codec import encode
+from enginery.core.codec import encode, encode_document
 from enginery.core.reports.proof import Check, Report, describe
 from enginery.core.reports.spread import Spread, Worst
 from tests.validation.latency.reports import latency_report
-from validation.attribution.result import Attribution, Error, Row, Taps
+from validation.attribution.result import (
+    CheckChange,
+    NamedAttribution,
+    Proposal,
+    ProposedOverride,
+    SegmentRow,
+    Taps,
+    TensorError,
+)
 
 TARGETS = ["cpu", "sm_75", "sm_80", "sm_86", "sm_89", "l4", "sm_90", "sm_120"]
 SQNR = {"fp32": 118.2, "fp16": 61.4, "bf16": 39.7, "int8": 23.6}
@@ -177,31 +185,41 @@ def record() -> dict:
 
 
 def attribution() -> dict:
-    """What was found of a graph, as `validation.attribution.result` keeps it, with name and units."""
+    """What was found of a graph, as a page has it."""
     node = "/encoder/layers.{}/attention/output/dense/MatMul"
-    rows = [
-        Row(f"/encoder/layers.{i}/Add_output_0", node.format(i), "MatMul", Error(9.0 + i, 0.4), Error(8.0 + i / 2, 0.5),
-            "9.0 dB by itself, limit 15 dB" if i == 0 else "", (node.format(i), "/Add"), (node.format(i),))
-        for i in range(20)
-    ]  # fmt: skip
+
+    def row(i: int) -> SegmentRow:
+        local, inherited = TensorError(9.0 + i, 0.4), TensorError(8.0 + i / 2, 0.5)
+        why = "9.0 dB by itself, limit 15 dB" if i == 0 else ""
+        names = (node.format(i), "/Add"), (node.format(i),)
+        return SegmentRow(f"/encoder/layers.{i}/Add_output_0", node.format(i), "MatMul", local, inherited, why, *names)
+
     failed = joint_checks("quantization", 12.1, 15.0, passed=False)[3]
-    proposal = {
-        "groups": 24,
-        "runs": 7,
-        "minimal": True,
-        "searched": False,
-        "leave": [[node.format(0)]],
-        "overrides": [{"match": node.format(0), "precision": "fp16"}],
-        "snippet": f'quantization:\n  overrides:\n    - {{match: "{node.format(0)}", precision: fp16}}',
-        "quality": [{"before": failed.to_json(), "after": replace(failed, value=21.5, passed=True).to_json()}],
-    }
-    found = Attribution("quantization", "int8", "blamed", tuple(rows), Taps(4), (describe(failed),),
-                        ("golden 0", "batch=32"), 61, 61, (), proposal)  # fmt: skip
-    return {
-        "name": "graph int8 (uint8 activations, fp32 elsewhere)",
-        "units": ["cpu int8 onnxruntime"],
-        **found.to_json(),
-    }
+    proposal = Proposal(
+        groups=24,
+        runs=7,
+        minimal=True,
+        leave=((node.format(0),),),
+        overrides=(ProposedOverride(node.format(0), "fp16"),),
+        snippet=f'quantization:\n  overrides:\n    - {{match: "{node.format(0)}", precision: fp16}}',
+        quality=(CheckChange(failed, replace(failed, value=21.5, passed=True)),),
+    )
+    found = NamedAttribution(
+        joint="quantization",
+        precision="int8",
+        finding="blamed",
+        rows=tuple(map(row, range(20))),
+        taps=Taps(4),
+        failed=(describe(failed),),
+        cases=("golden 0", "batch=32"),
+        points=61,
+        cut=61,
+        segments=20,
+        proposal=proposal,
+        name="graph int8 (uint8 activations, fp32 elsewhere)",
+        units=("cpu int8 onnxruntime",),
+    )
+    return encode_document(found)
 
 
 def version_report() -> dict:

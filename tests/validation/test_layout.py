@@ -12,9 +12,8 @@ from tests.validation.canary.reports import report
 from tests.validation.canary.test_page import hostile as hostile_canary
 from tests.validation.latency.reports import ENGINE, latency_report
 from tests.validation.page_data import version_report
-from tests.validation.reporting.test_html import hostile
+from tests.validation.reporting.test_html import hostile, render
 from validation.canary.page import render as render_canary
-from validation.reporting.html import render
 
 PICTURES = {"version": 11, "hostile version": 11, "canary": 4}
 

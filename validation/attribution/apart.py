@@ -8,7 +8,7 @@ from typing import Self
 from enginery.arrays.arrays import Array
 from enginery.core.errors import EngineryError
 from enginery.core.types import Session, Tensors, TensorSpec
-from validation.attribution.cuts import Segment
+from validation.attribution.cuts import GraphSegment
 from validation.attribution.onnx_graph import LOCAL
 from validation.attribution.tappable import Tappable
 from validation.comparison.sessions import run
@@ -19,7 +19,7 @@ class Apart:
     """Segments in one session, all on given activations; where that fails, one by one, to find which of them does."""
 
     candidate: Tappable
-    window: Sequence[Segment]
+    window: Sequence[GraphSegment]
     given: Mapping[str, TensorSpec]
     sessions: dict[tuple[str, ...], Session] = field(default_factory=dict)
     stack: ExitStack = field(default_factory=ExitStack)
@@ -40,13 +40,13 @@ class Apart:
                 return {names[0]: (None, str(error))}
         return {segment.target: self._alone(segment, values) for segment in self.window}
 
-    def _alone(self, segment: Segment, values: Tensors) -> tuple[Array | None, str]:
+    def _alone(self, segment: GraphSegment, values: Tensors) -> tuple[Array | None, str]:
         try:
             return self._run([segment], values)[segment.target], ""
         except EngineryError as error:
             return None, str(error)
 
-    def _run(self, window: Sequence[Segment], values: Tensors) -> dict[str, Array]:
+    def _run(self, window: Sequence[GraphSegment], values: Tensors) -> dict[str, Array]:
         names = tuple(segment.target for segment in window)
         if names not in self.sessions:
             inside = {name for segment in window for name in segment.boundary}

@@ -16,10 +16,12 @@ from itertools import accumulate
 
 from enginery.core.errors import EngineryError
 from enginery.core.types import Tensors
+from validation.attribution.blame import blame_lone, blame_slice
 from validation.attribution.cuts import spread
 from validation.attribution.result import Attribution, Finding, ranked
-from validation.attribution.sweep import USUAL, Chosen, Size, Sweep, blame_lone, blame_slice, error_of
+from validation.attribution.sweep import USUAL, Size, Sweep, SweepCase
 from validation.attribution.tappable import Tappable
+from validation.attribution.tensor_errors import measure_error
 from validation.comparison.sessions import run
 from validation.golden.golden_set import GoldenSet
 from validation.limits.budget import Budget
@@ -76,6 +78,7 @@ def attribute(
         cases=tuple(item.case.name for item in cases),
         points=len(points),
         cut=len(cuts),
+        segments=len(rows),
         notes=tuple(notes),
     )
 
@@ -87,10 +90,12 @@ def _notes(candidate: Tappable, points: Sequence[str]) -> Iterable[str]:
         yield "no cut lies between a weighted node and the one that its kernel absorbs; the two are one row"
 
 
-def _worst_cases(reference: Tappable, candidate: Tappable, golden: GoldenSet, most: int, samples: int) -> list[Chosen]:
+def _worst_cases(
+    reference: Tappable, candidate: Tappable, golden: GoldenSet, most: int, samples: int
+) -> list[SweepCase]:
     """The cases on which the outputs are furthest apart; few of them tell as much as all. most: of them, or more until
     they hold so many samples, of fewer of which no slice is judged."""
-    found: list[tuple[tuple[float, ...], int, Chosen]] = []
+    found: list[tuple[tuple[float, ...], int, SweepCase]] = []
     counts: dict[int, int] = {}
     with reference.whole() as expected, candidate.whole() as actual:
         for index, case in enumerate(golden.cases):
@@ -99,9 +104,9 @@ def _worst_cases(reference: Tappable, candidate: Tappable, golden: GoldenSet, mo
                 given: Tensors | None = run(actual, case.inputs)
             except EngineryError:
                 given = None
-            rank = min((error_of(wanted[name], (given or {}).get(name)).rank for name in wanted), default=())
+            rank = min((measure_error(wanted[name], (given or {}).get(name)).rank for name in wanted), default=())
             counts[index] = min((samples_of(case.inputs.values(), array) for array in wanted.values()), default=1)
-            found = sorted([*found, (rank, index, Chosen(case, given))], key=lambda item: item[:2])
+            found = sorted([*found, (rank, index, SweepCase(case, given))], key=lambda item: item[:2])
             held = accumulate(counts[place] for _, place, _ in found)
             found = found[: max(most, next((end for end, count in enumerate(held, 1) if count >= samples), len(found)))]
     return [chosen for _, _, chosen in found]

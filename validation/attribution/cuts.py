@@ -8,7 +8,7 @@ falls inside a segment.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from validation.attribution.tappable import Step
+from validation.attribution.tappable import GraphStep
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 RECURRENT = ("GRU", "LSTM", "RNN")
@@ -19,15 +19,15 @@ ADDED = ("Cast", "QuantizeLinear", "DequantizeLinear", "Identity")
 
 
 @dataclass(frozen=True)
-class Segment:
+class GraphSegment:
     """The steps behind `target`, back to `boundary`: cuts and inputs of the model."""
 
     target: str
     boundary: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[GraphStep, ...]
 
     @property
-    def main(self) -> Step:
+    def main(self) -> GraphStep:
         """The step that the segment is named after: the last with weights, else the last that is the model's own."""
         own = [step for step in self.steps if step.op_type not in ADDED]
         weighted = [step for step in own if step.op_type in (*WEIGHTED, *RECURRENT)]
@@ -40,7 +40,7 @@ class Segment:
         return own or tuple(step.name for step in self.steps)
 
 
-def shared(reference: Sequence[Step], candidate: Sequence[Step]) -> list[str]:
+def shared(reference: Sequence[GraphStep], candidate: Sequence[GraphStep]) -> list[str]:
     """The tensors that a node of both makes, in the reference's order; a weight that a rewrite converts is none: it
     belongs to its reader."""
     known = {name for step in candidate for name in step.makes}
@@ -48,9 +48,9 @@ def shared(reference: Sequence[Step], candidate: Sequence[Step]) -> list[str]:
     return [name for step in activations for name in step.makes if name in known]
 
 
-def unjoined(tensors: Sequence[str], steps: Sequence[Step]) -> list[str]:
+def unjoined(tensors: Sequence[str], steps: Sequence[GraphStep]) -> list[str]:
     """Without those between a kernel with weights and the one node that reads it, if a runtime would join the two."""
-    readers: dict[str, list[Step]] = {}
+    readers: dict[str, list[GraphStep]] = {}
     for step in steps:
         for name in step.reads:
             readers.setdefault(name, []).append(step)
@@ -64,7 +64,7 @@ def unjoined(tensors: Sequence[str], steps: Sequence[Step]) -> list[str]:
     return [name for name in tensors if not inside(name)]
 
 
-def segments(steps: Sequence[Step], cuts: Collection[str], targets: Sequence[str]) -> Iterator[Segment]:
+def segments(steps: Sequence[GraphStep], cuts: Collection[str], targets: Sequence[str]) -> Iterator[GraphSegment]:
     """The segment of each target, for these cuts."""
     maker = {name: index for index, step in enumerate(steps) for name in step.makes}
     for target in targets:
@@ -79,7 +79,7 @@ def segments(steps: Sequence[Step], cuts: Collection[str], targets: Sequence[str
                     boundary.append(name)
                 else:
                     waiting.append(name)
-        yield Segment(target, tuple(sorted(set(boundary))), tuple(steps[index] for index in sorted(chosen)))
+        yield GraphSegment(target, tuple(sorted(set(boundary))), tuple(steps[index] for index in sorted(chosen)))
 
 
 def spread(tensors: Sequence[str], most: int) -> list[str]:
@@ -89,9 +89,9 @@ def spread(tensors: Sequence[str], most: int) -> list[str]:
     return [tensors[(index + 1) * len(tensors) // (most + 1)] for index in range(most)]
 
 
-def windows(found: Sequence[Segment], size: Mapping[str, int], most: int) -> Iterator[list[Segment]]:
+def windows(found: Sequence[GraphSegment], size: Mapping[str, int], most: int) -> Iterator[list[GraphSegment]]:
     """Consecutive segments whose targets and boundaries together stay below `most` bytes, but at least one."""
-    window: list[Segment] = []
+    window: list[GraphSegment] = []
     held: set[str] = set()
     for segment in found:
         grown = held | {segment.target, *segment.boundary}

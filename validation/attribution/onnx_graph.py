@@ -7,12 +7,13 @@ twice by this process. The original file is left as it is, and is what `whole` o
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builders.onnx_graphs.bodies import list_reads
 from enginery.core.types import Session, Tensors, TensorSpec
-from validation.attribution.tappable import Step
+from validation.attribution.tappable import GraphStep
 from validation.comparison.sessions import run
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class OnnxGraph:
     def __init__(self, path: Path, workdir: Path, opens: Opener, *, fuses: bool) -> None:
         import onnx
 
-        from builders.backends.onnxruntime.file import embed_shapes, restore_names
+        from builders.reference import embed_shapes, restore_names
 
         workdir.mkdir(parents=True, exist_ok=True)
         self._path, self._workdir, self._opens, self._count = path, workdir, opens, 0
@@ -53,10 +54,11 @@ class OnnxGraph:
         scalars = {item.name: item for item in graph.initializer if math.prod(item.dims) == 1}
         constant = {item.name for item in graph.initializer}
         constant |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
-        self.steps: Sequence[Step] = [
-            Step(_name(node), node.op_type, tuple(n for n in list_reads(node) if n not in constant), _makes(node), zero)
-            for node, zero in ((node, _zero(node, scalars)) for node in graph.node)
+        self.steps: Sequence[GraphStep] = [
+            GraphStep(_name(node), node.op_type, reads, _makes(node), _zero(node, scalars))
+            for node in graph.node
             if node.op_type != "Constant"
+            for reads in [tuple(name for name in list_reads(node) if name not in constant)]
         ]
 
     def whole(self) -> AbstractContextManager[Session]:
@@ -67,7 +69,7 @@ class OnnxGraph:
         """The graph with these tensors as outputs. whole: beside its own, and with every node."""
         from onnx import ValueInfoProto
 
-        model = self._copy()
+        model = deepcopy(self._model)
         have = {value.name: value for value in model.graph.output}
         wanted = [*(self.outputs if whole else ()), *tensors]
         # A name alone is enough: the runtime infers type and shape.
@@ -79,7 +81,7 @@ class OnnxGraph:
         """The shapes of these tensors in one run."""
         from onnx import ValueInfoProto, helper
 
-        model = self._copy()
+        model = deepcopy(self._model)
         nodes = _needed(model.graph, tensors, frozenset())
         nodes += [helper.make_node("Shape", [name], [f"{name}{SHAPE}"]) for name in tensors]
         _set(model.graph, nodes, [ValueInfoProto(name=f"{name}{SHAPE}") for name in tensors])
@@ -91,7 +93,7 @@ class OnnxGraph:
         """The graph cut at `given`; a tensor that is both given and computed is computed under its name + '@local'."""
         from onnx import ValueInfoProto
 
-        model = self._copy()
+        model = deepcopy(self._model)
         nodes = _needed(model.graph, tensors, frozenset(given))
         for node in nodes:
             for index, name in enumerate(node.output):
@@ -101,13 +103,6 @@ class OnnxGraph:
         _set(model.graph, nodes, values)
         model.graph.input.extend(_input(spec) for name, spec in given.items() if name in read)
         return self._open(model)
-
-    def _copy(self) -> "ModelProto":
-        from onnx import ModelProto
-
-        copy = ModelProto()
-        copy.CopyFrom(self._model)
-        return copy
 
     def _open(self, model: "ModelProto") -> AbstractContextManager[Session]:
         self._count += 1
@@ -149,26 +144,20 @@ def _needed(graph: "GraphProto", tensors: Sequence[str], given: frozenset[str]) 
 
 def _set(graph: "GraphProto", nodes: "list[NodeProto] | None", outputs: "Sequence[ValueInfoProto]") -> None:
     """Replace outputs and, where given, nodes; and drop what nothing reads any more."""
-    kept = [_copied(value) for value in outputs]
+    kept = [deepcopy(value) for value in outputs]
     del graph.output[:]
     graph.output.extend(kept)
     if nodes is None:
         return
-    chosen = [_copied(node) for node in nodes]
+    chosen = [deepcopy(node) for node in nodes]
     del graph.node[:]
     graph.node.extend(chosen)
     read = {name for node in chosen for name in list_reads(node)} | {value.name for value in kept}
     del graph.value_info[:]
     for field in (graph.initializer, graph.input):
-        used = [_copied(item) for item in field if item.name in read]
+        used = [deepcopy(item) for item in field if item.name in read]
         del field[:]
         field.extend(used)
-
-
-def _copied(item: Any) -> Any:
-    copy = type(item)()
-    copy.CopyFrom(item)
-    return copy
 
 
 def _input(spec: TensorSpec) -> "ValueInfoProto":

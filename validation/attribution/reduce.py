@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Reduced(Generic[Item]):
+class Reduction(Generic[Item]):
     """items: the set that was found, None when not even all of them pass.  runs: how often the test was run.
 
     minimal: whether each item was shown to be needed; not when the runs ran out.
@@ -34,7 +34,7 @@ def reduce(
     passes: Callable[[Sequence[Item]], bool],
     most_runs: int,
     stop: Callable[[], bool] = lambda: False,
-) -> Reduced[Item]:
+) -> Reduction[Item]:
     """A 1-minimal subset of `items` for which `passes` holds. items: the likeliest first, each once; none at all is
     known to fail.
 
@@ -67,7 +67,7 @@ def reduce(
         minimal = best is not None
     except _Spent:
         pass
-    return Reduced(None if best is None else tuple(items[index] for index in best), len(known), minimal)
+    return Reduction(None if best is None else tuple(items[index] for index in best), len(known), minimal)
 
 
 def _first_that_passes(count: int, test: Callable[[Sequence[int]], bool]) -> list[int] | None:

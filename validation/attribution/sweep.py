@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import overload
 
 import numpy as np
@@ -11,12 +11,14 @@ from enginery.arrays.arrays import Array
 from enginery.core.errors import EngineryError
 from enginery.core.types import Session, Tensors, TensorSpec
 from validation.attribution.apart import Apart
-from validation.attribution.cuts import Segment, segments, shared, spread, unjoined, windows
-from validation.attribution.result import Error, Row, Taps, ranked
+from validation.attribution.blame import explain_blame, is_of_the_cut
+from validation.attribution.cuts import GraphSegment, segments, shared, spread, unjoined, windows
+from validation.attribution.result import SegmentRow, Taps, ranked
 from validation.attribution.tappable import Tappable
+from validation.attribution.tensor_errors import describe_drift, measure_pair
 from validation.comparison.sessions import run
 from validation.golden.golden_set import Case
-from validation.limits.budget import HONEST_DB, MARGIN_DB, MOST_DB, Budget, within
+from validation.limits.budget import Budget
 from validation.metrics.drift import Drift, is_exact, measure
 
 MOST_CUTS = 64
@@ -24,8 +26,6 @@ MOST_CASES = 4
 MOST_BYTES = 256 << 20
 # Segments that a further round cuts finer, where none is blamed.
 REFINED = 4
-# Of noise energies: a segment that is alone to blame has so many times those of all others together.
-LONE = 10.0
 # Magnitudes that only a mask has, in the reference and, where its type holds less, in the candidate.
 MASK, LEAST_MASK = 1e9, 1e4
 # Bytes of an element, at most.
@@ -46,7 +46,7 @@ USUAL = Size()
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SweepCase:
     """A golden case to measure on, and what the candidate's untouched run gave; None when it fails on it."""
 
     case: Case
@@ -59,11 +59,11 @@ class Sweep:
 
     reference: Tappable
     candidate: Tappable
-    cases: Sequence[Chosen]
+    cases: Sequence[SweepCase]
     budget: Budget
     size: Size
     kinds: dict[str, tuple[TensorSpec, TensorSpec]] = field(default_factory=dict)
-    known: "dict[tuple[str, tuple[str, ...]], _Found]" = field(default_factory=dict)
+    known: "dict[tuple[str, tuple[str, ...]], _SegmentDrift]" = field(default_factory=dict)
     changed: dict[str, Drift] = field(default_factory=dict)
     compared: int = 0
     held: dict[str, int] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Sweep:
         one, other = (spec.dtype for spec in self.kinds[name])
         return (one in _FLOATS and other in _FLOATS) or (name in self.zeros and one == other)
 
-    def rows(self, cuts: set[str]) -> list[Row]:
+    def rows(self, cuts: set[str]) -> list[SegmentRow]:
         """A row for each cut; only segments that are new are run."""
         order = [name for step in self.candidate.steps for name in step.makes if name in cuts]
         found = list(segments(self.candidate.steps, cuts, order))
@@ -97,7 +97,7 @@ class Sweep:
         origin = {item.target: item for item in segments(self.reference.steps, cuts, order)}
         return [self._row(segment, origin[segment.target]) for segment in found]
 
-    def finer(self, rows: Sequence[Row], points: Sequence[str], cuts: set[str]) -> set[str]:
+    def finer(self, rows: Sequence[SegmentRow], points: Sequence[str], cuts: set[str]) -> set[str]:
         """Cuts inside the worst segments that still hold some; none when every such segment is as short as can be."""
         inner = {row.tensor: self._inside(row, points, cuts) for row in ranked(rows)}
         blamed = [row.tensor for row in ranked(rows) if row.blamed and inner[row.tensor]]
@@ -107,38 +107,38 @@ class Sweep:
 
     def taps(self) -> Taps:
         """Whether the tapped runs gave the untapped runs' bits."""
-        return Taps(self.compared, {name: Error.of(drift) for name, drift in self.changed.items()})
+        return Taps(self.compared, {name: describe_drift(drift) for name, drift in self.changed.items()})
 
-    def _inside(self, row: Row, points: Sequence[str], cuts: set[str]) -> list[str]:
+    def _inside(self, row: SegmentRow, points: Sequence[str], cuts: set[str]) -> list[str]:
         wanted = {*row.computed_by}
         made = {name for step in self.candidate.steps if step.name in wanted for name in step.makes}
         return [name for name in points if name in made and name not in cuts]
 
-    def _row(self, segment: Segment, origin: Segment) -> Row:
+    def _row(self, segment: GraphSegment, origin: GraphSegment) -> SegmentRow:
         found = self.known[segment.target, segment.boundary]
         local, inherited = (
-            Error.of(found.local, found.local_note),
-            Error.of(found.inherited, found.inherited_note),
+            describe_drift(found.local, found.local_note),
+            describe_drift(found.inherited, found.inherited_note),
         )
         if not self.changed and is_of_the_cut(local, inherited):
             local = inherited
-        return Row(
+        return SegmentRow(
             tensor=segment.target,
             node=origin.main.name,
             op_type=origin.main.op_type,
             local=local,
             inherited=inherited,
-            blamed=blame(local, self.budget),
+            blamed=explain_blame(local, self.budget),
             nodes=origin.names,
             computed_by=tuple(step.name for step in segment.steps),
         )
 
-    def _measure(self, window: Sequence[Segment], cuts: set[str]) -> None:
+    def _measure(self, window: Sequence[GraphSegment], cuts: set[str]) -> None:
         """Run one window: the reference and the candidate tapped, then the candidate's segments apart."""
         targets = [segment.target for segment in window]
         inside = [name for segment in window for name in segment.boundary if name in cuts]
         seen = list(dict.fromkeys([*targets, *inside]))
-        found = {segment.target: _Found() for segment in window}
+        found = {segment.target: _SegmentDrift() for segment in window}
         with (
             self.reference.tapped(seen, whole=False) as expected,
             self.candidate.tapped(targets, whole=True) as actual,
@@ -156,7 +156,7 @@ class Sweep:
                     found[name].add(_number(wanted[name], zero), *((_number(part, zero), why) for part, why in parts))
         self.known |= {(segment.target, segment.boundary): found[segment.target] for segment in window}
 
-    def _given(self, window: Sequence[Segment], cuts: set[str]) -> dict[str, TensorSpec]:
+    def _given(self, window: Sequence[GraphSegment], cuts: set[str]) -> dict[str, TensorSpec]:
         """The reference's activations that a window is run on, in the candidate's types."""
         names = dict.fromkeys(name for segment in window for name in segment.boundary)
         return {name: self.kinds[name][1] for name in names if name in cuts}
@@ -170,7 +170,7 @@ class Sweep:
 
 
 @dataclass
-class _Found:
+class _SegmentDrift:
     """What was measured of one segment, over all cases."""
 
     local: Drift | None = None
@@ -180,9 +180,9 @@ class _Found:
 
     def add(self, expected: Array, own: tuple[Array | None, str], inherited: tuple[Array | None, str]) -> None:
         """One case: what the segment gives on the reference's activations, and what the candidate has there."""
-        drift, note = (None, own[1]) if own[1] else _measured(*_masked(expected, own[0]))
+        drift, note = (None, own[1]) if own[1] else measure_pair(*_masked(expected, own[0]))
         self.local, self.local_note = _merged(self.local, drift), self.local_note or note
-        drift, note = (None, inherited[1]) if inherited[1] else _measured(*_masked(expected, inherited[0]))
+        drift, note = (None, inherited[1]) if inherited[1] else measure_pair(*_masked(expected, inherited[0]))
         self.inherited, self.inherited_note = _merged(self.inherited, drift), self.inherited_note or note
 
 
@@ -201,77 +201,6 @@ def _masked(expected: Array, actual: Array | None) -> tuple[Array, Array | None]
 
 def _merged(left: Drift | None, right: Drift | None) -> Drift | None:
     return left.merge(right) if left and right else left or right
-
-
-def is_of_the_cut(local: Error, inherited: Error) -> bool:
-    """Whether a segment by itself is off by over twice what the whole candidate is at the same tensor.
-
-    A segment's own error is part of what the whole has there, so such a segment was computed by another kernel once it
-    was cut off: a product whose activation is no longer dequantized before it, for one.
-    """
-    known = not (local.note or inherited.note or local.nonfinite or inherited.nonfinite)
-    return known and local.sqnr_db < inherited.sqnr_db - HONEST_DB
-
-
-def blame(local: Error, budget: Budget) -> str:
-    """Why a segment's own error breaks a limit of the whole model; '' when it keeps all. NaN keeps none."""
-    if local.note:
-        return local.note
-    if local.nonfinite:
-        return f"{local.nonfinite} elements are NaN or infinite and should not be"
-    if local.unequal > 1 - (1.0 if budget.argmax_agreement is None else budget.argmax_agreement):
-        return f"{local.unequal:.2%} of its integers are wrong"
-    if budget.sqnr_db is not None and not within("sqnr_db", local.sqnr_db, budget.sqnr_db):
-        return f"{local.sqnr_db:.1f} dB by itself, limit {budget.sqnr_db:g} dB"
-    if budget.max_rel is not None and not within("max_rel", local.max_rel, budget.max_rel):
-        return f"an error of {local.max_rel:.2g} of its peak by itself, limit {budget.max_rel:g}"
-    return ""
-
-
-def blame_slice(rows: Sequence[Row], budget: Budget) -> list[Row]:
-    """The rows with the one blamed whose worst slice is off most, where that breaks the limit on slices.
-
-    For an output that fails by one slice, while the energy of every segment keeps its limit.
-    """
-    if budget.slice_sqnr_db is None or not rows:
-        return list(rows)
-    worst = min(rows, key=lambda row: row.local.slice_sqnr_db)
-    if within("slice_sqnr_db", worst.local.slice_sqnr_db, budget.slice_sqnr_db):
-        return list(rows)
-    why = f"{worst.local.slice}: {worst.local.slice_sqnr_db:.1f} dB by itself, limit {budget.slice_sqnr_db:g} dB"
-    return [replace(row, blamed=why) if row is worst else row for row in rows]
-
-
-def blame_lone(rows: Sequence[Row]) -> list[Row]:
-    """The rows with the one blamed whose own noise is ten times that of all others together.
-
-    For an engine whose segments keep the limit one by one: what is quantized behind an error makes more of it. An error
-    that float32 kernels may have by right is none.
-    """
-    ratios = [10 ** (-row.local.sqnr_db / 10) if row.local.sqnr_db < math.inf else 0.0 for row in rows]
-    most = max(ratios, default=0.0)
-    if not most > LONE * (sum(ratios) - most):
-        return list(rows)
-    worst = rows[ratios.index(most)]
-    if worst.local.sqnr_db >= MOST_DB - MARGIN_DB["fp32"]:
-        return list(rows)
-    why = f"{worst.local.sqnr_db:.1f} dB by itself, within the limit; all others together add less than a tenth of that"
-    return [replace(row, blamed=why) if row is worst else row for row in rows]
-
-
-def error_of(expected: Array, actual: Array | None) -> Error:
-    """How far a value is from what was expected; with a note where that cannot be said."""
-    return Error.of(*_measured(expected, actual))
-
-
-def _measured(expected: Array, actual: Array | None) -> tuple[Drift | None, str]:
-    if actual is None:
-        return None, "it is missing"
-    try:
-        drift = measure(expected, actual, samples=len(expected) if expected.ndim > 1 else None)
-        return replace(drift, slices=drift.slices.without_means() if drift.slices else None), ""
-    except ValueError as error:
-        return None, str(error)
 
 
 def _tried(session: Session, inputs: Tensors) -> tuple[Mapping[str, Array], str]:
@@ -294,7 +223,7 @@ def _alike(left: TensorSpec, right: TensorSpec) -> bool:
     return len(left.shape) == len(right.shape) and sizes_fit
 
 
-def _largest(cases: Sequence[Chosen]) -> Tensors:
+def _largest(cases: Sequence[SweepCase]) -> Tensors:
     """The inputs of the case that has most of them."""
     return max((item.case.inputs for item in cases), key=lambda inputs: sum(array.size for array in inputs.values()))
 

@@ -13,7 +13,7 @@ from enginery.core.types import Session, Tensors, TensorSpec
 
 
 @dataclass(frozen=True)
-class Step:
+class GraphStep:
     """One node. reads, makes: names of tensors, constants left out of `reads`.
 
     zero: of a node that quantizes, the integer that stands for 0; None for others, and where it differs by channel.
@@ -33,7 +33,7 @@ class Tappable(Protocol):
     runs, so that a tap between two of them may change what they compute.
     """
 
-    steps: Sequence[Step]
+    steps: Sequence[GraphStep]
     outputs: Sequence[str]
     fuses: bool
 

@@ -26,7 +26,7 @@ import numpy as np
 from enginery.core.types import Session, Tensors
 from enginery.recording.outputs import digest_of_outputs
 from enginery.recording.traffic import RecordedRequest, RecordedTraffic
-from validation.canary.replay import Answer, Clock, Pace, Pair, Served, pair_of, serve
+from validation.canary.replay import ReplayAnswer, ReplayClock, ReplayedPair, ReplayPace, ServedRequest, pair_of, serve
 
 # Threads of one engine, at most: more would wait for each other in Python instead of in the engine.
 MOST_IN_FLIGHT = 32
@@ -43,11 +43,11 @@ class Timed(NamedTuple):
     """What came of a request. latency: seconds from its arrival to its answer."""
 
     latency: float
-    served: Served
+    served: ServedRequest
 
 
 @dataclass
-class Segment:
+class TrafficSegment:
     """Consecutive requests. arrivals: seconds after its start, ascending.  inputs: of each.
 
     lead: how many at its start are not observed: they make the queue, and their answers are dropped at once.
@@ -66,7 +66,7 @@ class Segment:
         return len(self.arrivals)
 
     def __reduce__(self) -> tuple[type, tuple[Sequence[float], Sequence[Tensors], int, int]]:
-        return Segment, (self.arrivals, self.inputs, self.lead, self.most_bytes)
+        return TrafficSegment, (self.arrivals, self.inputs, self.lead, self.most_bytes)
 
     def take(self) -> int | None:
         """The next request, in order of arrival; each goes to one thread. None: there are no more, or no more fit."""
@@ -76,7 +76,7 @@ class Segment:
             self._next += 1
             return self._next - 1
 
-    def keep(self, index: int, served: Served) -> Served:
+    def keep(self, index: int, served: ServedRequest) -> ServedRequest:
         """What is held of what came of a request: of one of the lead no outputs."""
         if index < self.lead:
             return served._replace(outputs=None)
@@ -93,7 +93,7 @@ class SegmentSession(Protocol):
         """Be ready for so many. warmup: requests that are not observed. Raises EngineryError where it cannot be."""
         ...
 
-    def serve_segment(self, segment: Segment) -> Iterable[Timed]:
+    def serve_segment(self, segment: TrafficSegment) -> Iterable[Timed]:
         """What came of each request behind the lead, in order, up to where the segment ended. All of it is to be read.
 
         Whatever goes wrong is the request's error.
@@ -112,7 +112,9 @@ def peak(arrivals: Sequence[float], latencies: Sequence[float]) -> int:
     return most
 
 
-def serve_requests(session: Session, segment: Segment, found: list[Timed | None], clock: Clock, begun: float) -> None:
+def serve_requests(
+    session: Session, segment: TrafficSegment, found: list[Timed | None], clock: ReplayClock, begun: float
+) -> None:
     """One thread's share of a segment: take the next request, wait for its time, run it, until there are no more.
 
     found: where each request's answer goes.  begun: when the segment starts, by `clock`.
@@ -142,10 +144,10 @@ def replay_concurrently(
     candidate: SegmentSession,
     baseline: SegmentSession,
     traffic: RecordedTraffic,
-    pace: Pace,
+    pace: ReplayPace,
     in_flight: int,
     stops: Collection[int] = (),
-) -> Iterator[Pair]:
+) -> Iterator[ReplayedPair]:
     """Send traffic to both engines, in turns, and give what came of each request on both sides, in order of arrival.
 
     in_flight: how many requests both sessions were prepared for.  stops: see `segments`.
@@ -170,13 +172,13 @@ def _pairs(
     lead: int,
     index: int,
     number: int,
-) -> Iterator[Pair]:
+) -> Iterator[ReplayedPair]:
     """One segment on both sides, as far as both came. first: who begins.  index: of the first request behind the lead.
     number: of the segment."""
 
     def answers(turn: int) -> Iterable[Timed]:
         arrivals, inputs = [at - part[0][0] for at, _ in part], [request.inputs for _, request in part]
-        return sessions[turn].serve_segment(Segment(arrivals, inputs, lead, HELD_BYTES))
+        return sessions[turn].serve_segment(TrafficSegment(arrivals, inputs, lead, HELD_BYTES))
 
     held = deque(answers(first))
     for offset, theirs in enumerate(answers(1 - first)):
@@ -188,7 +190,7 @@ def _pairs(
         yield pair_of(index + offset, part[lead + offset][0], both, outputs, first, number)
 
 
-def _answer(timed: Timed) -> Answer:
+def _answer(timed: Timed) -> ReplayAnswer:
     served = timed.served
     digest = None if served.outputs is None else digest_of_outputs(served.outputs)
-    return Answer(max(timed.latency, 1e-9), max(served.service, 1e-9), served.error, digest)
+    return ReplayAnswer(max(timed.latency, 1e-9), max(served.service, 1e-9), served.error, digest)

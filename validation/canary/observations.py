@@ -17,7 +17,7 @@ from enginery.arrays.arrays import Array
 from enginery.core.codec import OMIT_NONE
 from enginery.core.digest import is_digest
 from enginery.core.errors import DataError
-from enginery.recording.lines import JsonLineReader, Record, number_in, text_in, truth_in
+from enginery.recording.lines import JsonLinesReader, Record, number_in, text_in, truth_in
 from enginery.recording.recorder import END, FORMAT, IDENTITY, OBSERVATIONS
 from validation.statistics.evidence import Side
 
@@ -57,7 +57,7 @@ class EngineIdentity:
 
 
 @dataclass
-class Observations:
+class ObservationTable:
     """The columns of one file, in its order. sqnr_db, score: NaN where there is none; flipped: None likewise.
 
     identity: which engine they are of.  digest: of the file.  cut: whether a half line at the end was left out.
@@ -101,7 +101,7 @@ class Observations:
         return Side(time, latency, np.asarray(self.ok, bool)[order] & ~gone, score)
 
 
-def read_both(candidate: Path, baseline: Path) -> tuple[Observations, Observations]:
+def read_both(candidate: Path, baseline: Path) -> tuple[ObservationTable, ObservationTable]:
     """Both files as far as they go now, so that one that is still written to is no longer than the other for it.
 
     Raises DataError as `read_observations`.
@@ -114,12 +114,12 @@ def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
-def read_observations(path: Path, size: int | None = None) -> Observations:
+def read_observations(path: Path, size: int | None = None) -> ObservationTable:
     """Read and check the first `size` bytes of a file of observations; default: all of it.
 
     Raises DataError naming the line, what is wrong and what is needed.
     """
-    found, lines = Observations(path), JsonLineReader(path, MOST_LINE_BYTES, size)
+    found, lines = ObservationTable(path), JsonLinesReader(path, MOST_LINE_BYTES, size)
     for number, record in lines:
         try:
             if record.get("kind") == END:
@@ -143,16 +143,16 @@ def read_observations(path: Path, size: int | None = None) -> Observations:
 
 def read_head(path: Path) -> EngineIdentity:
     """Which engine a file of observations is of, as far as it says, without reading the rest. Raises DataError."""
-    lines = JsonLineReader(path, MOST_LINE_BYTES)
+    lines = JsonLinesReader(path, MOST_LINE_BYTES)
     for number, record in lines:
         try:
-            return _identity(record, Observations(path)) if "kind" in record else EngineIdentity()
+            return _identity(record, ObservationTable(path)) if "kind" in record else EngineIdentity()
         except ValueError as error:
             raise lines.error(number, str(error)) from None
     return EngineIdentity()
 
 
-def _identity(record: Record, found: Observations) -> EngineIdentity:
+def _identity(record: Record, found: ObservationTable) -> EngineIdentity:
     if record.get("kind") != OBSERVATIONS or record.get("format") != FORMAT:
         kind = str(record.get("kind"))[:60]
         raise ValueError(f"is the head of {kind!r}; observations of format {FORMAT} are needed")
@@ -166,7 +166,7 @@ def _identity(record: Record, found: Observations) -> EngineIdentity:
     return identity
 
 
-def add_to(found: Observations, record: Record) -> None:
+def add_to(found: ObservationTable, record: Record) -> None:
     """Add one observation. Raises ValueError that names the field."""
     ok = truth_in(record, "ok")
     values = {
@@ -185,7 +185,7 @@ def add_to(found: Observations, record: Record) -> None:
         getattr(found, name).append(value)
 
 
-def add_end(found: Observations, record: Record) -> None:
+def add_end(found: ObservationTable, record: Record) -> None:
     """Add what a line says of the end of its writer. Raises ValueError that names the field."""
     requests = record.get("requests")
     if type(requests) is not int or not 0 <= requests <= MOST_OBSERVATIONS:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enginery.core.codec import encode
 from enginery.recording.outputs import EQUAL_DB
 from validation.canary.judging.criteria import Criterion
-from validation.canary.judging.describing import describe_interval, describe_power, describe_value
+from validation.canary.judging.formatting import describe_interval, describe_power, describe_value
 from validation.canary.judging.thresholds import probability
 from validation.canary.observations import EngineIdentity
 from validation.canary.pictures import criteria_svg, differences_svg, ecdf_svg, over_time_svg

@@ -29,14 +29,14 @@ WARMUP = 20
 
 
 @dataclass(frozen=True)
-class Clock:
+class ReplayClock:
     """Time in seconds, and waiting. Tests have another one."""
 
     now: Callable[[], float] = time.perf_counter
     sleep: Callable[[float], None] = time.sleep
 
 
-class Served(NamedTuple):
+class ServedRequest(NamedTuple):
     """What came of one request. service: seconds.  outputs: None where it failed.  error: '' for none."""
 
     service: float
@@ -50,13 +50,13 @@ class RemoteSession(Protocol):
 
     died: str
 
-    def serve(self, inputs: Tensors) -> Served:
+    def serve(self, inputs: Tensors) -> ServedRequest:
         """Run once. Whatever goes wrong is the request's error."""
         ...
 
 
 @dataclass(frozen=True)
-class Pace:
+class ReplayPace:
     """scale: how many times as dense as recorded.  duration: seconds; None plays the file once.  seed: of the order.
 
     in_flight: how many requests an engine may have at once; None: as many as the record shows (`concurrent`).
@@ -70,7 +70,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReplayAnswer:
     """One engine's answer. latency, service: seconds, with and without waiting in its queue.  error: '' for none."""
 
     latency: float
@@ -85,7 +85,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Pair:
+class ReplayedPair:
     """One request on both sides. at: seconds after the start when it was to arrive.  first: who came first.
 
     segment: in which turn of both it was sent (`concurrent`); None: interleaved.
@@ -93,8 +93,8 @@ class Pair:
 
     request: int
     at: float
-    candidate: Answer
-    baseline: Answer
+    candidate: ReplayAnswer
+    baseline: ReplayAnswer
     difference: Difference | None
     first: str
     segment: int | None = None
@@ -123,11 +123,11 @@ def replay(
     candidate: Session | RemoteSession,
     baseline: Session | RemoteSession,
     traffic: RecordedTraffic,
-    pace: Pace | None = None,
-    clock: Clock | None = None,
-) -> Iterator[Pair]:
+    pace: ReplayPace | None = None,
+    clock: ReplayClock | None = None,
+) -> Iterator[ReplayedPair]:
     """Send traffic to both engines and give what came of each request. The first requests warm both up, unobserved."""
-    pace, clock = pace or Pace(), clock or Clock()
+    pace, clock = pace or ReplayPace(), clock or ReplayClock()
     for request in traffic.requests[: pace.warmup]:
         for session in (candidate, baseline):
             serve(session, request.inputs, clock)
@@ -150,16 +150,16 @@ def _pair(
     sessions: tuple[Session | RemoteSession, Session | RemoteSession],
     first: int,
     free: list[float],
-    clock: Clock,
-) -> Pair:
-    answers: list[Answer | None] = [None, None]
+    clock: ReplayClock,
+) -> ReplayedPair:
+    answers: list[ReplayAnswer | None] = [None, None]
     outputs: list[Tensors | None] = [None, None]
     for turn in (first, 1 - first):
         service, outputs[turn], error = serve(sessions[turn], request.inputs, clock)
         free[turn] = max(at, free[turn]) + service
         found = outputs[turn]
         digest = None if found is None else digest_of_outputs(found)
-        answers[turn] = Answer(free[turn] - at, service, error, digest)
+        answers[turn] = ReplayAnswer(free[turn] - at, service, error, digest)
     ours, theirs = answers
     assert ours is not None and theirs is not None  # noqa: S101 - both turns were taken
     return pair_of(index, at, (ours, theirs), (outputs[0], outputs[1]), first)
@@ -168,18 +168,18 @@ def _pair(
 def pair_of(
     index: int,
     at: float,
-    answers: tuple[Answer, Answer],
+    answers: tuple[ReplayAnswer, ReplayAnswer],
     outputs: tuple[Tensors | None, Tensors | None],
     first: int,
     segment: int | None = None,
-) -> Pair:
+) -> ReplayedPair:
     """One request on both sides; the candidate leads each tuple. first: 0 where it was also sent to first.  segment:
-    see `Pair`."""
+    see `ReplayedPair`."""
     unlike = None if outputs[0] is None or outputs[1] is None else difference(outputs[0], outputs[1])
-    return Pair(index, at, *answers, unlike, ("candidate", "baseline")[first], segment)
+    return ReplayedPair(index, at, *answers, unlike, ("candidate", "baseline")[first], segment)
 
 
-def serve(session: Session | RemoteSession, inputs: Tensors, clock: Clock) -> Served:
+def serve(session: Session | RemoteSession, inputs: Tensors, clock: ReplayClock) -> ServedRequest:
     """Run once; whatever an engine raises is a failed request. service: above 0, without the way to another process."""
     if isinstance(session, RemoteSession):
         served = session.serve(inputs)
@@ -191,4 +191,4 @@ def serve(session: Session | RemoteSession, inputs: Tensors, clock: Clock) -> Se
     except Exception as failure:
         outputs, error = None, f"{type(failure).__name__}: {failure}"[:1000]
     service = clock.now() - begun
-    return Served(service if math.isfinite(service) and service > 0 else 1e-9, outputs, error)
+    return ServedRequest(service if math.isfinite(service) and service > 0 else 1e-9, outputs, error)

@@ -13,9 +13,9 @@ from enginery.core.codec import OMIT_NONE, decode, encode
 from enginery.core.digest import digest_of
 from enginery.core.errors import InputError, IntegrityError
 from validation.canary.judging.criteria import Criterion, Verdict, verdict_of
-from validation.canary.judging.judge import Judgement, Looks, overall
+from validation.canary.judging.judge import CanaryJudgement, Looks, overall
 from validation.canary.judging.thresholds import Thresholds
-from validation.canary.observations import EngineIdentity, Observations
+from validation.canary.observations import EngineIdentity, ObservationTable
 from validation.canary.views import CanaryView, view_of
 from validation.statistics.evidence import Evidence
 
@@ -34,7 +34,7 @@ class SideObserved:
 
 
 @dataclass(frozen=True)
-class Observed:
+class BothObserved:
     """Both sides' observations."""
 
     candidate: SideObserved
@@ -100,7 +100,7 @@ class CanaryReport:
     candidate: EngineIdentity
     baseline: EngineIdentity
     paired: bool
-    observations: Observed
+    observations: BothObserved
     thresholds: Thresholds
     looks: LooksTaken
     criteria: tuple[Criterion, ...]
@@ -124,11 +124,11 @@ class CanaryReport:
 
 
 def make_report(
-    judgement: Judgement,
+    judgement: CanaryJudgement,
     thresholds: Thresholds,
     looks: Looks,
-    candidate: Observations,
-    baseline: Observations,
+    candidate: ObservationTable,
+    baseline: ObservationTable,
     evidence: Evidence,
     circumstances: Circumstances,
     seed: int = 0,
@@ -142,7 +142,7 @@ def make_report(
         candidate=candidate.identity,
         baseline=baseline.identity,
         paired=evidence.paired and not evidence.matched,
-        observations=Observed(
+        observations=BothObserved(
             *(SideObserved(one.digest, len(one), one.ok.count(False)) for one in (candidate, baseline))
         ),
         thresholds=thresholds,
@@ -177,7 +177,7 @@ def read_report(data: bytes) -> CanaryReport:
     return found
 
 
-def continue_looks(previous: CanaryReport, candidate: Observations, baseline: Observations) -> Looks:
+def continue_looks(previous: CanaryReport, candidate: ObservationTable, baseline: ObservationTable) -> Looks:
     """The looks that go on from an earlier one. Raises InputError when it was decided, or about something else."""
     if previous.verdict != "INSUFFICIENT":
         raise InputError(f"the earlier look already decided: {previous.verdict} ({previous.reason})")

@@ -15,7 +15,7 @@ import numpy as np
 
 from enginery.arrays.arrays import Array
 from validation.canary.judging.criteria import REPLICATES, is_finite
-from validation.canary.observations import Observations
+from validation.canary.observations import ObservationTable
 from validation.statistics.distributions import NORMAL
 from validation.statistics.evidence import Evidence, Side
 from validation.statistics.slowdown import answered, quantile_effects
@@ -95,7 +95,7 @@ class CanaryView:
     worst: tuple[UnlikeAnswers, ...]
 
 
-def view_of(candidate: Observations, baseline: Observations, evidence: Evidence, seed: int) -> CanaryView:
+def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: Evidence, seed: int) -> CanaryView:
     """Everything that is shown. seed: of the bootstrap."""
     sides = answered(evidence)
     return CanaryView(
@@ -158,7 +158,7 @@ def _windows(side: Side) -> Iterator[tuple[float, float, float]]:
             yield (index + 0.5) / count * span, float(median), float(tail)
 
 
-def _errors(candidate: Observations, baseline: Observations) -> Iterator[ErrorCount]:
+def _errors(candidate: ObservationTable, baseline: ObservationTable) -> Iterator[ErrorCount]:
     counts = [
         Counter(text or "no reason given" for ok, text in zip(one.ok, one.error, strict=True) if not ok)
         for one in (candidate, baseline)
@@ -167,7 +167,7 @@ def _errors(candidate: Observations, baseline: Observations) -> Iterator[ErrorCo
     return (ErrorCount(text, counts[0][text], counts[1][text]) for text in texts[:MOST_ERRORS])
 
 
-def _worst(candidate: Observations, baseline: Observations) -> Iterator[UnlikeAnswers]:
+def _worst(candidate: ObservationTable, baseline: ObservationTable) -> Iterator[UnlikeAnswers]:
     theirs = {name: index for index, name in enumerate(baseline.request) if name is not None}
     distance = np.asarray(candidate.sqnr_db)
     order = [index for index in np.argsort(distance, kind="stable") if not np.isnan(distance[index])]

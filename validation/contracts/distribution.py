@@ -1,4 +1,4 @@
-"""What is promised of an output as a distribution, with the documented default of each number (docs/validation.md)."""
+"""What is promised of an output as a distribution, with the default of each number (docs/concepts/validation.md)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -6,13 +6,13 @@ sample of the batch, which gets its leading axis here.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from enginery.arrays.arrays import Array
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, TensorSpec
+from enginery.user_code.samples import sample_items
 from validation.data.samples import sizes_of
 
 
@@ -23,7 +23,7 @@ class GeneratedSamples:
     name: how messages call it.  digest: of the code behind it; data that the code reads by itself is not in it.
     """
 
-    make: Callable[[], Iterable[Any]]
+    make: Callable[[], Iterable[object]]
     name: str
     digest: str
     inputs: tuple[TensorSpec, ...]
@@ -32,7 +32,7 @@ class GeneratedSamples:
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
         """Each item as a run of its own, counted as one sample. Raises DataError for a bad one, or when none comes."""
         index = -1
-        for index, item in enumerate(self._items()):
+        for index, item in enumerate(sample_items(self.make, self.name)):
             if stop is not None and index >= stop:
                 return
             if index >= start:
@@ -40,18 +40,7 @@ class GeneratedSamples:
         if index < 0:
             raise DataError(f"{self.name} gave no samples; yield at least one")
 
-    def _items(self) -> Iterator[Any]:
-        done = 0
-        try:
-            for done, item in enumerate(self.make(), start=1):  # noqa: B007
-                yield item
-        except Exception as error:  # whatever the user's code raises
-            behind = f" behind sample {done - 1}" if done else ""
-            raise DataError(f"{self.name} failed{behind}: {type(error).__name__}: {error}") from error
-
-    def _checked(self, item: object, where: str) -> dict[str, Array]:
-        if not isinstance(item, Mapping):
-            raise DataError(f"{where} is a {type(item).__name__}; yield a dict with one array per input")
+    def _checked(self, item: Mapping[str, object], where: str) -> dict[str, Array]:
         for name in item.keys() - {spec.name for spec in self.inputs}:
             raise DataError(f"{where} has an array {name!r} that no input is named")
         batch = {spec.name: _batched(item.get(spec.name), spec, where) for spec in self.inputs}

@@ -7,7 +7,7 @@ is tested.
 models.py   small deterministic ONNX graphs at realistic sizes     cases.py   golden sets as files, without safetensors
 devices.py  what there is here                                     clocks.py  seconds on a device
 peaks.py    bandwidth and matrix rates, the roofline's roofs       peers.py   eager torch and torch.compile as sessions
-tasks.py    what is tried     trying.py  one of them, in a process of its own      probes.py  engines for any generation
-carried.py  published engines that were carried here               recorded.py  outputs as text
-kit.py      the whole         results.py  its JSON                 page.py    docs/gpu-results.md
+tasks.py    what is tried     trials.py  one of them, in a process of its own      probes.py  engines for any generation
+offline_bundle.py  published engines that were carried here        recorded.py  outputs as text
+kit.py      the whole         results.py  its JSON                 page.py    docs/reference/gpu-results.md
 """

@@ -11,7 +11,7 @@ from enginery.core.errors import EngineryError
 from validation.gpu.kit import KitOptions, run_kit
 from validation.gpu.models import MODELS, PRECISIONS, SIZES
 from validation.gpu.page import page
-from validation.gpu.results import Results, Trial
+from validation.gpu.results import Results, TrialOutcome
 from validation.gpu.timing.peers import PEERS
 
 _PASSING = ("passed", "done", "skipped")
@@ -118,7 +118,7 @@ def _keep(path: Path, found: Results) -> None:
     landing.replace(path)
 
 
-def _own(found: Results) -> list[Trial]:
+def _own(found: Results) -> list[TrialOutcome]:
     """What must pass: engines for this very device. Those for other generations, and PyTorch, are questions."""
     return [*(item for item in found.tries if item.kind == "engine"), *found.carried]
 

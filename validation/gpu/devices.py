@@ -12,43 +12,42 @@ from enginery.core.errors import UnavailableError
 from enginery.core.hardware import cuda
 from enginery.core.hardware.targets import CPU, product_of
 from enginery.core.types import Target
-from validation.gpu.results import DeviceRecord
 
 _DISTRIBUTIONS = ("enginery", "torch", "triton", "numpy", "onnx")
 
 
 @dataclass(frozen=True)
 class KitDevice:
-    """device: 'cuda' or 'cpu', as torch calls it.  target: what engines for it are built for.
+    """What is measured, as results name it. device: 'cuda' or 'cpu', as torch calls it.
 
     label: of the GPU, as GPU feature discovery labels its node.  driver: its version; empty for the CPU.
     """
 
     device: str
-    target: Target
     name: str
     label: str = ""
     memory_bytes: int = 0
     driver: str = ""
     cuda: str = ""
+    compute_capability: tuple[int, int] | None = None
+    product: str | None = None
 
     @property
     def is_cpu(self) -> bool:
         """Whether it is the CPU."""
-        return self.target.is_cpu
+        return self.compute_capability is None
 
-    def record(self) -> DeviceRecord:
-        """As results name it."""
-        capability, product = self.target.compute_capability, self.target.product
-        return DeviceRecord(
-            self.device, self.name, self.label, self.memory_bytes, self.driver, self.cuda, capability, product
-        )
+    @property
+    def target(self) -> Target:
+        """What engines for it are built for."""
+        capability = self.compute_capability
+        return CPU if capability is None else Target("sm_{}{}".format(*capability), capability, self.product)
 
 
 def find_device(kind: str) -> KitDevice:
     """The CPU, or this machine's first GPU. Raises UnavailableError without one, or without a torch that sees it."""
     if kind == "cpu":
-        return KitDevice("cpu", CPU, platform.processor() or platform.machine(), memory_bytes=_host_memory())
+        return KitDevice("cpu", platform.processor() or platform.machine(), memory_bytes=_host_memory())
     found = cuda.gpus()
     if not found:
         raise UnavailableError(
@@ -61,10 +60,10 @@ def find_device(kind: str) -> KitDevice:
             f"torch {torch.__version__} does not see the GPU; install a build of torch for CUDA {cuda.cuda_version()}"
         )
     gpu = found[0]
-    label = gpu.name.replace(" ", "-")
-    capability = "sm_{}{}".format(*gpu.compute_capability)
-    target = Target(capability, gpu.compute_capability, product_of(gpu.compute_capability, label))
-    return KitDevice("cuda", target, gpu.name, label, gpu.memory_bytes, driver_version(), cuda.cuda_version() or "")
+    label, capability = gpu.name.replace(" ", "-"), gpu.compute_capability
+    versions = driver_version(), cuda.cuda_version() or ""
+    product = product_of(capability, label)
+    return KitDevice("cuda", gpu.name, label, gpu.memory_bytes, *versions, capability, product)
 
 
 def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str:
@@ -84,8 +83,8 @@ def software() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    if "torch" in sys.modules:
-        found["torch"] = str(sys.modules["torch"].__version__)
+    if torch := sys.modules.get("torch"):
+        found["torch"] = str(torch.__version__)
     return found
 
 

@@ -16,26 +16,26 @@ from enginery.core.hardware.host import describe_host
 from enginery.core.types import BuildRequest, Precision, Target
 from validation.golden.golden_set import freeze
 from validation.gpu import devices
-from validation.gpu.carried import Carried, CarriedEngine
 from validation.gpu.cases import load_cases, save_cases
 from validation.gpu.devices import KitDevice
 from validation.gpu.models import PRECISIONS, KitModel, Size, write
+from validation.gpu.offline_bundle import BundledEngine, OfflineBundle
 from validation.gpu.probes import ANY_GENERATION, any_generation_task
 from validation.gpu.results import (
     BatchCosts,
-    CarriedTrial,
     KitTrial,
     ModelCosts,
+    OfflineTrial,
     Outcome,
     Results,
     Skipped,
-    Trial,
+    TrialOutcome,
     now,
 )
 from validation.gpu.tasks import BuildTask, model_key, other_tasks, own_tasks
 from validation.gpu.timing.peaks import Peaks
 from validation.gpu.timing.peers import PEERS, Peer
-from validation.gpu.trying import MeasurePeaks, ProveCarried, TrialTerms, TryEngine, TryPeer
+from validation.gpu.trials import MeasurePeaks, ProveBundled, TrialTerms, TryEngine, TryPeer
 from validation.latency.roofline.graph_costs import graph_costs
 from validation.limits.float64 import DoubleSession
 
@@ -79,24 +79,24 @@ class _Bench:
     peaks: Peaks | None = None
     tries: list[KitTrial] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    carried: list[CarriedTrial] = field(default_factory=list)
+    carried: list[OfflineTrial] = field(default_factory=list)
     count: int = 0
 
-    def run(self, name: str, request: Request[Result]) -> Result | Trial:
+    def run(self, name: str, request: Request[Result]) -> Result | TrialOutcome:
         """The request's result, of a process of its own; how that died is an answer, too: a trial without a result."""
         self.count += 1
         workdir = self.folder / f"try{self.count}"
         workdir.mkdir()
         limits = Limits(self.asked.timeout_s, _MEMORY_MIB)
         try:
-            found: Result | Trial = run_job(Job(name, request, limits=limits), workdir)
+            found: Result | TrialOutcome = run_job(Job(name, request, limits=limits), workdir)
         except EngineryError as error:
             found = _describe_end(error)
-        outcome, reason = (found.outcome, found.reason) if isinstance(found, Trial) else ("done", None)
+        outcome, reason = (found.outcome, found.reason) if isinstance(found, TrialOutcome) else ("done", None)
         self.say(f"{name}: {outcome}" + (f", {reason}" if reason else ""))
         return found
 
-    def try_(self, name: str, request: Request[Trial]) -> Trial:
+    def try_(self, name: str, request: Request[TrialOutcome]) -> TrialOutcome:
         """What became of a try, under its name and with its time."""
         begun = time.perf_counter()
         found = self.run(name, request)
@@ -111,7 +111,7 @@ class _Bench:
         """What is known by now."""
         return Results(
             created_at=now(),
-            device=self.device.record(),
+            device=self.device,
             host=describe_host(),
             software=devices.software(),
             peaks=self.peaks,
@@ -128,13 +128,13 @@ class _Bench:
         return TrialTerms(self.device.device, self.asked.seconds, self.folder / "inductor", tuple(peers))
 
 
-def _describe_end(error: EngineryError) -> Trial:
+def _describe_end(error: EngineryError) -> TrialOutcome:
     """A try that ended without an answer. Only a signal tells of the engine or its driver: time, memory and what is not
     installed are this machine's."""
     log = error.log.strip().splitlines()[-3:] if isinstance(error, StepError) else []
     crashed = isinstance(error, StepError) and error.kind == "crash"
     outcome: Outcome = "crashed" if crashed else "not finished"
-    return Trial(outcome=outcome, reason=" | ".join([str(error), *log])[:1000])
+    return TrialOutcome(outcome=outcome, reason=" | ".join([str(error), *log])[:1000])
 
 
 def run_kit(asked: KitOptions, say: Callable[[str], None], keep: Callable[[Results], None] = lambda _: None) -> Results:
@@ -146,7 +146,7 @@ def run_kit(asked: KitOptions, say: Callable[[str], None], keep: Callable[[Resul
     device = devices.find_device(asked.device)
     for name in asked.backends:
         backends.configure(name, {})
-    carried = [Carried.load(folder) for folder in asked.carry]
+    carried = [OfflineBundle.load(folder) for folder in asked.carry]
     say(f"on {device.name} ({device.target.name}), driver {device.driver or 'none'}")
     with tempfile.TemporaryDirectory(prefix="enginery-gpu-") as folder:
         bench = _Bench(asked, device, Path(folder), say, keep)
@@ -155,7 +155,7 @@ def run_kit(asked: KitOptions, say: Callable[[str], None], keep: Callable[[Resul
         return bench.results()
 
 
-def _work(bench: _Bench, carried: Sequence[Carried]) -> None:
+def _work(bench: _Bench, carried: Sequence[OfflineBundle]) -> None:
     """In an order in which what is wanted most is there first."""
     for item in carried:
         for proven in _prove_folder(bench, item):
@@ -229,51 +229,44 @@ def _peers_for(bench: _Bench) -> list[Peer]:
 
 
 def _try_peer(bench: _Bench, peer: Peer, model: KitModel) -> KitTrial:
-    request = BuildRequest(
-        "", model.precision, bench.device.target, "torch", model.inputs, model.outputs, (model.profile,)
-    )
-    trial = TryPeer(peer, request, model.path, bench.cases[model_key(model)], bench.terms())
-    found = bench.try_(f"{PEERS[peer]}, {model_key(model)}", trial)
+    target, key = bench.device.target, model_key(model)
+    request = BuildRequest("", model.precision, target, "torch", model.inputs, model.outputs, (model.profile,))
+    found = bench.try_(f"{PEERS[peer]}, {key}", TryPeer(peer, request, model.path, bench.cases[key], bench.terms()))
     return KitTrial(
         **vars(found),
         kind="peer",
-        model=model_key(model),
+        model=key,
         precision=model.precision,
         backend=peer,
-        built_for=bench.device.target.name,
+        built_for=target.name,
         options={},
     )
 
 
 def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
-    peers = _peers_for(bench)
-    raced: Sequence[Peer] = list(dict.fromkeys([*peers[:1], *peers[-1:]])) if kind == "engine" else ()
-    portable = kind == ANY_GENERATION
-    place = task.model.path, bench.cases[model_key(task.model)]
-    trial = TryEngine(task.request, dict(task.options), bench.device.target, *place, bench.terms(raced), portable)
-    found = replace(bench.try_(task.name, trial), versions=dict(task.request.toolchain))
+    peers, request, key = _peers_for(bench), task.request, model_key(task.model)
+    compared: Sequence[Peer] = list(dict.fromkeys([*peers[:1], *peers[-1:]])) if kind == "engine" else ()
+    portable, place = kind == ANY_GENERATION, (task.model.path, bench.cases[key])
+    trial = TryEngine(request, dict(task.options), bench.device.target, *place, bench.terms(compared), portable)
+    found = replace(bench.try_(task.name, trial), versions=dict(request.toolchain))
+    built_for = ANY_GENERATION if portable else request.target.name
+    precision, backend, options = request.precision, request.backend, dict(task.options)
     return KitTrial(
-        **vars(found),
-        kind=kind,
-        model=model_key(task.model),
-        precision=task.request.precision,
-        backend=task.request.backend,
-        built_for=ANY_GENERATION if portable else task.request.target.name,
-        options=dict(task.options),
+        **vars(found), kind=kind, model=key, precision=precision, backend=backend, built_for=built_for, options=options
     )
 
 
-def _prove_folder(bench: _Bench, carried: Carried) -> Iterator[CarriedTrial]:
+def _prove_folder(bench: _Bench, carried: OfflineBundle) -> Iterator[OfflineTrial]:
     """Run a folder's engines; those that cannot run here are said to be."""
     _, digest = load_cases(carried.folder)
     for engine in carried.engines:
         name, begun = f"{carried.model}@{carried.version} {engine.request.unit}", now()
         if reason := _cannot(engine, bench.device.target):
             bench.say(f"{name}: skipped, {reason}")
-            found = Trial(outcome="skipped", reason=reason)
+            found = TrialOutcome(outcome="skipped", reason=reason)
         else:
             found = bench.try_(name, _prove(bench, carried, engine))
-        yield CarriedTrial(
+        yield OfflineTrial(
             **vars(found),
             model=carried.model,
             version=carried.version,
@@ -286,12 +279,12 @@ def _prove_folder(bench: _Bench, carried: Carried) -> Iterator[CarriedTrial]:
         )
 
 
-def _prove(bench: _Bench, carried: Carried, engine: CarriedEngine) -> ProveCarried:
+def _prove(bench: _Bench, carried: OfflineBundle, engine: BundledEngine) -> ProveBundled:
     path, folder = engine.path.resolve(), carried.folder.resolve()
-    return ProveCarried(engine.request, engine.options, path, engine.digest, folder, bench.terms())
+    return ProveBundled(engine.request, engine.options, path, engine.digest, folder, bench.terms())
 
 
-def _cannot(engine: CarriedEngine, here: Target) -> str:
+def _cannot(engine: BundledEngine, here: Target) -> str:
     try:
         backend = backends.configure(engine.request.backend, engine.options)
     except EngineryError as error:

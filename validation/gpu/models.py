@@ -44,7 +44,7 @@ class KitModel:
     def sample(self, batch: int) -> dict[str, Array]:
         """Inputs in float32, whatever the model takes: numbers that fp16 holds."""
         rng = np.random.default_rng([_SEED, 0])
-        return {spec.name: _rounded(rng.standard_normal(spec.at({"batch": batch}))) for spec in self.inputs}
+        return {spec.name: _round_weights(rng.standard_normal(spec.at({"batch": batch}))) for spec in self.inputs}
 
 
 def write(name: str, precision: Precision, size: Size, folder: Path) -> KitModel:
@@ -63,7 +63,7 @@ def write(name: str, precision: Precision, size: Size, folder: Path) -> KitModel
     return KitModel(name, path, precision, (spec,), (out,), batch)
 
 
-def _rounded(values: Array) -> Array:
+def _round_weights(values: Array) -> Array:
     return values.astype(np.float16).astype(np.float32)
 
 
@@ -87,19 +87,19 @@ class _Drawn:
 
     def weight(self, *shape: int, fan_in: int) -> str:
         """A weight whose products keep the size of what they multiply (He et al., 2015)."""
-        return self._held(_rounded(self._rng.standard_normal(shape) * np.sqrt(2.0 / fan_in)))
+        return self._hold(_round_weights(self._rng.standard_normal(shape) * np.sqrt(2.0 / fan_in)))
 
     def bias(self, size: int) -> str:
         """A small bias."""
-        return self._held(_rounded(0.1 * self._rng.standard_normal(size)))
+        return self._hold(_round_weights(0.1 * self._rng.standard_normal(size)))
 
     def filled(self, size: int, value: float) -> str:
         """One value, `size` times."""
-        return self._held(np.full(size, value, np.float32))
+        return self._hold(np.full(size, value, np.float32))
 
     def scalar(self, value: float) -> str:
         """A number."""
-        return self._held(np.array(value, np.float32))
+        return self._hold(np.array(value, np.float32))
 
     def sizes(self, *values: int) -> str:
         """A shape, for Reshape."""
@@ -112,7 +112,7 @@ class _Drawn:
         product = self.op("MatMul", x, self.weight(ins, outs, fan_in=ins))
         return self.op("Add", product, self.bias(outs), last=last)
 
-    def _held(self, values: Array) -> str:
+    def _hold(self, values: Array) -> str:
         name = f"w{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(values.astype(self.dtype), name))
         return name
@@ -131,7 +131,7 @@ def _mlp(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
 def _conv(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
     """A residual net of 3x3 convolutions: ResNet-18 without batch normalization (He et al., CVPR 2016)."""
     side, widths, blocks = (224, (64, 128, 256, 512), 2) if size == "real" else (16, (8, 16), 1)
-    h = _convolved(net, "x", 3, widths[0], 7, 2)
+    h = _convolve(net, "x", 3, widths[0], 7, 2)
     h = net.op("MaxPool", h, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     ins = widths[0]
     for stage, outs in enumerate(widths):
@@ -147,13 +147,13 @@ def _conv(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
 
 
 def _residual(net: _Drawn, x: str, ins: int, outs: int, stride: int) -> str:
-    inner = _convolved(net, _convolved(net, x, ins, outs, 3, stride), outs, outs, 3, 1, rectified=False)
-    short = x if (ins, stride) == (outs, 1) else _convolved(net, x, ins, outs, 1, stride, rectified=False)
+    inner = _convolve(net, _convolve(net, x, ins, outs, 3, stride), outs, outs, 3, 1, rectified=False)
+    short = x if (ins, stride) == (outs, 1) else _convolve(net, x, ins, outs, 1, stride, rectified=False)
     # Halved, so that values keep their size through many blocks and stay far from fp16's largest.
     return net.op("Relu", net.op("Mul", net.op("Add", inner, short), net.scalar(0.5)))
 
 
-def _convolved(net: _Drawn, x: str, ins: int, outs: int, kernel: int, stride: int, rectified: bool = True) -> str:
+def _convolve(net: _Drawn, x: str, ins: int, outs: int, kernel: int, stride: int, rectified: bool = True) -> str:
     weight = net.weight(outs, ins, kernel, kernel, fan_in=ins * kernel * kernel)
     pads = [kernel // 2] * 4
     h = net.op("Conv", x, weight, net.bias(outs), kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=pads)
@@ -163,9 +163,9 @@ def _convolved(net: _Drawn, x: str, ins: int, outs: int, kernel: int, stride: in
 def _block(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
     """A transformer's encoder block, normalized first (Xiong et al., ICML 2020), of BERT-base's sizes."""
     length, width, heads = (128, 768, 12) if size == "real" else (8, 32, 4)
-    h = _attention(net, _normalized(net, "x", width), length, width, heads)
+    h = _attention(net, _normalize(net, "x", width), length, width, heads)
     x = net.op("Add", "x", h)
-    h = _gelu(net, net.dense(_normalized(net, x, width), width, 4 * width))
+    h = _gelu(net, net.dense(_normalize(net, x, width), width, 4 * width))
     net.op("Add", x, net.dense(h, 4 * width, width), last=True)
     net.out = (length, width)
     return (length, width), Dim("batch", 1, 8, 16) if size == "real" else Dim("batch", 1, 2, 4)
@@ -182,7 +182,7 @@ def _attention(net: _Drawn, x: str, length: int, width: int, heads: int) -> str:
     return net.dense(net.op("Reshape", seen, net.sizes(0, length, width)), width, width)
 
 
-def _normalized(net: _Drawn, x: str, width: int) -> str:
+def _normalize(net: _Drawn, x: str, width: int) -> str:
     return net.op("LayerNormalization", x, net.filled(width, 1.0), net.bias(width), axis=-1, epsilon=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""docs/gpu-results.md from the kit's results: `python -m validation.gpu page RESULTS.json ... > docs/gpu-results.md`.
+"""The page docs/reference/gpu-results.md from the kit's results: `python -m validation.gpu page RESULTS.json ...`.
 
 Without results it says that there are none. Nothing is added by hand, so nothing here can have been better than it was.
 """
@@ -6,15 +6,15 @@ Without results it says that there are none. Nothing is added by hand, so nothin
 from collections.abc import Iterator, Sequence
 
 from enginery.core.text import format_bytes
-from validation.gpu.results import BatchCosts, BatchLatency, CarriedTrial, KitTrial, PeerComparison, Results
+from validation.gpu.results import BatchCosts, BatchLatency, KitTrial, OfflineTrial, PeerComparison, Results
 from validation.gpu.timing.peaks import Peaks
 from validation.gpu.timing.peers import PEERS
 
 _HEAD = """\
 # What was seen on GPUs
 
-Written by `python -m validation.gpu page RESULTS.json ... > docs/gpu-results.md` from what the GPU proof kit
-measured; how to run it, what it tries and what its numbers mean: [gpu-check.md](gpu-check.md).
+Written by `python -m validation.gpu page RESULTS.json ... > docs/reference/gpu-results.md` from what the GPU proof kit
+measured; how to run it, what it tries and what its numbers mean: [gpu-check.md](../guides/gpu-check.md).
 """
 _NONE = """
 **Nothing yet: no machine with a GPU was at hand, and the kit was never run on one.** Nothing in this repository that
@@ -125,7 +125,7 @@ def _others(tries: Sequence[KitTrial]) -> Iterator[tuple[str, ...]]:
             yield (item.backend, item.built_for, item.outcome, item.reason or "")
 
 
-def _list_carried(item: CarriedTrial) -> tuple[str, str, str]:
+def _list_carried(item: OfflineTrial) -> tuple[str, str, str]:
     return f"{item.model}@{item.version} {item.unit}", item.outcome, item.reason or ""
 
 

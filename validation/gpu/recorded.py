@@ -35,7 +35,7 @@ class PackedArray:
 Answers = Mapping[str, Mapping[str, PackedArray]]
 
 
-class RecordingSession:
+class RecordingSession(Session):
     """A session that keeps every answer. answers: where they go; default: a dict of its own."""
 
     def __init__(self, session: Session, answers: dict[str, dict[str, PackedArray]] | None = None) -> None:
@@ -51,7 +51,7 @@ class RecordingSession:
         return found
 
 
-class ReplaySession:
+class ReplaySession(Session):
     """Plays answers back. Raises DataError for a question that is not among them, IntegrityError for a broken one."""
 
     def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], answers: Answers) -> None:

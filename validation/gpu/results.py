@@ -26,6 +26,7 @@ from enginery.core.reports.latency import Quantile
 from enginery.core.reports.paired import Ratio
 from enginery.core.reports.proof import Check
 from enginery.core.types import Scalar
+from validation.gpu.devices import KitDevice
 from validation.gpu.recorded import Answers
 from validation.gpu.timing.peaks import Peaks
 
@@ -77,7 +78,7 @@ class PeerComparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class TrialOutcome:
     """What became of one try. outcome: an `Outcome`.  load_s: the first opening; load_again_s: the one after it.
 
     took_s: its process, in all.  answers: of a carried engine, by question.
@@ -100,7 +101,7 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KitTrial(Trial):
+class KitTrial(TrialOutcome):
     """A try of an engine of the kit's own, or of PyTorch. model: 'mlp fp16'.  options: the backend's."""
 
     kind: str
@@ -112,7 +113,7 @@ class KitTrial(Trial):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CarriedTrial(Trial):
+class OfflineTrial(TrialOutcome):
     """A try of a published engine. manifest, golden, engine: digests."""
 
     model: str
@@ -158,32 +159,18 @@ class ModelCosts:
 
 
 @dataclass(frozen=True)
-class DeviceRecord:
-    """The device, as `validation.gpu.devices.Device` has it."""
-
-    device: str
-    name: str
-    label: str = ""
-    memory_bytes: int = 0
-    driver: str = ""
-    cuda: str = ""
-    compute_capability: tuple[int, int] | None = None
-    product: str | None = None
-
-
-@dataclass(frozen=True)
 class Results:
     """See the module's words. seconds: of each latency.  size: of the kit's models."""
 
     created_at: str
-    device: DeviceRecord
+    device: KitDevice
     host: Mapping[str, str]
     software: Mapping[str, str]
     peaks: Peaks | None
     models: tuple[ModelCosts, ...]
     tries: tuple[KitTrial, ...]
     skipped: tuple[Skipped, ...]
-    carried: tuple[CarriedTrial, ...]
+    carried: tuple[OfflineTrial, ...]
     seconds: float
     size: str
     kind: str = KIND

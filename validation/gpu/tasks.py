@@ -15,7 +15,6 @@ from validation.gpu.models import KitModel
 from validation.gpu.results import Skipped
 
 # An option that says whether a session replays a CUDA graph: both are measured where a backend has it.
-GRAPHS = "cuda_graphs"
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def other_tasks(model: KitModel, device: KitDevice, only: Sequence[str] = ()) ->
         return
     for name in choose_backends(only):
         backend = discovery.configure(name, {})
-        if backend.tunes_on_target or explain_absence(backend, device.target):
+        if backend.capabilities.tunes_on_target or explain_absence(backend, device.target):
             continue
         for generation in GENERATIONS:
             if generation.compute_capability != device.target.compute_capability:
@@ -106,7 +105,7 @@ def _task(backend: Backend, model: KitModel, target: Target, options: Mapping[st
 
 def _variants(backend: Backend, device: KitDevice) -> list[dict[str, Scalar]]:
     """The defaults; and the other way about CUDA graphs, where the backend has the option."""
-    known = discovery.option_fields(type(backend))
-    if device.is_cpu or GRAPHS not in known:
+    option = backend.capabilities.options.cuda_graphs
+    if device.is_cpu or not option:
         return [{}]
-    return [{}, {GRAPHS: not known[GRAPHS][1]}]
+    return [{}, {option: not dict(discovery.options_of(backend))[option]}]

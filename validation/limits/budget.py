@@ -1,4 +1,4 @@
-"""How much drift is allowed, per joint, precision and model. docs/validation.md gives the reason of each number."""
+"""How much drift is allowed, per joint, precision and model. Reason of each number: docs/concepts/validation.md."""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -83,9 +83,8 @@ class Tally:
         kept = known if len(known) <= QUANTILES else np.quantile(known, np.linspace(0, 1, QUANTILES), method="lower")
         errors = () if self.exact else self._quantiles()
         sqnr = tuple(float(value) for value in kept)
-        return Spread(
-            joint, output, self.elements, self.samples, self.equal, self.nonfinite, errors, sqnr, tuple(self.worst)
-        )
+        counts = self.elements, self.samples, self.equal, self.nonfinite
+        return Spread(joint, output, *counts, errors, sqnr, tuple(self.worst))
 
     def _take(self, e: Array, a: Array, golden: bool) -> Array:
         """Count some rows; the SQNR of each, or minus its unequal elements where they are integers."""

@@ -5,30 +5,24 @@ template, control characters too, and no text from it becomes an address, a clas
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from enginery.core.text import format_bytes
 from enginery.core.visible import visible
 from validation.plots.texts import percent_text, seconds_text
 from validation.reporting.overview import overview
 from validation.reporting.stages import bound
+from validation.reporting.version_document import VersionDocument
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-def render(version_report: Mapping[str, object]) -> str:
-    """The page for a manifest's JSON with `reports` (each `Report.to_json()`) and, if any, `failures` (builds).
-
-    Each failure has unit, kind, reason, log and command, as `types.BuildFailure` has. `quantization`, if any:
-    flavour -> record, as `pipeline.quantization.record` makes it.  `attributions`, if any: each as
-    `validation.attribution.result` has it, with `name` and `units`.  `latencies`, if any: latency reports by the digest
-    of their engine.  `canaries`, if any: verdicts, each with target, verdict, reason, against, unit, created_at and
-    report.
-    """
-    return templates().get_template("reporting/report.html.j2").render(overview(version_report))
+def render(version: VersionDocument) -> str:
+    """The page of a version."""
+    return templates().get_template("reporting/report.html.j2").render(**vars(overview(version)))
 
 
 @cache
@@ -56,7 +50,7 @@ def templates() -> "Environment":
     return environment
 
 
-def _shown(value: object) -> Any:
+def _shown(value: object) -> object:
     """What an expression of a template writes: text of others visibly; markup, which is made of such, as it is."""
     return visible(value) if type(value) is str else value
 

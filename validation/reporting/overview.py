@@ -1,144 +1,242 @@
-"""What the HTML report shows of a version, worked out from its manifest and reports: plain values, no markup."""
+"""What the HTML report shows of a version, worked out from its document: plain values, no markup."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from enginery.core.codec import decode
-from enginery.core.reports.latency import LatencyReport
-from enginery.core.reports.proof import OVERLAP, Check, Report
-from enginery.core.reports.quantization import QuantizationRecord
-from enginery.core.types import PRECISIONS
-from validation.attribution.words import section
-from validation.latency.view import view_latencies
-from validation.reporting.distributions import distributions, worst_cases
-from validation.reporting.quantized import quantizations
-from validation.reporting.stages import JOINTS, side_by_side, stages
+from enginery.core.parsing import mapping, number, text
+from enginery.core.reports.proof import OVERLAP, Check
+from enginery.core.types import PRECISIONS, BuildFailure
+from enginery.registry.evidence.canaries import CanaryVerdict
+from enginery.registry.manifest import EngineEntry
+from validation.attribution.view import AttributionView, view_attribution
+from validation.latency.view import LatencyView, view_latencies
+from validation.reporting.distributions import ErrorDistribution, WorstRow, distributions, worst_cases
+from validation.reporting.quantized import QuantizationSection, quantizations
+from validation.reporting.stages import JOINTS, DriftRow, StageSection, side_by_side, stages
+from validation.reporting.version_document import VersionDocument
 
 STATUSES = ("proven", "unproven", "failed", "refused")
 _SYMBOLS = {"proven": "✓", "unproven": "?", "failed": "✕", "refused": "-"}
 
-Json = Mapping[str, Any]
 
-
-def overview(manifest: Json, pictures: bool = True) -> dict[str, Any]:
-    """The names that the template uses. manifest: its JSON, with `reports` and, if any, `failures`, `quantization`,
-    `attributions`, `latencies`, `canaries`.  pictures: without them nothing that needs a picture is worked out."""
-    engines = [_engine(index, entry, manifest) for index, entry in enumerate(manifest.get("engines", ()))]
-    reports = [Report.from_json(item) for item in manifest.get("reports", ())]
-    counts = {status: sum(engine["status"] == status for engine in engines) for status in STATUSES}
-    return {
-        "manifest": manifest,
-        # A run that published nothing has a page, and no version.
-        "reference": f"{manifest['model']}@{manifest['version']}" if manifest["version"] else manifest["model"],
-        "engines": engines,
-        "groups": _by_target([engine for engine in engines if engine["status"] != "refused"]),
-        "counts": counts,
-        "symbols": _SYMBOLS,
-        "verdict": _verdict(counts),
-        "matrix": _matrix(engines),
-        "tasks": _tasks(manifest, engines),
-        "stages": stages(reports),
-        "stage_names": list(JOINTS),
-        "beside": side_by_side(reports),
-        "distributions": distributions(reports) if pictures else [],
-        "worst": worst_cases(reports),
-        "quantizations": quantizations(_records(manifest), dict.fromkeys(_untouched(manifest))) if pictures else [],
-        "attributions": [section(item) for item in manifest.get("attributions", ())],
-        "latencies": view_latencies(_latencies(manifest), pictures),
-        "canaries": manifest.get("canaries", ()),
-        "again": list(_again(f"{manifest['model']}@{manifest['version']}", engines)),
-        "refusals": _by_reason(engines),
-        "failures": manifest.get("failures", ()),
-        "provenance": _provenance(manifest),
-    }
-
-
-def _records(manifest: Json) -> dict[str, QuantizationRecord]:
-    return {name: decode(record, QuantizationRecord) for name, record in manifest.get("quantization", {}).items()}
-
-
-def _untouched(manifest: Json) -> Iterator[str]:
-    """Precisions of quantized engines whose graph is the exported model itself: its author quantized it."""
-    original = manifest.get("sources", {}).get("onnx")
-    for entry in manifest.get("engines", ()) if original else ():
-        if entry["precision"] in ("int8", "fp8") and entry.get("graph") == original and entry["status"] != "refused":
-            yield entry["precision"]
-
-
-def _latencies(manifest: Json) -> dict[str, list[LatencyReport]]:
-    found = manifest.get("latencies", {})
-    return {engine: [decode(report, LatencyReport) for report in reports] for engine, reports in found.items()}
-
-
-def _verdict(counts: Mapping[str, int]) -> dict[str, str]:
+@dataclass(frozen=True)
+class Headline:
     """Status and headline of the whole version."""
-    usable = counts["proven"] + counts["unproven"]
-    if counts["failed"]:
+
+    status: str
+    text: str
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    """An engine with what its row shows of its report.
+
+    tightest: the check with the least room.  ran: whether it was run.
+    """
+
+    index: int
+    entry: EngineEntry
+    tightest: Check | None
+    failed_checks: int
+    total_checks: int
+    ran: bool
+
+
+@dataclass(frozen=True)
+class SharedReason:
+    """A reason, and whose it is: precisions, or units."""
+
+    text: str
+    whose: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TargetGroup:
+    """The engines of one target, with their reasons, each said once."""
+
+    target: str
+    engines: tuple[EngineRow, ...]
+    reasons: tuple[SharedReason, ...]
+
+
+@dataclass(frozen=True)
+class EngineMatrix:
+    """Engines by target and precision. rows: target, and a cell for each column."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[tuple[EngineRow, ...], ...]], ...]
+
+
+@dataclass(frozen=True)
+class TaskPoint:
+    """The task metric of a 'graph' or an 'engine'. at: percent along the axis."""
+
+    name: str
+    kind: str
+    value: float
+    at: float
+    passed: bool
+
+
+@dataclass(frozen=True)
+class TaskSection:
+    """The task metric of each graph and of each engine that was run, on one axis (least, greatest) with the floor."""
+
+    name: str
+    points: tuple[TaskPoint, ...]
+    floor: float | None
+    floor_at: float | None
+    axis: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class RepeatCommand:
+    """The command that does again what failed."""
+
+    unit: str
+    command: str
+
+
+@dataclass(frozen=True)
+class FactGroup:
+    """Titled facts."""
+
+    title: str
+    facts: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class VersionPage:
+    """The names that the template uses. counts: engines by status.  groups: without what was refused."""
+
+    manifest: VersionDocument
+    reference: str
+    engines: tuple[EngineRow, ...]
+    groups: tuple[TargetGroup, ...]
+    counts: Mapping[str, int]
+    symbols: Mapping[str, str]
+    verdict: Headline
+    matrix: EngineMatrix
+    tasks: TaskSection | None
+    stages: Sequence[StageSection]
+    stage_names: Sequence[str]
+    beside: Sequence[DriftRow]
+    distributions: Sequence[ErrorDistribution]
+    worst: Sequence[WorstRow]
+    quantizations: Sequence[QuantizationSection]
+    attributions: Sequence[AttributionView]
+    latencies: Sequence[LatencyView]
+    canaries: Sequence[CanaryVerdict]
+    again: Sequence[RepeatCommand]
+    refusals: Sequence[SharedReason]
+    failures: Sequence[BuildFailure]
+    provenance: Sequence[FactGroup]
+
+
+def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
+    """What the page says. pictures: without them nothing that needs a picture is worked out."""
+    engines = tuple(_engine(index, entry, version) for index, entry in enumerate(version.engines))
+    counts = {status: sum(engine.entry.status == status for engine in engines) for status in STATUSES}
+    reports = version.reports
+    untouched = dict.fromkeys(_untouched(version))
+    return VersionPage(
+        manifest=version,
+        reference=version.reference,
+        engines=engines,
+        groups=tuple(_by_target([engine for engine in engines if engine.entry.status != "refused"])),
+        counts=counts,
+        symbols=_SYMBOLS,
+        verdict=_verdict(counts),
+        matrix=_matrix(engines),
+        tasks=_tasks(version, engines),
+        stages=stages(reports),
+        stage_names=list(JOINTS),
+        beside=side_by_side(reports),
+        distributions=distributions(reports) if pictures else [],
+        worst=worst_cases(reports),
+        quantizations=quantizations(version.quantization, untouched) if pictures else [],
+        attributions=[view_attribution(item) for item in version.attributions],
+        latencies=view_latencies(version.latencies, pictures),
+        canaries=version.canaries or (),
+        again=list(_again(version.reference, engines)),
+        refusals=_reasons((row.entry.reason, row.entry.unit) for row in engines if row.entry.status == "refused"),
+        failures=version.failures,
+        provenance=_provenance(version),
+    )
+
+
+def _untouched(version: VersionDocument) -> Iterator[str]:
+    """Precisions of quantized engines whose graph is the exported model itself: its author quantized it."""
+    original = version.sources.get("onnx")
+    for entry in version.engines if original else ():
+        if entry.precision in ("int8", "fp8") and entry.graph == original and entry.status != "refused":
+            yield entry.precision
+
+
+def _verdict(counts: Mapping[str, int]) -> Headline:
+    proven, unproven, failed = (counts.get(status, 0) for status in ("proven", "unproven", "failed"))
+    usable = proven + unproven
+    if failed:
         rest = ", ".join(f"{counts[status]} {status}" for status in ("proven", "unproven") if counts[status])
-        text = f"{_count(counts['failed'], 'engine')} failed; {rest or 'there is none to pull'}"
-        return {"status": "failed", "text": text}
-    if counts["unproven"]:
-        rest = f"{counts['unproven']} not yet run on their hardware"
-        return {"status": "unproven", "text": f"{counts['proven']} of {_count(usable, 'engine')} proven, {rest}"}
+        return Headline("failed", f"{_count(failed, 'engine')} failed; {rest or 'there is none to pull'}")
+    if unproven:
+        rest = f"{unproven} not yet run on their hardware"
+        return Headline("unproven", f"{proven} of {_count(usable, 'engine')} proven, {rest}")
     if usable:
-        return {"status": "proven", "text": f"{'All ' if usable > 1 else ''}{_count(usable, 'engine')} proven"}
-    return {"status": "failed", "text": "There is no engine to pull"}
+        return Headline("proven", f"{'All ' if usable > 1 else ''}{_count(usable, 'engine')} proven")
+    return Headline("failed", "There is no engine to pull")
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def _engine(index: int, entry: Json, manifest: Json) -> dict[str, Any]:
-    """An engine entry with the parts of its report that its row shows."""
-    report = _report_of(entry, manifest)
-    checks = [Check.from_json(check) for check in report["checks"]] if report else []
+def _engine(index: int, entry: EngineEntry, version: VersionDocument) -> EngineRow:
+    checks = _checks_of(entry, version)
     limited = [check for check in checks if not check.passed or (check.joint != "task" and _has_room(check))]
-    return {
-        **entry,
-        "index": index,
-        "unit": _unit(entry),
-        "tightest": min(limited, key=headroom_db, default=None),
-        "failed_checks": sum(not check.passed for check in checks),
-        "total_checks": len(checks),
-        "ran": any(check.joint == "engine" for check in checks),
-    }
+    return EngineRow(
+        index,
+        entry,
+        tightest=min(limited, key=headroom_db, default=None),
+        failed_checks=sum(not check.passed for check in checks),
+        total_checks=len(checks),
+        ran=any(check.joint == "engine" for check in checks),
+    )
 
 
-def _again(reference: str, engines: Sequence[Json]) -> Iterator[dict[str, str]]:
+def _checks_of(entry: EngineEntry, version: VersionDocument) -> tuple[Check, ...]:
+    return next((report.checks for report in version.reports if report.unit == entry.unit), ())
+
+
+def _again(reference: str, engines: Sequence[EngineRow]) -> Iterator[RepeatCommand]:
     """Commands that do again what failed: of a published engine the proof, else the build."""
-    for engine in engines:
-        if engine["status"] == "failed" and engine["digest"]:
-            run = f"enginery validate {reference} --target {engine['target']}"
-            drifted = f"enginery attribute {reference} --target {engine['target']} --precision {engine['precision']}"
-            yield {"unit": engine["unit"], "command": f"{run}\n{drifted}"}
-        elif engine["status"] == "failed" and engine["failed_checks"]:
-            words = f"--target {engine['target']} --precision {engine['precision']} --backend {engine['backend']}"
-            yield {"unit": engine["unit"], "command": f"enginery build SPEC.yaml {words}"}
+    for row in engines:
+        entry = row.entry
+        if entry.status == "failed" and entry.digest:
+            run = f"enginery validate {reference} --target {entry.target}"
+            drifted = f"enginery attribute {reference} --target {entry.target} --precision {entry.precision}"
+            yield RepeatCommand(entry.unit, f"{run}\n{drifted}")
+        elif entry.status == "failed" and row.failed_checks:
+            words = f"--target {entry.target} --precision {entry.precision} --backend {entry.backend}"
+            yield RepeatCommand(entry.unit, f"enginery build SPEC.yaml {words}")
 
 
-def _by_target(engines: Sequence[Json]) -> list[dict[str, Any]]:
-    """The engines of each target, with their reasons, each said once."""
-    groups: dict[str, list[Json]] = {}
-    for engine in engines:
-        groups.setdefault(engine["target"], []).append(engine)
-    return [{"target": target, "engines": members, "reasons": _reasons(members)} for target, members in groups.items()]
+def _by_target(engines: Sequence[EngineRow]) -> Iterator[TargetGroup]:
+    groups: dict[str, list[EngineRow]] = {}
+    for row in engines:
+        groups.setdefault(row.entry.target, []).append(row)
+    for target, members in groups.items():
+        reasons = _reasons((row.entry.reason, row.entry.precision) for row in members)
+        yield TargetGroup(target, tuple(members), tuple(reason for reason in reasons if reason.text))
 
 
-def _reasons(engines: Sequence[Json]) -> list[dict[str, str]]:
+def _reasons(found: Iterable[tuple[str, str]]) -> list[SharedReason]:
+    """Each reason once, with whose it is."""
     reasons: dict[str, list[str]] = {}
-    for engine in engines:
-        reasons.setdefault(engine["reason"], []).append(engine["precision"])
-    return [{"text": text, "precisions": ", ".join(dict.fromkeys(names))} for text, names in reasons.items() if text]
-
-
-def _report_of(entry: Json, manifest: Json) -> Json | None:
-    return next((report for report in manifest.get("reports", ()) if report["unit"] == _unit(entry)), None)
-
-
-def _unit(entry: Json) -> str:
-    return f"{entry['target']} {entry['precision']} {entry['backend']}"
+    for reason, whose in found:
+        reasons.setdefault(reason, []).append(whose)
+    return [SharedReason(reason, tuple(dict.fromkeys(whose))) for reason, whose in reasons.items()]
 
 
 def _has_room(check: Check) -> bool:
@@ -167,46 +265,44 @@ def _decibels(limit: float, value: float) -> float:
     return 20 * math.log10(limit / value) if limit > 0 else -math.inf
 
 
-def _matrix(engines: Sequence[Json]) -> dict[str, Any]:
-    """Targets by precisions, each cell holding its engines."""
-    targets = list(dict.fromkeys(engine["target"] for engine in engines))
-    columns = [precision for precision in PRECISIONS if any(engine["precision"] == precision for engine in engines)]
-    rows = [
-        {"target": target, "cells": [_cell(engines, target, precision) for precision in columns]} for target in targets
-    ]
-    return {"columns": columns, "rows": rows}
+def _matrix(engines: Sequence[EngineRow]) -> EngineMatrix:
+    targets = dict.fromkeys(row.entry.target for row in engines)
+    columns = tuple(precision for precision in PRECISIONS if any(row.entry.precision == precision for row in engines))
+    rows = ((target, tuple(_cell(engines, target, precision) for precision in columns)) for target in targets)
+    return EngineMatrix(columns, tuple(rows))
 
 
-def _cell(engines: Sequence[Json], target: str, precision: str) -> list[Json]:
-    return [engine for engine in engines if (engine["target"], engine["precision"]) == (target, precision)]
+def _cell(engines: Sequence[EngineRow], target: str, precision: str) -> tuple[EngineRow, ...]:
+    return tuple(row for row in engines if (row.entry.target, row.entry.precision) == (target, precision))
 
 
-def _tasks(manifest: Json, engines: Sequence[Json]) -> dict[str, Any] | None:
-    """The task metric of each graph and of each engine that was run, placed on one axis with the floor."""
-    metric = (manifest.get("spec", {}).get("golden") or {}).get("metric") or {}
-    points = [
-        {"name": name, "kind": "graph", "value": float(value)}
-        for name, values in manifest.get("metrics", {}).items()
-        for value in values.values()
-    ]
-    points += [{"name": name, "kind": "engine", "value": value} for name, value in _engine_tasks(manifest, engines)]
-    if not points:
+def _tasks(version: VersionDocument, engines: Sequence[EngineRow]) -> TaskSection | None:
+    metric = _metric(version)
+    found = [(name, "graph", float(value)) for name, values in version.metrics.items() for value in values.values()]
+    found += [(name, "engine", value) for name, value in _engine_tasks(version, engines)]
+    if not found:
         return None
-    floor = metric.get("floor")
-    axis = _axis([point["value"] for point in points] + ([floor] if floor is not None else []))
-    placed = [
-        {**point, "at": _place(point["value"], axis), "passed": not _below(point["value"], floor)} for point in points
-    ]
+    floor = number(metric.get("floor"), "floor") if metric.get("floor") is not None else None
+    axis = _axis([value for _, _, value in found] + ([floor] if floor is not None else []))
+    points = tuple(
+        TaskPoint(name, kind, value, _place(value, axis), floor is None or value >= floor)
+        for name, kind, value in found
+    )
     at = None if floor is None else _place(floor, axis)
-    return {"name": metric.get("name", "metric"), "points": placed, "floor": floor, "floor_at": at, "axis": axis}
+    return TaskSection(text(metric.get("name", "metric"), "name"), points, floor, at, axis)
 
 
-def _engine_tasks(manifest: Json, engines: Sequence[Json]) -> Iterator[tuple[str, float]]:
-    for engine in engines:
-        report = _report_of(engine, manifest) or {"checks": ()}
-        values = [check["value"] for check in report["checks"] if check["joint"] == "task"]
-        if values and any(check["joint"] == "engine" for check in report["checks"]):
-            yield engine["unit"], float(values[-1])
+def _metric(version: VersionDocument) -> Mapping[str, object]:
+    """What the spec says of its task metric; nothing where it has none."""
+    golden = mapping(version.spec.get("golden") or {}, "spec.golden")
+    return mapping(golden.get("metric") or {}, "spec.golden.metric")
+
+
+def _engine_tasks(version: VersionDocument, engines: Sequence[EngineRow]) -> Iterator[tuple[str, float]]:
+    for row in engines:
+        values = [check.value for check in _checks_of(row.entry, version) if check.joint == "task"]
+        if row.ran and values and values[-1] is not None:
+            yield row.entry.unit, values[-1]
 
 
 def _axis(values: Sequence[float]) -> tuple[float, float]:
@@ -222,27 +318,14 @@ def _place(value: float, axis: tuple[float, float]) -> float:
     return round(100 * (value - low) / (high - low), 2) if math.isfinite(value) and high > low else 0.0
 
 
-def _below(value: float, floor: float | None) -> bool:
-    return floor is not None and not value >= floor
-
-
-def _by_reason(engines: Sequence[Json]) -> list[dict[str, Any]]:
-    reasons: dict[str, list[str]] = {}
-    for engine in engines:
-        if engine["status"] == "refused":
-            reasons.setdefault(engine["reason"], []).append(engine["unit"])
-    return [{"reason": reason, "units": units} for reason, units in reasons.items()]
-
-
-def _provenance(manifest: Json) -> list[dict[str, Any]]:
+def _provenance(version: VersionDocument) -> list[FactGroup]:
     """Titled groups of facts; digests are set in a fixed-width face."""
-    identity = {"content": manifest.get("content"), "version report": manifest.get("report")}
-    groups = [
-        ("Identity", identity),
-        ("What went in", manifest.get("provenance", {})),
-        ("What was made of it", manifest.get("sources", {})),
-        ("Toolchain", manifest.get("toolchain", {})),
-        ("Host", manifest.get("host", {})),
-    ]
-    found = [{"title": title, "facts": {k: v for k, v in facts.items() if v is not None}} for title, facts in groups]
-    return [group for group in found if group["facts"]]
+    groups: tuple[tuple[str, Mapping[str, object]], ...] = (
+        ("Identity", {"content": version.content, "version report": version.report}),
+        ("What went in", version.provenance),
+        ("What was made of it", version.sources),
+        ("Toolchain", version.toolchain),
+        ("Host", version.host),
+    )
+    found = [FactGroup(title, {k: v for k, v in facts.items() if v is not None}) for title, facts in groups]
+    return [group for group in found if group.facts]

@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, ClassVar
 from builders.backends.fitting import check_fits
 from builders.backends.installed import PackageNotFoundError, version
 from builders.execution.workdir import require_plain
+from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import EngineryError, InputError
 from enginery.core.hardware import cpu_kinds, cuda
 from enginery.core.hardware.cpu_levels import HOST, host_level, level_of
 from enginery.core.requirements import Instructions, Requirement, for_target, same_versions
-from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 from enginery.core.untyped import Untyped
 
 if TYPE_CHECKING:
@@ -61,10 +62,11 @@ class AotInductor:
     """
 
     name: ClassVar[str] = "aotinductor"
-    revision: ClassVar[int] = 2
-    tunes_on_target: ClassVar[bool] = True
-    determinism: ClassVar[Determinism] = "budget"
+    revision: ClassVar[int] = 3
     install: ClassVar[str] = "pip install 'enginery[export]', and a C++ compiler (apt-get install g++)"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="budget", tunes_on_target=True, options=SharedOptions(cpu_level="cpu")
+    )
 
     cpu: str = "host"
     threads: int = 0

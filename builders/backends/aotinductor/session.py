@@ -8,11 +8,11 @@ import numpy as np
 
 from enginery.arrays.tensors import InputCheck
 from enginery.core.errors import DataError, EngineryError
-from enginery.core.types import Engine, Tensors, TensorSpec
+from enginery.core.types import Engine, Session, Tensors, TensorSpec
 from enginery.core.untyped import Untyped
 
 
-class PackageSession:
+class PackageSession(Session):
     """A package opened on the CPU, or on the first GPU. Raises EngineryError when it cannot be loaded."""
 
     def __init__(self, engine: Engine, model_name: str, faults: str) -> None:
@@ -49,8 +49,8 @@ class PackageSession:
         shared = {name for name, array in made.items() if any(np.may_share_memory(array, x) for x in inputs.values())}
         return {name: array.copy() if name in shared else array for name, array in made.items()}
 
-    def prepared(self, inputs: Tensors) -> Callable[[], object]:
-        """See `run_profiles.Prepared`: the package's own call on tensors of its device."""
+    def prepare_call(self, inputs: Tensors) -> Callable[[], object]:
+        """The package's own call on tensors of its device."""
         import torch
 
         self.run(inputs)

@@ -15,11 +15,12 @@ from builders.backends import profile_bounds
 from builders.backends.fitting import check_fits
 from builders.backends.installed import PackageNotFoundError, version
 from builders.execution.workdir import require_plain
+from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import InputError
 from enginery.core.hardware import cpu_kinds, cuda
 from enginery.core.hardware.cpu_levels import HOST, LEVELS, host_level, level_of
 from enginery.core.requirements import Instructions, Requirement, for_target, same_versions
-from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 _TITLE = "IREE"
 _DISTRIBUTIONS = ("iree-base-compiler", "iree-base-runtime")
@@ -47,9 +48,8 @@ class Iree:
 
     name: ClassVar[str] = "iree"
     revision: ClassVar[int] = 2
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "pip install 'enginery[iree]'"
+    capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", options=SharedOptions(cpu_level="cpu"))
 
     cpu: str = "x86-64-v3"
     optimization: str = "O2"

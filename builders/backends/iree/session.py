@@ -37,7 +37,7 @@ def open_engine(engine: Engine, device: str) -> Iterator[Session]:
         session.close()
 
 
-class IreeSession:
+class IreeSession(Session):
     """A function of an engine on a device."""
 
     def __init__(self, request: BuildRequest, main: Untyped) -> None:

@@ -8,8 +8,8 @@ convolutions that makes loading take 10 ms instead of 7 ms, and running 34 ms of
 and an engine opened on another kind is refused instead of giving wrong numbers.
 
 int8: every session here computes exactly, on CPUs without VNNI too (`saturation`). That has a price there, which
-`reduced_range` avoids at the price of precision (docs/cpu-kinds.md); a serving node that opens an engine by itself must
-ask for the same where the engine's notes say so.
+`reduced_range` avoids at the price of precision (docs/concepts/cpu-kinds.md); a serving node that opens an engine by
+itself must ask for the same where the engine's notes say so.
 
 fp16: operators without an fp16 kernel compute in fp32, and values between them are not rounded to fp16, whatever the
 optimization level (Sqrt(Mul(x, x)) of 300 gives 300; in fp16 it is infinite). An fp16 graph run here therefore shows
@@ -23,18 +23,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from builders.backends.fitting import check_fits
 from builders.backends.installed import PackageNotFoundError, version
 from builders.backends.onnxruntime.reasons import failures, why_unreadable, words_of
 from builders.backends.run_profiles import RunProfile
+from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError, InputError, ModelError
 from enginery.core.hardware.cpu_kinds import EXACT_SESSION, this_kind, why_no_proof
 from enginery.core.requirements import Requirement, SessionOption, for_target, later_versions
 from enginery.core.types import (
     BuildRequest,
-    Determinism,
     Engine,
     QuantizationScheme,
     Session,
@@ -84,11 +84,14 @@ class OnnxRuntime:
 
     name: ClassVar[str] = "onnxruntime"
     revision: ClassVar[int] = 4
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "pip install onnxruntime"
-    # Its MatMulNBits does, by default (session.qdq_matmulnbits_accuracy_level 4): see `discovery.rounds_activations`.
-    rounds_activations: ClassVar[bool] = True
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="bytes",
+        times_nodes=True,
+        opens_parts=True,
+        thread_safe=True,
+        rounds_activations=True,  # in MatMulNBits, by default (session.qdq_matmulnbits_accuracy_level 4)
+    )
 
     graph_optimization: str = "extended"
     intra_op_threads: int = 0
@@ -162,7 +165,7 @@ class OnnxRuntime:
         if self.graph_optimization != "none":
             fuse_bias(path)
             split_convolutions(path)
-        self.session(path)
+        self.open_part(path)
         saturates = file_may_saturate(path)
         also = (SessionOption(*EXACT_SESSION),) if saturates else ()
         notes += (SATURATES,) if saturates else ()
@@ -176,7 +179,7 @@ class OnnxRuntime:
     def open(self, engine: Engine) -> Iterator[Session]:
         """Load the engine. Raises as `check_fits` does, and ModelError when it cannot be read."""
         check_fits(self, engine)
-        with self.session(engine.path) as session:
+        with self.open_part(engine.path) as session:
             yield session
 
     def load_runtime(self) -> None:
@@ -192,12 +195,13 @@ class OnnxRuntime:
             engine.path, inputs, runs, workdir, lambda: session_options(level, self.intra_op_threads), open_model
         )
 
-    def session(self, path: Path) -> "OrtSession":
-        """Open a file as its engines are opened: an engine, or a part of one."""
-        return OrtSession(path, level=_LEVELS[self.graph_optimization][1], threads=self.intra_op_threads)
+    def open_part(self, path: Path, *, as_written: bool = False) -> "OrtSession":
+        """See `parts.PartOpening`."""
+        level = "ORT_DISABLE_ALL" if as_written else _LEVELS[self.graph_optimization][1]
+        return OrtSession(path, level=level, threads=self.intra_op_threads)
 
 
-class OrtSession:
+class OrtSession(Session):
     """An ONNX model opened on the CPU.
 
     optimized: False runs the graph exactly as written, which is what a reference needs.
@@ -207,9 +211,6 @@ class OrtSession:
     profiles: shapes that it answers for; none means every shape of its inputs.
     Raises ModelError, naming the operator where that is the reason, when the model cannot be read or run.
     """
-
-    # ONNX Runtime lets several threads run one session at once.
-    thread_safe: ClassVar[Literal[True]] = True
 
     def __init__(
         self,
@@ -249,8 +250,8 @@ class OrtSession:
         except failures() as error:
             raise ModelError(f"{self._name}: onnxruntime failed while running: {words_of(error)}") from error
 
-    def prepared(self, inputs: Tensors) -> Callable[[], object]:
-        """See `run_profiles.Prepared`: ONNX Runtime's own call on these inputs, checked here. Raises as `run` does."""
+    def prepare_call(self, inputs: Tensors) -> Callable[[], object]:
+        """ONNX Runtime's own call on these inputs, checked here. Raises as `run` does."""
         self.run(inputs)
         return partial(self._session.run, self._output_names, dict(inputs))
 

@@ -7,8 +7,8 @@ casts to fp32 around every fp16 operator that has no CPU kernel (seen in 1.31).
 `onnxruntime-tensorrt`: the engine is an ONNX file whose EPContext nodes hold TensorRT engines (ONNX Runtime's compile
 API), made on the GPU that it is for. What TensorRT leaves over runs on the CUDA provider; a note says how much.
 
-What was tried with the GPU wheel on a host without a GPU: docs/backends-onnxruntime.md. Tests call what is used here on
-the CPU wheel, whose Python API is the same.
+What was tried with the GPU wheel on a host without a GPU: docs/reference/backends-onnxruntime.md. Tests call what is
+used here on the CPU wheel, whose Python API is the same.
 """
 
 import importlib.util
@@ -32,12 +32,12 @@ from builders.backends.onnxruntime.gpu_session import (
     provider_failures,
 )
 from builders.backends.onnxruntime.reasons import words_of
+from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import EngineryError, InputError, ModelError
 from enginery.core.hardware import cuda
 from enginery.core.requirements import Requirement, driver_for, for_target, later_versions, same_versions
 from enginery.core.types import (
     BuildRequest,
-    Determinism,
     Engine,
     Precision,
     QuantizationScheme,
@@ -58,11 +58,10 @@ class _OnnxRuntimeGpu(ABC):
 
     name: ClassVar[str]
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "budget"
     provider: ClassVar[str]
     precisions: ClassVar[dict[Precision, str]]
     install: ClassVar[str] = INSTALL
+    capabilities: ClassVar[Capabilities] = Capabilities(determinism="budget", thread_safe=True)
 
     cpu_operators: bool = False
 
@@ -199,7 +198,12 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
     """
 
     name: ClassVar[str] = "onnxruntime-tensorrt"
-    tunes_on_target: ClassVar[bool] = True
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="budget",
+        tunes_on_target=True,
+        thread_safe=True,
+        options=SharedOptions(workspace_mib="workspace_mib"),
+    )
     provider: ClassVar[str] = TENSORRT
     precisions: ClassVar[dict[Precision, str]] = {
         "int8-dynamic": "TensorRT takes no activation scales made at run time; use int8 with calibration",

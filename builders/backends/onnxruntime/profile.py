@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.backends.run_profiles import NodeTime, RunProfile, Seen
+from builders.backends.run_profiles import NodeTime, RunProfile, Seen, element_name, type_name
 from enginery.core.documents import find, read
 from enginery.core.errors import DataError, ModelError
 from enginery.core.untyped import Untyped
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _END = "_kernel_time"
 # What differs from numpy's names.
-_TYPES = {"float": "float32", "double": "float64"}
 _QUICKER = 0.5
 _EMPTY_NODES, _EMPTY_RUNS = 16, 20
 
@@ -182,13 +181,5 @@ def _taken(node: NodeTime, graph: "GraphProto", taken: set[int]) -> "NodeProto |
     return None
 
 
-def element_name(element_type: int) -> str:
-    """numpy's name of an ONNX element type, or ONNX's own in small letters where numpy has none."""
-    from onnx import TensorProto
-
-    name = str(TensorProto.DataType.Name(element_type)).lower()
-    return _TYPES.get(name, name)
-
-
 def _seen(items: Sequence[Mapping[str, Sequence[int]]]) -> tuple[Seen, ...]:
-    return tuple((_TYPES.get(kind, kind), tuple(shape)) for item in items for kind, shape in item.items())
+    return tuple((type_name(kind), tuple(shape)) for item in items for kind, shape in item.items())

@@ -15,12 +15,15 @@ from builders.backends.tensorrt.progress import monitor
 from builders.backends.tensorrt.runtime.opening import Opening
 from builders.backends.tensorrt.words import builder_reason, clean, ran_out_of_memory, recorder
 from builders.execution.process import enter_phase, heed_stop
+from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import EngineryError, InputError, StepError
 from enginery.core.hardware import cuda
 from enginery.core.requirements import Requirement, Runtime, driver_for, for_target
-from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors
 from enginery.core.untyped import Untyped
 
+# Both flavours have these.
+OPTIONS = SharedOptions(workspace_mib="workspace_mib", cuda_graphs="cuda_graphs", wide_profile=("profiles", "wide"))
 # The first compute capability that has a precision.
 LEAST = {"bf16": (8, 0), "fp8": (8, 9)}
 _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"}
@@ -56,12 +59,11 @@ class Flavour:
 
     name: ClassVar[str]
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "budget"
     title: ClassVar[str]
     module: ClassVar[str]
     distributions: ClassVar[tuple[str, ...]]
     install: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
 
     workspace_mib: int = 0
     tf32: bool = False

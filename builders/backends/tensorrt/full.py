@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends.tensorrt.edition import LEAST, Flavour, wheels
+from builders.backends.tensorrt.edition import LEAST, OPTIONS, Flavour, wheels
 from builders.backends.tensorrt.layers import kept_layers
 from builders.backends.tensorrt.runtime import plugins as libraries
 from builders.backends.tensorrt.runtime.opening import Opening
 from builders.backends.tensorrt.runtime.refit import refit, serialized
 from builders.backends.tensorrt.timing import keep_grown, merged, use_given
 from builders.backends.tensorrt.words import recorder
+from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError
 from enginery.core.hardware import cuda
 from enginery.core.requirements import Gpu, Library, Product, Requirement, Runtime, Weights
@@ -44,11 +45,18 @@ class TensorRT(Flavour):
     """
 
     name: ClassVar[str] = "tensorrt"
-    tunes_on_target: ClassVar[bool] = True
     title: ClassVar[str] = "TensorRT"
     module: ClassVar[str] = "tensorrt"
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt")
     install: ClassVar[str] = "pip install 'enginery[tensorrt]' on a node with that GPU, or use tensorrt-rtx"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="budget",
+        tunes_on_target=True,
+        refits=True,
+        timing_cache=True,
+        times_nodes=True,
+        options=OPTIONS,
+    )
 
     optimization_level: int = 3
     hardware_compatibility: str = "none"

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends.tensorrt.edition import Flavour, wheels
+from builders.backends.tensorrt.edition import OPTIONS, Flavour, wheels
 from builders.backends.tensorrt.runtime.opening import Opening
+from enginery.core.capabilities import Capabilities
 from enginery.core.types import NO_LAYERS, BuildRequest, Engine
 from enginery.core.untyped import Untyped
 
@@ -27,6 +28,11 @@ class TensorRTRTX(Flavour):
     module: ClassVar[str] = "tensorrt_rtx"
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt-rtx")
     install: ClassVar[str] = "pip install tensorrt-rtx (Linux, x86-64)"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="budget",
+        times_nodes=True,
+        options=OPTIONS,
+    )
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """As the base class; its inspector tells nothing without a GPU."""

@@ -18,11 +18,12 @@ from builders.backends.fitting import check_fits
 from builders.backends.installed import PackageNotFoundError, version
 from builders.backends.nvcc import INSTALL, find_nvcc
 from builders.backends.tvm import records
+from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import InputError
 from enginery.core.hardware import cpu_kinds, cuda
 from enginery.core.hardware.cpu_levels import HOST, LEVELS, cpu_name, find_missing_flags, host_level, level_of
 from enginery.core.requirements import Instructions, Requirement, driver_for, for_target, same_versions
-from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 _TITLE = "TVM"
 _DISTRIBUTIONS = ("apache-tvm", "apache-tvm-ffi")
@@ -44,10 +45,10 @@ class Tvm:
 
     name: ClassVar[str] = "tvm"
     revision: ClassVar[int] = 2
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "outputs"
     install: ClassVar[str] = "pip install 'enginery[tvm]'"
-    gpu_tools: ClassVar[tuple[str, ...]] = ("nvcc",)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="outputs", timing_cache=True, gpu_tools=("nvcc",), options=SharedOptions(cpu_level="cpu")
+    )
 
     cpu: str = "x86-64-v3"
     fast_math: bool = False

@@ -48,7 +48,7 @@ def _at_a_new_path(engine: Path, folder: Path) -> Path:
     return path
 
 
-class TvmSession:
+class TvmSession(Session):
     """A function of an engine on a device."""
 
     def __init__(self, request: BuildRequest, main: Untyped, device: Untyped) -> None:

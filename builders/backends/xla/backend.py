@@ -1,6 +1,6 @@
 """XLA, through JAX: the engine is StableHLO with the weights beside it, compiled for the machine that opens it.
 
-The graph becomes a function that JAX traces (`builders/onnx_jax`), with dynamic dims as symbolic sizes, and
+The graph becomes a function that JAX traces (`builders/onnx_ops`), with dynamic dims as symbolic sizes, and
 `jax.export` writes it down for one platform, CPU or CUDA; neither needs that hardware. What is stored is portable: a
 newer jaxlib reads it, on any CPU. It is not machine code. XLA compiles for exact sizes, so a session compiles when it
 is opened for the sizes that the profiles are tuned for, and for any other size within them when it first comes, which
@@ -18,10 +18,11 @@ from typing import ClassVar
 from builders.backends import profile_bounds
 from builders.backends.fitting import check_fits
 from builders.backends.installed import PackageNotFoundError, version
+from enginery.core.capabilities import Capabilities
 from enginery.core.errors import InputError
 from enginery.core.hardware import cuda
 from enginery.core.requirements import Requirement, for_target, later_versions
-from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
 _IO = {"float64", "float32", "float16", "bfloat16", "bool"} | {
     f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)
@@ -39,10 +40,9 @@ class Xla:
     """
 
     name: ClassVar[str] = "xla"
-    revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
+    revision: ClassVar[int] = 2
     install: ClassVar[str] = "pip install 'enginery[xla]'"
+    capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", thread_safe=True)
 
     matmul_precision: str = "highest"
     kept_sizes: int = 32

@@ -1,5 +1,6 @@
 """Traces an ONNX graph with JAX and writes it down as StableHLO, for a platform that need not be here."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,21 +11,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from builders.backends.xla.file import write_engine
-from builders.onnx_jax.arrays import data
-from builders.onnx_jax.evaluate import evaluate, fold, split_weights
-from builders.onnx_jax.graph import read_graph
+from builders.backends.xla.jax_arrays import JAX
+from builders.onnx_ops.graph import Program, known_operators
+from builders.onnx_ops.reading import read
+from builders.onnx_ops.table import Lookups
 from enginery.core.errors import ModelError
 from enginery.core.types import BuildRequest, TensorSpec
 from enginery.core.untyped import Untyped
+
+LARGEST_CONSTANT_BYTES = 256
 
 
 def export(request: BuildRequest, model: Path, path: Path, matmul_precision: str) -> None:
     """Write the engine of `model` to `path`. Raises ModelError when the model or a dim of it cannot be compiled."""
     with jax.enable_x64(True), jax.default_matmul_precision(matmul_precision), _without_paths():
-        graph, weights = split_weights(fold(read_graph(model)))
+        program = Program(read(model, known_operators(JAX)), JAX, folded=sys.maxsize)
+        # Arguments of the compiled function instead of parts of it.
+        weights = {name: array for name, array in program.constants.items() if array.nbytes > LARGEST_CONSTANT_BYTES}
         for kind, there, asked in (
-            ("inputs", graph.inputs, request.inputs),
-            ("outputs", graph.outputs, request.outputs),
+            ("inputs", program.inputs, request.inputs),
+            ("outputs", program.outputs, request.outputs),
         ):
             if {*there} != (names := {spec.name for spec in asked}):
                 raise ModelError(f"{model.name} has {kind} {sorted(there)}, not {sorted(names)}; export it again")
@@ -32,8 +38,8 @@ def export(request: BuildRequest, model: Path, path: Path, matmul_precision: str
 
         def run(held: list[Untyped], given: list[Untyped]) -> list[jax.Array]:
             values = dict(zip(weights, held, strict=True)) | dict(zip(order, given, strict=True))
-            made = dict(zip(graph.outputs, evaluate(graph, values), strict=True))
-            return [data(made[spec.name]) for spec in request.outputs]
+            made = dict(zip(program.outputs, program.run(values, Lookups(JAX, clamped=False), JAX), strict=True))
+            return [made[spec.name] for spec in request.outputs]
 
         held = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in weights.values()]
         platform = "cpu" if request.target.is_cpu else "cuda"

@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from types import TracebackType
-from typing import ClassVar, Literal, Self
+from typing import Self
 
 import jax
 import jax.export
@@ -13,17 +13,15 @@ import numpy as np
 from builders.backends.xla.file import read_engine
 from enginery.arrays.tensors import InputCheck
 from enginery.core.errors import EngineryError, IntegrityError
-from enginery.core.types import Engine, Shape, Target, Tensors, TensorSpec
+from enginery.core.types import Engine, Session, Shape, Target, Tensors, TensorSpec
 from enginery.core.untyped import Untyped
 
 
-class XlaSession:
+class XlaSession(Session):
     """An engine with its weights on the device, and an executable for each size that was asked for.
 
     kept: how many sizes stay compiled. Raises IntegrityError for a damaged engine, EngineryError when XLA fails.
     """
-
-    thread_safe: ClassVar[Literal[True]] = True
 
     def __init__(self, engine: Engine, kept: int) -> None:
         request = engine.request

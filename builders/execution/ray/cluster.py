@@ -5,7 +5,7 @@ import socket
 import warnings
 from collections.abc import Mapping
 
-from builders.execution.ray.placement import Node
+from builders.execution.ray.placement import RayNode
 from enginery.core.documents import find, read
 from enginery.core.errors import UnavailableError
 
@@ -91,14 +91,14 @@ def _connect(host: str, port: int, what: str, remedy: str) -> None:
         raise UnavailableError(f"cannot reach {what}: {error}; {remedy}") from error
 
 
-def nodes() -> list[Node]:
+def nodes() -> list[RayNode]:
     """The nodes that are alive, as far as Ray has noticed."""
     import ray
 
     return [_node(found) for found in ray.nodes() if read(found, "Alive", bool)]
 
 
-def answers(node: Node) -> bool:
+def answers(node: RayNode) -> bool:
     """Whether a node's raylet takes connections. Ray itself notices a lost node only after some 20 seconds."""
     try:
         socket.create_connection(node.address, _ANSWER_S).close()
@@ -107,11 +107,11 @@ def answers(node: Node) -> bool:
     return True
 
 
-def _node(found: Mapping[str, object]) -> Node:
+def _node(found: Mapping[str, object]) -> RayNode:
     """A node from an item of `nodes()`."""
     labels = {name: value for name, value in read(found, "Labels", dict).items() if not name.startswith("ray.io/")}
     cpus, gpus, memory = (find(found, f"Resources.{name}", float, 0.0) for name in ("CPU", "GPU", "memory"))
     host = read(found, "NodeManagerAddress", str)
     address = (host, read(found, "NodeManagerPort", int))
     name = find(found, "NodeName", str, "") or host
-    return Node(read(found, "NodeID", str), name, address, labels, cpus, gpus, int(memory) >> 20)
+    return RayNode(read(found, "NodeID", str), name, address, labels, cpus, gpus, int(memory) >> 20)

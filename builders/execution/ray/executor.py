@@ -10,8 +10,8 @@ from typing import Self
 from builders.execution.events import ProcessEnded, Started, Watch, unwatched
 from builders.execution.jobs import Job, Result
 from builders.execution.ray import cluster
-from builders.execution.ray.listener import Listener
-from builders.execution.ray.placement import fitting, none_fits
+from builders.execution.ray.listener import TaskListener
+from builders.execution.ray.placement import find_fitting, none_fits
 from builders.execution.ray.task import Task
 from builders.execution.ray.worker import Answer
 from builders.execution.requests import result_type
@@ -45,7 +45,7 @@ class RayExecutor:
         self._wait_s = wait_s
         self._isolated = isolated
         self._connecting = threading.Lock()
-        self._listener: Listener | None = None
+        self._listener: TaskListener | None = None
         self._mine = False
         self._cancelled = False  # a plain flag: safe from a signal handler
 
@@ -83,14 +83,14 @@ class RayExecutor:
         if self._listener:
             self._listener.cancel()
 
-    def _connect(self) -> Listener:
+    def _connect(self) -> TaskListener:
         with self._connecting:
             if self._listener and self._listener.lost:
                 self._disconnect()
                 self._wait_for_head()
             if self._listener is None:
                 self._mine = cluster.connect(self._address, self._jobs)
-                self._listener = Listener(self._wait_s)
+                self._listener = TaskListener(self._wait_s)
             return self._listener
 
     def _disconnect(self) -> None:
@@ -113,10 +113,10 @@ class RayExecutor:
         return None
 
     def _attempt(
-        self, job: Job[Result], watch: Watch, listener: Listener, last: list[str | None], elsewhere: bool
+        self, job: Job[Result], watch: Watch, listener: TaskListener, last: list[str | None], elsewhere: bool
     ) -> Result:
         try:
-            task = self._submitted(job, listener, last[0] if elsewhere else None)
+            task = self._submit(job, listener, last[0] if elsewhere else None)
         except EngineryError:
             raise
         except Exception as error:  # Ray's client raises a plain one
@@ -130,11 +130,11 @@ class RayExecutor:
         finally:
             last[0] = task.node
 
-    def _submitted(self, job: Job[object], listener: Listener, avoid: str | None) -> Task:
+    def _submit(self, job: Job[object], listener: TaskListener, avoid: str | None) -> Task:
         there = listener.nodes()
-        if not fitting(job.needs, there):
+        if not find_fitting(job.needs, there):
             there = listener.nodes(fresh=True)
-            if not fitting(job.needs, there) and not self._wait_s:
+            if not find_fitting(job.needs, there) and not self._wait_s:
                 raise StepError(f"{job.name}: {none_fits(job.needs, there)}", "no-node")
         return Task(job, there, avoid, self._isolated)
 
@@ -143,7 +143,7 @@ class RayExecutor:
             raise StepError(f"{job.name}: cancelled before it started", "cancelled")
 
 
-def _follow(task: Task, watch: Watch, listener: Listener) -> object:
+def _follow(task: Task, watch: Watch, listener: TaskListener) -> object:
     """Tell the watch what the task tells, until its answer."""
     ended = False
     try:
@@ -163,7 +163,7 @@ def _follow(task: Task, watch: Watch, listener: Listener) -> object:
             watch(ProcessEnded(task.job.name, task.usage()))
 
 
-def _where(node: str, listener: Listener) -> str:
+def _where(node: str, listener: TaskListener) -> str:
     """A node's name; its id where Ray does not know it any more."""
     for fresh in (False, True):  # one that came just now is looked for again
         for known in listener.nodes(fresh):

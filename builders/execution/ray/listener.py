@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from builders.execution.events import Waiting
 from builders.execution.ray.cluster import answers, nodes
-from builders.execution.ray.placement import Node, countdown, fitting, none_fits
+from builders.execution.ray.placement import RayNode, countdown, find_fitting, none_fits
 from builders.execution.ray.task import Task
 from enginery.core.errors import StepError, UnavailableError
 from enginery.core.text import pluralize
@@ -24,12 +24,12 @@ _LOST_S = 3.0
 _GRACE_S = 2.0
 
 
-class Listener:
+class TaskListener:
     """Hears tasks until they end. wait_s: how long a task may wait for a node that suits it to come."""
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
-        self._nodes: tuple[float, list[Node]] = (0.0, [])
+        self._nodes: tuple[float, list[RayNode]] = (0.0, [])
         self._tasks: dict[Untyped, Task] = {}
         self._changed = threading.Condition()
         self._closed = self._cancelled = False  # plain flags: `cancel` is called by signal handlers
@@ -37,7 +37,7 @@ class Listener:
         self._thread = threading.Thread(target=self._listen, daemon=True, name="ray listener")
         self._thread.start()
 
-    def nodes(self, fresh: bool = False) -> list[Node]:
+    def nodes(self, fresh: bool = False) -> list[RayNode]:
         """The nodes of the cluster, as they were at most `_CHECK_S` ago, or now. Raises UnavailableError."""
         asked, found = self._nodes
         if fresh or time.monotonic() > asked + _CHECK_S:
@@ -131,19 +131,19 @@ class Listener:
         with self._changed:
             self._tasks.pop(task.ref, None)
 
-    def _look_after(self, there: Sequence[Node]) -> None:
+    def _look_after(self, there: Sequence[RayNode]) -> None:
         """End what can never run, what runs on a node that is gone, and what hangs."""
         with self._changed:
             tasks = list(self._tasks.values())
         used = {task.node for task in tasks}
         alive, now = {node.id for node in there if node.id in used and answers(node)}, time.monotonic()
         for task in tasks:
-            if error := self._lost(task, alive, now) if task.started else self._unplaced(task, there, now):
+            if error := self._find_loss(task, alive, now) if task.started else self._find_placement(task, there, now):
                 task.cancel(force=True)
                 task.fail(error)
                 self._forget(task)
 
-    def _lost(self, task: Task, alive: set[str], now: float) -> StepError | None:
+    def _find_loss(self, task: Task, alive: set[str], now: float) -> StepError | None:
         name, peak = task.job.name, task.peak_mib
         if task.late(now):
             limits = task.job.limits
@@ -157,16 +157,16 @@ class Listener:
             None if now < task.lost_since + _LOST_S else StepError(f"{name}: lost with its node", "node-lost", "", peak)
         )
 
-    def _unplaced(self, task: Task, there: Sequence[Node], now: float) -> StepError | None:
+    def _find_placement(self, task: Task, there: Sequence[RayNode], now: float) -> StepError | None:
         needs = task.job.needs
-        if fits := fitting(needs, there, task.avoid):
+        if fits := find_fitting(needs, there, task.avoid):
             task.unplaced_since = None
             if not task.queued:
                 task.queued = True
                 room = f"{len(fits)} of {pluralize(len(there), 'node')} can take it"
                 task.told.put(Waiting(task.job.name, f"room on the cluster: {room}"))
             return None
-        if fitting(needs, there):  # only the one to be avoided
+        if find_fitting(needs, there):  # only the one to be avoided
             return StepError(f"{task.job.name}: the other nodes were lost", "node-lost", "", task.peak_mib)
         task.unplaced_since = task.unplaced_since or now
         left = task.unplaced_since + self._wait_s - now

@@ -11,7 +11,7 @@ _NODE_ID = "ray.io/node-id"
 
 
 @dataclass(frozen=True)
-class Node:
+class RayNode:
     """A node of the cluster: its labels, and what it has in all, whoever uses it now.  address: of its raylet."""
 
     id: str
@@ -28,7 +28,7 @@ class Node:
         return f"{self.name} ({', '.join(self.labels.values())})" if self.labels else self.name
 
 
-def fitting(needs: Needs, nodes: Iterable[Node], avoid: str | None = None) -> list[Node]:
+def find_fitting(needs: Needs, nodes: Iterable[RayNode], avoid: str | None = None) -> list[RayNode]:
     """The nodes that the job could run on if nothing else did. Memory excludes none (see `ray_options`).
 
     avoid: the id of a node that will not do.
@@ -41,13 +41,13 @@ def fitting(needs: Needs, nodes: Iterable[Node], avoid: str | None = None) -> li
     ]
 
 
-def ray_options(needs: Needs, nodes: Sequence[Node], avoid: str | None = None) -> dict[str, object]:
+def ray_options(needs: Needs, nodes: Sequence[RayNode], avoid: str | None = None) -> dict[str, object]:
     """The options of a Ray task with these needs: one CPU, its GPUs and memory, and label selectors.
 
     What asks for more memory than any node that suits it has gets the whole of the largest. A preferred label is given
     up as soon as only other nodes have room. avoid: the id of a node that is left out as long as another one suits.
     """
-    possible = fitting(needs, nodes, avoid)
+    possible = find_fitting(needs, nodes, avoid)
     strict = dict(needs.labels) if needs.required else {}
     if possible and avoid is not None:
         strict[_NODE_ID] = f"!{avoid}"
@@ -61,16 +61,16 @@ def ray_options(needs: Needs, nodes: Sequence[Node], avoid: str | None = None) -
     return options
 
 
-def none_fits(needs: Needs, nodes: Iterable[Node], waited_s: float = 0.0) -> str:
+def none_fits(needs: Needs, nodes: Iterable[RayNode], waited_s: float = 0.0) -> str:
     """That no node suits: what was asked for, what there is, and the remedy."""
     counted = Counter(_words(node.labels, node.gpus) for node in nodes)
     there = ", ".join(f"{count} with {words}" for words, count in sorted(counted.items())) or "none"
-    labels = "".join(f" --labels {name}={value}" for name, value in _required(needs).items())
+    labels = "".join(f" --labels {name}={value}" for name, value in _require(needs).items())
     gpus = f" --num-gpus {needs.gpus}" if needs.gpus else ""
     came = f" came in {_minutes(waited_s)}" if waited_s else ""
     wait = "wait longer for it" if waited_s else "wait for it"
     return (
-        f"no node with {_asked(needs)}{came}; the cluster's nodes: {there}; start one with "
+        f"no node with {_describe_needs(needs)}{came}; the cluster's nodes: {there}; start one with "
         f"`ray start --address HEAD{labels}{gpus}`, or {wait} with --wait-for-nodes 15m where nodes come by themselves "
         "(from the chart's `gpuGroups`: a group of that generation and product)"
     )
@@ -78,14 +78,14 @@ def none_fits(needs: Needs, nodes: Iterable[Node], waited_s: float = 0.0) -> str
 
 def countdown(needs: Needs, left_s: float) -> str:
     """What is waited for when no node suits yet."""
-    return f"a node with {_asked(needs)}: none yet, {_minutes(left_s)} left"
+    return f"a node with {_describe_needs(needs)}: none yet, {_minutes(left_s)} left"
 
 
-def _asked(needs: Needs) -> str:
-    return _words(_required(needs), needs.gpus)
+def _describe_needs(needs: Needs) -> str:
+    return _words(_require(needs), needs.gpus)
 
 
-def _required(needs: Needs) -> Mapping[str, str]:
+def _require(needs: Needs) -> Mapping[str, str]:
     return needs.labels if needs.required else {}
 
 
@@ -93,7 +93,7 @@ def _minutes(seconds: float) -> str:
     return "{}:{:02d}".format(*divmod(max(0, round(seconds)), 60))
 
 
-def _prefers(needs: Needs, node: Node) -> bool:
+def _prefers(needs: Needs, node: RayNode) -> bool:
     return not needs.required and bool(needs.labels) and needs.labels.items() <= node.labels.items()
 
 

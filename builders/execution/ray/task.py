@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from builders.execution.events import MemoryHeld, Started, Usage
 from builders.execution.jobs import Job
 from builders.execution.ray.cluster import answers, nodes, through_client
-from builders.execution.ray.placement import Node, ray_options
+from builders.execution.ray.placement import RayNode, ray_options
 from builders.execution.ray.worker import Answer, Event, work, work_here, work_through
 from enginery.core.errors import StepError, UnavailableError
 from enginery.core.untyped import Untyped
@@ -24,7 +24,7 @@ class Task:
     is there.
     """
 
-    def __init__(self, job: Job[object], nodes: Sequence[Node], avoid: str | None, isolated: bool) -> None:
+    def __init__(self, job: Job[object], nodes: Sequence[RayNode], avoid: str | None, isolated: bool) -> None:
         self.job = job
         self.avoid = avoid
         self.told: SimpleQueue[Event | Exception] = SimpleQueue()

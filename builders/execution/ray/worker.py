@@ -55,10 +55,10 @@ def work_through(job: Job[object]) -> list[Event]:
 
 def work_here(job: Job[object]) -> list[Event]:
     """Run a job in this worker, whose next job sees what it leaves behind; without limits."""
-    return [Started(job.name, _node_id()), _answer(job, lambda: _called(job))]
+    return [Started(job.name, _node_id()), _answer(job, lambda: _call(job))]
 
 
-def _called(job: Job[object]) -> Untyped:
+def _call(job: Job[object]) -> Untyped:
     with workdir() as folder:
         return encode(job.request.run(WorkerContext(folder, job.store)))
 

@@ -82,7 +82,7 @@ class Report:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object that `from_json` reads back, without bare NaN."""
-        return {**encode_document(self), "spreads": [spread.to_json() for spread in self.spreads]}
+        return encode_document(self)
 
     @classmethod
     def from_json(cls, data: object) -> "Report":

@@ -7,8 +7,6 @@ read where nothing is measured.
 import math
 from dataclasses import dataclass, replace
 
-from enginery.core.codec import encode_document
-
 
 @dataclass(frozen=True)
 class Worst:
@@ -59,12 +57,9 @@ class Spread:
     sqnr_db: tuple[float, ...]
     worst: tuple[Worst, ...]
 
-    def to_json(self) -> dict[str, object]:
-        """A JSON object that `enginery.core.codec` reads, with floats rounded to four significant digits."""
-        return encode_document(self._rounded)
-
     @property
-    def _rounded(self) -> "Spread":
+    def rounded(self) -> "Spread":
+        """With four digits a number, and seven of single elements, as a report keeps it."""
         errors, levels = (tuple(map(_round, values)) for values in (self.abs_error, self.sqnr_db))
         return replace(self, abs_error=errors, sqnr_db=levels, worst=tuple(map(_round_worst, self.worst)))
 

@@ -141,6 +141,6 @@ def targets_named(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({canary_target(item) for name in names for item in parse_targets(name)}))
 
 
-def select_served(entries: Sequence[EngineEntry], proven_only: bool) -> list[EngineEntry]:
+def list_served(entries: Sequence[EngineEntry], proven_only: bool) -> list[EngineEntry]:
     """The engines that a channel serves. entries: with their current status."""
     return [entry for entry in entries if entry.status == "proven" or (entry.usable and not proven_only)]

@@ -4,8 +4,6 @@ The JSON has a list of layers, each a name, or an object with names, types, form
 the profiling verbosity that the engine was built with.
 """
 
-from typing import Any
-
 from enginery.core import parsing
 from enginery.core.errors import IntegrityError, UnknownNameError
 from enginery.core.types import NO_LAYERS
@@ -19,8 +17,8 @@ COLUMNS = ("layer", "type", "tactic", "inputs", "outputs")
 _WIDEST = 60
 
 
-def layers_of(store: Store, manifest: Manifest, unit: str) -> tuple[EngineEntry, dict[str, Any]]:
-    """The engine that `unit` names ('sm_89 fp16 tensorrt', or its first words), and its layer information as JSON.
+def layers_of(store: Store, manifest: Manifest, unit: str) -> tuple[EngineEntry, dict[str, object]]:
+    """The engine that `unit` names ('sm_89 fp16 tensorrt', or how it begins), and what is told of its layers.
 
     Raises UnknownNameError if no unit or several match, or there is no layer information; IntegrityError for damage.
     """
@@ -34,7 +32,7 @@ def layers_of(store: Store, manifest: Manifest, unit: str) -> tuple[EngineEntry,
     return entry, told
 
 
-def row(layer: Any) -> tuple[str, ...]:
+def row(layer: object) -> tuple[str, ...]:
     """A layer's fields in the order of COLUMNS, as text."""
     if not isinstance(layer, dict):
         return _short(layer), "", "", "", ""
@@ -59,20 +57,20 @@ def _why_not(entry: EngineEntry) -> str:
     return told.partition(": ")[2] or f"{entry.backend} tells none"
 
 
-def _tensors(items: Any) -> str:
+def _tensors(items: object) -> str:
     """'float16 [1,64,56,56]' of each tensor, as its format and dimensions tell."""
     if not isinstance(items, list):
         return ""
     return _short(", ".join(_tensor(item) for item in items))
 
 
-def _tensor(item: Any) -> str:
+def _tensor(item: object) -> str:
     if not isinstance(item, dict):
         return str(item)
     form, dims = item.get("Format/Datatype") or item.get("Format") or "", item.get("Dimensions")
     return f"{form} {dims if isinstance(dims, list) else ''}".strip().replace(", ", ",")
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = " ".join(str(value).split())
     return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"

@@ -1,6 +1,6 @@
 """Garbage collection in two phases: mark garbage now, and after a grace period delete what still is garbage.
 
-Sound at every interleaving with writers that hold a `guard`; see docs/retention.md for the argument.
+Sound at every interleaving with writers that hold a `guard`; see docs/guides/retention.md for the argument.
 """
 
 import os

@@ -83,7 +83,7 @@ def load_policy(path: Path | str) -> TrustPolicy:
         document = _plain(_read_file(path, LARGEST_POLICY_BYTES))
         return _policy(document, path)
     except Malformed as error:
-        raise InputError(f"trust policy {path}: {error}; see docs/security.md") from error
+        raise InputError(f"trust policy {path}: {error}; see docs/concepts/security.md") from error
 
 
 def policy_of_key(path: Path) -> TrustPolicy:
@@ -110,7 +110,7 @@ def _plain(data: bytes) -> object:
         for count, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or count > _EVENTS or depth > _DEPTH:
-                raise Malformed("has aliases, deep nesting or too many values; write it as in docs/security.md")
+                raise Malformed("has aliases, deep nesting or too many values; see docs/concepts/security.md")
         _refuse_duplicates(yaml.compose(text, Loader=yaml.SafeLoader))
         document: object = yaml.safe_load(text)
         return document

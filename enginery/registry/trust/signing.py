@@ -215,5 +215,5 @@ def _explain(what: str, work: Callable[[], object]) -> None:
         said = (str(error) or type(error).__name__).splitlines()[0][:300]
         raise InputError(
             f"signing with {what}: {said}; the key must be a private EC key in PEM (`openssl ecparam -name prime256v1 "
-            f"-genkey -noout`), its password in {PASSWORD}; see docs/security.md"
+            f"-genkey -noout`), its password in {PASSWORD}; see docs/concepts/security.md"
         ) from error

@@ -1,7 +1,7 @@
 """Channel policies: which proven engines, canary passes and signatures a channel requires of a version.
 
 A policy is a document of the registry and is checked by the commands that promote. It does not protect from somebody
-who may write to the store directly: see docs/security.md.
+who may write to the store directly: see docs/concepts/security.md.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from enginery.core.origin.moment import now
 from enginery.core.parsing import Malformed
 from enginery.core.text import join_first
 from enginery.registry.evidence.attestations import JudgedEntry
-from enginery.registry.evidence.canaries import covers, select_served, targets_named
+from enginery.registry.evidence.canaries import covers, list_served, targets_named
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.keys import policy_key
@@ -194,7 +194,7 @@ def refusal(
             f"{where} needs the PASS of a canary on {', '.join(policy.canary_on)}, and there is none of {reference} on "
             f"{', '.join(lacking)}: run one there, and give each report with --canary"
         )
-    entries = select_served(entries, proven_only)
+    entries = list_served(entries, proven_only)
     left = [entry.unit for entry in entries if entry.target in policy.proven and entry.digest not in passed]
     if left and policy.canary:
         return (

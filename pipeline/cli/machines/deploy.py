@@ -8,7 +8,7 @@ import click
 
 from pipeline.cli.options import Duration, emit_json, executor_options, json_option, registry_option_with, say
 from pipeline.cli.tables import echo, print_table
-from pipeline.orchestration.deployments.wanted import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, Plan
+from pipeline.orchestration.deployments.wanted import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, DeploymentPlan
 
 
 class _Pair(click.ParamType[tuple[str, object]]):
@@ -149,7 +149,7 @@ def deploy(
         raise click.UsageError("--on is about Ray's nodes; give --executor ray")
     if on is not None:
         deploy_checks.check_on(on, only, canary_duration)
-    plan = Plan(
+    plan = DeploymentPlan(
         registry=deploy_checks.registry_uri(registry, REGISTRY if print_yaml else None),
         name=deploy_checks.checked_name("--name", name),
         pool=deploy_checks.checked_name("--pool", pool),

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,7 +20,7 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from pipeline.operations.attribution import Answer
+    from pipeline.operations.attribution import AttributionAnswer
     from validation.attribution.result import Attribution
 
 
@@ -55,7 +55,7 @@ def attribute(
     from enginery.registry.trust import require
     from enginery.registry.versions.lookup import locate
     from pipeline.compile.run_context import Workshop
-    from pipeline.operations.attribution import attribute_version, to_json
+    from pipeline.operations.attribution import attribute_version, encode_answer
 
     store = open_store(registry)
     located = locate(store, parse_reference(reference))
@@ -66,8 +66,8 @@ def attribute(
     with shown_progress(quiet) as progress:
         shop = Workshop(store, executor, executor, progress)
         answers = list(attribute_version(manifest, wanted, precision, shop))
-    told: dict[str, Any] = {"model": manifest.model, "version": manifest.version}
-    told["attributions"] = [to_json(answer) for answer in answers]
+    found = [encode_answer(answer) for answer in answers]
+    told = {"model": manifest.model, "version": manifest.version, "attributions": found}
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
@@ -80,18 +80,18 @@ def attribute(
     ctx.exit(1 if any(map(_tells_of_failure, answers)) else 0)
 
 
-def _tells_of_failure(answer: "Answer") -> bool:
+def _tells_of_failure(answer: "AttributionAnswer") -> bool:
     return answer.failed or (answer.found is not None and answer.found.finding != "nothing-failed")
 
 
-def _show(answer: "Answer") -> None:
-    from validation.attribution.words import lines
+def _show(answer: "AttributionAnswer") -> None:
+    from validation.attribution.formatting import describe_attribution
 
     echo(f"{answer.told.name} ({answer.told.joint})")
     if answer.found is None:
         echo(f"  {'the attribution failed: ' if answer.failed else ''}{answer.told.headline}")
         return
-    first, *rest = lines(answer.found)
+    first, *rest = describe_attribution(answer.found)
     echo(f"  {first}")
     if answer.found.rows:
         _print_segments(answer.found)
@@ -100,12 +100,12 @@ def _show(answer: "Answer") -> None:
 
 
 def _print_segments(found: "Attribution") -> None:
-    from validation.attribution.words import COLUMNS, SHOWN, cells
+    from validation.attribution.formatting import COLUMNS, SHOWN, format_row
 
     rows, more = found.rows[:SHOWN], len(found.rows) - SHOWN
     print_table(
         COLUMNS,
-        [cells(index, row) for index, row in enumerate(rows)],
+        [format_row(index, row) for index, row in enumerate(rows)],
         note=f"{more} more segments err less by themselves; --json has them" if more > 0 else "",
         red=[index for index, row in enumerate(rows) if row.blamed],
     )

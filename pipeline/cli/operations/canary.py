@@ -131,12 +131,12 @@ def run(
     from enginery.core.names import parse_reference
     from enginery.registry.store.base import open_store
     from pipeline.canary.run import CanaryRun, run_canary
-    from validation.canary.replay import Pace
+    from validation.canary.replay import ReplayPace
 
     store = open_store(registry)
     references = parse_reference(candidate), parse_reference(baseline)
     place = out or Path(f"canary-{candidate}-against-{baseline}".replace("@", "-").replace(":", "-"))
-    pace = Pace(scale, duration, seed, warmup, in_flight)
+    pace = ReplayPace(scale, duration, seed, warmup, in_flight)
     wanted = CanaryRun(*references, target_named(target), traffic, place, precision, pace, looks, observed)
     try:
         written = run_canary(store, wanted, say)
@@ -273,7 +273,7 @@ def _rolled_back(written: "WrittenReport", registry: str, channel: str) -> str |
 
 
 def _show(written: "WrittenReport") -> None:
-    from validation.canary.judging.describing import describe_measured
+    from validation.canary.judging.formatting import describe_measured
 
     echo(f"{written.report.verdict}: {written.report.reason}")
     for item in written.report.criteria:

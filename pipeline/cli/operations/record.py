@@ -77,9 +77,9 @@ def record(
 
 
 def _from_stdin(recorder: "Recorder") -> None:
-    from enginery.recording.lines import JsonLineReader, number_in
+    from enginery.recording.lines import JsonLinesReader, number_in
 
-    lines = JsonLineReader(Path("/dev/stdin"), 64 << 20)
+    lines = JsonLinesReader(Path("/dev/stdin"), 64 << 20)
     for number, found in lines.of(sys.stdin.buffer):
         inputs = found.get("inputs")
         if not isinstance(inputs, dict):

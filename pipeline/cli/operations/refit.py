@@ -1,6 +1,5 @@
 """`enginery refit`."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,24 +18,12 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from enginery.core.types import BuildRequest
     from enginery.registry.manifest import Manifest
-    from pipeline.operations.refit import Refit
+    from pipeline.operations.refit import PublishedRefit, Refit
     from pipeline.orchestration.run import RunOptions
-
-
-@dataclass(frozen=True)
-class RefitOutcome:
-    """What was published of refitted engines. version: None without one.  failed: units whose proof did."""
-
-    model: str
-    version: str | None
-    channel_refusal: str | None
-    failed: tuple[str, ...]
-
-    def to_json(self) -> dict[str, object]:
-        """What `enginery refit --json` prints of it."""
-        return encode(self)
 
 
 @click.command()
@@ -75,29 +62,28 @@ def refit(
     With a spec, engines that cannot be refitted are built as by `enginery build`; with a version, nothing is built.
     Exit code 1 if nothing was refitted or a unit failed.
     """
-    from pipeline.orchestration.run import RunOptions
-
     base = _manifest(reference, registry)
     if Path(weights).suffix in (".yaml", ".yml"):
-        found, outcome = _with_spec(
-            base, Path(weights), RunOptions(registry, targets, precisions, backends), quiet, dry_run
-        )
+        from pipeline.orchestration.run import RunOptions
+
+        options = RunOptions(registry, targets, precisions, backends)
+        found, published = _refit_with_spec(base, Path(weights), options, quiet, dry_run)
     else:
-        found, outcome = _with_version(base, _manifest(weights, registry), registry, quiet, dry_run)
+        found, published = _refit_with_version(base, _manifest(weights, registry), registry, quiet, dry_run)
     if as_json:
-        told = outcome.to_json() if outcome else {}
-        emit_json({"from": f"{base.model}@{base.version}", "units": [each.to_json() for each in found], **told})
+        units = [each.to_json() for each in found]
+        emit_json({"from": f"{base.model}@{base.version}", "units": units, **(encode(published) if published else {})})
     else:
-        _print_refits(found, outcome, dry_run)
+        _show(found, published, dry_run)
     if not dry_run:
-        ctx.exit(0 if any(each.engine for each in found) and not (outcome and outcome.failed) else 1)
+        ctx.exit(0 if any(each.engine for each in found) and not (published and published.failed) else 1)
 
 
-def _with_spec(
+def _refit_with_spec(
     base: "Manifest", spec: Path, options: "RunOptions", quiet: bool, dry_run: bool
-) -> tuple[list["Refit"], "RefitOutcome | None"]:
+) -> tuple[list["Refit"], "PublishedRefit | None"]:
     from pipeline.compile.composition import InProcess, compile_model, prepare
-    from pipeline.operations.refit import refit_units, refitted
+    from pipeline.operations.refit import PublishedRefit, refit_units, refitted
     from pipeline.orchestration.intake.once import build_lock, lock_names
     from pipeline.orchestration.run import opened
 
@@ -110,18 +96,17 @@ def _with_spec(
         if not refitted(found):
             return found, None
         with build_lock(run, lock_names(run, options)):
-            outcome = compile_model(run.spec, run.selection, run.shop, InProcess())
-        failed = tuple(unit.unit for unit in outcome.failed)
-        return found, RefitOutcome(outcome.model, outcome.version, outcome.channel_refusal, failed)
+            built = compile_model(run.spec, run.selection, run.shop, InProcess())
+    return found, PublishedRefit.of(built)
 
 
-def _with_version(
+def _refit_with_version(
     base: "Manifest", other: "Manifest", registry: str, quiet: bool, dry_run: bool
-) -> tuple[list["Refit"], "RefitOutcome | None"]:
+) -> tuple[list["Refit"], "PublishedRefit | None"]:
     from builders.execution.local import LocalExecutor
     from enginery.registry.store.base import open_store
     from pipeline.compile.run_context import Workshop
-    from pipeline.operations.refit import refit_units
+    from pipeline.operations.refit import PublishedRefit, refit_units
     from pipeline.operations.refit_version import publish_refitted, wanted_of
     from pipeline.operations.revalidate import spec_of
 
@@ -138,10 +123,11 @@ def _with_version(
         published = publish_refitted(base, other, done, "candidate", shop)
     units = {result.request.unit for result, _ in done}
     failed = tuple(entry.unit for entry in published.manifest.engines if entry.unit in units and not entry.usable)
-    return [*found, *without], RefitOutcome(other.model, published.version, published.channel_refusal, failed)
+    done_as = PublishedRefit(other.model, published.version, published.channel_refusal, failed)
+    return [*found, *without], done_as
 
 
-def _foreseen(requests: "list[BuildRequest]", base: "Manifest") -> list["Refit"]:
+def _foreseen(requests: "Sequence[BuildRequest]", base: "Manifest") -> list["Refit"]:
     from pipeline.operations.refit import Refit, cannot
 
     entries = {entry.unit: entry for entry in base.engines if entry.usable}
@@ -164,13 +150,13 @@ def _manifest(reference: str, registry: str) -> "Manifest":
     return located.manifest
 
 
-def _print_refits(found: "list[Refit]", outcome: RefitOutcome | None, dry_run: bool) -> None:
+def _show(found: "list[Refit]", published: "PublishedRefit | None", dry_run: bool) -> None:
     done = "can be, if the models differ in their weights alone" if dry_run else "refitted"
     rows = [(each.request.unit, done if not each.reason else "no", each.reason) for each in found]
     print_table(("unit", "refitted", "why not"), rows)
-    if outcome and outcome.version:
-        echo(f"{outcome.model}@{outcome.version} published")
+    if published and published.version:
+        echo(f"{published.model}@{published.version} published")
     elif not dry_run:
         echo("nothing was refitted and nothing published; `enginery build` compiles")
-    if outcome and outcome.channel_refusal:
-        echo(f"the channel did not move: {outcome.channel_refusal}", err=True)
+    if published and published.channel_refusal:
+        echo(f"the channel did not move: {published.channel_refusal}", err=True)

@@ -54,8 +54,8 @@ def validate(
     """Run the engines of REF that this machine can run, and attach the proof to the registry.
 
     On a node with a GPU this turns an unproven engine into a proven one. For a node that cannot reach the registry,
-    --carry takes the engines there and --import brings the results back (docs/gpu-check.md). Exit code 1 if a check
-    failed.
+    --carry takes the engines there and --import brings the results back (docs/guides/gpu-check.md). Exit code 1 if a
+    check failed.
     """
     from enginery.core.hardware.targets import parse_targets
     from enginery.registry.store.base import open_store

@@ -209,6 +209,7 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
 
 
 def _show_layers(reference: str, unit: str, registry: str, as_json: bool) -> None:
+    from enginery.core.documents import read
     from enginery.core.names import parse_reference
     from enginery.registry.evidence.layers import COLUMNS, layers_of, row
     from enginery.registry.store.base import open_store
@@ -219,8 +220,9 @@ def _show_layers(reference: str, unit: str, registry: str, as_json: bool) -> Non
     if as_json:
         emit_json(told)
         return
-    echo(f"{entry.unit}: {pluralize(len(told['Layers']), 'layer')}")
-    print_table(COLUMNS, [row(layer) for layer in told["Layers"]])
+    layers = read(told, "Layers", list)
+    echo(f"{entry.unit}: {pluralize(len(layers), 'layer')}")
+    print_table(COLUMNS, [row(layer) for layer in layers])
 
 
 def _show_stored(reference: str, registry: str, source: str) -> None:

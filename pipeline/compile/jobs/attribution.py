@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import WorkerContext
-from enginery.core.codec import decode
+from enginery.core.codec import decode, encode_document
 from enginery.core.errors import IntegrityError
 from enginery.core.reports.proof import Check
 from enginery.core.types import Precision, Session
@@ -17,7 +17,7 @@ from pipeline.compile.jobs.calls import cases_of
 from pipeline.compile.jobs.engines import open_engine
 from pipeline.compile.jobs.graphs import GraphRecipe
 from pipeline.compile.jobs.limits import engine_limits, graph_limits
-from pipeline.values import EngineBlob, Json
+from pipeline.values import EngineBlob
 from validation.comparison.task import TaskMetric
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pipeline.quantization.search.proposal import Recipe
     from validation.attribution.onnx_graph import OnnxGraph
-    from validation.attribution.result import Attribution
+    from validation.attribution.result import Attribution, Proposal
     from validation.golden.golden_set import GoldenSet
 
 
@@ -59,7 +59,7 @@ class AttributeGraph:
 
     def run(self, context: WorkerContext) -> AttributionFound:
         """The attribution, in the store. Raises IntegrityError for a recipe that cannot be read."""
-        from builders.backends.onnxruntime import OrtSession
+        from builders.reference import ReferenceSession
         from validation.attribution.attribute import attribute
         from validation.comparison.sessions import expected_checks
 
@@ -67,12 +67,12 @@ class AttributeGraph:
         frozen = golden_set(place, self.golden, workdir)
         original = fetch(place, self.reference, workdir / "reference.onnx")
 
-        with OrtSession(original, optimized=False) as session:
+        with ReferenceSession(original) as session:
             budget = graph_limits(original, session, precision, frozen, self.limits, metric, workdir).budgets
             expected = _answered(frozen, session, workdir / "answered.safetensors")
 
         def judged(path: Path, cases: "GoldenSet") -> Sequence[Check]:
-            with OrtSession(path, optimized=False) as actual:
+            with ReferenceSession(path) as actual:
                 checks = expected_checks("quantization", actual, cases, budget)
                 return proof_of(checks, actual, cases, metric if cases is expected else None, "graph").checks
 
@@ -110,7 +110,7 @@ class AttributeEngine:
 
     def run(self, context: WorkerContext) -> AttributionFound:
         """The attribution, in the store. Raises InputError for an engine of another backend."""
-        from builders.backends.onnxruntime import OrtSession
+        from builders.reference import ReferenceSession
         from validation.attribution.attribute import attribute
         from validation.attribution.onnx_graph import OnnxGraph
         from validation.comparison.sessions import drift_checks
@@ -120,7 +120,7 @@ class AttributeEngine:
         request = opened.request
         frozen = golden_set(place, self.golden, workdir)
         graph = runnable(fetch(place, request.model, workdir / "graph.onnx"), request.precision)
-        with OrtSession(graph, optimized=False) as expected, opened.open(opened.path) as actual:
+        with ReferenceSession(graph) as expected, opened.open(opened.path) as actual:
             held = engine_limits(graph, expected, request, frozen, self.limits, workdir).loosest()
             if self.sizes:  # the limits are the golden set's
                 frozen, metric = cases_of(self.sizes, frozen, request), None
@@ -154,10 +154,10 @@ def _failing_edges(golden: "GoldenSet", found: "Attribution", before: Sequence[C
 
 
 def _graph(path: Path, workdir: Path) -> "OnnxGraph":
-    from builders.backends.onnxruntime import OrtSession
+    from builders.reference import ReferenceSession
     from validation.attribution.onnx_graph import OnnxGraph
 
-    return OnnxGraph(path, workdir, lambda file: OrtSession(file, optimized=False), fuses=False)
+    return OnnxGraph(path, workdir, lambda file: ReferenceSession(file), fuses=False)
 
 
 def _failed(checks: Sequence[Check]) -> list[str]:
@@ -199,7 +199,9 @@ def _propose(
     before: Sequence[Check],
     judged: Callable[[Path], Sequence[Check]],
     workdir: Path,
-) -> Json:
+) -> "Proposal":
+    from dataclasses import replace
+
     from pipeline.quantization.search.proposal import propose
     from pipeline.sources.onnx_model import save_onnx
 
@@ -210,13 +212,14 @@ def _propose(
         save_onnx(graph, path)
         return judged(runnable(path, recipe.precision))
 
-    return {**propose(recipe, found, before, judge), "searched": told.searched}
+    return replace(propose(recipe, found, before, judge), searched=told.searched)
 
 
-def _kept(place: Store, found: "Attribution", proposal: Json | None) -> AttributionFound:
+def _kept(place: Store, found: "Attribution", proposal: "Proposal | None") -> AttributionFound:
     from dataclasses import replace
 
-    from validation.attribution.words import headline
+    from validation.attribution.formatting import summarize
+    from validation.attribution.result import MOST_ROWS
 
-    value = replace(found, proposal=proposal).to_json()
-    return AttributionFound(place.put_bytes(text_of(value)), headline(found))
+    value = replace(found, rows=found.rows[:MOST_ROWS], proposal=proposal)
+    return AttributionFound(place.put_bytes(text_of(encode_document(value))), summarize(found))

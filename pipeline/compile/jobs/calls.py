@@ -85,6 +85,6 @@ def repeats_bits(request: BuildRequest, graph: Path) -> bool:
     from validation.limits.float64 import random_operator
 
     backend = discovery.configure(request.backend, dict(request.options))
-    if backend.determinism == "budget" or not request.target.is_cpu:
+    if backend.capabilities.determinism == "budget" or not request.target.is_cpu:
         return False
     return random_operator(onnx.load(graph, load_external_data=False)) is None

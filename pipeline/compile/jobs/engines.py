@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.backends import discovery, fitting
+from builders.backends.parts import opening_parts
 from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
 from enginery.core.codec import encode
@@ -72,8 +73,9 @@ class BuildEngine:
 def _reduced_notes(built: BuildRequest, asked: BuildRequest | None) -> list[str]:
     if asked is None:
         return []
-    before, now = (dict(request.options)["workspace_mib"] for request in (asked, built))
-    return [f"built with workspace_mib {now} instead of {before}: a first build had run out of memory"]
+    option = discovery.capabilities_of(built.backend).options.workspace_mib
+    before, now = (dict(request.options)[option] for request in (asked, built))
+    return [f"built with {option} {now} instead of {before}: a first build had run out of memory"]
 
 
 def record_engine(
@@ -121,7 +123,7 @@ class CheckEngine:
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
-        from builders.backends.onnxruntime import OrtSession
+        from builders.reference import ReferenceSession
         from validation.comparison.sessions import drift_checks
         from validation.fuzz.outcome import FuzzSides
         from validation.limits.budget import default_budget
@@ -132,7 +134,7 @@ class CheckEngine:
         frozen = golden_set(place, self.golden, workdir)
         graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
         with (
-            OrtSession(graph, optimized=False, threads=threads_for(graph)) as expected,
+            ReferenceSession(graph, threads=threads_for(graph)) as expected,
             open_session(place, self.engine, workdir) as actual,
         ):
             held = engine_limits(graph, expected, wanted, frozen, self.limits, workdir)
@@ -161,7 +163,7 @@ def _contract_checks(
 
 @dataclass(frozen=True)
 class OpenEngine:
-    """An ONNX Runtime engine as a file, and how to run it and parts of it."""
+    """An engine whose file is an ONNX graph, and how to run it and parts of it."""
 
     request: BuildRequest
     path: Path
@@ -170,13 +172,11 @@ class OpenEngine:
 
 def open_engine(place: Store, blob: EngineBlob, workdir: Path) -> OpenEngine:
     """Fetch an engine that can be taken apart. Raises InputError for another backend's."""
-    from builders.backends.onnxruntime import OnnxRuntime
-
     wanted = blob.request
-    backend = discovery.configure(wanted.backend, dict(wanted.options))
-    if not isinstance(backend, OnnxRuntime):
+    backend = opening_parts(discovery.configure(wanted.backend, dict(wanted.options)))
+    if backend is None:
         raise InputError(f"engines of {wanted.backend} cannot be tapped yet; attribute their graph")
-    return OpenEngine(wanted, fetch(place, blob.digest, workdir / f"engine{blob.suffix}"), backend.session)
+    return OpenEngine(wanted, fetch(place, blob.digest, workdir / f"engine{blob.suffix}"), backend.open_part)
 
 
 def open_session(place: Store, blob: EngineBlob, workdir: Path) -> AbstractContextManager[Session]:

@@ -174,7 +174,7 @@ class CheckGraph:
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks, that of the samples among them."""
-        from builders.backends.onnxruntime import OrtSession
+        from builders.reference import ReferenceSession
         from validation.comparison.decisions import decision_checks
         from validation.comparison.sessions import drift_checks
         from validation.metrics.tally import Spreads
@@ -184,8 +184,8 @@ class CheckGraph:
         candidate = runnable(fetch(place, self.graph, workdir / "graph.onnx"), self.precision)
         original = fetch(place, self.reference, workdir / "reference.onnx")
         with (
-            OrtSession(original, optimized=False) as expected,
-            OrtSession(candidate, optimized=False) as actual,
+            ReferenceSession(original) as expected,
+            ReferenceSession(candidate) as actual,
         ):
             held = graph_limits(original, expected, self.precision, frozen, self.limits, self.metric, workdir)
             checks = drift_checks("quantization", expected, actual, frozen, held, spreads)

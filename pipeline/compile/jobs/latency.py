@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from builders.backends import discovery
 from builders.backends.fitting import open_engine
-from builders.backends.run_profiles import Profiling, RunProfile
+from builders.backends.parts import opening_parts
+from builders.backends.run_profiles import RunProfile, profiling
 from builders.execution.jobs import WorkerContext
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json
@@ -50,7 +51,7 @@ class MeasureEngine:
         """The report, in the store."""
         from validation.latency.machine import machine
         from validation.latency.measurement.buckets import tuned_for
-        from validation.latency.measurement.measure import MeasureOptions, measure_engine
+        from validation.latency.measurement.measure import measure_engine
         from validation.latency.roofline.graph_costs import graph_costs
 
         place, workdir, terms = open_store(context.store), context.workdir, self.terms
@@ -58,9 +59,8 @@ class MeasureEngine:
         backend = discovery.configure(wanted.backend, dict(wanted.options))
         made = fetch_engine(place, self.engine, workdir)
         buckets = _buckets(place, self.golden, self.shapes, terms.buckets, workdir)
-        imports = backend.load_runtime if isinstance(backend, Profiling) else None
-        options = MeasureOptions(terms.seconds, terms.streams)
-        measured = measure_engine(partial(open_engine, made), buckets, options, workdir, imports)
+        opens, imports = partial(open_engine, made), backend.load_runtime
+        measured = measure_engine(opens, buckets, terms.seconds, workdir, imports, terms.streams)
         tuned = tuned_for(self.shapes.dims)
         at = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned), len(buckets) - 1)
         model = fetch(place, wanted.model, workdir / "graph.onnx")
@@ -152,23 +152,23 @@ def _break_down(
 
 
 def _profile(backend: Backend, engine: Engine, bucket: "BucketInputs", runs: int, workdir: Path) -> RunProfile | None:
-    if not isinstance(backend, Profiling):
+    profiler = profiling(backend)
+    if profiler is None:
         return None
-    return backend.profile(engine, bucket.inputs, min(max(runs, FEWEST_PROFILED), MOST_PROFILED), workdir)
+    return profiler.profile(engine, bucket.inputs, min(max(runs, FEWEST_PROFILED), MOST_PROFILED), workdir)
 
 
 def _roofs(
     backend: Backend, profile: RunProfile | None, graph: "GraphCosts", seconds: float, workdir: Path
 ) -> "Roofs | None":
-    """The machine's limits by the engine's own runtime and threads; for ONNX Runtime's engines so far."""
-    from builders.backends.onnxruntime import OnnxRuntime, OrtSession
+    """The machine's limits by the engine's own runtime and threads, where that runs ONNX graphs."""
     from validation.latency.roofline.breakdown import executed_costs
     from validation.latency.roofline.roofs import measure_roofs
 
-    if not isinstance(backend, OnnxRuntime):
+    runtime = opening_parts(backend)
+    if runtime is None:
         return None
     costs = executed_costs(profile) or graph.costs
     dtypes = {cost.dtype for cost in costs if cost.macs}
-    threads = backend.intra_op_threads
     short = min(0.02, seconds / 10)
-    return measure_roofs(lambda path: OrtSession(path, optimized=False, threads=threads), workdir, dtypes, short)
+    return measure_roofs(partial(runtime.open_part, as_written=True), workdir, dtypes, short)

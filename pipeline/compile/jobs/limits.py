@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builders.backends import discovery
 from enginery.core.types import QUANTIZED, BuildRequest, Precision, Session
 from validation.comparison.task import TaskMetric
 
 if TYPE_CHECKING:
-    from builders.backends.onnxruntime import OrtSession
+    from builders.reference import ReferenceSession
     from validation.golden.golden_set import GoldenSet
     from validation.limits.budget import Budgets
     from validation.limits.on_demand import Limits, StagedLimits
@@ -44,7 +44,7 @@ def engine_limits(
 
     def measured() -> "Iterator[Limits]":
         backend = discovery.configure(request.backend, dict(request.options))
-        blocks = request.precision == "int4" and discovery.rounds_activations(backend)
+        blocks = request.precision == "int4" and backend.capabilities.rounds_activations
         for honest in honest_rounding(graph, golden, reference, _as_written, workdir, activation_blocks=blocks):
             found = budgets("engine", request.precision, golden.noise, honest).override(limits)
             yield Limits(_noted(found, reference, _unknown(honest)), honest.drifts)
@@ -85,20 +85,11 @@ def _unknown(honest: "Honest") -> str:
     return f"honest rounding is not known: {honest.reason}" if honest.reason else ""
 
 
-def _as_written(path: Path) -> "OrtSession":
-    """A graph with rounding in it, opened for a few runs.
+def _as_written(path: Path) -> "ReferenceSession":
+    """A graph with rounding in it, opened for a few runs."""
+    from builders.reference import ReferenceSession
 
-    ONNX Runtime plans which tensors share a buffer in a time that grows with the square of their number (0.7 s for
-    1,400 nodes), and frees each tensor behind its last use without a plan too: memory is the same.
-    """
-    from builders.backends.onnxruntime import OrtSession
-    from builders.backends.onnxruntime.cpu import open_model
-
-    def opened(model: Path, options: Any) -> Any:
-        options.enable_mem_reuse = False
-        return open_model(model, options)
-
-    return OrtSession(path, optimized=False, threads=threads_for(path), opens=opened)
+    return ReferenceSession(path, threads=threads_for(path), plan_buffers=False)
 
 
 def threads_for(graph: Path) -> int:

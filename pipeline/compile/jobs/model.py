@@ -76,7 +76,7 @@ class ExportModel:
 
     def run(self, context: WorkerContext) -> ExportOutcome:
         """Model and golden set. Raises ModelError for a source that cannot be exported, DataError for the samples."""
-        from builders.backends.onnxruntime import OrtSession
+        from builders.reference import ReferenceSession
         from pipeline.sources.export import export
         from validation.data.overlap import golden_digests
         from validation.golden.golden_set import GoldenSet
@@ -87,7 +87,7 @@ class ExportModel:
         known = fetch(place, self.known, workdir / "known.onnx") if self.known else None
         exported = export(self.source, samples, column, workdir, self.limits, known)
         frozen = GoldenSet.load(exported.golden)
-        with OrtSession(exported.onnx, optimized=False, name="the exported model") as session:
+        with ReferenceSession(exported.onnx, name="the exported model") as session:
             proof = proof_of(exported.checks, session, frozen, self.metric, "exported model", exported.spreads)
         groups = (case.inputs for case in frozen.of_kind("golden"))
         inputs = place.put_bytes(golden_digests(groups, samples.complete)) if samples else None

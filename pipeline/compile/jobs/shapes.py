@@ -36,13 +36,13 @@ class ProbeShapes:
 
     def run(self, context: WorkerContext) -> AnsweredShapes:
         """Which sizes it answers; a wrong answer counts as none."""
-        from builders.backends.onnxruntime import OrtSession
+        from builders.reference import ReferenceSession
 
         place, wanted, workdir = open_store(context.store), self.engine.request, context.workdir
         real = next(golden_set(place, self.golden, workdir).of_kind("golden")).inputs
         made = fetch_engine(place, self.engine, workdir)
         graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
-        with OrtSession(graph, optimized=False) as expected, open_engine(made) as actual:
+        with ReferenceSession(graph) as expected, open_engine(made) as actual:
 
             def answers(tried: Sequence[Sizes]) -> bool | None:
                 inputs = [_inputs(real, self.shapes.inputs, sizes) for sizes in tried]

@@ -5,7 +5,7 @@ Kept per product of GPU or CPU, driver and compiler version (`timing_caches`), a
 
 from pathlib import Path
 
-from builders.backends.timing_caches import GIVEN, GROWN, TimingCached
+from builders.backends.timing_caches import GIVEN, GROWN, timing_cached
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
 from enginery.core.errors import EngineryError
@@ -25,7 +25,7 @@ class TimingCache:
 
     def __init__(self, store: Store, backend: Backend, workdir: Path) -> None:
         self._store, self._workdir = store, workdir
-        self._backend = backend if isinstance(backend, TimingCached) else None
+        self._backend = timing_cached(backend)
         place = self._backend.timing_place() if self._backend else None
         self._key = timing_key(place[0], driver_version() or "unknown", place[1]) if place else None
         self._given: str | None = None

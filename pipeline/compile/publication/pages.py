@@ -5,14 +5,14 @@ digest, made for reading in one piece; it proves nothing.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enginery.core.codec import encode
+from enginery.core.codec import decode, encode_document
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
 from enginery.core.parsing import Malformed, parse_json
+from enginery.core.reports.proof import Report
 from enginery.registry.evidence.attestations import attestations, judge_entries
 from enginery.registry.evidence.canaries import canaries
 from enginery.registry.evidence.latencies import latencies
@@ -20,40 +20,44 @@ from enginery.registry.manifest import Manifest
 from enginery.registry.store.atomic_write import reachable
 from enginery.registry.store.base import Store
 from enginery.registry.store.keys import attestation_key, page_data_key
-from pipeline.values import Json
+from validation.reporting.version_document import KIND as VERSION
+from validation.reporting.version_document import VersionDocument
 
 if TYPE_CHECKING:
     from validation.canary.report import CanaryReport
 
-VERSION, CANARY = "enginery-version", "enginery-canary"
+CANARY = "enginery-canary"
 MOST_BYTES = 256 << 20
 
 
-def version_document(manifest: Manifest, parts: Mapping[str, object]) -> bytes:
-    """What a version's page is drawn from, as JSON. parts: see `validation.reporting.html.render`."""
-    return _written({"kind": VERSION, **manifest.to_json(), **parts})
+def write_document(document: VersionDocument) -> bytes:
+    """A version's document as JSON, in the order that it has, which is the page's."""
+    return json.dumps(encode_document(document), ensure_ascii=False, allow_nan=False).encode()
 
 
-def published_document(store: Store, manifest: Manifest) -> Json:
+def read_version(data: bytes, what: str) -> VersionDocument:
+    """The document that `write_document` wrote. what: how errors call it. Raises IntegrityError."""
+    return _version(_parse(data, what), what)
+
+
+def published_document(store: Store, manifest: Manifest) -> VersionDocument:
     """A version's document with its statuses, reports and latencies of today. Raises UnknownNameError."""
     where = f"{manifest.model}@{manifest.version}"
     data = store.read(page_data_key(manifest.model, manifest.version))
     if data is None:
         raise UnknownNameError(f"{where} has no report.json beside its manifest: it is lost; publish the version again")
-    engines = [asdict(entry) for entry in judge_entries(store, manifest)]
-    document = _parsed(data, f"report.json of {where}")
-    reports = {report["unit"]: report for report in document["reports"]} | _attested(store, manifest)
-    today = {
-        "engines": engines,
-        "reports": list(reports.values()),
-        "latencies": encode(latencies(store, manifest)),
-        "canaries": [asdict(found) for found in canaries(store, manifest)],
-    }
-    current: Json = json.loads(_written({**document, **today}))
-    return current
+    document = read_version(data, f"report.json of {where}")
+    reports = {report.unit: report for report in document.reports} | _attested(store, manifest)
+    return replace(
+        document,
+        engines=judge_entries(store, manifest),
+        reports=tuple(reports.values()),
+        latencies={engine: tuple(found) for engine, found in latencies(store, manifest).items()},
+        canaries=tuple(canaries(store, manifest)),
+    )
 
 
-def read_document(path: Path) -> "Json | CanaryReport":
+def read_document(path: Path) -> "VersionDocument | CanaryReport":
     """A document on disk, of either kind. Raises InputError where there is none, IntegrityError for an edited one."""
     if not path.is_file():
         raise InputError(
@@ -62,20 +66,20 @@ def read_document(path: Path) -> "Json | CanaryReport":
     with reachable(f"reading {path}"), path.open("rb") as stream:
         data = stream.read(MOST_BYTES + 1)
     try:
-        document = _parsed(data, str(path))
+        document = _parse(data, str(path))
     except IntegrityError as error:
         raise InputError(str(error)) from error
     if document.get("kind") == CANARY:
         from validation.canary.report import read_report
 
         return read_report(data)
-    return document
+    return _version(document, str(path))
 
 
-def drawn(document: "Json | CanaryReport") -> str:
+def drawn(document: "VersionDocument | CanaryReport") -> str:
     """The page. Raises IntegrityError for a document that lacks what its page shows."""
     try:
-        if isinstance(document, Mapping):
+        if isinstance(document, VersionDocument):
             from validation.reporting.html import render
 
             return render(document)
@@ -86,24 +90,26 @@ def drawn(document: "Json | CanaryReport") -> str:
         raise IntegrityError(f"the document is not whole ({error!r}); make it again") from error
 
 
-def _attested(store: Store, manifest: Manifest) -> dict[str, Json]:
+def _attested(store: Store, manifest: Manifest) -> dict[str, Report]:
     """The newest attested report of each unit."""
-    found: dict[str, Json] = {}
+    found: dict[str, Report] = {}
     for item in sorted(attestations(store, manifest), key=lambda item: item.created_at):
         key = attestation_key(manifest.model, manifest.version, item.engine, item.report)
-        report = json.loads(store.read(key) or b"{}")
-        found[str(report.get("unit"))] = report
+        report = Report.from_json(json.loads(store.read(key) or b"{}"))
+        found[report.unit] = report
     return found
 
 
-def _written(document: Mapping[str, object]) -> bytes:
-    """In the order that it has, which is the page's."""
-    return json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
-
-
-def _parsed(data: bytes, what: str) -> Json:
+def _version(document: dict[str, object], what: str) -> VersionDocument:
     try:
-        document: Json = parse_json(data, MOST_BYTES)
+        return decode(document, VersionDocument)
+    except IntegrityError as error:
+        raise IntegrityError(f"{what} is not whole ({error}); make it again") from error
+
+
+def _parse(data: bytes, what: str) -> dict[str, object]:
+    try:
+        document = parse_json(data, MOST_BYTES)
     except Malformed as error:
         raise IntegrityError(f"{what}: {error}") from error
     if document.get("kind") not in (VERSION, CANARY):

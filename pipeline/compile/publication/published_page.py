@@ -4,11 +4,11 @@ A run of which no engine passed needs its page most: what failed, at which joint
 the model's last such run; the next one replaces it.
 """
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 
-from enginery.core.codec import encode
+from enginery.core.errors import IntegrityError
+from enginery.core.reports.latency import LatencyReport
 from enginery.registry.evidence.latencies import latencies
 from enginery.registry.evidence.quantization import quantization_records
 from enginery.registry.manifest import Manifest
@@ -17,8 +17,9 @@ from enginery.registry.store.keys import failed_data_key, failed_page_key, page_
 from enginery.registry.versions.publish import attach_page
 from pipeline.compile.run_context import Workshop
 from pipeline.compile.verdict import Judged
-from pipeline.values import Json
 from validation.attribution.published import attributions
+from validation.attribution.result import NamedAttribution
+from validation.reporting.version_document import VersionDocument
 
 
 def version_page(manifest: Manifest, judged: Sequence[Judged], shop: Workshop) -> str:
@@ -39,39 +40,43 @@ def failed_page(draft: Manifest, judged: Sequence[Judged], shop: Workshop) -> st
     store = shop.store
     key, data_key = failed_page_key(draft.model), failed_data_key(draft.model)
     before = failed_document(store, draft.model)
-    engines = json.loads(json.dumps([asdict(entry) for entry in draft.engines]))
-    if store.read(key) is None or (before.get("content"), before.get("engines")) != (draft.content, engines):
+    known = (before.content, before.engines) if before else None
+    if store.read(key) is None or known != (draft.content, draft.engines):
         page, data = _drawn(draft, judged, shop, {})
         for place, content in ((data_key, data), (key, page)):
             store.replace(place, content, store.read(place))
     return place_of(store, key)
 
 
-def failed_document(store: Store, model: str) -> Json:
-    """What the page of the last run that published nothing is drawn from; empty where there is none to read."""
+def failed_document(store: Store, model: str) -> VersionDocument | None:
+    """What the page of the last run that published nothing is drawn from; None where there is none to read."""
+    from pipeline.compile.publication.pages import read_version
+
     try:
-        document = json.loads(store.read(failed_data_key(model)) or b"{}")
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
+        return read_version(store.read(failed_data_key(model)) or b"", f"the last failed run of {model}")
+    except IntegrityError:
+        return None
 
 
-def _drawn(manifest: Manifest, judged: Sequence[Judged], shop: Workshop, timed: object) -> tuple[bytes, bytes]:
-    from pipeline.compile.publication.pages import drawn, version_document
+def _drawn(
+    manifest: Manifest, judged: Sequence[Judged], shop: Workshop, timed: Mapping[str, Sequence[LatencyReport]]
+) -> tuple[bytes, bytes]:
+    from pipeline.compile.publication.pages import drawn, write_document
 
-    told: Json = {
-        "reports": [item.report.to_json() for item in judged if item.report],
-        "failures": [vars(item.built.failure) for item in judged if item.built.failure],
-        "quantization": encode(quantization_records(shop.store, manifest)),
-        "attributions": _attributed(manifest, judged, shop),
-        "latencies": encode(timed),
-    }
-    data = version_document(manifest, told)
-    return drawn(json.loads(data)).encode(), data
+    fields = {field.name: getattr(manifest, field.name) for field in dataclasses.fields(Manifest)}
+    document = VersionDocument(
+        **fields,
+        reports=tuple(item.report for item in judged if item.report),
+        failures=tuple(item.built.failure for item in judged if item.built.failure),
+        quantization=quantization_records(shop.store, manifest),
+        attributions=tuple(_attributed(manifest, judged, shop)),
+        latencies={engine: tuple(found) for engine, found in timed.items()},
+    )
+    return drawn(document).encode(), write_document(document)
 
 
-def _attributed(manifest: Manifest, judged: Sequence[Judged], shop: Workshop) -> list[Json]:
+def _attributed(manifest: Manifest, judged: Sequence[Judged], shop: Workshop) -> Iterator[NamedAttribution]:
     """The page's sections, with the units that each is about."""
-    units = {item.name: list(item.units) for each in judged for item in each.attributed}
-    found = attributions(shop.store, manifest).items()
-    return [{"name": name, "units": units.get(name, []), **item.to_json()} for name, item in found]
+    units = {item.name: item.units for each in judged for item in each.attributed}
+    for name, found in attributions(shop.store, manifest).items():
+        yield NamedAttribution(**vars(found), name=name, units=units.get(name, ()))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from builders.backends import discovery
 from builders.execution.jobs import Job, Request
 from enginery.core.codec import encode_fields
 from enginery.core.errors import EngineryError, StepError, UnavailableError
@@ -16,9 +17,6 @@ from pipeline.compile.verdict import Judged
 from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Attributed, Built
-
-# Engines whose file can be taken apart.
-TAPPABLE = ("onnxruntime",)
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ def _broken(item: Judged) -> list[Literal["quantization", "engine"]]:
     graph = lost == "graph" or any(check.joint == "quantization" for check in failed)
     engine = lost == "engine" or any(check.joint == "engine" for check in failed)
     written = item.built.unit.graph.recipe is not None
-    tappable = item.built.unit.request.backend in TAPPABLE
+    tappable = discovery.capabilities_of(item.built.unit.request.backend).opens_parts
     return [*(["quantization"] if graph and written else []), *(["engine"] if engine and tappable else [])]  # type: ignore[list-item]
 
 

@@ -5,7 +5,7 @@ import shlex
 from dataclasses import replace
 
 from builders.backends import discovery
-from builders.execution.jobs import Job, Needs, Reduced
+from builders.execution.jobs import Job, Needs, ReducedRequest
 from builders.execution.scrub import scrubber
 from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from enginery.core.types import BuildFailure, BuildRequest, Target
@@ -74,7 +74,7 @@ def needs(request: BuildRequest, memory_mib: int) -> Needs:
     target = request.target
     if target.is_cpu:
         return Needs(memory_mib=memory_mib)
-    tunes = discovery.load(request.backend).tunes_on_target
+    tunes = discovery.capabilities_of(request.backend).tunes_on_target
     return Needs(gpu_labels(target), required=tunes, gpus=int(tunes), memory_mib=memory_mib)
 
 
@@ -95,15 +95,16 @@ def memory_request(spec: ModelSpec, expected: Expectation | None = None) -> int:
     return limit if "memory_mib" in spec.build.model_fields_set else USUAL_MEMORY_MIB
 
 
-def reduce_workspace(build: BuildEngine) -> Reduced[EngineRecord] | None:
+def reduce_workspace(build: BuildEngine) -> ReducedRequest[EngineRecord] | None:
     """What is built when memory ran out: half the compiler's scratch memory in MiB, where it has an option for that. It
     is another request, with a build key of its own (`recall_reduced`)."""
-    workspace = dict(build.request.options).get("workspace_mib")
-    if workspace is None:
+    option = discovery.capabilities_of(build.request.backend).options.workspace_mib
+    if not option:
         return None
+    workspace = dict(build.request.options)[option]
     mib = max(1, int(workspace) // 2) if workspace else LEAN_WORKSPACE_MIB
-    smaller = build.request.with_option("workspace_mib", mib)
-    return Reduced(BuildEngine(smaller, instead_of=build.request), f"with workspace_mib {mib}")
+    smaller = build.request.with_option(option, mib)
+    return ReducedRequest(BuildEngine(smaller, instead_of=build.request), f"with {option} {mib}")
 
 
 def recall_reduced(request: BuildRequest, shop: Workshop) -> BuildRequest | None:

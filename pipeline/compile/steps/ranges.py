@@ -6,6 +6,7 @@ from builders.execution.jobs import Executor, Job, Limits, Needs
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of, digest_of_file, digest_of_path
 from enginery.core.errors import DataError
+from enginery.user_code.source_files import source_files
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.jobs.ranges import (
     CalibrationMethod,
@@ -19,10 +20,9 @@ from pipeline.compile.jobs.ranges import (
 from pipeline.compile.run_context import Workshop
 from pipeline.compile.steps.engines import USUAL_MEMORY_MIB
 from pipeline.compile.steps.keys import code_key, model_shapes, step_limits
-from pipeline.compile.steps.race import engine_to_race
+from pipeline.compile.steps.latency_probe import find_latency_probe
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.search.floor import Floor
-from pipeline.sources.source_files import source_files
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported, Flavour, Json, Observed, Searched, SearchResult
 
@@ -94,7 +94,7 @@ def choose(
     method = calibration_method(spec)
     if ranges is None or method is None:
         raise DataError("what to quantize is chosen on real samples; add calibration.data")
-    probe = engine_to_race(kind, spec, exported)
+    probe = find_latency_probe(kind, spec, exported)
     raced = [backend_root(probe.request.backend)] if probe and probe.request else []
     request = SearchQuantization(
         exported.model.digest,

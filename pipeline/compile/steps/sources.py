@@ -8,11 +8,11 @@ from builders.execution.jobs import Job
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError
+from enginery.user_code.source_files import imported_packages, source_files
 from pipeline.compile.jobs.model import ExternalFiles, ReadExternalFiles, external_data
 from pipeline.compile.run_context import Workshop, import_versions
 from pipeline.compile.steps.keys import step_limits
 from pipeline.progress.events import Finished
-from pipeline.sources.source_files import imported_packages, source_files
 from pipeline.spec.model import ModelSpec
 
 # Protobuf takes up to 90 times a file's size when there is nothing in it but empty nodes: larger files are parsed in a

@@ -9,18 +9,7 @@ from validation.latency.formatting import format_count, join_reasons
 from validation.plots.texts import seconds_text
 
 COLUMNS = (
-    "engine",
-    "status",
-    "median",
-    "session",
-    "items/s",
-    "start",
-    "memory",
-    "file",
-    "build",
-    "SQNR",
-    "sizes",
-    "fleet",
+    *("engine", "status", "median", "session", "items/s", "start", "memory", "file", "build", "SQNR", "sizes", "fleet"),
 )
 Number = TypeVar("Number", int, float)
 _SIZES = {"any": "any", "within": "all in dims", "some": "some", None: ""}

@@ -1,4 +1,4 @@
-"""Which engine of a comparison to take, why, and what would change that. docs/backends.md has the reasons of the rules.
+"""Which engine of a comparison to take, why, and what would change that (docs/reference/backends.md has the reasons).
 
 1. Only what is proven and was timed here counts: accuracy is a gate first, by the limits of the spec.
 2. The fastest wins, where its lead was shown. What no difference was shown to is as fast, unless the runs were so noisy

@@ -6,7 +6,6 @@ published and no channel moves. Only the pairs are run anew: they are what the r
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from builders.backends import discovery as backends
 from builders.execution.jobs import Job, Needs
@@ -118,13 +117,12 @@ def _measured(
     item: Judged, spec: ModelSpec, ready: Prepared, options: CompareOptions, fleet: Sequence[str], shop: Workshop
 ) -> EngineFacts:
     request, built = item.built.unit.request, item.built
-    verdict: Any = item.verdict
     known = EngineFacts(
         unit=request.unit,
         backend=request.backend,
         precision=request.precision,
-        status=verdict,
-        reason="" if verdict == "proven" else item.reason,
+        status=item.verdict,
+        reason="" if item.verdict == "proven" else item.reason,
         size_bytes=built.size_bytes or None,
         build_s=built.seconds if built.digest else None,
         sqnr_db=_least_sqnr(item),
@@ -132,7 +130,7 @@ def _measured(
         covers=list_covered(request, spec, fleet),
         notes=built.notes,
     )
-    if verdict != "proven":
+    if item.verdict != "proven":
         return known
     latency = Latency(seconds=options.seconds, buckets="few")
     report = time_engine(built, spec, latency, ready.exported.golden, shop)

@@ -48,7 +48,7 @@ class FuzzEngine:
 
     def run(self, context: WorkerContext) -> FuzzReport:
         """The report. Raises InputError for a histogram or a case that does not fit."""
-        from builders.backends.onnxruntime import OrtSession
+        from builders.reference import ReferenceSession
         from validation.comparison.outputs import golden_drifts
         from validation.fuzz.groups import Groups
         from validation.fuzz.outcome import FuzzSides
@@ -62,7 +62,7 @@ class FuzzEngine:
         graph = runnable(source, wanted.precision)
         documented = default_budget("engine", wanted.precision).override(self.limits)
         with (
-            OrtSession(graph, optimized=False) as expected,
+            ReferenceSession(graph) as expected,
             open_session(place, self.engine, workdir) as actual,
         ):
             exact, usual = _exact(source, wanted.precision), golden_drifts(frozen)

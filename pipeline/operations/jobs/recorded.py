@@ -35,7 +35,7 @@ class CheckRecording:
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises IntegrityError where an answer is damaged or missing: that says nothing about the
         engine."""
-        from builders.backends.onnxruntime import OrtSession
+        from builders.reference import ReferenceSession
         from validation.comparison.sessions import drift_checks
         from validation.gpu.recorded import ReplaySession
         from validation.metrics.tally import Spreads
@@ -46,7 +46,7 @@ class CheckRecording:
         actual = ReplaySession(wanted.inputs, wanted.outputs, self.answers)
         _check_whole(actual, frozen)
         graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
-        with OrtSession(graph, optimized=False) as expected:
+        with ReferenceSession(graph) as expected:
             held = engine_limits(graph, expected, wanted, frozen, self.limits, workdir)
             checks = drift_checks("engine", expected, actual, frozen, held, spreads)
             return proof_of(checks, actual, frozen, self.metric, "engine", spreads.at("engine"))

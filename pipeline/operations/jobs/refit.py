@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from builders.backends import discovery
-from builders.backends.refitting import Refitting
+from builders.backends.refitting import refitting
 from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
 from enginery.core.errors import InputError, ModelError
@@ -34,14 +34,15 @@ class RefitEngine:
         old, wanted = self.before, self.request
         backend = discovery.configure(wanted.backend, dict(wanted.options))
         discovery.check_toolchain(backend, wanted)
-        if not isinstance(backend, Refitting):
+        refitter = refitting(backend)
+        if refitter is None:
             raise InputError(f"engines of {wanted.backend} cannot be refitted")
         enter_phase("fetching")
         model = fetch(place, wanted.model, workdir / "new.onnx")
         _check_alike(fetch(place, old.request.model, workdir / "old.onnx"), model)
         enter_phase("refitting")
         begun = time.monotonic()
-        made = backend.refit(fetch_engine(place, old, workdir), model, wanted, workdir)
+        made = refitter.refit(fetch_engine(place, old, workdir), model, wanted, workdir)
         seconds = round(time.monotonic() - begun, 3)
         enter_phase("storing")
         stripped = any(isinstance(item, Weights) for item in made.requires)

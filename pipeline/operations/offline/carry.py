@@ -10,12 +10,12 @@ from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from pipeline.compile.jobs.blobs import fetch
 from validation.golden.golden_set import GoldenSet
-from validation.gpu.carried import Carried, CarriedEngine
 from validation.gpu.cases import save_cases
+from validation.gpu.offline_bundle import BundledEngine, OfflineBundle
 
 
-def carry(store: Store, manifest: Manifest, folder: Path, targets: Collection[str] | None = None) -> Carried:
-    """Write the folder that `python -m validation.gpu --carry` takes; see `validation.gpu.carried`.
+def carry(store: Store, manifest: Manifest, folder: Path, targets: Collection[str] | None = None) -> OfflineBundle:
+    """Write the folder that `python -m validation.gpu --carry` takes; see `validation.gpu.offline_bundle`.
 
     targets: names of the targets to keep to; None for all. Raises InputError for a folder that holds something, and for
     engines without weights of their own, UnknownNameError where no engine is left, IntegrityError for a damaged blob.
@@ -43,11 +43,11 @@ def carry(store: Store, manifest: Manifest, folder: Path, targets: Collection[st
     for entry in chosen:
         digest = str(entry.digest)
         path = fetch(store, digest, place / f"{digest}{entry.suffix or ''}")
-        engines[digest] = CarriedEngine(digest, request_of(entry), path)
+        engines[digest] = BundledEngine(digest, request_of(entry), path)
     digest = manifest.golden
     golden = fetch(store, digest, folder / "golden.safetensors")
     save_cases(GoldenSet.load(golden), digest, folder)
     golden.unlink()
-    made = Carried(manifest.model, manifest.version, manifest.digest, digest, tuple(engines.values()), folder)
+    made = OfflineBundle(manifest.model, manifest.version, manifest.digest, digest, tuple(engines.values()), folder)
     made.save()
     return made

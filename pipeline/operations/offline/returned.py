@@ -35,8 +35,9 @@ from pipeline.operations.jobs.recorded import CheckRecording
 from pipeline.operations.revalidate import as_built, published_proof, spec_of
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Proof
+from validation.gpu.devices import KitDevice
 from validation.gpu.recorded import Answers
-from validation.gpu.results import MAX_BYTES, CarriedTrial, DeviceRecord, Results
+from validation.gpu.results import MAX_BYTES, OfflineTrial, Results
 
 # Clocks differ; more than this in the future is no clock's fault.
 _CLOCKS = timedelta(minutes=10)
@@ -74,7 +75,7 @@ def import_results(store: Store, results: Results) -> Iterator[Imported]:
             yield Imported(reference, unit, "refused", str(refused))
 
 
-def _imported(store: Store, results: Results, item: CarriedTrial, reference: str) -> Imported:
+def _imported(store: Store, results: Results, item: OfflineTrial, reference: str) -> Imported:
     located = locate(store, Reference(item.model, item.version))
     require(store, located.manifest)
     manifest = located.manifest
@@ -95,7 +96,7 @@ def _imported(store: Store, results: Results, item: CarriedTrial, reference: str
     return Imported(reference, entry.unit, report.verdict, report.reason, attest(store, manifest, _said(report)))
 
 
-def _entry(manifest: Manifest, item: CarriedTrial) -> EngineEntry:
+def _entry(manifest: Manifest, item: OfflineTrial) -> EngineEntry:
     """The engine that the results are about, by digest. Raises _Refused where they are of something else."""
     entry = next((entry for entry in manifest.engines if entry.digest == item.engine), None)
     if entry is None:
@@ -111,7 +112,7 @@ def _entry(manifest: Manifest, item: CarriedTrial) -> EngineEntry:
     return entry
 
 
-def _check_device(entry: EngineEntry, device: DeviceRecord) -> None:
+def _check_device(entry: EngineEntry, device: KitDevice) -> None:
     """Raise _Refused where the device is none that the engine is for."""
     capability = device.compute_capability
     if capability != entry.compute_capability:
@@ -133,7 +134,7 @@ def _check_time(manifest: Manifest, stated: str) -> None:
         raise _Refused(f"it was made at {stated}, {'before this version was' if early else 'which is yet to come'}")
 
 
-def _proof(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpec, item: CarriedTrial) -> Proof:
+def _proof(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpec, item: OfflineTrial) -> Proof:
     """The engine joint: measured from the answers, or how it broke there."""
     if item.outcome in _BROKE:
         return Proof((replace(CRASHED, note=str(item.reason)[:1000]),))
@@ -172,7 +173,7 @@ def _host(results: Results) -> dict[str, str]:
     return {**{name: value[:200] for name, value in results.host.items()}, **said}
 
 
-def _versions(item: CarriedTrial) -> dict[str, str]:
+def _versions(item: OfflineTrial) -> dict[str, str]:
     return {name: value[:100] for name, value in (item.versions or {}).items()}
 
 

@@ -24,10 +24,10 @@ from prefect.types.entrypoint import EntrypointType
 from enginery.core.documents import read
 from enginery.core.errors import InputError
 from enginery.core.json_values import JsonObject
-from pipeline.compile.run_context import versions
+from pipeline.compile.run_context import version_of
 from pipeline.orchestration.deployments.pools import check_variables, template
 from pipeline.orchestration.deployments.silence import automation
-from pipeline.orchestration.deployments.wanted import Plan, Wanted
+from pipeline.orchestration.deployments.wanted import DeploymentPlan, WantedDeployment
 from pipeline.orchestration.flows.api import api_in_reach, require_api
 from pipeline.orchestration.flows.runner import limit_name
 
@@ -39,7 +39,7 @@ _DEFAULT_SLOTS = 1
 
 
 @dataclass(frozen=True)
-class Change:
+class DeploymentChange:
     """One thing on the server. action: 'created', 'updated', 'unchanged' or 'deleted'; with a dry run, what would be.
 
     detail: what it is, or what differed.
@@ -51,7 +51,7 @@ class Change:
     detail: str = ""
 
 
-def deploy(plan: Plan, *, dry: bool = False) -> list[Change]:
+def deploy(plan: DeploymentPlan, *, dry: bool = False) -> list[DeploymentChange]:
     """Work pool, concurrency limits, deployments with their schedules and triggers, and what looks for lost runs.
 
     With `compile.plan.keep` the owner's deployments that are neither in the plan nor named there are deleted.
@@ -68,26 +68,26 @@ def deploy(plan: Plan, *, dry: bool = False) -> list[Change]:
         return [change for part in (*parts, _silence(client, dry)) for change in part]
 
 
-def _pool(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[Change]:
+def _pool(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Iterator[DeploymentChange]:
     wanted = template(plan.kind)
     try:
         pool = client.read_work_pool(plan.pool)
     except ObjectNotFound:
         if not dry:
             client.create_work_pool(WorkPoolCreate(name=plan.pool, type=plan.kind, base_job_template=wanted))
-        yield Change("work pool", plan.pool, "created", plan.kind)
+        yield DeploymentChange("work pool", plan.pool, "created", plan.kind)
         return
     if pool.type != plan.kind:
         raise InputError(f"work pool {plan.pool} is of type {pool.type}, not {plan.kind}; name another one with --pool")
     if pool.base_job_template == wanted:
-        yield Change("work pool", plan.pool, "unchanged", plan.kind)
+        yield DeploymentChange("work pool", plan.pool, "unchanged", plan.kind)
         return
     if not dry:
         client.update_work_pool(plan.pool, WorkPoolUpdate(base_job_template=wanted))
-    yield Change("work pool", plan.pool, "updated", "base job template")
+    yield DeploymentChange("work pool", plan.pool, "updated", "base job template")
 
 
-def _limits(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[Change]:
+def _limits(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Iterator[DeploymentChange]:
     for generation, slots in plan.limits().items():
         name = limit_name(generation)
         try:
@@ -96,18 +96,18 @@ def _limits(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[Change
             count = slots or _DEFAULT_SLOTS
             if not dry:
                 client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=count))
-            yield Change("concurrency limit", name, "created", _slots(count))
+            yield DeploymentChange("concurrency limit", name, "created", _slots(count))
             continue
         if slots in (None, there):
-            yield Change("concurrency limit", name, "unchanged", _slots(there))
+            yield DeploymentChange("concurrency limit", name, "unchanged", _slots(there))
             continue
         if not dry:
             client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(limit=slots))
-        yield Change("concurrency limit", name, "updated", f"{_slots(slots or 0)}, before {there}")
+        yield DeploymentChange("concurrency limit", name, "updated", f"{_slots(slots or 0)}, before {there}")
 
 
-def _deployments(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[Change]:
-    version = versions("enginery")["enginery"]
+def _deployments(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Iterator[DeploymentChange]:
+    version = version_of("enginery")
     for wanted in plan.deployments():
         made = _deployment(wanted, version, _tags(plan.owner))
         try:
@@ -120,10 +120,10 @@ def _deployments(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[C
         if action != "unchanged" and not dry:
             # Without this Prefect would look at the git repository of the current folder for a version.
             made.apply(version_info=VersionInfo(type="prefect:simple", version=version))
-        yield Change("deployment", wanted.full_name, action, detail)
+        yield DeploymentChange("deployment", wanted.full_name, action, detail)
 
 
-def _others(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[Change]:
+def _others(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Iterator[DeploymentChange]:
     """What the same owner registered and does not want any more, such as a GPU group's that is gone."""
     if not (plan.owner and plan.keep):
         return
@@ -136,31 +136,31 @@ def _others(client: SyncPrefectClient, plan: Plan, dry: bool) -> Iterator[Change
         if not dry:
             client.delete_resource_owned_automations(f"prefect.deployment.{there.id}")
             client.delete_deployment(there.id)
-        yield Change("deployment", name, "deleted", f"of {plan.owner}, and not wanted")
+        yield DeploymentChange("deployment", name, "deleted", f"of {plan.owner}, and not wanted")
 
 
 def _tags(owner: str | None) -> list[str]:
     return [*TAGS, *([f"owner:{owner}"] if owner else [])]
 
 
-def _silence(client: SyncPrefectClient, dry: bool) -> Iterator[Change]:
+def _silence(client: SyncPrefectClient, dry: bool) -> Iterator[DeploymentChange]:
     """One for all deployments of this server, whatever their names."""
     wanted = automation(*TAGS)
     there = client.read_automations_by_name(wanted.name)
     if not there:
         if not dry:
             client.create_automation(wanted)
-        yield Change("automation", wanted.name, "created", wanted.description)
+        yield DeploymentChange("automation", wanted.name, "created", wanted.description)
     elif _comparable(there[0]) == _comparable(wanted):
-        yield Change("automation", wanted.name, "unchanged", wanted.description)
+        yield DeploymentChange("automation", wanted.name, "unchanged", wanted.description)
     else:
         if not dry:
             # Whether a person disabled it is theirs to say.
             client.update_automation(there[0].id, wanted.model_copy(update={"enabled": there[0].enabled}))
-        yield Change("automation", wanted.name, "updated", wanted.description)
+        yield DeploymentChange("automation", wanted.name, "updated", wanted.description)
 
 
-def _deployment(wanted: Wanted, version: str, tags: list[str]) -> RunnerDeployment:
+def _deployment(wanted: WantedDeployment, version: str, tags: list[str]) -> RunnerDeployment:
     flow = flow_of(wanted)
     given = [wanted.trigger.to_json(wanted.full_name)] if wanted.trigger else []
     made = flow.to_deployment(
@@ -180,7 +180,7 @@ def _deployment(wanted: Wanted, version: str, tags: list[str]) -> RunnerDeployme
     return made
 
 
-def flow_of(wanted: Wanted) -> "Flow[..., object]":
+def flow_of(wanted: WantedDeployment) -> "Flow[..., object]":
     """The flow that a deployment runs."""
     module, _, function = wanted.entrypoint.rpartition(".")
     found: Flow[..., object] = getattr(importlib.import_module(module), function)
@@ -227,7 +227,7 @@ def _comparable(automation: AutomationCore) -> JsonObject:
     return {**found, "trigger": {name: value for name, value in kept.items() if name != "id"}}
 
 
-def _when(wanted: Wanted) -> str:
+def _when(wanted: WantedDeployment) -> str:
     return f"on {wanted.trigger.event}" if wanted.trigger else f"cron {wanted.cron} UTC" if wanted.cron else "by hand"
 
 

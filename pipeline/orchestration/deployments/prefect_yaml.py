@@ -5,8 +5,8 @@ It makes no work pool and no concurrency limits, which `prefect.yaml` cannot hol
 
 import yaml
 
-from pipeline.compile.run_context import versions
-from pipeline.orchestration.deployments.wanted import Plan, Wanted
+from pipeline.compile.run_context import version_of
+from pipeline.orchestration.deployments.wanted import DeploymentPlan, WantedDeployment
 
 # Prefect puts the environment variable in when it deploys.
 REGISTRY = "{{ $ENGINERY_REGISTRY }}"
@@ -19,19 +19,19 @@ _HEAD = """\
 """
 
 
-def text(plan: Plan) -> str:
+def text(plan: DeploymentPlan) -> str:
     """The file. The registry may be `REGISTRY`."""
     document = {"name": "enginery", "deployments": [_entry(item) for item in plan.deployments()]}
     return _HEAD + yaml.safe_dump(document, sort_keys=False, width=120)
 
 
-def _entry(item: Wanted) -> dict[str, object]:
+def _entry(item: WantedDeployment) -> dict[str, object]:
     pool: dict[str, object] = {"name": item.pool}
     if item.variables:
         pool["job_variables"] = dict(item.variables)
     entry: dict[str, object] = {
         "name": item.name,
-        "version": versions("enginery")["enginery"],
+        "version": version_of("enginery"),
         "description": item.description,
         "entrypoint": item.entrypoint,
         "tags": ["enginery"],

@@ -35,7 +35,7 @@ class Trigger:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedDeployment:
     """One deployment. flow: the name of both its file and its function in `flows`.  cron: in UTC.
 
     variables: of the pool's base job template.
@@ -62,7 +62,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DeploymentPlan:
     """Everything that `enginery deploy` was asked for.
 
     registry: URI that the workers reach.  traffic: place of recorded requests, None for none.  canary_s: how much
@@ -99,7 +99,7 @@ class Plan:
     owner: str | None = None
     keep: tuple[str, ...] = ()
 
-    def deployments(self) -> tuple[Wanted, ...]:
+    def deployments(self) -> tuple[WantedDeployment, ...]:
         """Those that are wanted."""
         placed: dict[str, object] = {"executor": self.executor}
         placed |= {"ray_address": self.ray_address} if self.ray_address else {}
@@ -110,52 +110,52 @@ class Plan:
         replays: dict[str, object] = {"registry": self.registry, "channel": self.channel, "traffic": self.traffic}
         replays |= {"duration": self.canary_s} if self.canary_s else {}
         found = (
-            Wanted(
+            WantedDeployment(
                 "compile_model",
                 "Builds, proves and publishes a model when its spec is registered.",
                 builds,
                 Trigger(REGISTERED, _from_event("spec", "registry")),
             ),
-            Wanted(
+            WantedDeployment(
                 "compile_catalog",
                 "Compiles every spec of the catalog; what did not change is not built again.",
                 {"specs": self.catalog, **builds},
                 cron="0 2 * * *",
             ),
-            Wanted(
+            WantedDeployment(
                 "validate_pending",
                 f"Proves unproven engines that can run on {hardware}.",
                 {"registry": self.registry, **proofs},
                 Trigger(UNPROVEN, _from_event("model", "version", "target", "registry")),
                 cron="15 * * * *",
             ),
-            Wanted(
+            WantedDeployment(
                 "canary",
                 f"Sets a published version against what the channel serves, on {hardware}.",
                 {**replays, **canaries},
                 Trigger(PUBLISHED, _from_event("model", "version", "registry")),
             ),
-            Wanted(
+            WantedDeployment(
                 "settle_canary",
                 "Promotes what passed its canaries, rolls back what failed one.",
                 {"registry": self.registry, "channel": self.channel},
                 Trigger(JUDGED, _from_event("model", "report", "registry", "channel")),
                 cron="45 * * * *",
             ),
-            Wanted(
+            WantedDeployment(
                 "collect_garbage",
                 "Lists what the registry does not need any more, or deletes it.",
                 {"registry": self.registry, "delete": self.delete},
                 cron="0 4 * * *",
             ),
-            Wanted(
+            WantedDeployment(
                 "reconcile_fleet",
                 "Compares the cluster's nodes with the registry, and says or tells what they lack.",
                 {"registry": self.registry, "catalog": self.fleet_catalog, "apply": self.fleet == "apply"},
                 cron=self.fleet_cron,
             ),
         )
-        return tuple(_placed(item, self) for item in found if self._asks_for(item.flow))
+        return tuple(_place(item, self) for item in found if self._asks_for(item.flow))
 
     def _asks_for(self, flow: str) -> bool:
         """Everything unless a part is named; the fleet only where it is asked for, as it takes a cluster to read."""
@@ -170,8 +170,8 @@ def _from_event(*names: str) -> dict[str, str]:
     return {name: f"{{{{ event.payload.{name} }}}}" for name in names}
 
 
-def _placed(item: Wanted, plan: Plan) -> Wanted:
+def _place(item: WantedDeployment, plan: DeploymentPlan) -> WantedDeployment:
     return replace(item, name=plan.name, pool=plan.pool, variables=plan.variables)
 
 
-FLOWS = tuple(item.flow for item in Plan("", fleet="say").deployments())
+FLOWS = tuple(item.flow for item in DeploymentPlan("", fleet="say").deployments())

@@ -6,7 +6,6 @@ hardware; what is in them stands in `pipeline.orchestration.payloads`.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline.fleet.work import Work
 from pipeline.orchestration.payloads import REGISTERED, UNPROVEN
@@ -20,9 +19,9 @@ class Message:
 
     event: str
     model: str
-    payload: Mapping[str, Any]
+    payload: Mapping[str, object]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A JSON object."""
         return {"event": self.event, "model": self.model, "payload": dict(self.payload)}
 

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from enginery.registry.store.base import Store
 from pipeline.fleet.catalog import Catalog, load_catalog, whole_registry
@@ -35,11 +34,9 @@ class Sources:
         """
         found = read_inventory(self.inventory) if self.inventory else read_cluster(self.access)
         stated = {**dict(catalog.runtimes), **self.runtimes}
-        groups = (
-            group if group.machine.is_cpu else group.with_facts(runtimes={**stated, **group.machine.runtimes})
-            for group in found.groups
+        return found.with_groups(
+            group.with_facts(runtimes={**stated, **group.machine.runtimes}) for group in found.groups
         )
-        return found.with_groups(groups)
 
     def wanted(self, store: Store) -> Catalog:
         """The catalog, with what the options state. Raises SpecError."""
@@ -73,7 +70,7 @@ class Reconciled:
         """Groups on which nothing must be served."""
         return unwanted(self.fleet.groups, self.catalog.demands)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """A JSON object."""
         return {
             "fleet": {

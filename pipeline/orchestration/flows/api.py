@@ -9,10 +9,10 @@ from prefect.settings import PREFECT_API_URL
 
 from enginery.core.errors import UnavailableError
 from pipeline.orchestration.artifacts import show_document
-from pipeline.values import Json
 
 if TYPE_CHECKING:
     from validation.canary.report import CanaryReport
+    from validation.reporting.version_document import VersionDocument
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def require_api(why: str) -> str:
     return url
 
 
-def show_report(document: "Json | CanaryReport", page: str) -> list[str]:
+def show_report(document: "VersionDocument | CanaryReport", page: str) -> list[str]:
     """Leave a version's or a canary's report (`publication.pages`) on the Prefect server; the keys of its artifacts.
 
     page: address of the HTML. Raises UnavailableError without a server, or when it does not answer.

@@ -27,7 +27,7 @@ from pipeline.outcome import Outcome
 
 def _run_name() -> str:
     """'compile digits.yaml', 'compile digits@8a41c0b2d9e7'."""
-    model, at, digest = str(runtime.flow_run.parameters["spec"]).removeprefix("registered:").partition("@")
+    model, at, digest = str(runtime.flow_run.parameters.get("spec")).removeprefix("registered:").partition("@")
     return f"compile {model}{at}{digest[:12]}"
 
 
@@ -87,7 +87,8 @@ def show(done: Compiled) -> None:
     else:
         document = published_document(store, load(store, outcome.model, outcome.version))
     page = outcome.page if outcome.page is None or "://" in outcome.page else Path(outcome.page).as_uri()
-    show_document(document, page)
+    if document is not None:
+        show_document(document, page)
 
 
 def tell(done: Compiled) -> None:

@@ -64,12 +64,12 @@ class PrefectRunner:
     ) -> list[Value]:
         """Submit a task for each item and wait for all."""
         futures = [
-            as_task(self._placed(step, item), f"{step.__name__} {name_of(item)}", item, *arguments, **named).submit()
+            as_task(self._place(step, item), f"{step.__name__} {name_of(item)}", item, *arguments, **named).submit()
             for item in items
         ]
         return [future.result() for future in futures]
 
-    def _placed(self, step: Callable[..., Value], item: object) -> Callable[..., Value]:
+    def _place(self, step: Callable[..., Value], item: object) -> Callable[..., Value]:
         """The step in a slot of its generation, if it compiles for a GPU."""
         if not (self.gpu_slots and step.__name__ == "build" and isinstance(item, Unit) and item.action == "build"):
             return step

@@ -1,4 +1,4 @@
-"""Every metric: its name, kind, labels and meaning. docs/observability.md and the dashboard are checked against this.
+"""Every metric: its name, kind, labels and meaning. Tests hold docs/guides/observability.md and the dashboard to it.
 
 Labels are of few values: targets and backends are those that a fleet has, states are words of ours, and models are
 bounded (`exporter.MOST_MODELS`). No digest, version, run or file is a label.

@@ -106,13 +106,13 @@ def _view(store: Store, model: str, version: str) -> ModelView:
     except EngineryError:
         return ModelView()
     try:
-        drift = _drift(model, [Report.from_json(item) for item in published_document(store, manifest)["reports"]])
-    except (EngineryError, KeyError, TypeError, AttributeError):  # a copy for reading, that anything may be in
+        drift = _drift(model, published_document(store, manifest).reports)
+    except EngineryError:  # a copy for reading, that anything may be in
         drift = {}
     return ModelView(statuses, drift)
 
 
-def _drift(model: str, reports: "list[Report]") -> dict[Joint, float]:
+def _drift(model: str, reports: Sequence[Report]) -> dict[Joint, float]:
     found: dict[Joint, float] = {}
     for report in reports:
         for check in report.checks:

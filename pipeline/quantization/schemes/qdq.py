@@ -9,7 +9,7 @@ that wants them), and Q/DQ behind each convolution (and its Relu) and what joins
 integer kernels are not chosen.
 Weights use all 8 bits, or -64..64 (`QuantizationScheme.weight_levels`): on x86 without VNNI onnxruntime adds pairs of
 uint8 x int8 products in 16 bits, which larger weights can saturate (its own documentation). There an engine with such
-weights is opened in another way, and slower; docs/cpu-kinds.md has the price of both.
+weights is opened in another way, and slower; docs/concepts/cpu-kinds.md has the price of both.
 """
 
 import math

@@ -5,9 +5,8 @@ proposed was seen to pass.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from onnx import ModelProto
 
@@ -20,8 +19,8 @@ from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import Override, OverridePrecision
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.settings.groups import find_groups
-from validation.attribution.reduce import Reduced, reduce
-from validation.attribution.result import Attribution
+from validation.attribution.reduce import Reduction, reduce
+from validation.attribution.result import Attribution, CheckChange, Proposal, ProposedOverride
 
 MOST_RUNS, MOST_S = 60, 900.0
 
@@ -50,14 +49,14 @@ class Recipe:
         """The rules, and after them, so that they count, those that leave `nodes` in float."""
         return [*self.rules, *(Override(name, self.float_precision) for name in nodes)]
 
-    def written(self, nodes: Sequence[str] = ()) -> tuple[ModelProto, Any]:
+    def written(self, nodes: Sequence[str] = ()) -> tuple[ModelProto, object]:
         """The graph with these nodes in float, and notes."""
         rules = self.rules_with(nodes)
         return write(self.model, self.precision, self.scheme, self.ranges, rules, keep_io=self.keep_io, left=self.left)
 
 
-def propose(recipe: Recipe, found: Attribution, before: Sequence[Check], judge: Judge) -> dict[str, object]:
-    """The smallest set of groups that was found to repair the graph, as JSON for people and for the report.
+def propose(recipe: Recipe, found: Attribution, before: Sequence[Check], judge: Judge) -> Proposal:
+    """The smallest set of groups that was found to repair the graph.
 
     found: whose ranking says what to try first.  before: the checks of the graph as it is.  judge: runs all of them.
     """
@@ -74,7 +73,7 @@ def propose(recipe: Recipe, found: Attribution, before: Sequence[Check], judge: 
 
     end = time.monotonic() + MOST_S
     reduced = reduce(groups, passes, MOST_RUNS, lambda: time.monotonic() > end)
-    return _told(recipe, reduced, len(groups), before, judged)
+    return _proposal(recipe, reduced, len(groups), before, judged)
 
 
 def narrow_groups(recipe: Recipe, found: Attribution) -> list[Nodes]:
@@ -100,34 +99,34 @@ def _flat(groups: Sequence[Nodes]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for nodes in groups for name in nodes))
 
 
-def _told(
+def _proposal(
     recipe: Recipe,
-    reduced: Reduced[Nodes],
+    reduced: Reduction[Nodes],
     groups: int,
     before: Sequence[Check],
     judged: Mapping[tuple[str, ...], Sequence[Check]],
-) -> dict[str, object]:
-    told: dict[str, object] = {"groups": groups, "runs": reduced.runs, "minimal": reduced.minimal, "leave": None}
+) -> Proposal:
     if reduced.items is None:
-        return told
+        return Proposal(groups, reduced.runs, reduced.minimal, None)
     nodes = _flat(reduced.items)
     rules = recipe.rules_with(nodes)
-    return {
-        **told,
-        "leave": [list(group) for group in reduced.items],
-        "overrides": [{"match": rule.match, "precision": rule.precision} for rule in rules],
-        "snippet": snippet(rules),
-        "quality": list(_compared(before, judged[nodes])),
-    }
+    return Proposal(
+        groups=groups,
+        runs=reduced.runs,
+        minimal=reduced.minimal,
+        leave=reduced.items,
+        overrides=tuple(ProposedOverride(rule.match, rule.precision) for rule in rules),
+        snippet=snippet(rules),
+        quality=tuple(_compared(before, judged[nodes])),
+    )
 
 
-def _compared(before: Sequence[Check], after: Sequence[Check]) -> Any:
+def _compared(before: Sequence[Check], after: Sequence[Check]) -> Iterator[CheckChange]:
     """The checks with a limit that failed, and the SQNR of every output: before and after."""
     then = {_place(check): check for check in after}
     for check in before:
-        now = then.get(_place(check))
         if not check.passed or (check.name == "sqnr_db" and check.case == "golden"):
-            yield {"before": check.to_json(), "after": now.to_json() if now else None}
+            yield CheckChange(check, then.get(_place(check)))
 
 
 def _place(check: Check) -> tuple[str, ...]:

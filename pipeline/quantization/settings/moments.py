@@ -24,7 +24,7 @@ from pipeline.quantization.settings.runs import Run
 from pipeline.quantization.settings.sessions import Runner, tail, with_outputs
 
 MOST_BYTES = 128 << 20
-# Patches drawn for each value in one, and at least. On ResNet-50, `docs/choice.md` has what they give.
+# Patches drawn for each value in one, and at least. On ResNet-50, `docs/concepts/choice.md` has what they give.
 PATCHES_PER_VALUE = 3
 LEAST_PATCHES = 8192
 # Values of patches that are held before they are multiplied; and drawn at once.

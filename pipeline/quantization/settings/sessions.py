@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from onnx import ModelProto, NodeProto, helper
 
-from builders.backends.onnxruntime.reasons import words_of
 from builders.onnx_graphs.bodies import list_reads
+from builders.reference import open_interpreter, words_of
 from enginery.arrays.arrays import Array
 from enginery.core.errors import ModelError
 from enginery.core.types import Tensors
@@ -13,19 +13,12 @@ from pipeline.graphs.graph import consumers
 
 
 class Runner:
-    """A graph in onnxruntime, for named outputs. optimized: whether the runtime may fuse (off for Q/DQ to be exact)."""
+    """A graph in the reference interpreter, for named outputs. optimized: whether it may fuse (off for exact Q/DQ)."""
 
     def __init__(self, model: ModelProto, outputs: Sequence[str] | None = None, optimized: bool = True) -> None:
-        import onnxruntime as ort
-
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        if not optimized:
-            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        try:
-            self._session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's errors share no base class of their own
-            raise ModelError(f"onnxruntime cannot load the model that is being tried: {words_of(error)}") from error
+        self._session = open_interpreter(
+            model.SerializeToString(), "the model that is being tried", optimized=optimized
+        )
         self._inputs = [value.name for value in self._session.get_inputs()]
         self.outputs = list(outputs or [value.name for value in model.graph.output])
 
@@ -34,7 +27,7 @@ class Runner:
         fed = {name: inputs[name] for name in self._inputs}
         try:
             return dict(zip(self.outputs, self._session.run(self.outputs, fed), strict=True))
-        except Exception as error:  # as above
+        except Exception as error:  # the interpreter's errors share no base class of their own
             raise ModelError(f"the model does not run on its calibration samples: {words_of(error)}") from error
 
 

@@ -8,7 +8,6 @@ rows by halves. Memory is that of one inference and these; values leave the sess
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
@@ -16,6 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from enginery.core.errors import ModelError
 from enginery.core.types import Tensors
 from pipeline.graphs.graph import constants
+from pipeline.quantization.insertion.insertion_points import Site
 from pipeline.quantization.settings.groups import Floats, Group
 
 # Rows kept of each half: beyond twice as many, every second one goes, and later runs give half.
@@ -138,7 +138,7 @@ def gather(
     return found, _work(model, sites, {node: size / samples for node, size in sizes.items()})
 
 
-def _work(model: ModelProto, sites: Sequence[Any], sizes: Mapping[str, float]) -> dict[str, Work]:
+def _work(model: ModelProto, sites: Sequence[Site], sizes: Mapping[str, float]) -> dict[str, Work]:
     given = constants(model.graph)
     work = {}
     for site in sites:

@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import DataError
+from enginery.user_code.finite import describe
 from pipeline.quantization.insertion.insertion_points import prepared
 from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.statistics.histogram import LogHistogram, count_into, holds_nan
 from pipeline.quantization.statistics.observations import Observations, Seen
 from pipeline.quantization.statistics.taps import Measured, open_tapped
-from pipeline.sources.finite import describe, nonfinite_constants
+from pipeline.sources.finite import nonfinite_constants
 from validation.data.samples import SampleSource
 
 

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
-from enginery.core.types import Dim, TensorSpec
-from pipeline.sources.entry_point import call_entry_point, importing_from
+from enginery.core.types import Dim, Tensors, TensorSpec
+from enginery.user_code.samples import NextSample, Sample, SampleGenerator
+from enginery.user_code.task import Task
+from pipeline.sources.user_process import UserProcess, start_user_process
 from validation.data.generated import GeneratedSamples
 from validation.data.samples import Samples, SampleSource
 
@@ -29,7 +32,16 @@ def open_source(
     if not function:
         yield Samples.open(root / file, inputs, dims, (labels,) if labels else ())
         return
-    with importing_from(root, file):
-        yield GeneratedSamples(
-            lambda: call_entry_point(root, file, function, {}), data, digest, tuple(inputs), tuple(dims)
-        )
+    task = Task(SampleGenerator(root, file, function, data))
+    with start_user_process(task) as process:
+        process.ask(task, Sample)
+        numbers = count()
+        yield GeneratedSamples(lambda: _pass(process, next(numbers)), data, digest, tuple(inputs), tuple(dims))
+
+
+def _pass(process: UserProcess, number: int) -> Iterator[Tensors]:
+    while True:
+        sample, arrays = process.ask(NextSample(number), Sample)
+        if sample.is_end:
+            return
+        yield arrays

@@ -12,17 +12,16 @@ models over 2 GB work.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from builders.backends.onnxruntime.file import embed_shapes
-from builders.backends.onnxruntime.reasons import words_of
 from builders.onnx_graphs.bodies import list_reads
+from builders.reference import embed_shapes, open_interpreter, words_of
 from enginery.arrays.arrays import Array
 from enginery.core.errors import ModelError
 from enginery.core.types import Tensors
+from enginery.core.untyped import Untyped
 from pipeline.graphs.graph import constants, element_types
 
 EXTREMES, TOTAL = ("ReduceMin", "ReduceMax", "Size"), "ReduceL1"
@@ -34,10 +33,6 @@ _SAVING = {
     "session.optimized_model_external_initializers_file_name": "optimized.weights",
     "session.optimized_model_external_initializers_min_size_in_bytes": str(EXTERNAL_FROM_BYTES),
 }
-
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ class Measured:
 class Tapped:
     """An open session, and where in it each tensor is measured; `whole` are those whose values leave it."""
 
-    session: "ort.InferenceSession"
+    session: Untyped
     places: Mapping[str, str]
     whole: frozenset[str]
 
@@ -95,27 +90,14 @@ def open_tapped(
     carried = [places[name] for name in tensors if name in whole and name not in given]
     optimized.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in carried)
     onnx.save(optimized, workdir / "tapped.onnx")
-    return Tapped(open_session(workdir / "tapped.onnx", "ORT_DISABLE_ALL", threads), places, frozenset(whole))
+    return Tapped(_open(workdir / "tapped.onnx", threads, {}, optimized=False), places, frozenset(whole))
 
 
-def open_session(
-    model: Path, level: str, threads: int, entries: dict[str, str] | None = None, save: str = ""
-) -> "ort.InferenceSession":
-    """An onnxruntime session on the CPU. Raises ModelError when the model does not load."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 4  # what it logs as an error it also raises
-    options.intra_op_num_threads = threads
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
-    options.optimized_model_filepath = save
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    for name, value in (entries or {}).items():
-        options.add_session_config_entry(name, value)
-    try:
-        return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors share no base class of their own
-        raise ModelError(f"onnxruntime cannot load the model for calibration: {words_of(error)}") from error
+def _open(model: Path, threads: int, entries: Mapping[str, str], *, optimized: bool, save: str = "") -> Untyped:
+    given = {"session.intra_op.allow_spinning": "0", **entries}
+    return open_interpreter(
+        model, "the model for calibration", optimized=optimized, threads=threads, entries=given, save=save
+    )
 
 
 def _check_tensors(model: ModelProto, tensors: Sequence[str]) -> None:
@@ -149,7 +131,7 @@ def _optimized(
     del graph.output[:]
     graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inner)
     onnx.save(model, source)
-    open_session(source, "ORT_ENABLE_ALL", threads, _SAVING, save=str(workdir / "optimized.onnx"))
+    _open(source, threads, _SAVING, optimized=True, save=str(workdir / "optimized.onnx"))
     optimized = onnx.load(workdir / "optimized.onnx", load_external_data=False)
     embed_shapes(optimized, workdir)
     return optimized, _places(optimized, inner)

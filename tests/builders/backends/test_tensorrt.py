@@ -205,7 +205,7 @@ def test_too_little_memory_is_told_apart_so_that_it_is_tried_again_leaner():
 
 
 def test_only_full_tensorrt_tunes_on_its_target():
-    assert TensorRT.tunes_on_target and not TensorRTRTX.tunes_on_target
+    assert TensorRT.capabilities.tunes_on_target and not TensorRTRTX.capabilities.tunes_on_target
 
 
 def test_an_earlier_failure_leaves_no_words_behind(tmp_path):

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from builders.backends.run_profiles import DeviceTimed
 from builders.backends.tensorrt import TensorRT, TensorRTRTX
 from builders.backends.tensorrt.runtime import lanes, session
 from builders.backends.tensorrt.runtime.opening import Opening
@@ -172,7 +171,6 @@ def test_the_gpus_own_time_is_told_by_events(driver, captures):
     engine = FakeEngine(driver)
     with Device(0) as device:
         opened = session_over(device, engine, cuda_graphs=captures)
-        assert isinstance(opened, DeviceTimed)
         assert opened.device_seconds(images(2), 3) == pytest.approx([2.5e-3] * 3)
         opened.close()
     assert counter(driver, "events").value == 0

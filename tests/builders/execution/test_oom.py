@@ -1,7 +1,7 @@
 import pytest
 
 from builders.execution import process
-from builders.execution.jobs import Job, Limits, Reduced
+from builders.execution.jobs import Job, Limits, ReducedRequest
 from builders.execution.local import LocalExecutor
 from builders.execution.oom import oom_kills
 from enginery.core.errors import StepError
@@ -34,7 +34,7 @@ def test_a_kill_with_the_kernels_evidence_is_for_memory_and_without_it_a_crash(t
 
 def test_a_job_over_its_limit_is_tried_once_more_where_it_can_be_reduced():
     def job(mib: int) -> Job:
-        reduced = Reduced(Call(f"{JOBS}:hold", {"mib": mib}), f"with mib {mib}")
+        reduced = ReducedRequest(Call(f"{JOBS}:hold", {"mib": mib}), f"with mib {mib}")
         return call_job("unit", f"{JOBS}:hold", {"mib": 400}, limits=Limits(60, 200), reduced=reduced)
 
     assert LocalExecutor(1).run(job(20)) == 20

@@ -156,19 +156,19 @@ def test_what_is_not_known_is_refused_by_name(tmp_path, change, words):
         to_module(path)
 
 
-@pytest.mark.parametrize("opset", [12, 99])
+@pytest.mark.parametrize("opset", [0, 99])
 def test_opsets_that_were_not_read_are_refused(tmp_path, opset):
     path = graphs.one_node(tmp_path / "model.onnx", "Relu")
     model = onnx.load(path)
     model.opset_import[0].version = opset
     onnx.save(model, path)
-    with pytest.raises(ModelError, match=f"opset {opset} is not in 13"):
+    with pytest.raises(ModelError, match=f"opset {opset} is not in 1"):
         to_module(path)
 
 
 def test_types_without_operators_are_refused(tmp_path):
     path = graphs.one_node(tmp_path / "model.onnx", "Identity", TensorProto.UINT16)
-    with pytest.raises(ModelError, match="input 'x' is UINT16"):
+    with pytest.raises(ModelError, match="input 'x': it is UINT16"):
         to_module(path)
 
 

@@ -7,7 +7,6 @@ import onnx
 import pytest
 
 from builders.backends.onnxruntime import OrtSession
-from builders.backends.run_profiles import Prepared
 from enginery.arrays import tensors
 from enginery.arrays.tensors import Fit, InputCheck, check_inputs
 from enginery.core.errors import DataError
@@ -99,11 +98,10 @@ def test_a_session_checks_once_and_gives_its_runtimes_own_call(full: list[int], 
         values = {"x": np.float32([[-1, 0, 2]])}
         for _ in range(3):
             assert session.run(values)["y"].tolist() == [[0, 0, 2]]
-        assert isinstance(session, Prepared)
-        (found,) = session.prepared(values)()  # type: ignore[misc]
+        (found,) = session.prepare_call(values)()  # type: ignore[misc]
         assert found.tolist() == [[0, 0, 2]] and len(full) == 1
         with pytest.raises(DataError, match="the model needs float32"):
-            session.prepared({"x": np.zeros((1, 3))})
+            session.prepare_call({"x": np.zeros((1, 3))})
         for wrong, kind in ((None, "NoneType"), ([values["x"]], "list"), (3, "int")):
             with pytest.raises(DataError, match=f"the inputs are a {kind}; give a dict of numpy arrays .* needs 'x'"):
                 session.run(wrong)  # type: ignore[arg-type]

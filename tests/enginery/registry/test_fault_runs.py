@@ -1,4 +1,4 @@
-"""A few of the runs of `fault_runs`; what hundreds gave is in docs/registry.md."""
+"""A few of the runs of `fault_runs`; what hundreds gave is in docs/concepts/registry.md."""
 
 import gc
 from pathlib import Path

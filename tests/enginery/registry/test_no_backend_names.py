@@ -8,7 +8,7 @@ from builders.backends import discovery
 
 ROOT = Path(__file__).parents[3]
 ROOMS = ("enginery", "pipeline/fleet")
-# The model as it was exported is served as an ONNX file, by the runtime of that name (docs/client.md).
+# The model as it was exported is served as an ONNX file, by the runtime of that name (docs/guides/client.md).
 ALLOWED = {("pull.py", "onnxruntime")}
 
 

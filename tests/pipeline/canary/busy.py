@@ -44,14 +44,8 @@ class Busy:
         return {"y": np.array([[together, self._number, threading.get_ident() == self._thread, 0]], np.float32)}
 
 
-class Shared(Busy):
-    """Several threads may run it."""
-
-    thread_safe = True
-
-
 @contextmanager
-def opened(together: int, safe: bool, most: int = 99, how: str = "", at: int = -1, answer: int = 0) -> Iterator[Busy]:
+def opened(together: int, most: int = 99, how: str = "", at: int = -1, answer: int = 0) -> Iterator[Busy]:
     """most: how often it can be opened.  answer: bytes of one."""
     global _opened, _barrier
     with _lock:
@@ -61,4 +55,4 @@ def opened(together: int, safe: bool, most: int = 99, how: str = "", at: int = -
             _barrier = threading.Barrier(together)
     if number > most:
         raise EngineryError("out of memory")
-    yield (Shared if safe else Busy)(_barrier, number, how, at, answer)
+    yield Busy(_barrier, number, how, at, answer)

@@ -13,18 +13,18 @@ from enginery.core.errors import EngineryError, InputError
 from enginery.recording.outputs import EQUAL_DB
 from enginery.recording.recorder import ObservationLog
 from pipeline.canary.in_flight import in_flight_of
-from pipeline.canary.isolated import isolated
+from pipeline.canary.isolated import isolate
 from tests.pipeline.canary.busy import opened
 from tests.pipeline.canary.test_isolated import LIMITS, manifests, replayed
 from tests.validation.canary.simulated import Engine, Ticking, traffic
 from validation.canary import concurrent
-from validation.canary.concurrent import Segment, replay_concurrently
+from validation.canary.concurrent import TrafficSegment, replay_concurrently
 from validation.canary.observations import read_both
-from validation.canary.replay import Pace
+from validation.canary.replay import ReplayPace
 from validation.canary.report import read_report
 
 __all__ = ["manifests"]  # a fixture
-AUTO = Pace(in_flight=None)
+AUTO = ReplayPace(in_flight=None)
 
 
 def found(seen, pace=AUTO, observed=None, seconds=0.01):
@@ -53,7 +53,7 @@ def test_as_many_as_the_record_shows(tmp_path: Path) -> None:
 def test_traffic_without_times_goes_one_by_one() -> None:
     untimed = replace(traffic(10, 0.0), timed=False)
     assert found(untimed).count == 1 and "no times" in found(untimed).source
-    for pace in (Pace(in_flight=4), Pace(duration=3.0)):
+    for pace in (ReplayPace(in_flight=4), ReplayPace(duration=3.0)):
         with pytest.raises(InputError, match="no times"):
             found(untimed, pace)
 
@@ -61,9 +61,9 @@ def test_traffic_without_times_goes_one_by_one() -> None:
 @pytest.mark.parametrize("safe", [True, False])
 def test_threads_share_a_session_that_allows_it_and_open_their_own_otherwise(safe: bool) -> None:
     inputs = {"x": np.ones((1, 4), np.float32)}
-    with isolated("candidate", partial(opened, 3, safe)) as session:
+    with isolate("candidate", partial(opened, 3), safe) as session:
         session.prepare(3, [])
-        answers = list(session.serve_segment(Segment([0.0] * 6, [inputs] * 6)))
+        answers = list(session.serve_segment(TrafficSegment([0.0] * 6, [inputs] * 6)))
     rows = [one.served.outputs["y"][0] for one in answers if one.served.outputs is not None]
     assert len(rows) == 6 and all(row[0] == 3 for row in rows), "three were running at once, each time"
     assert {row[1] for row in rows} == ({1} if safe else {2, 3, 4}), "which session ran it, in the order of opening"
@@ -73,13 +73,13 @@ def test_threads_share_a_session_that_allows_it_and_open_their_own_otherwise(saf
 def test_large_answers_come_one_by_one_and_no_more_are_held_than_the_bound(monkeypatch) -> None:
     bound, answer, count = 4 << 20, 2 << 20, 60
     monkeypatch.setattr(concurrent, "HELD_BYTES", bound)
-    opener = partial(opened, 1, True, answer=answer)
-    with isolated("candidate", opener) as candidate, isolated("baseline", opener) as baseline:
+    opener = partial(opened, 1, answer=answer)
+    with isolate("candidate", opener, True) as candidate, isolate("baseline", opener, True) as baseline:
         for session in (candidate, baseline):
             session.prepare(4, [])
         tracemalloc.start()
         try:
-            pairs = list(replay_concurrently(candidate, baseline, traffic(count, 1e-4), Pace(), 4))
+            pairs = list(replay_concurrently(candidate, baseline, traffic(count, 1e-4), ReplayPace(), 4))
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -90,14 +90,14 @@ def test_large_answers_come_one_by_one_and_no_more_are_held_than_the_bound(monke
 
 
 def test_an_engine_that_cannot_be_opened_so_often_says_what_to_do() -> None:
-    opener = partial(opened, 2, False, most=2)
-    with isolated("candidate", opener) as session, pytest.raises(EngineryError, match=r"out of memory.*--in-flight"):
+    opener = partial(opened, 2, most=2)
+    with isolate("candidate", opener) as session, pytest.raises(EngineryError, match=r"out of memory.*--in-flight"):
         session.prepare(2, [])
 
 
 def test_a_canary_in_flight_compares_what_each_request_met(tmp_path, manifests) -> None:
-    pace = Pace(warmup=2, in_flight=3)
-    written = replayed(tmp_path, manifests, partial(opened, 1, True), partial(opened, 1, True), 400, pace=pace)
+    pace = ReplayPace(warmup=2, in_flight=3)
+    written = replayed(tmp_path, manifests, partial(opened, 1), partial(opened, 1), 400, pace, True)
     seen = read_both(*(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")))
     assert seen[0].request == seen[1].request == list(range(400)) and all(seen[0].ok) and seen[0].time == seen[1].time
     assert written.report.traffic.in_flight == 3
@@ -108,9 +108,9 @@ def test_a_canary_in_flight_compares_what_each_request_met(tmp_path, manifests) 
 
 @pytest.mark.parametrize(("how", "words"), [("exit", "exit status 3"), ("sys.exit", "exit status 4")])
 def test_a_candidate_that_dies_in_flight_is_not_promoted(tmp_path, manifests, how, words) -> None:
-    pace = Pace(warmup=2, in_flight=3)
-    dying = partial(opened, 1, True, how=how, at=205)
-    written = replayed(tmp_path, manifests, dying, partial(opened, 1, True), 400, pace=pace)
+    pace = ReplayPace(warmup=2, in_flight=3)
+    dying = partial(opened, 1, how=how, at=205)
+    written = replayed(tmp_path, manifests, dying, partial(opened, 1), 400, pace, True)
     assert written.report.verdict != "PASS"
     ends = [item.note for item in written.report.criteria if item.name == "logs to the end"]
     assert f"the candidate's engine ended its process: {words}, among requests" in ends[0]

@@ -13,7 +13,7 @@ from enginery.core.names import parse_reference
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import open_store
 from pipeline.canary.engines import ChosenEngine
-from pipeline.canary.isolated import isolated
+from pipeline.canary.isolated import isolate
 from pipeline.canary.run import CanaryExecution, CanaryRun
 from pipeline.canary.verdicts import JudgeOptions, WrittenReport, judge_files, promotion_refusal
 from tests.enginery.registries import engine, publish_engines
@@ -21,7 +21,7 @@ from tests.pipeline.canary.dying import opened
 from tests.validation.canary.simulated import traffic
 from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import read_both
-from validation.canary.replay import Clock, Pace, serve
+from validation.canary.replay import ReplayClock, ReplayPace, serve
 from validation.canary.report import read_report
 
 LIMITS = Thresholds({"p50": 9.0}, error_rate=0.01)
@@ -42,18 +42,19 @@ def replayed(
     candidate: partial,
     baseline: partial,
     count: int = 800,
-    pace: Pace | None = None,
+    pace: ReplayPace | None = None,
+    thread_safe: bool = False,
 ) -> WrittenReport:
     """A canary of engines in processes of their own."""
     reference = parse_reference("digits@1")
     wanted = CanaryRun(
-        reference, reference, target_named("cpu"), folder, folder / "out", pace=pace or Pace(warmup=2), looks=2
+        reference, reference, target_named("cpu"), folder, folder / "out", pace=pace or ReplayPace(warmup=2), looks=2
     )
     sides = [ChosenEngine(manifest, manifest.engines[0]) for manifest in manifests]
     canary = CanaryExecution(wanted, sides, LIMITS, "a test", traffic(count, 1e-5), lambda _: None)
     with ExitStack() as stack:
         sessions = [
-            stack.enter_context(isolated(role, opener))
+            stack.enter_context(isolate(role, opener, thread_safe))
             for role, opener in (("candidate", candidate), ("baseline", baseline))
         ]
         return canary.run(sessions[0], sessions[1], None)
@@ -94,22 +95,22 @@ def test_a_baseline_that_dies_is_nothing_to_pass_against(tmp_path, manifests):
 
 
 def test_an_engine_that_raises_lives_on_and_sys_exit_does_not():
-    with isolated("candidate", partial(opened, "raises", 1)) as session:
-        failed, answered = (serve(session, X, Clock()) for _ in "ab")
+    with isolate("candidate", partial(opened, "raises", 1)) as session:
+        failed, answered = (serve(session, X, ReplayClock()) for _ in "ab")
         assert failed.error == "ValueError: a request that fails" and failed.service > 0 and not session.died
         assert answered.outputs is not None and np.array_equal(answered.outputs["y"], X["x"] * 2)
         assert 1e-4 <= answered.service < 10 and [spec.name for spec in session.inputs] == ["x"]
-    with isolated("candidate", partial(opened, "sys.exit", 1)) as session:
-        assert "exit status 4, at request 1" in serve(session, X, Clock()).error and session.died
+    with isolate("candidate", partial(opened, "sys.exit", 1)) as session:
+        assert "exit status 4, at request 1" in serve(session, X, ReplayClock()).error and session.died
 
 
 def test_an_engine_that_cannot_be_opened_says_so():
     died = "the candidate's engine ended its process while it was opened: signal 11"
-    with pytest.raises(EngineryError, match=died), isolated("candidate", partial(opened, "segfault", 0)):
+    with pytest.raises(EngineryError, match=died), isolate("candidate", partial(opened, "segfault", 0)):
         pass
     for how, kind, words in (
         ("refused", DataError, "engine is none"),
         ("broken", EngineryError, "RuntimeError: no such"),
     ):
-        with pytest.raises(kind, match=words), isolated("baseline", partial(opened, how)):
+        with pytest.raises(kind, match=words), isolate("baseline", partial(opened, how)):
             pass

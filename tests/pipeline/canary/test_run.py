@@ -21,7 +21,7 @@ from tests.pipeline.projects import Project
 from tests.validation.canary.simulated import Engine, Ticking, traffic
 from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import read_observations
-from validation.canary.replay import Pace
+from validation.canary.replay import ReplayPace
 from validation.canary.report import read_report
 
 COMMAND = [sys.executable, "-m", "pipeline.cli"]
@@ -124,7 +124,7 @@ def test_it_stops_at_the_look_that_decides(built, tmp_path, fault, looks):
     """Engines of a simulated clock, through the whole of the run: a swapped output is found at the first look."""
     store = open_store(built.registry)
     reference, target = parse_reference("tiny@1"), target_named("cpu")
-    wanted = CanaryRun(reference, reference, target, tmp_path, tmp_path / "out", pace=Pace(), looks=4)
+    wanted = CanaryRun(reference, reference, target, tmp_path, tmp_path / "out", pace=ReplayPace(), looks=4)
     ticking, said = Ticking(), []
     engines = [Engine(ticking, np.random.default_rng(seed), kind) for seed, kind in enumerate((fault, ""))]
     sides = [choose(store, reference, target, None)] * 2

@@ -288,7 +288,7 @@ def test_a_model_that_is_damaged_keeps_no_other_from_being_settled(
     one, two = pair
     settled("cpu", two, one)
     store.create(canary_key("digits", "2", "cpu", "0" * 64), b"{}")
-    monkeypatch.setattr(flows.versions, "models", lambda _: ["digits", "other", "another"])
+    monkeypatch.setattr(flows.lookup, "models", lambda _: ["digits", "other", "another"])
     monkeypatch.setattr(flows, "get_run_logger", lambda: logging.getLogger("flow"))
     monkeypatch.setattr(flows.PrefectRunner, "call", lambda _, step, *arguments: step(*arguments))
     state = flows.settle_canary.fn(registry=store.uri)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders.backends import discovery
 from builders.backends.shape_profiles import profiles
 from builders.execution.local import LocalExecutor
 from enginery.core.codec import decode
@@ -118,10 +119,11 @@ def test_the_reason_without_a_change_or_without_a_past() -> None:
 def test_wide_is_one_profile_that_spans_every_bucket_and_is_tuned_for_opt() -> None:
     inputs = (TensorSpec("ids", "int64", ("batch", "seq")),)
     dims = (Dim("batch", 1, 2, 4), Dim("seq", 1, 48, 64, (32, 64)))
-    (one,) = profiles(inputs, plan._buckets_for((("profiles", "wide"),), dims))
+    wide = discovery.configure("tensorrt-rtx", {"profiles": "wide"})
+    (one,) = profiles(inputs, plan._buckets_for(wide, dims))
     assert one.inputs[0][1:] == ((1, 1), (2, 48), (4, 64))
-    for options in ((("profiles", "per-bucket"),), ()):
-        assert len(list(profiles(inputs, plan._buckets_for(options, dims)))) == 2
+    for name in ("tensorrt-rtx", "onnxruntime"):
+        assert len(list(profiles(inputs, plan._buckets_for(discovery.configure(name, {}), dims)))) == 2
 
 
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=6, unique=True), st.integers(1, 64))

@@ -79,7 +79,7 @@ def test_what_kubectl_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ki
         ("groups:\n- {capability: '89'}", ":2: groups.0.capability: '89': must be a compute capability such as '8.9'"),
         ("groups:\n- {product: l4, sharing: time}", ":2: groups.0.sharing: 'time' is not known; did you mean 'time-"),
         ("groups: []", ":1: groups: []: has 0 items; it needs 1 or more"),
-        ("nodes: 3", ":1: groups: is missing; add it (docs/fleet.md has one"),
+        ("nodes: 3", ":1: groups: is missing; add it (docs/guides/fleet.md has one"),
         ("[]", ": holds a list; an inventory is a mapping of keys such as groups"),
     ],
 )
@@ -105,7 +105,7 @@ def test_what_is_no_list_of_nodes(tmp_path: Path, text: str, wanted: str) -> Non
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"no such file; docs/fleet.md has one"):
+    with pytest.raises(SpecError, match=r"no such file; docs/guides/fleet.md has one"):
         read_inventory(tmp_path / "none.yaml")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(SpecError, match="is not UTF-8 text"):

@@ -47,7 +47,7 @@ def test_a_build_that_fails_names_the_node_and_proposes_what_repairs_it(loud: Pr
     manifest = locate(store, parse_reference("tiny")).manifest
     found = attributions(store, manifest)[GRAPH]
     assert [row.node for row in found.blamed] == ["node"] and found.proposal is not None
-    assert yaml.safe_load(found.proposal["snippet"]) == {
+    assert yaml.safe_load(found.proposal.snippet or "") == {
         "quantization": {"overrides": [{"match": "node", "precision": "fp32"}]}
     }
     assert told["digest"] in manifest.blobs()

@@ -14,7 +14,6 @@ from builders.backends.onnxruntime import OrtSession
 from builders.execution.jobs import WorkerContext
 from enginery.core.codec import decode, encode
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
-from enginery.core.requirements import Weights
 from enginery.registry.build_request import request_of
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.manifest import Manifest
@@ -27,11 +26,12 @@ from pipeline.operations.offline.carry import carry
 from pipeline.operations.offline.returned import Imported, import_results
 from tests.pipeline.projects import Project
 from validation.comparison.sessions import run
-from validation.gpu.carried import Carried
 from validation.gpu.cases import load_cases
+from validation.gpu.devices import KitDevice
 from validation.gpu.kit import KitOptions, run_kit
+from validation.gpu.offline_bundle import OfflineBundle
 from validation.gpu.recorded import PackedArray, RecordingSession, pack, unpack
-from validation.gpu.results import CarriedTrial, DeviceRecord, Results, now
+from validation.gpu.results import OfflineTrial, Results, now
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -87,7 +87,7 @@ def test_the_answers_of_a_machine_elsewhere_prove_engines(built: Project, return
 def test_carrying_from_the_command_line(built: Project, tmp_path: Path) -> None:
     done = built.run("validate", "tiny", "--carry", tmp_path / "out", "--target", "sm_89", "--json")
     assert done.code == 0, done.err
-    made = Carried.load(tmp_path / "out")
+    made = OfflineBundle.load(tmp_path / "out")
     assert [item.digest for item in made.engines] == done.json["engines"]
     assert {item.request.target.name for item in made.engines} == {"sm_89"}
     again = built.run("validate", "tiny", "--carry", tmp_path / "out")
@@ -109,10 +109,10 @@ def test_an_engine_without_weights_of_its_own_is_not_carried(
     place: tuple[Store, Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, manifest = place
-    entries = judge_entries(store, manifest)
-    stripped = [replace(item, requires=(*item.requires, Weights(str(item.graph)))) for item in entries]
+    entries = judged(store, manifest)
+    stripped = [replace(item, options={**item.options, "strip_weights": True}) for item in entries]
     monkeypatch.setattr(carrying, "judged", lambda *_: stripped)
-    with pytest.raises(InputError, match=r"without weights of its own.*carry other targets"):
+    with pytest.raises(InputError, match=r"strip_weights.*carry other targets"):
         carry(store, manifest, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -239,11 +239,11 @@ def of_a_gpu(
     for answer in recorder.answers.values():
         exact = unpack(answer["logits"])
         answer["logits"] = pack((exact * (1 + noise * rng.standard_normal(exact.shape))).astype(exact.dtype))
-    item = CarriedTrial(
+    item = OfflineTrial(
         model="tiny", version="1", manifest=manifest.digest, golden=digest, engine=str(entry.digest),
         build_key=request.key, unit=unit, created_at=now(), outcome="passed", answers=recorder.answers,
     )  # fmt: skip
-    gpu = DeviceRecord("cuda", "NVIDIA L4", "NVIDIA-L4", driver="580.1", compute_capability=(8, 9))
+    gpu = KitDevice("cuda", "NVIDIA L4", "NVIDIA-L4", driver="580.1", compute_capability=(8, 9))
     gpu = replace(gpu, **device)
     results = Results(now(), gpu, {"name": "box"}, {}, None, (), (), (), (item,), 1.0, "real")
     (found,) = import_results(store, Results.from_json(json.loads(results.to_bytes())))
@@ -253,7 +253,7 @@ def of_a_gpu(
 def test_an_engine_of_a_gpu_is_proven_by_answers_of_such_a_gpu_alone(
     place: tuple[Store, Manifest], returned_once: tuple[Path, Path], in_process: None, tmp_path: Path
 ) -> None:
-    """And made-up answers that fit prove it, too: that much trust in who hands them in remains (docs/gpu-check.md)."""
+    """And made-up answers that fit prove it, too: that much trust in who hands them in remains."""
     out, unit = returned_once[0], "sm_89 fp32 tensorrt-rtx"
     copied = of_a_gpu(place, out, unit, tmp_path / "a", 0.0)
     assert copied.verdict == "refused" and "bit for bit in every case" in copied.reason
@@ -265,7 +265,7 @@ def test_an_engine_of_a_gpu_is_proven_by_answers_of_such_a_gpu_alone(
 
 def test_what_holds_no_carried_engine_or_is_no_result_is_one_message(built: Project, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    empty = Results(now(), DeviceRecord("cpu", "x"), {}, {}, None, (), (), (), (), 1.0, "real")
+    empty = Results(now(), KitDevice("cpu", "x"), {}, {}, None, (), (), (), (), 1.0, "real")
     texts = {
         empty.to_bytes(): "holds no carried engines",
         b"[": "is not JSON",
@@ -273,7 +273,7 @@ def test_what_holds_no_carried_engine_or_is_no_result_is_one_message(built: Proj
         empty.to_bytes().replace(b'"size":"real"', b'"size":"real","size":"small"'): "is not JSON",
         b"{}": "no results of the GPU kit",
         empty.to_bytes().replace(b'"format":1', b'"format":9'): "results of format 9",
-        empty.to_bytes().replace(b'"carried":[]', b'"carried":[{}]'): "'unit'",
+        empty.to_bytes().replace(b'"carried":[]', b'"carried":[{}]'): "Results.carried[0]",
         empty.to_bytes().replace(b'"carried":[]', b'"carried":[3]'): "Results.carried[0] is 3",
         empty.to_bytes().replace(b'"skipped":[],', b""): "not whole",
     }

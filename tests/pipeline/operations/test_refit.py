@@ -32,7 +32,8 @@ from enginery.registry.store.base import open_store
 from enginery.registry.store.folder import FileStore
 from enginery.registry.versions.lookup import load, locate
 from pipeline.operations.jobs.refit import RefitEngine
-from pipeline.operations.refit import cannot
+from pipeline.operations.refit import PublishedRefit, cannot
+from pipeline.outcome import EngineResult, Outcome
 from pipeline.values import EngineBlob
 from tests.pipeline import refitting_backend
 from tests.pipeline.projects import Project, answers, weights, write_model, write_project
@@ -264,3 +265,11 @@ def test_weights_beside_the_model_are_told_apart_by_their_form_alone(tmp_path: P
         onnx.save(model, folder / "m.onnx", save_as_external_data=True, location=f"{name}.bin", size_threshold=100)
         paths.append(folder / "m.onnx")
     assert differs(*paths) is None
+
+
+def test_units_of_a_run_that_failed_are_named() -> None:
+    """Beside the refitted engines, what was built with them."""
+    good = EngineResult("cpu", "fp32", "onnxruntime", "a" * 64, 1, "proven", "", {})
+    bad = replace(good, precision="int8", digest=None, status="failed", reason="SQNR")
+    outcome = Outcome("tiny", "2", False, (good, bad), {}, channel_refusal="it is frozen")
+    assert PublishedRefit.of(outcome) == PublishedRefit("tiny", "2", "it is frozen", ("cpu int8 onnxruntime",))

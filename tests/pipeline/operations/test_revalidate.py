@@ -55,7 +55,7 @@ def test_a_version_whose_spec_does_not_fit_this_installation_is_named_in_one_mes
     ("version", "said"),
     [
         ("", "built by onnxruntime, which is not installed here"),
-        ("0.1", "saved by onnxruntime .*; 0.1 is here; install"),
+        ("0.1", "saved by onnxruntime .*; 0.1 is here; install that version"),
     ],
 )
 def test_a_machine_whose_compiler_does_not_open_an_engine_says_nothing_about_it(

@@ -126,4 +126,4 @@ def test_whoever_tells_says_what_is_declared(api: Api, tmp_path: Path, project: 
 
 
 def test_the_page_has_the_table_of_events() -> None:
-    assert markdown() in (Path(__file__).parents[3] / "docs" / "deployments.md").read_text()
+    assert markdown() in (Path(__file__).parents[3] / "docs/guides/deployments.md").read_text()

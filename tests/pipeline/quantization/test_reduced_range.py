@@ -123,7 +123,7 @@ def test_a_reduced_int8_engine_is_exact_on_any_cpu_without_the_option(tmp_path: 
 def test_a_whole_int8_engine_is_exact_where_this_project_opens_it(tmp_path: Path, precision: str):
     graph, engine = compiled(False, precision, tmp_path)
     expected = run(graph, loud(), optimized=False)
-    with OnnxRuntime().session(engine.path) as session:
+    with OnnxRuntime().open_part(engine.path) as session:
         assert sqnr_db(expected, session.run(loud())["y"]) > 60
     plain = ort.InferenceSession(str(engine.path), providers=["CPUExecutionProvider"])
     saturated = sqnr_db(expected, plain.run(None, loud())[0]) < 40

@@ -16,6 +16,7 @@ from enginery.core.types import Dim, TensorSpec
 from pipeline.sources.export import export
 from pipeline.sources.onnx_model import save_onnx, specs_of
 from pipeline.sources.request import ExportRequest
+from tests.enginery.user_code.here import serve_here
 from validation.data.samples import Samples
 from validation.golden.golden_set import GoldenSet
 from validation.limits.noise_floor import Noise
@@ -38,6 +39,11 @@ class Net(torch.nn.Module):
 def build():
     return Net()
 """
+
+
+@pytest.fixture(autouse=True)
+def _user_code_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.sources.torch_model.start_user_process", serve_here)
 
 
 def net(body: str, more: str = "") -> str:

@@ -40,9 +40,9 @@ from tests.validation.attribution.planted import (
     with_weight,
 )
 from validation.attribution.attribute import attribute
+from validation.attribution.formatting import describe_taps, summarize
 from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.sweep import Size
-from validation.attribution.words import headline, taps_text
 from validation.limits.budget import default_budget
 
 ATTENTION, CONV = with_names(attention_net()), with_names(conv_net())
@@ -75,7 +75,7 @@ def test_a_fault_is_blamed_on_the_node_it_was_planted_in(fault: str, tmp_path: P
     result = found(ATTENTION, make(), sentences(), tmp_path)
     expected = [node, "Transpose_back"] if fault == "another table" else [node]
     assert sorted(row.node for row in result.blamed) == sorted(expected)
-    assert result.finding == "blamed" and node in headline(result) + "".join(expected[1:])
+    assert result.finding == "blamed" and node in summarize(result) + "".join(expected[1:])
     assert not result.taps.changed and result.taps.compared == 2
     output = next(row for row in result.rows if row.tensor == "scores")
     assert output.inherited.sqnr_db < 80 or output.inherited.nonfinite
@@ -86,7 +86,7 @@ def test_a_fault_is_blamed_on_the_node_it_was_planted_in(fault: str, tmp_path: P
 @pytest.mark.parametrize(("net", "data"), [(ATTENTION, sentences), (CONV, images)])
 def test_a_clean_model_is_blamed_nowhere(net: ModelProto, data: Callable, optimized: bool, tmp_path: Path) -> None:
     result = found(net, net, data(), tmp_path, failed=(), optimized=optimized)
-    assert result.finding == "nothing-failed" and not result.blamed and headline(result).startswith("nothing failed")
+    assert result.finding == "nothing-failed" and not result.blamed and summarize(result).startswith("nothing failed")
     assert all(row.local.sqnr_db > 120 and row.local.nonfinite == 0 for row in result.rows)
     assert (len(result.rows) > 5 and {row.node for row in result.rows} > {"MatMul_v"}) or net is CONV
 
@@ -164,7 +164,7 @@ def test_a_fault_in_an_engine_is_told_in_the_names_of_its_graph(
     reference, limits = graph(net, tmp_path, "graph"), default_budget("engine", "fp32")
 
     def result(path: Path) -> object:
-        tapped = OnnxGraph(path, path.parent / "taps", OnnxRuntime().session, fuses=True)
+        tapped = OnnxGraph(path, path.parent / "taps", OnnxRuntime().open_part, fuses=True)
         return attribute("engine", "fp32", reference, tapped, golden_of(data()), limits, ["sqnr_db"])
 
     clean = result(engine(net, tmp_path / "clean"))
@@ -193,7 +193,7 @@ def test_many_slices_that_become_one_split_are_taken_apart(tmp_path: Path) -> No
     reference = graph(net, tmp_path, "graph")
     path = engine(faulty, tmp_path / "engine")
     assert [item.op_type for item in onnx.load(path).graph.node].count("Split") == 1
-    tapped = OnnxGraph(path, tmp_path / "taps", OnnxRuntime().session, fuses=True)
+    tapped = OnnxGraph(path, tmp_path / "taps", OnnxRuntime().open_part, fuses=True)
     values = {"x": np.random.default_rng(0).normal(size=(8, count)).astype(np.float32)}
     limits = default_budget("engine", "fp32")
     found = attribute("engine", "fp32", reference, tapped, golden_of(values), limits, ["sqnr_db"])
@@ -226,7 +226,7 @@ def test_a_tap_that_changes_the_outputs_is_said(tmp_path: Path) -> None:
     reference, candidate = graph(CONV, tmp_path, "a"), Shifted(graph(CONV, tmp_path, "b"))
     result = attribute("engine", "fp32", reference, candidate, golden_of(images()), default_budget("engine", "fp32"))
     assert 0 < result.taps.changed["logits"].max_rel < 1e-2
-    assert "the ranking is of the tapped model" in taps_text(result) and "logits by" in taps_text(result)
+    assert "the ranking is of the tapped model" in describe_taps(result) and "logits by" in describe_taps(result)
 
 
 class Shifted:
@@ -250,7 +250,7 @@ def test_a_node_that_fails_to_run_is_named(tmp_path: Path) -> None:
     bad = with_weight(net, "to", np.array([35]))
     result = found(net, bad, x_values(), tmp_path)
     assert [row.node for row in result.blamed] == ["Reshape_b"] and "failed while running" in result.blamed[0].blamed
-    assert result.taps.compared == 0 and "did not run" in taps_text(result)
+    assert result.taps.compared == 0 and "did not run" in describe_taps(result)
     assert all(row.local.sqnr_db == math.inf for row in result.rows if row.node != "Reshape_b")
 
 

@@ -24,7 +24,7 @@ from validation.attribution.attribute import attribute
 from validation.attribution.cuts import shared
 from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.result import Attribution
-from validation.attribution.tappable import Step
+from validation.attribution.tappable import GraphStep
 from validation.limits.budget import default_budget
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
@@ -124,7 +124,7 @@ def attributed(
     reference = runnable(folder / "graph.onnx", precision)
     pair = (
         OnnxGraph(reference, folder / "expected", lambda file: OrtSession(file, optimized=False), fuses=False),
-        OnnxGraph(engine, folder / "actual", OnnxRuntime(intra_op_threads=1).session, fuses=True),
+        OnnxGraph(engine, folder / "actual", OnnxRuntime(intra_op_threads=1).open_part, fuses=True),
     )
     failed = [] if built_from is graph else ["sqnr_db"]
     return attribute(
@@ -161,9 +161,9 @@ def test_a_clean_engine_is_blamed_nowhere_and_cut_in_many_parts(
 
 def test_a_converted_weight_is_no_cut_but_a_part_of_its_reader() -> None:
     steps = [
-        Step("DequantizeLinear_w", "DequantizeLinear", (), ("w",)),
-        Step("Transpose_t", "Transpose", (), ("t",)),
-        Step("MatMul_y", "MatMul", ("x", "w", "t"), ("y",)),
+        GraphStep("DequantizeLinear_w", "DequantizeLinear", (), ("w",)),
+        GraphStep("Transpose_t", "Transpose", (), ("t",)),
+        GraphStep("MatMul_y", "MatMul", ("x", "w", "t"), ("y",)),
     ]
     assert shared(steps, steps) == ["t", "y"]
 
@@ -176,13 +176,13 @@ def test_tensors_that_an_fp16_engine_computes_in_fp32_have_the_names_of_its_grap
     request = BuildRequest("", "fp16", Target("cpu"), "onnxruntime", (), (), ())
     path = OnnxRuntime().build(request, tmp_path / "graph.onnx", tmp_path / "engine").path
     model = onnx.load(path)
-    before = OnnxRuntime().session(path).run(x_values())["y"]
+    before = OnnxRuntime().open_part(path).run(x_values())["y"]
     restore_names(model)
     made = {name: node.op_type for node in model.graph.node for name in node.output}
     # 'a' is computed in fp32, and rounded for the Concat, which computes in fp16: its output is the graph's own.
     assert (made["a"], made["a/narrow"], made["b"], made["y_fp16"]) == ("MatMul", "Cast", "Relu", "Concat")
     onnx.save(model, tmp_path / "renamed.onnx")
-    assert (OnnxRuntime().session(tmp_path / "renamed.onnx").run(x_values())["y"] == before).all()
+    assert (OnnxRuntime().open_part(tmp_path / "renamed.onnx").run(x_values())["y"] == before).all()
 
 
 def rms_net() -> ModelProto:

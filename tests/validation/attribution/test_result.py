@@ -6,60 +6,72 @@ from dataclasses import replace
 
 import pytest
 
+from enginery.core.codec import decode, encode_document
 from enginery.core.errors import IntegrityError
 from tests.validation.page_data import attribution, version_report
-from tests.validation.reporting.test_html import Page
-from validation.attribution.result import Attribution, Error, Taps, ranked
-from validation.attribution.words import cells, error_text, headline, lines, taps_text
+from tests.validation.reporting.test_html import Page, render
+from validation.attribution.formatting import describe_attribution, describe_taps, format_error, format_row, summarize
+from validation.attribution.result import NamedAttribution, Proposal, Taps, TensorError, ranked
 from validation.limits.budget import Budget, Budgets
-from validation.reporting.html import render
 
-FOUND = Attribution.from_json(attribution())
+FOUND = decode(attribution(), NamedAttribution)
 
 
 def test_it_reads_back_as_it_was_without_bare_nan() -> None:
-    odd = [Error(math.nan, math.nan, 0, 0.0, "it is missing"), Error(math.inf), Error(-math.inf, 1.0, 3)]
+    odd = [
+        TensorError(math.nan, math.nan, 0, 0.0, "it is missing"),
+        TensorError(math.inf),
+        TensorError(-math.inf, 1.0, 3),
+    ]
     rows = tuple(replace(FOUND.rows[0], local=error) for error in odd)
-    found = replace(FOUND, rows=rows, taps=Taps(3, {"logits": Error(91.0, 1e-6)}))
-    kept = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    again = Attribution.from_json(kept)
-    assert (
-        json.loads(json.dumps(again.to_json())) == kept
-        and again.taps == found.taps
-        and again.rows[1:] == found.rows[1:]
-    )
+    found = replace(FOUND, rows=rows, segments=3, taps=Taps(3, {"logits": TensorError(91.0, 1e-6)}))
+    kept = json.loads(json.dumps(encode_document(found), allow_nan=False))
+    again = decode(kept, NamedAttribution)
+    assert encode_document(again) == kept and again.taps == found.taps and again.rows[1:] == found.rows[1:]
     assert kept["format"] == 1 and kept["segments"] == 3
+    assert kept["rows"][0]["local"]["sqnr_db"] == "nan" and kept["rows"][2]["local"]["sqnr_db"] == "-inf"
+    nothing = replace(FOUND, proposal=Proposal(3, 7, False, None))
+    assert encode_document(nothing)["proposal"] == {
+        "groups": 3,
+        "runs": 7,
+        "minimal": False,
+        "leave": None,
+        "searched": False,
+    }
 
 
 @pytest.mark.parametrize("change", [{"format": 2}, {"rows": [{}]}, {"taps": None}])
 def test_anything_else_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(IntegrityError):
-        Attribution.from_json({**attribution(), **change})
+        decode({**attribution(), **change}, NamedAttribution)
 
 
 def test_rows_without_a_result_come_first_then_what_is_not_finite_then_by_error() -> None:
-    errors = [Error(50.0), Error(-math.inf), Error(60.0, 0.0, 2), Error(note="it does not run"), Error(unequal=0.5)]
+    texts = TensorError(note="it does not run"), TensorError(unequal=0.5)
+    errors = [TensorError(50.0), TensorError(-math.inf), TensorError(60.0, 0.0, 2), *texts]
     rows = [replace(FOUND.rows[0], local=error) for error in errors]
     assert [rows.index(row) for row in ranked(rows)] == [3, 2, 4, 1, 0]
-    assert [error_text(error) for error in errors[2:]] == ["2 not finite", "no result", "50.00% unequal"]
-    assert error_text(Error()) == "exact" and error_text(errors[0]) == "50.0 dB"
+    assert [format_error(error) for error in errors[2:]] == ["2 not finite", "no result", "50.00% unequal"]
+    assert format_error(TensorError()) == "exact" and format_error(errors[0]) == "50.0 dB"
 
 
 def test_the_headline_says_blamed_spread_or_nothing() -> None:
     node = "/encoder/layers.0/attention/output/dense/MatMul"
-    assert headline(FOUND) == f"{node} (MatMul): 9.0 dB by itself, limit 15 dB"
+    assert summarize(FOUND) == f"{node} (MatMul): 9.0 dB by itself, limit 15 dB"
     rows = tuple(replace(row, blamed="") for row in FOUND.rows)
-    spread = headline(replace(FOUND, rows=rows, finding="spread"))
+    spread = summarize(replace(FOUND, rows=rows, finding="spread"))
     assert "the errors of 20 segments add up" in spread and f"{node}'s (MatMul, 9.0 dB)" in spread
-    assert headline(replace(FOUND, finding="nothing-failed")).startswith("nothing failed")
-    assert cells(0, FOUND.rows[0])[:5] == ("1", f"{node} + 1", "MatMul", "9.0 dB", "8.0 dB")
+    assert summarize(replace(FOUND, finding="nothing-failed")).startswith("nothing failed")
+    assert format_row(0, FOUND.rows[0])[:5] == ("1", f"{node} + 1", "MatMul", "9.0 dB", "8.0 dB")
 
 
 def test_whether_tapping_changed_the_outputs_is_always_said() -> None:
-    assert "changed no bit" in taps_text(FOUND) and taps_text(FOUND) in lines(FOUND)
-    changed = replace(FOUND, taps=Taps(4, {"logits": Error(91.04, 1e-6)}))
-    assert taps_text(changed) == "tapping changed the outputs (logits by 91.0 dB): the ranking is of the tapped model"
-    assert "not known" in taps_text(replace(FOUND, taps=Taps()))
+    assert "changed no bit" in describe_taps(FOUND) and describe_taps(FOUND) in describe_attribution(FOUND)
+    changed = replace(FOUND, taps=Taps(4, {"logits": TensorError(91.04, 1e-6)}))
+    assert (
+        describe_taps(changed) == "tapping changed the outputs (logits by 91.0 dB): the ranking is of the tapped model"
+    )
+    assert "not known" in describe_taps(replace(FOUND, taps=Taps()))
 
 
 def test_the_page_has_the_table_the_proposal_and_nothing_where_nothing_failed() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.validation.canary.latencies import KINDS, Rng, autoregressive
 from validation.canary.judging.judge import judge
-from validation.canary.judging.thresholds import Quality, Thresholds
+from validation.canary.judging.thresholds import QualityThresholds, Thresholds
 from validation.statistics.evidence import Evidence, side
 
 Flags = np.ndarray
@@ -103,9 +103,9 @@ def share_cases(margin: float, beyond: float, limits: Thresholds) -> dict[str, C
 
 def answers_cell(name: str, draw_flags: Callable[[Rng, int, float], Flags], burst: int) -> Cell:
     """Answers that differ, or argmax flips."""
-    quality = Quality(disagreement=None, score=None, burst=burst)
+    quality = QualityThresholds(disagreement=None, score=None, burst=burst)
     values = {"disagreement": 0.01} if name == "differs" else {"flips": 0.01}
-    limits = Thresholds({}, None, Quality(**{**quality.__dict__, **values}))
+    limits = Thresholds({}, None, QualityThresholds(**{**quality.__dict__, **values}))
 
     def draw(rng: Rng, count: int, worse: float) -> Evidence:
         flags, one = draw_flags(rng, count, worse), side(np.ones(count))
@@ -121,7 +121,7 @@ def score_cell(draw_scores: Callable[[Rng, int, float], np.ndarray], paired: boo
         sides = [side(np.ones(count), score=draw_scores(rng, count, drop)) for drop in (worse, 0.0)]
         return Evidence(sides[0], sides[1], paired)
 
-    return Cell(draw, share_cases(0.01, 0.015, Thresholds({}, None, Quality(disagreement=None))))
+    return Cell(draw, share_cases(0.01, 0.015, Thresholds({}, None, QualityThresholds(disagreement=None))))
 
 
 def remembering_scores(rng: Rng, count: int, drop: float) -> np.ndarray:

@@ -10,19 +10,21 @@ from tests.validation.canary.simulated import pair_evidence
 from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.judging.thresholds import Thresholds
-from validation.canary.observations import EngineIdentity, Observations, add_to
+from validation.canary.observations import EngineIdentity, ObservationTable, add_to
 from validation.canary.report import CanaryReport, Circumstances, TrafficReplayed, make_report
 
 IDENTITY = EngineIdentity("tiny", target="cpu", precision="int8", backend="onnxruntime")
 
 
-def observations(path: Path, count: int, seed: int = 0, **fault: Any) -> tuple[Observations, Observations]:
+def observations(path: Path, count: int, seed: int = 0, **fault: Any) -> tuple[ObservationTable, ObservationTable]:
     """Two sides in memory; the candidate has the fault."""
     evidence = pair_evidence(np.random.default_rng(seed), count, "shared", **fault)
     differs = iter(evidence.differs if evidence.differs is not None else ())
     names = ("candidate", "baseline")
     sides = [
-        Observations(path / f"{name}.jsonl", replace(IDENTITY, version=version, manifest=digit * 64, engine=digit * 64))
+        ObservationTable(
+            path / f"{name}.jsonl", replace(IDENTITY, version=version, manifest=digit * 64, engine=digit * 64)
+        )
         for name, version, digit in zip(names, "21", "ab", strict=True)
     ]
     for index in range(count):

@@ -10,7 +10,7 @@ from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
 from enginery.recording.traffic import RecordedRequest, RecordedTraffic
 from tests.validation.canary.latencies import KINDS, Rng
-from validation.canary.replay import Clock
+from validation.canary.replay import ReplayClock
 from validation.statistics.evidence import Evidence, side
 
 
@@ -40,11 +40,11 @@ class Ticking:
 
     seconds: float = 0.0
 
-    def clock(self) -> Clock:
+    def clock(self) -> ReplayClock:
         def sleep(duration: float) -> None:
             self.seconds += duration
 
-        return Clock(lambda: self.seconds, sleep)
+        return ReplayClock(lambda: self.seconds, sleep)
 
 
 @dataclass

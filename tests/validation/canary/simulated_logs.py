@@ -14,7 +14,7 @@ import numpy as np
 from enginery.core.codec import encode
 from enginery.recording.recorder import end_of, header_of
 from validation.canary.judging.thresholds import Thresholds
-from validation.canary.observations import Observations
+from validation.canary.observations import ObservationTable
 
 Rng = np.random.Generator
 Array = np.ndarray[Any, Any]
@@ -29,8 +29,8 @@ LIMITS = Thresholds({"p50": 0.05}, error_rate=0.2, quality=None)
 class Logs:
     """Both sides, and the verdicts that are right: a judge may give any of them."""
 
-    candidate: Observations
-    baseline: Observations
+    candidate: ObservationTable
+    baseline: ObservationTable
     right: tuple[str, ...]
 
 
@@ -40,10 +40,10 @@ Simulation = Callable[[Rng, int], Logs]
 
 def log(
     name: str, times: Array, latencies: Array, *, named: bool = False, ok: Array | None = None, ended: bool = False
-) -> Observations:
+) -> ObservationTable:
     """A side: named gives its requests the names 0, 1, ..; ended is whether its writer stopped in order."""
     count = len(times)
-    return Observations(
+    return ObservationTable(
         Path(f"{name}.jsonl"),
         accounted=count if ended else 0,
         time=list(map(float, times)),
@@ -59,7 +59,7 @@ def log(
     )
 
 
-def write_log(folder: Path, observed: Observations) -> Path:
+def write_log(folder: Path, observed: ObservationTable) -> Path:
     """The side as a file in `folder`, under its own name."""
     lines = [header_of(encode(observed.identity), observed.planned)]
     for index, name in enumerate(observed.request):

@@ -9,9 +9,9 @@ import pytest
 
 from tests.validation.canary.cells import CELLS, bursts, errors_of
 from tests.validation.canary.latencies import KINDS
-from validation.canary.judging.describing import describe
+from validation.canary.judging.formatting import describe
 from validation.canary.judging.judge import judge
-from validation.canary.judging.thresholds import Quality, Thresholds
+from validation.canary.judging.thresholds import QualityThresholds, Thresholds
 from validation.statistics.evidence import Evidence, side
 from validation.statistics.rates import burst_size
 
@@ -106,7 +106,7 @@ def test_bursts_do_not_pass_beyond_their_margin(cell):
 def test_one_burst_of_other_answers_is_one_event():
     differs = np.zeros(8000, bool)
     differs[3000:3060] = True
-    limits = Thresholds({}, None, Quality(score=None))
+    limits = Thresholds({}, None, QualityThresholds(score=None))
     one = side(np.ones(8000))
     assert judge(Evidence(one, one, True, differs), limits, replicates=1).verdict == "INSUFFICIENT"
 

@@ -8,11 +8,11 @@ import pytest
 from tests.validation.canary.simulated import Ticking
 from tests.validation.canary.test_replay import observed
 from tests.validation.canary.virtual import Threads, Working, poisson_traffic
-from validation.canary.concurrent import LEAST_TURNOVERS, Segment, peak, replay_concurrently, segments
+from validation.canary.concurrent import LEAST_TURNOVERS, TrafficSegment, peak, replay_concurrently, segments
 from validation.canary.judging.judge import judge
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.judging.thresholds import Thresholds
-from validation.canary.replay import Pace, replay
+from validation.canary.replay import ReplayPace, replay
 
 LATENCY = Thresholds(error_rate=None, quality=None)
 
@@ -23,7 +23,7 @@ def working(seed, **kind):
 
 def replayed(traffic, candidate, in_flight=4, pace=None, stops=()):
     sides = Threads(candidate, in_flight), Threads(working(1000), in_flight)
-    return list(replay_concurrently(*sides, traffic, pace or Pace(), in_flight, stops)), *sides
+    return list(replay_concurrently(*sides, traffic, pace or ReplayPace(), in_flight, stops)), *sides
 
 
 def judged(pairs, tmp_path):
@@ -34,7 +34,7 @@ def judged(pairs, tmp_path):
 def test_each_request_goes_out_when_it_arrived_though_earlier_ones_are_not_answered():
     arrivals = [0.0, 0.001, 0.002, 0.003, 0.5, 0.501]
     engine = working(0, seconds=0.1)
-    found = Threads(engine, 8).serve_segment(Segment(arrivals, [{"x": np.ones((1, 4), np.float32)}] * 6))
+    found = Threads(engine, 8).serve_segment(TrafficSegment(arrivals, [{"x": np.ones((1, 4), np.float32)}] * 6))
     assert [at for at, _ in engine.seen] == pytest.approx(arrivals)
     assert [running for _, running in engine.seen] == [1, 2, 3, 4, 1, 2]
     assert all(0.05 < one.latency < 0.2 and one.latency == pytest.approx(one.served.service) for one in found)
@@ -42,7 +42,7 @@ def test_each_request_goes_out_when_it_arrived_though_earlier_ones_are_not_answe
 
 def test_no_more_are_in_flight_than_the_record_shows_and_waiting_counts():
     engine = working(0, seconds=0.1)
-    found = Threads(engine, 2).serve_segment(Segment([0.0, 0.001, 0.002, 0.003], [{"x": np.ones((1, 4))}] * 4))
+    found = Threads(engine, 2).serve_segment(TrafficSegment([0.0, 0.001, 0.002, 0.003], [{"x": np.ones((1, 4))}] * 4))
     assert max(running for _, running in engine.seen) == 2
     assert found[2].latency > 1.5 * found[2].served.service and found[0].latency == pytest.approx(
         found[0].served.service
@@ -51,7 +51,7 @@ def test_no_more_are_in_flight_than_the_record_shows_and_waiting_counts():
 
 def test_a_factor_makes_it_denser_and_both_sides_get_the_same():
     traffic = poisson_traffic(400, 0.01)
-    pairs, ours, theirs = replayed(traffic, working(0), pace=Pace(scale=2.0))
+    pairs, ours, theirs = replayed(traffic, working(0), pace=ReplayPace(scale=2.0))
     assert [pair.at for pair in pairs] == pytest.approx([one.at / 2 for one in traffic.requests])
     assert [pair.request for pair in pairs] == list(range(400)) and ours.sent == theirs.sent
     gaps = np.diff([one.at for one in traffic.requests])
@@ -95,7 +95,7 @@ def test_a_lock_is_caught_in_flight_and_not_one_at_a_time(tmp_path):
     ticking = Ticking()
     ticking.sleep = ticking.clock().sleep
     alone = [working(0, locked=True, time=ticking), working(1000, time=ticking)]
-    one_by_one = judged(replay(*alone, traffic, Pace(), ticking.clock()), tmp_path)
+    one_by_one = judged(replay(*alone, traffic, ReplayPace(), ticking.clock()), tmp_path)
     assert one_by_one.verdict != "FAIL" and abs(one_by_one.criteria[0].estimate) < 0.01
     pairs, _, theirs = replayed(traffic, working(0, locked=True))
     assert max(running for _, running in theirs.engine.seen) >= 3

@@ -10,7 +10,7 @@ from enginery.recording.outputs import EQUAL_DB
 from tests.validation.canary.virtual import Threads, Working, poisson_traffic
 from validation.canary import concurrent
 from validation.canary.concurrent import replay_concurrently, segments
-from validation.canary.replay import Pace
+from validation.canary.replay import ReplayPace
 
 IN_FLIGHT, ANSWER, REQUESTS = 8, 1 << 16, 300
 BOUND = 4 * ANSWER
@@ -55,7 +55,7 @@ def replayed(candidate_grows=1):
     sides = [Threads(engine, IN_FLIGHT) for engine in engines]
     traffic = poisson_traffic(REQUESTS, 0.003)
     stops = {100, 200, REQUESTS}
-    pairs = list(replay_concurrently(*sides, traffic, Pace(in_flight=IN_FLIGHT), IN_FLIGHT, stops))
+    pairs = list(replay_concurrently(*sides, traffic, ReplayPace(in_flight=IN_FLIGHT), IN_FLIGHT, stops))
     return held, pairs, sides
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.validation.canary.reports import report
 from tests.validation.reporting.test_html import HOSTILE, Page
 from validation.canary.judging.criteria import Criterion
-from validation.canary.judging.describing import describe, describe_interval
+from validation.canary.judging.formatting import describe, describe_interval
 from validation.canary.judging.judge import judge
 from validation.canary.judging.thresholds import Thresholds
 from validation.canary.page import render

@@ -10,8 +10,8 @@ from tests.validation.canary.simulated import Engine, Ticking, traffic
 from validation.canary.judging.judge import judge
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.judging.thresholds import Thresholds
-from validation.canary.observations import Observations, add_to
-from validation.canary.replay import Pace, replay
+from validation.canary.observations import ObservationTable, add_to
+from validation.canary.replay import ReplayPace, replay
 
 
 def replayed(count, fault="", gap=0.05, pace=None, seconds=0.01, seed=0):
@@ -22,7 +22,7 @@ def replayed(count, fault="", gap=0.05, pace=None, seconds=0.01, seed=0):
 
 
 def observed(pairs, tmp_path):
-    sides = Observations(tmp_path / "candidate.jsonl"), Observations(tmp_path / "baseline.jsonl")
+    sides = ObservationTable(tmp_path / "candidate.jsonl"), ObservationTable(tmp_path / "baseline.jsonl")
     for pair in pairs:
         for side, line in zip(sides, pair.lines(), strict=True):
             add_to(side, line)
@@ -36,32 +36,32 @@ def verdict(pairs, tmp_path, thresholds=None):
 
 
 def test_requests_go_out_when_they_arrived_and_both_engines_get_each():
-    pairs, ours, theirs = replayed(200, pace=Pace(warmup=0))
+    pairs, ours, theirs = replayed(200, pace=ReplayPace(warmup=0))
     assert [pair.at for pair in pairs] == pytest.approx([index * 0.05 for index in range(200)])
     firsts = [min(a, b) for a, b in zip(ours.seen, theirs.seen, strict=True)]
     assert firsts == pytest.approx([pair.at for pair in pairs])
     assert 70 < sum(pair.first == "candidate" for pair in pairs) < 130
-    again, *_ = replayed(200, pace=Pace(warmup=0))
+    again, *_ = replayed(200, pace=ReplayPace(warmup=0))
     assert [pair.first for pair in again] == [pair.first for pair in pairs]
-    other, *_ = replayed(200, pace=Pace(warmup=0, seed=1))
+    other, *_ = replayed(200, pace=ReplayPace(warmup=0, seed=1))
     assert [pair.first for pair in other] != [pair.first for pair in pairs]
 
 
 def test_warm_up_is_not_observed():
-    pairs, ours, _ = replayed(30, pace=Pace(warmup=7))
+    pairs, ours, _ = replayed(30, pace=ReplayPace(warmup=7))
     assert len(pairs) == 30 and len(ours.seen) == 37 and pairs[0].request == 0 and pairs[0].at == 0
 
 
 def test_latency_counts_from_the_scheduled_arrival():
     """An engine that takes 3 gaps per request falls behind: a client that waits would have seen 30 ms throughout."""
-    pairs, *_ = replayed(100, gap=0.01, seconds=0.03, pace=Pace(warmup=0))
+    pairs, *_ = replayed(100, gap=0.01, seconds=0.03, pace=ReplayPace(warmup=0))
     latencies = [pair.candidate.latency for pair in pairs]
     assert latencies[-1] == pytest.approx(100 * 0.03 - 99 * 0.01, rel=0.1)
     assert latencies[-1] > 20 * pairs[-1].candidate.service
 
 
 def test_waiting_for_the_other_engine_does_not_count():
-    pairs, *_ = replayed(300, gap=0.015, seconds=0.01, pace=Pace(warmup=0))  # together they need 20 ms of each 15
+    pairs, *_ = replayed(300, gap=0.015, seconds=0.01, pace=ReplayPace(warmup=0))  # together they need 20 ms of each 15
     assert np.median([pair.candidate.latency for pair in pairs]) < 0.02
 
 
@@ -69,7 +69,7 @@ def test_traffic_without_times_is_sent_one_by_one_without_a_queue():
     ticking = Ticking()
     engines = [Engine(ticking, np.random.default_rng(seed), seconds=0.03) for seed in (0, 1)]
     untimed = replace(traffic(50, 0.0), timed=False)
-    pairs = list(replay(*engines, untimed, Pace(warmup=0), ticking.clock()))
+    pairs = list(replay(*engines, untimed, ReplayPace(warmup=0), ticking.clock()))
     assert all(pair.candidate.latency == pytest.approx(pair.candidate.service) for pair in pairs)
     assert len(pairs) == 50 and 1.4 < pairs[-1].at < 4.0, "each arrives when the one before is done"
 

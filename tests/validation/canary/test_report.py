@@ -13,6 +13,8 @@ from validation.canary.judging.judge import Looks
 from validation.canary.report import continue_looks, read_report
 from validation.canary.views import mann_whitney
 
+LOOKS = {"requests": [4000], "fractions": [1.0], "level_pass": 0.05, "level_fail": 0.01}
+
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory):
@@ -56,7 +58,7 @@ def test_what_is_no_report_is_refused(bad):
     ("change", "said"),
     [
         ({"criteria": [3]}, "criteria.0. is 3"),
-        ({"looks": {"planned": 1.5}}, "looks.planned is 1.5"),
+        ({"looks": {**LOOKS, "planned": 1.5}}, "looks.planned is 1.5"),
         ({"candidate": {"engine": "x"}}, "engine is 'x'; a SHA-256 is needed"),
         ({"thresholds": {"latency": {"p50": "fast"}}}, "latency.p50 is 'fast'"),
         ({"shown": {"more": 1}}, "shown has no field 'more'"),

@@ -10,8 +10,8 @@ import numpy as np
 from enginery.core.types import Tensors, TensorSpec
 from enginery.recording.traffic import RecordedRequest, RecordedTraffic
 from tests.validation.canary.latencies import Rng
-from validation.canary.concurrent import Segment, Timed, serve_requests
-from validation.canary.replay import Clock
+from validation.canary.concurrent import Timed, TrafficSegment, serve_requests
+from validation.canary.replay import ReplayClock
 
 
 class VirtualTime:
@@ -21,8 +21,8 @@ class VirtualTime:
         self.seconds, self._threads, self._waking = 0.0, threads, list[float]()
         self._moved = threading.Condition()
 
-    def clock(self) -> Clock:
-        return Clock(lambda: self.seconds, self.sleep)
+    def clock(self) -> ReplayClock:
+        return ReplayClock(lambda: self.seconds, self.sleep)
 
     def sleep(self, duration: float) -> None:
         with self._moved:
@@ -90,7 +90,7 @@ class Threads:
     def prepare(self, in_flight: int, warmup: Sequence[Tensors]) -> None:
         raise AssertionError("it is ready")
 
-    def serve_segment(self, segment: Segment) -> list[Timed]:
+    def serve_segment(self, segment: TrafficSegment) -> list[Timed]:
         self.sent.append(list(segment.arrivals))
         time, found = VirtualTime(self._in_flight), list[Timed | None]([None] * len(segment))
         self.engine.started(time)

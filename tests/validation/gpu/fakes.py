@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from builders.backends import discovery
+from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import EngineryError
 from enginery.core.requirements import Requirement, for_target
-from enginery.core.types import BuildRequest, Determinism, Engine, QuantizationScheme, Session, Target, Tensors
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors
 from validation.gpu.devices import KitDevice
 
 HOPPER = KitDevice(
-    "cuda", Target("sm_90", (9, 0), "h100"), "NVIDIA H100", "NVIDIA-H100-PCIe", driver="580.1", cuda="13.0"
+    "cuda", "NVIDIA H100", "NVIDIA-H100-PCIe", 0, "580.1", "13.0", compute_capability=(9, 0), product="h100"
 )
 
 
@@ -27,9 +28,8 @@ class Fake:
 
     name: ClassVar[str] = "fake"
     revision: ClassVar[int] = 1
-    tunes_on_target: ClassVar[bool] = False
-    determinism: ClassVar[Determinism] = "bytes"
     install: ClassVar[str] = "it is not to be had"
+    capabilities: ClassVar[Capabilities] = Capabilities("bytes", options=SharedOptions(cuda_graphs="cuda_graphs"))
 
     how: str = "right"
     cuda_graphs: bool = False
@@ -67,7 +67,7 @@ class Fake:
         yield _Session(engine, self.how)
 
 
-class _Session:
+class _Session(Session):
     def __init__(self, engine: Engine, how: str) -> None:
         from onnx.reference import ReferenceEvaluator
 

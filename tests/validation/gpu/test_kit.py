@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from validation.latency.against import Ratio
 
 from builders.execution.jobs import Job
 from builders.execution.process import run_job
 from enginery.core.errors import UnavailableError
+from enginery.core.reports.paired import Ratio
 from enginery.core.reports.proof import Check
 from tests.validation.gpu.fakes import HOPPER
 from validation.gpu import devices
@@ -21,10 +21,10 @@ from validation.gpu.page import page
 from validation.gpu.results import (
     BatchCosts,
     BatchLatency,
-    CarriedTrial,
     DeviceLatency,
     KitTrial,
     ModelCosts,
+    OfflineTrial,
     PeerComparison,
     Results,
     Skipped,
@@ -180,8 +180,8 @@ def find_gpu() -> bool:
 
 
 def test_the_committed_page_is_what_the_results_that_are_committed_give() -> None:
-    results = [Results.load(path) for path in sorted((ROOT / "docs/gpu-results").glob("*.json"))]
-    text = (ROOT / "docs/gpu-results.md").read_text()
+    results = [Results.load(path) for path in sorted((ROOT / "docs/reference/gpu-results").glob("*.json"))]
+    text = (ROOT / "docs/reference/gpu-results.md").read_text()
     assert text == page(results)
     assert results or "never run on one" in text
 
@@ -214,13 +214,13 @@ def test_the_page_has_each_number_where_it_belongs() -> None:
         kind="other generation", model="mlp fp16", backend="tensorrt-rtx", precision="fp16", built_for="sm_80",
         options={}, outcome="load failed", reason="no\nkernel image",
     )  # fmt: skip
-    published = CarriedTrial(
+    published = OfflineTrial(
         model="digits", version="4", manifest="", golden="", engine="", build_key="", unit="sm_90 int8 x",
         created_at="", outcome="passed",
     )  # fmt: skip
     sizes = tuple(BatchCosts(batch, 1, 1, 5e-4) for batch in (1, 16, 64))
     found = Results(
-        "2026-11-22T03:00:00+00:00", HOPPER.record(), {}, {"torch": "2.13.0"}, peaks, (ModelCosts("mlp fp16", sizes),),
+        "2026-11-22T03:00:00+00:00", HOPPER, {}, {"torch": "2.13.0"}, peaks, (ModelCosts("mlp fp16", sizes),),
         (ENGINE, other), (Skipped("tvm", "", "tvm", "", "sm_90", "no cubin", refused=True),), (published,), 2.0, "real",
     )  # fmt: skip
     text = page([found])
@@ -245,6 +245,6 @@ def test_a_machine_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert devices.driver_version(path) == "580.95.05"
     assert devices.driver_version(tmp_path / "none") == ""
     here = devices.find_device("cpu")
-    assert here.is_cpu and here.record().compute_capability is None and here.memory_bytes > 1 << 28
-    assert HOPPER.record().compute_capability == (9, 0)
+    assert here.is_cpu and here.compute_capability is None and here.memory_bytes > 1 << 28
+    assert (HOPPER.target.name, HOPPER.target.product) == ("sm_90", "h100")
     assert devices.software()["numpy"] and now()[10] == "T"

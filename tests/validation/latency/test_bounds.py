@@ -38,7 +38,7 @@ def test_what_is_planted_is_what_bounds(bound, tmp_path):
 def measured(path, folder):
     roofs = measure_roofs(lambda part: OrtSession(part, optimized=False), folder, ["float32"], 0.02)
     backend = OnnxRuntime()
-    with backend.session(path) as session:
+    with backend.open_part(path) as session:
         specs = session.inputs
         inputs = {spec.name: np.ones(spec.shape, np.float32) for spec in specs}
         seconds = float(np.min(latencies(lambda: session.run(inputs), 0.05)))

@@ -11,6 +11,7 @@ from enginery.core.reports.latency import LatencyReport, Quantile, SystemLoad
 from enginery.core.reports.paired import PairedBenchmark, Ratio
 from tests.validation.latency.reports import ENGINE, latency_report
 from tests.validation.page_data import version_report
+from tests.validation.reporting.test_html import render
 from validation.latency.formatting import (
     describe_diagnosis,
     describe_pair,
@@ -24,7 +25,6 @@ from validation.latency.formatting import (
 from validation.latency.measurement.system_load import SystemLoadMonitor
 from validation.latency.pictures import roofline_svg
 from validation.latency.roofline.diagnosis import diagnose
-from validation.reporting.html import render
 
 
 def test_a_row_shows_intervals_and_what_is_missing():

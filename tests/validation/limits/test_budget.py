@@ -11,7 +11,7 @@ from enginery.core.types import PRECISIONS
 from validation.limits.budget import Budget, budgets, default_budget, within
 from validation.limits.noise_floor import Floor, Noise
 
-DOCS = Path(__file__).parents[3] / "docs" / "validation.md"
+DOCS = Path(__file__).parents[3] / "docs/concepts/validation.md"
 
 
 @pytest.mark.parametrize("name", ["max_abs", "max_rel", "sqnr_db", "cosine", "argmax_agreement", "nonfinite"])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from enginery.core.codec import decode
+from enginery.core.codec import decode, encode_document
 from enginery.core.errors import IntegrityError
 from enginery.core.reports.spread import Spread
 from validation.metrics.tally import CHUNK, MOST_OUTPUTS, Spreads, Tally, samples_of
@@ -112,7 +112,7 @@ def test_odd_shapes_are_taken(shape):
     value = np.ones(shape, np.float32)
     found = spread((value, value), samples=shape[0] if shape else 1)
     assert found.elements == value.size and found.worst == ()
-    assert decode(json.loads(json.dumps(found.to_json(), allow_nan=False)), Spread) == found
+    assert decode(json.loads(json.dumps(encode_document(found), allow_nan=False)), Spread) == found
 
 
 def test_edge_cases_count_among_the_worst_only():
@@ -136,9 +136,9 @@ def test_samples_are_entries_where_inputs_and_outputs_agree():
 
 
 def test_json_that_is_not_whole_is_refused():
-    data = spread(pair(rows=2, length=2)).to_json()
+    data = encode_document(spread(pair(rows=2, length=2)))
     back = decode(json.loads(json.dumps(data, allow_nan=False)), Spread)
-    assert back.to_json() == data
+    assert encode_document(back) == data
     for change in ({"abs_error": None}, {"worst": [{}]}, {"more": 1}):
         with pytest.raises(IntegrityError, match="Spread"):
             decode({**data, **change}, Spread)

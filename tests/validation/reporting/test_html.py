@@ -9,14 +9,26 @@ from xml.etree import ElementTree
 
 import pytest
 
+from enginery.core.codec import decode
 from enginery.core.reports.proof import Check, Report
 from tests.validation.page_data import joint_checks, version_report
 from validation.reporting.distributions import distributions
-from validation.reporting.html import metric_text, render
-from validation.reporting.overview import headroom_db, overview
+from validation.reporting.html import metric_text
+from validation.reporting.html import render as draw
+from validation.reporting.overview import VersionPage, headroom_db
+from validation.reporting.overview import overview as look
 from validation.reporting.stages import bound
+from validation.reporting.version_document import VersionDocument
 
 HOSTILE = "<script>alert(1)</script>\"'&" + "x" * 300
+
+
+def render(data: dict) -> str:
+    return draw(decode(data, VersionDocument))
+
+
+def overview(data: dict) -> VersionPage:
+    return look(decode(data, VersionDocument))
 
 
 @cache
@@ -60,7 +72,7 @@ def test_the_verdict_comes_first_and_every_engine_is_shown():
 def test_an_engine_that_was_not_run_says_so():
     text = " ".join(Page(usual()).text.split())
     assert "39 passed quantization" in text and "26 passed on the graph" in text
-    assert [engine["ran"] for engine in overview(version_report())["engines"]].count(True) == 3
+    assert [engine.ran for engine in overview(version_report()).engines].count(True) == 3
 
 
 def test_failures_show_their_log_and_command():
@@ -111,11 +123,13 @@ def test_everything_is_escaped():
 def test_the_headline_says_what_there_is(statuses, said):
     engine = version_report()["engines"][0]
     entries = [{**engine, "status": status} for status in statuses]
-    assert overview({**version_report(), "engines": entries})["verdict"]["text"] == said
+    assert overview({**version_report(), "engines": entries}).verdict.text == said
 
 
 def test_the_least_version_renders():
-    page = render({"model": "m", "version": "1", "created_at": "2026-01-01T00:00:00+00:00", "engines": []})
+    page = render(
+        {"model": "m", "version": "1", "created_at": "2026-01-01T00:00:00+00:00", "content": "0" * 64, "engines": []}
+    )
     assert "There is no engine to pull" in page
 
 
@@ -124,7 +138,7 @@ def test_a_failed_check_is_the_tightest_and_names_itself():
     broken = [check.to_json() for check in joint_checks("engine", 3.0, 22.0, passed=False)]
     report["reports"][0]["checks"] += broken
     shown = overview(report)
-    assert shown["engines"][0]["tightest"].value == 3.0
+    assert shown.engines[0].tightest.value == 3.0
     assert "✕ sqnr_db" in render(report)
 
 
@@ -132,9 +146,9 @@ def test_a_failed_check_is_the_tightest_and_names_itself():
 def test_what_has_to_be_0_and_is_is_not_the_tightest_check(name):
     report = bare()
     report["reports"][0]["checks"] = [Check("export", name, "y", "golden", 0.0, 0.0, True).to_json()]
-    assert overview(report)["engines"][0]["tightest"] is None
+    assert overview(report).engines[0].tightest is None
     report["reports"][0]["checks"] += [Check("export", "cosine", "y", "golden", 1.0, 0.99, True).to_json()]
-    assert overview(report)["engines"][0]["tightest"].name == "cosine"
+    assert overview(report).engines[0].tightest.name == "cosine"
 
 
 def test_characters_that_a_terminal_obeys_are_shown_and_not_written():
@@ -154,7 +168,7 @@ def test_non_finite_values_are_shown():
 
 
 def test_equal_sets_of_checks_are_shown_once():
-    stages = {stage.name: stage for stage in overview(version_report())["stages"]}
+    stages = {stage.name: stage for stage in overview(version_report()).stages}
     assert len(stages["export"].groups) == 1
     assert len(stages["export"].groups[0].units) == 24
     assert stages["engine"].groups[0].title == "cpu fp32 onnxruntime"
@@ -177,7 +191,7 @@ def test_sizes_and_metrics_have_units():
 
 
 def test_the_joints_stand_side_by_side_and_name_where_the_drift_is():
-    rows = {row.title: row for row in overview(version_report())["beside"]}
+    rows = {row.title: row for row in overview(version_report()).beside}
     int8 = rows["cpu int8 onnxruntime"]
     values = {stage: cell.shown.check.value for stage, cell in int8.cells.items()}
     assert values == {"export": 127.3, "quantization": 23.6, "engine": 35.6}
@@ -190,7 +204,7 @@ def test_a_failure_names_its_joint_and_comes_first():
     broken = [check.to_json() for check in joint_checks("engine", 3.0, 22.0, passed=False)]
     report["reports"][0]["checks"] += broken
     report["reports"][1]["checks"].append(Check("engine", "runs", "", "all", None, None, False, "it died").to_json())
-    rows = overview(report)["beside"]
+    rows = overview(report).beside
     assert [row.cause for row in rows[:2]] == ["fails at engine"] * 2 and rows[2].cause != "fails at engine"
     text = " ".join(Page(render(report)).text.split())
     assert "every output" in text and "✕ 3.0 dB" in text
@@ -202,7 +216,7 @@ def test_a_broken_promise_leaves_nearness_green_and_shows_what_failed():
     promises = [("contract kl", 3.0, 0.01), ("contract seeds", 1e-4, 1e-3), ("contract batch size", 20.0, 80.0)]
     broken = [Check("engine", name, "logits", "golden", *numbers, False, "the graph's") for name, *numbers in promises]
     report["reports"][0]["checks"] += [check.to_json() for check in broken]
-    (row,) = overview(report)["beside"]
+    (row,) = overview(report).beside
     assert row.cause == "fails at engine" and row.cells["engine"].shown.check.name == "contract kl"
     page = render(report)
     text = " ".join(Page(page).text.split())
@@ -280,4 +294,4 @@ def test_joints_that_are_both_exact_have_no_drift():
     report["reports"] = report["reports"][:1]
     for check in report["reports"][0]["checks"]:
         check["value"] = "inf" if check["name"] == "sqnr_db" else check["value"]
-    assert overview(report)["beside"][0].cause == ""
+    assert overview(report).beside[0].cause == ""

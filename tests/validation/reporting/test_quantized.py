@@ -9,10 +9,8 @@ import pytest
 from enginery.core.codec import decode
 from enginery.core.reports.quantization import QuantizationRecord, QuantizedTensor, RecordedSearch
 from tests.validation.page_data import record, version_report
-from tests.validation.reporting.test_html import HOSTILE, Page, hostile
+from tests.validation.reporting.test_html import HOSTILE, Page, hostile, overview, render
 from validation.plots.texts import number_text, share_text
-from validation.reporting.html import render
-from validation.reporting.overview import overview
 from validation.reporting.pictures import frontier_svg, histogram_svg
 from validation.reporting.quantized import MOST, SHOWN, facts, quantizations, sqnr_text
 
@@ -92,7 +90,7 @@ def test_a_model_with_qdq_of_its_own_is_said_to_pass_untouched():
         entry["graph"] = found["sources"]["onnx"] if entry["precision"] != "fp16" else "other"
     text = " ".join(Page(section(found)).text.split())
     assert text.count("passed through untouched") == 1
-    assert [item.name for item in overview(found)["quantizations"]] == ["int8"]
+    assert [item.name for item in overview(found).quantizations] == ["int8"]
 
 
 def test_a_graph_with_nothing_quantized_still_says_why():

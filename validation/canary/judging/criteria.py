@@ -36,7 +36,7 @@ Z_POWER = NORMAL.inv_cdf(POWER)
 
 
 @dataclass(frozen=True)
-class Levels:
+class ErrorLevels:
     """One-sided levels of the bounds that decide: PASS by the upper at `passing`, FAIL by the lower at `failing`."""
 
     passing: float
@@ -94,7 +94,7 @@ def verdict_of(low: float, high: float, margin: float) -> Verdict:
 
 
 def latency_criteria(
-    evidence: Evidence, thresholds: Thresholds, levels: Levels, seed: int, replicates: int = REPLICATES
+    evidence: Evidence, thresholds: Thresholds, levels: ErrorLevels, seed: int, replicates: int = REPLICATES
 ) -> list[Criterion]:
     """Non-inferiority of each latency quantile, by the bootstrap of the logarithm of their ratio.
 
@@ -110,7 +110,7 @@ def latency_criteria(
         evidence.design_block,
     )
     share = CALIBRATED if evidence.design_block == 1 else CALIBRATED_IN_TURNS
-    kept = Levels(share * levels.passing, share * levels.failing)
+    kept = ErrorLevels(share * levels.passing, share * levels.failing)
     return [
         _latency(name, margin, effect, kept, sides, evidence.same_requests)
         for (name, margin), effect in zip(thresholds.latency.items(), effects, strict=True)
@@ -118,7 +118,7 @@ def latency_criteria(
 
 
 def _latency(
-    name: str, margin: float, effect: Effect, levels: Levels, sides: tuple[Array, Array], paired: bool
+    name: str, margin: float, effect: Effect, levels: ErrorLevels, sides: tuple[Array, Array], paired: bool
 ) -> Criterion:
     if unknown := _unknown(name, effect, paired):
         note, needed = unknown

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from enginery.core.errors import InputError
 from enginery.core.text import pluralize
-from validation.canary.judging.criteria import REPLICATES, Criterion, Levels, Verdict, latency_criteria
-from validation.canary.judging.describing import describe, describe_needed
+from validation.canary.judging.criteria import REPLICATES, Criterion, ErrorLevels, Verdict, latency_criteria
+from validation.canary.judging.formatting import describe, describe_needed
 from validation.canary.judging.matching import match_in_time
 from validation.canary.judging.scores import score_criterion
 from validation.canary.judging.sequential import level_of
@@ -46,13 +46,13 @@ class Looks:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class CanaryJudgement:
     """A verdict, the reason in a line, and what it rests on."""
 
     verdict: Verdict
     reason: str
     criteria: tuple[Criterion, ...]
-    levels: Levels
+    levels: ErrorLevels
     fractions: tuple[float, ...]
     notes: tuple[str, ...] = field(default=())
 
@@ -64,7 +64,7 @@ def judge(
     *,
     seed: int = SEED,
     replicates: int = REPLICATES,
-) -> Judgement:
+) -> CanaryJudgement:
     """Judge a candidate by what was observed; sides that do not pair are matched in time. seed, replicates: of the
     bootstrap.
 
@@ -74,7 +74,7 @@ def judge(
     evidence = evidence if evidence.paired or evidence.unlike else match_in_time(evidence)
     count = _criteria_count(limits)
     fractions = looks.fractions(evidence.requests)
-    levels = Levels(level_of(fractions, limits.alpha), level_of(fractions, limits.alpha / max(count, 1)))
+    levels = ErrorLevels(level_of(fractions, limits.alpha), level_of(fractions, limits.alpha / max(count, 1)))
     criteria: list[Criterion] = []
     if not evidence.unlike:
         criteria = latency_criteria(evidence, limits, levels, seed, replicates)
@@ -89,7 +89,7 @@ def judge(
     reason = reason_of(verdict, criteria)
     if verdict == "INSUFFICIENT" and (more := describe_needed(criteria, evidence.requests, evidence.seconds)):
         reason = f"{reason}; {more}"
-    return Judgement(verdict, reason, tuple(criteria), levels, fractions)
+    return CanaryJudgement(verdict, reason, tuple(criteria), levels, fractions)
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
@@ -99,7 +99,7 @@ def overall(verdicts: Sequence[Verdict]) -> Verdict:
     return "PASS" if verdicts and all(item == "PASS" for item in verdicts) else "INSUFFICIENT"
 
 
-def quality_criteria(evidence: Evidence, limits: Thresholds, levels: Levels) -> list[Criterion]:
+def quality_criteria(evidence: Evidence, limits: Thresholds, levels: ErrorLevels) -> list[Criterion]:
     """What the observations say of the answers. Where they say nothing, that is INSUFFICIENT, and not silence."""
     quality = limits.quality
     if quality is None:

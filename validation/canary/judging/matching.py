@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from enginery.arrays.arrays import Array
-from validation.canary.judging.moments import span_text
-from validation.canary.observations import Observations
+from validation.canary.judging.observed_times import span_text
+from validation.canary.observations import ObservationTable
 from validation.statistics.evidence import Evidence
 
 # Requests of the thinner side in a window: the fewer, the closer in time; the more, the fewer are left without a match.
@@ -32,7 +32,7 @@ _SILENCE = 20.0
 REMEDY = "send requests to both sides at the same time, as many to one as to the other, or name them so that they pair"
 
 
-class Spans(NamedTuple):
+class CommonSpan(NamedTuple):
     """Arrivals of both sides in order, and the time that both logs cover."""
 
     times: tuple[Array, Array]
@@ -55,28 +55,28 @@ def match_in_time(evidence: Evidence) -> Evidence:
     return replace(evidence, candidate=ours, baseline=theirs, paired=True, matched=True)
 
 
-def spans_of(candidate: Array, baseline: Array) -> Spans:
+def spans_of(candidate: Array, baseline: Array) -> CommonSpan:
     """The common time of two sides. candidate, baseline: arrivals in seconds, in any order."""
     times = np.sort(candidate), np.sort(baseline)
-    return Spans(times, max(float(one[0]) for one in times), min(float(one[-1]) for one in times))
+    return CommonSpan(times, max(float(one[0]) for one in times), min(float(one[-1]) for one in times))
 
 
-def match(spans: Spans, seed: int = 0) -> tuple[Array, Array]:
+def match(spans: CommonSpan, seed: int = 0) -> tuple[Array, Array]:
     """Which requests of each side are kept: as many of one as of the other in each window, in the order of arrival."""
     count = max(1, min(map(len, spans.inside)) // PER_WINDOW)
     windows = [_windows(times, spans, count) for times in spans.times]
     least = np.minimum(*(np.bincount(one[one >= 0], minlength=count) for one in windows))
     rng = np.random.default_rng(seed)
-    return _drawn(windows[0], least, rng), _drawn(windows[1], least, rng)
+    return _draw(windows[0], least, rng), _draw(windows[1], least, rng)
 
 
-def _windows(times: Array, spans: Spans, count: int) -> Array:
+def _windows(times: Array, spans: CommonSpan, count: int) -> Array:
     """The window of each request, -1 outside of the common time."""
     found = np.searchsorted(np.linspace(spans.first, spans.last, count + 1)[1:-1], times, side="right")
     return np.where((times < spans.first) | (times > spans.last), -1, found)
 
 
-def _drawn(windows: Array, least: Array, rng: np.random.Generator) -> Array:
+def _draw(windows: Array, least: Array, rng: np.random.Generator) -> Array:
     """Indices of `least[w]` requests of each window w, by chance, in their order."""
     inside = np.flatnonzero(windows >= 0)
     shuffled = inside[np.lexsort((rng.random(len(inside)), windows[inside]))]
@@ -86,7 +86,7 @@ def _drawn(windows: Array, least: Array, rng: np.random.Generator) -> Array:
     return found
 
 
-def _other_hours(spans: Spans) -> str:
+def _other_hours(spans: CommonSpan) -> str:
     """Why the sides were observed at different times; '' where they share enough of it."""
     common, least = min(map(len, spans.inside)), min(map(len, spans.times))
     if spans.first <= spans.last and 2 * common >= min(least, 2 * LEAST_REQUESTS):
@@ -100,7 +100,7 @@ def _other_hours(spans: Spans) -> str:
     )
 
 
-def _other_load(spans: Spans) -> str:
+def _other_load(spans: CommonSpan) -> str:
     """In which time the sides had an unlike load; '' where it was alike throughout."""
     inside = spans.inside
     count = max(1, min(LOAD_WINDOWS, min(map(len, inside)) // PER_WINDOW))
@@ -123,7 +123,7 @@ def _uneven(ours: int, theirs: int) -> bool:
     return min(ours, theirs) < total * least - _CHANCE * math.sqrt(total * least * (1.0 - least))
 
 
-def silence(candidate: Observations, baseline: Observations) -> str:
+def silence(candidate: ObservationTable, baseline: ObservationTable) -> str:
     """Where one log says nothing for so long that its engine may have died; '' where that is nowhere."""
     spans = spans_of(np.asarray(candidate.time), np.asarray(baseline.time))
     inside = [max(1, len(times)) for times in spans.inside]

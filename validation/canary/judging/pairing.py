@@ -9,15 +9,15 @@ import numpy as np
 from enginery.arrays.arrays import Array
 from enginery.core.errors import DataError
 from enginery.recording.outputs import EQUAL_DB
-from validation.canary.judging.ends import CLOSE, end_of_pairs, killed
+from validation.canary.judging.log_ends import CLOSE, describe_kill, end_of_pairs
 from validation.canary.judging.matching import match_in_time, silence
-from validation.canary.judging.moments import hours_apart
-from validation.canary.observations import Name, Observations
+from validation.canary.judging.observed_times import hours_apart
+from validation.canary.observations import Name, ObservationTable
 from validation.statistics.evidence import Evidence
 
 
 def evidence_of(
-    candidate: Observations, baseline: Observations, sqnr_db: float, *, ignore_missing: bool = False
+    candidate: ObservationTable, baseline: ObservationTable, sqnr_db: float, *, ignore_missing: bool = False
 ) -> tuple[Evidence, tuple[str, ...]]:
     """What two files say together, and remarks on how they were read.
 
@@ -28,15 +28,15 @@ def evidence_of(
     """
     notes = [f"{one.path.name}: half a line at its end was left out" for one in (candidate, baseline) if one.cut]
     if None in candidate.request or None in baseline.request:
-        evidence, more = _of_moments(candidate, baseline)
+        evidence, more = _match_by_time(candidate, baseline)
     else:
-        evidence, more = _of_pairs(candidate, baseline, sqnr_db, ignore_missing)
-    why = [killed("candidate", candidate), killed("baseline", baseline), evidence.stopped]
+        evidence, more = _pair_by_name(candidate, baseline, sqnr_db, ignore_missing)
+    why = [describe_kill("candidate", candidate), describe_kill("baseline", baseline), evidence.stopped]
     replayed = candidate.planned is not None and baseline.planned is not None
     return replace(evidence, stopped="; ".join(filter(None, why)), replayed=replayed), (*notes, *more)
 
 
-def _of_moments(candidate: Observations, baseline: Observations) -> tuple[Evidence, list[str]]:
+def _match_by_time(candidate: ObservationTable, baseline: ObservationTable) -> tuple[Evidence, list[str]]:
     """Requests of about the same moment in pairs, where the sides compare."""
     ours, theirs = (one.side(np.arange(len(one))) for one in (candidate, baseline))
     found = match_in_time(Evidence(ours, theirs, paired=False))
@@ -56,8 +56,8 @@ def _of_moments(candidate: Observations, baseline: Observations) -> tuple[Eviden
     ), notes
 
 
-def _of_pairs(
-    candidate: Observations, baseline: Observations, sqnr_db: float, ignore_missing: bool
+def _pair_by_name(
+    candidate: ObservationTable, baseline: ObservationTable, sqnr_db: float, ignore_missing: bool
 ) -> tuple[Evidence, list[str]]:
     if not set(candidate.request) & set(baseline.request):
         raise DataError(
@@ -88,7 +88,7 @@ def design_block(segment: Sequence[int | None]) -> int:
     return 1 if count < 2 or None in segment else math.ceil(2 * len(segment) / count)
 
 
-def _pairs(candidate: Observations, baseline: Observations, without: set[Name | None]) -> Array:
+def _pairs(candidate: ObservationTable, baseline: ObservationTable, without: set[Name | None]) -> Array:
     """Index pairs in the order of arrival at the baseline, -1 where one side is missing; shape (requests, 2)."""
     ours = {name: index for index, name in enumerate(candidate.request)}
     theirs = {name: index for index, name in enumerate(baseline.request)}
@@ -102,7 +102,7 @@ def _pairs(candidate: Observations, baseline: Observations, without: set[Name | 
 
 
 def _answers(
-    candidate: Observations, baseline: Observations, pairs: Array, sqnr_db: float
+    candidate: ObservationTable, baseline: ObservationTable, pairs: Array, sqnr_db: float
 ) -> tuple[Array | None, Array | None]:
     """Whether each answer is another one: by the distance that was measured, else by the digests."""
     measured = np.asarray(candidate.sqnr_db)[pairs[:, 0]]

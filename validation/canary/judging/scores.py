@@ -10,7 +10,7 @@ from validation.canary.judging.criteria import (
     CALIBRATED,
     Z_POWER,
     Criterion,
-    Levels,
+    ErrorLevels,
     least_requests,
     unsteady,
     verdict_of,
@@ -22,7 +22,7 @@ from validation.statistics.evidence import Evidence, Side
 from validation.statistics.memory import memories_of
 
 
-def score_criterion(evidence: Evidence, margin: float, levels: Levels) -> Criterion | None:
+def score_criterion(evidence: Evidence, margin: float, levels: ErrorLevels) -> Criterion | None:
     """How much the mean score drops; None where scores were not observed."""
     scored = [_scored(side) for side in (evidence.candidate, evidence.baseline)]
     if evidence.paired:
@@ -45,7 +45,7 @@ def score_criterion(evidence: Evidence, margin: float, levels: Levels) -> Criter
     return _score(scored, margin, levels, math.sqrt(variance), min(count // block, MOST_BLOCKS) - 1.0)
 
 
-def _score(scored: list[Array], margin: float, levels: Levels, error: float, freedom: float) -> Criterion:
+def _score(scored: list[Array], margin: float, levels: ErrorLevels, error: float, freedom: float) -> Criterion:
     count = min(map(len, scored))
     estimate = float(scored[1].mean() - scored[0].mean())
     # At the level itself, means of scores passed at their margin in 4.4 to 6.4 % of 500 simulated canaries.

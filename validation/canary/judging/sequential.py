@@ -21,7 +21,7 @@ LEAST_STEP = 0.005
 _POINTS, _REACH = 801, 8.0
 
 
-def spent(fraction: float, alpha: float) -> float:
+def spend_error(fraction: float, alpha: float) -> float:
     """The one-sided error that may be used up once `fraction` of the planned data is there."""
     if fraction >= 1.0:
         return alpha
@@ -47,20 +47,20 @@ def level_of(fractions: Sequence[float], alpha: float) -> float:
 @lru_cache(maxsize=256)
 def _level(fractions: tuple[float, ...], alpha: float) -> float:
     """Walk through the looks, carrying the density of the statistic where no boundary was crossed yet."""
-    start, level = fractions[0], max(spent(fractions[0], alpha), LEAST_LEVEL)
+    start, level = fractions[0], max(spend_error(fractions[0], alpha), LEAST_LEVEL)
     bound = NORMAL.inv_cdf(1.0 - level) * math.sqrt(start)
     grid = np.linspace(-_REACH * math.sqrt(start), bound, _POINTS)
     density = np.exp(-(grid**2) / (2 * start)) / math.sqrt(2 * math.pi * start)
     for before, fraction in pairwise(fractions):
-        wide, after = _diffused(grid, density, fraction, fraction - before)
-        bound = _crossing(wide, after, max(spent(fraction, alpha) - spent(before, alpha), LEAST_LEVEL))
+        wide, after = _diffuse(grid, density, fraction, fraction - before)
+        bound = _find_boundary(wide, after, max(spend_error(fraction, alpha) - spend_error(before, alpha), LEAST_LEVEL))
         level = 1.0 - NORMAL.cdf(bound / math.sqrt(fraction))
         grid = np.linspace(wide[0], bound, _POINTS)
         density = np.interp(grid, wide, after)
     return max(level, LEAST_LEVEL)
 
 
-def _diffused(grid: np.ndarray, density: np.ndarray, fraction: float, step: float) -> tuple[np.ndarray, np.ndarray]:
+def _diffuse(grid: np.ndarray, density: np.ndarray, fraction: float, step: float) -> tuple[np.ndarray, np.ndarray]:
     """The density one look later, before its boundary is drawn."""
     wide = np.linspace(-_REACH * math.sqrt(fraction), _REACH * math.sqrt(fraction), 2 * _POINTS)
     kernel = np.exp(-((wide[:, None] - grid[None, :]) ** 2) / (2 * step)) / math.sqrt(2 * math.pi * step)
@@ -69,7 +69,7 @@ def _diffused(grid: np.ndarray, density: np.ndarray, fraction: float, step: floa
     return wide, kernel @ (density * weights)
 
 
-def _crossing(wide: np.ndarray, density: np.ndarray, share: float) -> float:
+def _find_boundary(wide: np.ndarray, density: np.ndarray, share: float) -> float:
     """Where the upper tail of a density holds `share`."""
     width = wide[1] - wide[0]
     tail = np.concatenate([np.cumsum((density[::-1][:-1] + density[::-1][1:]) / 2 * width)[::-1], [0.0]])

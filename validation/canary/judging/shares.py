@@ -3,12 +3,12 @@
 import math
 
 from enginery.arrays.arrays import Array
-from validation.canary.judging.criteria import Criterion, Levels, verdict_of
+from validation.canary.judging.criteria import Criterion, ErrorLevels, verdict_of
 from validation.statistics import rates
 from validation.statistics.evidence import Evidence
 
 
-def error_criterion(evidence: Evidence, margin: float, levels: Levels, burst: int = 1) -> Criterion:
+def error_criterion(evidence: Evidence, margin: float, levels: ErrorLevels, burst: int = 1) -> Criterion:
     """The difference of the shares of failed requests. burst: requests that one outage fails, assumed where no error
     was seen."""
     failed = [~evidence.candidate.ok, ~evidence.baseline.ok]
@@ -24,7 +24,7 @@ def error_criterion(evidence: Evidence, margin: float, levels: Levels, burst: in
     return _share("errors", margin, estimate, low, high, count, size, levels, assumed)
 
 
-def share_criterion(name: str, flags: Array, margin: float, levels: Levels, burst: int = 1) -> Criterion:
+def share_criterion(name: str, flags: Array, margin: float, levels: ErrorLevels, burst: int = 1) -> Criterion:
     """A share of requests that must not be above a margin. burst: how many come together, assumed until seen."""
     size, assumed = rates.burst_size([flags], burst, "quality.burst")
     found = rates.effective(flags, size)
@@ -41,7 +41,7 @@ def _share(
     high: float,
     count: int,
     size: float,
-    levels: Levels,
+    levels: ErrorLevels,
     assumed: str,
 ) -> Criterion:
     difference = name == "errors"

@@ -1,4 +1,4 @@
-"""What a candidate must not be worse by. docs/canary.md has the reason of each default."""
+"""What a candidate must not be worse by. docs/guides/canary.md has the reason of each default."""
 
 import math
 import re
@@ -17,7 +17,7 @@ _QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?)")
 
 
 @dataclass(frozen=True)
-class Quality:
+class QualityThresholds:
     """sqnr_db: an output nearer to the baseline's than this counts as the same answer.  disagreement: the share of
     requests that may be answered differently.  flips: the share whose argmax may differ.  score: how much the mean
     score may drop.  None lifts a limit.  burst: how many requests that are answered differently come together, assumed
@@ -41,21 +41,21 @@ class Thresholds:
 
     latency: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_LATENCY))
     error_rate: float | None = 0.001
-    quality: Quality | None = Quality()
+    quality: QualityThresholds | None = QualityThresholds()
     alpha: float = 0.05
     error_burst: int | None = None
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> "Thresholds":
         """Read `validation.canary` of a spec: what is not given keeps its default, null lifts it. Raises InputError."""
-        _known(data, ("latency", "error_rate", "error_burst", "quality", "alpha"), "")
-        latency = {**DEFAULT_LATENCY, **_mapping(data.get("latency", {}), "latency")}
+        _check_names(data, ("latency", "error_rate", "error_burst", "quality", "alpha"), "")
+        latency = {**DEFAULT_LATENCY, **_read_mapping(data.get("latency", {}), "latency")}
         quality = data.get("quality", {})
         alpha = _number(data.get("alpha", 0.05), "alpha", 0.5)
         return cls(
             {name: _number(value, f"latency.{name}") for name, value in latency.items() if _quantile(name, value)},
             _share(data.get("error_rate", 0.001), "error_rate"),
-            None if quality is None else _quality(_mapping(quality, "quality")),
+            None if quality is None else _quality(_read_mapping(quality, "quality")),
             alpha,
             None if (burst := data.get("error_burst")) is None else _requests(burst, "error_burst"),
         )
@@ -83,12 +83,12 @@ def _quantile(name: str, value: object) -> bool:
     return value is not None
 
 
-def _quality(data: Mapping[str, object]) -> Quality:
-    _known(data, ("sqnr_db", "disagreement", "flips", "score", "burst"), "quality.")
+def _quality(data: Mapping[str, object]) -> QualityThresholds:
+    _check_names(data, ("sqnr_db", "disagreement", "flips", "score", "burst"), "quality.")
     sqnr = data.get("sqnr_db", 15.0)
     if isinstance(sqnr, bool) or not isinstance(sqnr, int | float) or not abs(sqnr) < MOST_NUMBER:
         raise InputError(f"validation.canary.quality.sqnr_db is {str(sqnr)[:40]!r}; give decibels")
-    return Quality(
+    return QualityThresholds(
         float(sqnr),
         _share(data.get("disagreement", 0.01), "quality.disagreement"),
         _share(data.get("flips"), "quality.flips"),
@@ -118,12 +118,12 @@ def _number(value: object, where: str, most: float = 1.0) -> float:
     return float(value)
 
 
-def _mapping(value: object, where: str) -> Mapping[str, object]:
+def _read_mapping(value: object, where: str) -> Mapping[str, object]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise InputError(f"validation.canary.{where} is {str(value)[:40]!r}; give a mapping")
     return value
 
 
-def _known(data: Mapping[str, object], names: tuple[str, ...], where: str) -> None:
+def _check_names(data: Mapping[str, object], names: tuple[str, ...], where: str) -> None:
     if unknown := sorted(set(data) - set(names)):
         raise InputError(f"validation.canary.{where}{unknown[0][:40]} is not known; known: {', '.join(names)}")

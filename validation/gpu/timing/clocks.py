@@ -1,19 +1,8 @@
 """Seconds on a device: by CUDA events, or by the clock where the device is the CPU."""
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
-from enginery.core.types import Tensors
 from validation.latency.measurement.loop import timed
-
-
-@runtime_checkable
-class DeviceClock(Protocol):
-    """A session that can tell how long its device takes, without the copies to it and from it."""
-
-    def device_seconds(self, inputs: Tensors, runs: int) -> list[float]:
-        """Of each of so many runs. Raises as `run` does."""
-        ...
 
 
 def seconds_of(run: Callable[[], object], device: str, runs: int) -> list[float]:

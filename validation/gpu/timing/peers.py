@@ -33,7 +33,7 @@ PEERS: Mapping[str, str] = {
 _MODES = {"compile": "default", "compile-autotune": "max-autotune"}
 
 
-class TorchSession:
+class TorchSession(Session):
     """A module on a device as a session: arrays in, arrays out, copies included."""
 
     def __init__(self, request: BuildRequest, module: "Module", device: str) -> None:
@@ -47,18 +47,18 @@ class TorchSession:
 
         self._check(inputs)
         with torch.no_grad():
-            found = self._module(*self._placed(inputs))
+            found = self._module(*self._place(inputs))
         return {spec.name: np.asarray(value.cpu().numpy()) for spec, value in zip(self.outputs, found, strict=True)}
 
     def device_seconds(self, inputs: Tensors, runs: int) -> list[float]:
-        """See `DeviceClock`."""
+        """Seconds of each of `runs` runs, copies left out."""
         import torch
 
-        placed = self._placed(inputs)
+        placed = self._place(inputs)
         with torch.no_grad():
             return seconds_of(lambda: self._module(*placed), self._device, runs)
 
-    def _placed(self, inputs: Tensors) -> "list[torch.Tensor]":
+    def _place(self, inputs: Tensors) -> "list[torch.Tensor]":
         import torch
 
         return [torch.from_numpy(np.array(inputs[spec.name], order="C")).to(self._device) for spec in self.inputs]

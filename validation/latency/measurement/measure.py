@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -10,7 +10,6 @@ from statistics import median
 import numpy as np
 
 from enginery.core.reports.latency import BucketLatency, EngineLatency, SystemLoad
-from enginery.core.types import Session, Tensors
 from validation.latency.measurement.between import quantiles_between
 from validation.latency.measurement.buckets import BucketInputs
 from validation.latency.measurement.fork import measured_apart
@@ -24,61 +23,52 @@ from validation.latency.measurement.warmup import warm_up
 PROCESSES, FEWER_PROCESSES, COSTLY_S = 5, 3, 1.0
 
 
-@dataclass(frozen=True)
-class MeasureOptions:
-    """seconds: for each bucket, over all processes.  streams: as many sessions at once, each in a thread, for the
-    throughput; 1: none.  processes: one after the other; 1: in this process."""
-
-    seconds: float
-    streams: int = 1
-    processes: int = PROCESSES
-
-
 def measure_engine(
     opens: Opens,
     buckets: Sequence[BucketInputs],
-    options: MeasureOptions,
+    seconds: float,
     workdir: Path,
     imports: Callable[[], None] | None = None,
+    streams: int = 1,
+    processes: int = PROCESSES,
 ) -> EngineLatency:
     """Open an engine in each of several processes and measure it at each of its sizes.
 
-    workdir: for what the processes leave.  imports: imports the runtime, which is then timed apart and must not have
-    been imported here. Raises what `imports`, `opens` and the session raise.
+    seconds: for each bucket, over all processes.  workdir: for what the processes leave.  imports: imports the runtime,
+    which is then timed apart and must not have been imported here.  streams: as many sessions at once, each in a
+    thread, for the throughput; 1: none.  processes: one after the other; 1: in this process.
+    Raises what `imports`, `opens` and the session raise.
     """
-    seconds, least = options.seconds / options.processes, -(-LEAST_RUNS // options.processes)
-    work = partial(measure_once, opens, buckets, seconds, least, imports)
+    work = partial(measure_once, opens, buckets, seconds / processes, -(-LEAST_RUNS // processes), imports)
     monitor = SystemLoadMonitor()
-    found = [work()] if options.processes == 1 else _several(work, options, workdir)
+    found = [work()] if processes == 1 else _run_processes(work, seconds, processes, workdir)
     load = monitor.stop()
     rows = [
         _bucket(bucket, [(each.figures.sizes[index], each.series[index]) for each in found], load)
         for index, bucket in enumerate(buckets)
     ]
-    if options.streams > 1:
-        rows = [_with_streams(opens, bucket, row, options) for bucket, row in zip(buckets, rows, strict=True)]
-    processes = [each.figures for each in found]
-    imported = [each.import_s for each in processes if each.import_s is not None]
+    if streams > 1:
+        rows = [_with_streams(opens, bucket, row, streams, seconds) for bucket, row in zip(buckets, rows, strict=True)]
+    figures = [each.figures for each in found]
     return EngineLatency(
-        load_s=median(each.load_s for each in processes),
-        loaded_bytes=int(median(each.loaded_bytes for each in processes)),
-        memory_resettable=all(each.memory_resettable for each in processes),
+        load_s=median(each.load_s for each in figures),
+        loaded_bytes=int(median(each.loaded_bytes for each in figures)),
+        memory_resettable=all(each.memory_resettable for each in figures),
         buckets=tuple(rows),
-        import_s=median(imported) if imported else None,
+        import_s=_median_of([each.import_s for each in figures]),
         processes=len(found),
     )
 
 
-def _several(
-    work: Callable[[], ProcessMeasurement], options: MeasureOptions, workdir: Path
+def _run_processes(
+    work: Callable[[], ProcessMeasurement], seconds: float, wanted: int, workdir: Path
 ) -> list[ProcessMeasurement]:
     found: list[ProcessMeasurement] = []
-    wanted = options.processes
     while len(found) < wanted:
         folder = workdir / f"process-{len(found)}"
         folder.mkdir()
         took = timed(lambda place=folder: found.append(measured_apart(work, place)))  # type: ignore[misc]
-        if len(found) == 1 and took > COSTLY_S + options.seconds:
+        if len(found) == 1 and took > COSTLY_S + seconds:
             wanted = min(wanted, FEWER_PROCESSES)
     return found
 
@@ -105,23 +95,22 @@ def _bucket(bucket: BucketInputs, processes: Sequence[tuple[SizeFigures, Series]
         runtime=quantiles_between(own, (0.5,))[0] if own else None,
         process_medians_s=tuple(float(np.median(each)) for each in own or kept),
         device_bytes=figures[-1].device_bytes,
-        device_s=_median_of([each.device_s for each in figures if each.device_s is not None]),
+        device_s=_median_of([each.device_s for each in figures]),
     )
 
 
-def _median_of(values: Sequence[float]) -> float | None:
-    return median(values) if values else None
+def _median_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
-def _with_streams(opens: Opens, bucket: BucketInputs, one: BucketLatency, options: MeasureOptions) -> BucketLatency:
+def _with_streams(
+    opens: Opens, bucket: BucketInputs, one: BucketLatency, streams: int, seconds: float
+) -> BucketLatency:
     with ExitStack() as stack:
-        sessions = [stack.enter_context(opens()) for _ in range(options.streams)]
-        runs = [_runner(session, taken(session, bucket.inputs)) for session in sessions]
+        sessions = [stack.enter_context(opens()) for _ in range(streams)]
+        runs = [partial(session.run, taken(session, bucket.inputs)) for session in sessions]
         for run in runs:
             run()
-        rate = streams_per_second(runs, options.seconds)
-    return replace(one, streams=options.streams, streams_items_per_s=rate * bucket.items)
-
-
-def _runner(session: Session, inputs: Tensors) -> Callable[[], object]:
-    return lambda: session.run(inputs)
+        rate = streams_per_second(runs, seconds)
+    return replace(one, streams=streams, streams_items_per_s=rate * bucket.items)

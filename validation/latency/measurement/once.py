@@ -9,7 +9,6 @@ from statistics import median
 
 import numpy as np
 
-from builders.backends.run_profiles import DeviceMemory, DeviceTimed, Prepared
 from enginery.arrays.arrays import Array
 from enginery.core.codec import decode, encode
 from enginery.core.types import Session, Tensors
@@ -136,7 +135,7 @@ class _Size:
         self._inputs = {name: array.copy() for name, array in taken(session, bucket.inputs).items()}
         self._session = session
         self._first_s = timed(lambda: session.run(self._inputs))
-        own = session.prepared(self._inputs) if isinstance(session, Prepared) else None
+        own = session.prepare_call(self._inputs)
         share = 1 - RUNTIME_SHARE if own else 1.0
         self._of_session = _Timed(lambda: session.run(self._inputs), seconds * share, least)
         self._of_runtime = _Timed(own, seconds * RUNTIME_SHARE, least) if own else None
@@ -150,12 +149,13 @@ class _Size:
 
     def figures(self) -> SizeFigures:
         """What was measured besides the runs."""
-        session, inputs = self._session, self._inputs
+        session = self._session
+        device = session.device_seconds(self._inputs, DEVICE_RUNS)
         return SizeFigures(
             first_s=self._first_s,
             memory_bytes=self._memory_bytes,
-            device_bytes=session.used_bytes() if isinstance(session, DeviceMemory) else None,
-            device_s=median(session.device_seconds(inputs, DEVICE_RUNS)) if isinstance(session, DeviceTimed) else None,
+            device_bytes=session.used_bytes(),
+            device_s=median(device) if device else None,
         )
 
     def series(self) -> Series:

@@ -15,7 +15,6 @@ from functools import partial
 
 import numpy as np
 
-from builders.backends.run_profiles import Prepared
 from enginery.arrays.arrays import Array
 from enginery.core.reports.paired import PairedTimes, Ratio, Verdict
 from enginery.core.types import Session, Tensors
@@ -73,7 +72,7 @@ def _runners(sessions: tuple[Session, Session], inputs: Tensors) -> list[Callabl
     """What is timed of either, the same kind of both."""
     given = [taken(session, inputs) for session in sessions]
     pairs = list(zip(sessions, given, strict=True))
-    own = [session.prepared(arrays) for session, arrays in pairs if isinstance(session, Prepared)]
+    own = [call for session, arrays in pairs if (call := session.prepare_call(arrays))]
     return own if len(own) == len(pairs) else [partial(session.run, arrays) for session, arrays in pairs]
 
 

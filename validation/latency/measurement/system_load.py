@@ -27,9 +27,10 @@ class SystemLoadMonitor:
         others = steal = None
         spent = {name: ticks_end[name] - ticks[name] for name in ticks_end if name in ticks}
         if spent and (total := sum(spent.values())) > 0:
-            busy = total - spent["idle"] - spent["iowait"] - spent["steal"]
+            stolen = spent.get("steal", 0.0)
+            busy = total - spent.get("idle", 0.0) - spent.get("iowait", 0.0) - stolen
             others = min(max(busy - (own_end - own), 0.0) / total, 1.0)
-            steal = spent["steal"] / total
+            steal = stolen / total
         periods = None if throttled is None or throttled_end is None else throttled_end - throttled
         rate = (switches_end - switches) / seconds
         return SystemLoad(seconds, _load(), others, steal, rate, periods, cores)

@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.backends.onnxruntime.profile import element_name
-from builders.backends.run_profiles import Seen
+from builders.backends.run_profiles import Seen, element_name
 from enginery.core.errors import ModelError
 from enginery.core.reports.breakdown import NodeCost
 from enginery.core.types import TensorSpec

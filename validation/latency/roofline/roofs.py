@@ -13,12 +13,12 @@ import itertools
 import statistics
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from builders.backends.run_profiles import Prepared
 from enginery.arrays.arrays import Array
 from enginery.core.reports.breakdown import Roofs, product_dtype
 from enginery.core.types import Session, Tensors
@@ -85,7 +85,7 @@ def _times(opens: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, s
     path.write_bytes(model.SerializeToString())
     with opens(path) as session:
         session.run(inputs)
-        call = session.prepared(inputs) if isinstance(session, Prepared) else lambda: session.run(inputs)
+        call = session.prepare_call(inputs) or partial(session.run, inputs)
         return latencies(call, seconds, _LEAST)
 
 

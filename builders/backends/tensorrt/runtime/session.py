@@ -63,7 +63,7 @@ def weights_of(engine: Engine) -> Untyped:
     return engine.weights
 
 
-class EngineSession:
+class EngineSession(Session):
     """A loaded engine with an execution context for each of its profiles, or, with CUDA graphs, for each shape."""
 
     def __init__(

@@ -10,12 +10,15 @@ token or a signed URL.
 import random
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from botocore import exceptions as aws
 from botocore.parsers import ResponseParserError
+from botocore.response import StreamingBody
 
+from enginery.core.documents import find
 from enginery.core.errors import EngineryError, InputError, UnavailableError
+from enginery.core.json_values import JsonObject
 from enginery.registry.store import io_errors
 from enginery.registry.store.s3.place import S3Location
 
@@ -97,13 +100,13 @@ def raise_if_declined(error: Exception) -> None:
         raise Declined(status, code) from error
 
 
-def whole(answer: dict[str, Any], *names: str) -> dict[str, Any]:
+def whole(answer: JsonObject, *names: str) -> JsonObject:
     """The answer, if it has these fields. Raises IncompleteReadError otherwise: a connection that ends among the
     headers looks to Python like an answer that has no more of them, and no body."""
     missing = [name for name in names if name not in answer]
     if missing:
-        if "Body" in answer:
-            answer["Body"].close()
+        if body := find(answer, "Body", StreamingBody, None):
+            body.close()
         raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=missing[0])
     return answer
 
@@ -112,12 +115,12 @@ def status_of(error: Exception) -> int:
     """The HTTP status; 0 when there was no answer."""
     if not isinstance(error, aws.ClientError):
         return 0
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return find(error.response, "ResponseMetadata.HTTPStatusCode", int, 0)
 
 
 def code_of(error: Exception) -> str:
     """S3's code such as 'NoSuchKey'; '' when there was no answer."""
-    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, aws.ClientError) else ""
+    return find(error.response, "Error.Code", str, "") if isinstance(error, aws.ClientError) else ""
 
 
 def is_transient(error: Exception) -> bool:
@@ -137,7 +140,7 @@ def translate_error(place: S3Location, doing: str, error: Exception) -> Enginery
     return _explain_no_answer(place, where, error)
 
 
-def _explain_answer(place: S3Location, where: str, error: Any) -> EngineryError:
+def _explain_answer(place: S3Location, where: str, error: Exception) -> EngineryError:
     code, status = code_of(error), status_of(error)
     if code == "NoSuchBucket":
         return UnavailableError(
@@ -159,11 +162,11 @@ def _explain_answer(place: S3Location, where: str, error: Any) -> EngineryError:
         )
     if status == 403 or code in ("AccessDenied", "AllAccessDisabled"):
         return UnavailableError(
-            f"{where}: not allowed (AccessDenied); docs/registry.md has the policy that is needed (without "
+            f"{where}: not allowed (AccessDenied); docs/concepts/registry.md has the policy that is needed (without "
             "s3:ListBucket, S3 answers so for what is absent, too)"
         )
     if status == 501 or code == "NotImplemented":
-        return InputError(f"{where}: this server does not know the request; docs/registry.md says what it needs")
+        return InputError(f"{where}: this server does not know the request; see docs/concepts/registry.md")
     if code in _PASSING or status >= 500:
         return UnavailableError(f"{where}: the server is overloaded or failing ({code or status}); run again later")
     return UnavailableError(f"{where}: the server refuses with {status} {code[:60]}; check the URI's options")

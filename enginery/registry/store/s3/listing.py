@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
+from enginery.core.documents import find, read
+from enginery.core.json_values import JsonObject
 from enginery.registry.store.s3.answers import ask, whole
 from enginery.registry.store.s3.client import client
 from enginery.registry.store.s3.place import S3Location
@@ -12,7 +13,7 @@ from enginery.registry.store.s3.place import S3Location
 def keys_below(place: S3Location, prefix: str) -> list[str]:
     """All keys under a prefix that ends in '/' or is empty, sorted part by part."""
     start = place.key(prefix)
-    names = (item["Key"].removeprefix(place.key("")) for page in _pages(place, start) for item in page["Contents"])
+    names = (read(item, "Key", str).removeprefix(place.key("")) for item in _items(place, "Contents", start))
     # A key that ends in '/' is what some tools write to show a folder that is empty.
     return sorted((name for name in names if not name.endswith("/")), key=lambda name: name.split("/"))
 
@@ -29,8 +30,10 @@ class Object:
 def objects_below(place: S3Location) -> list[Object]:
     """Every object under a place's prefix, sorted by name, whoever put it there."""
     start = place.key("")
-    items = (item for page in _pages(place, start) for item in page["Contents"])
-    found = (Object(item["Key"].removeprefix(start), item["Size"], item["ETag"]) for item in items)
+    found = (
+        Object(read(item, "Key", str).removeprefix(start), read(item, "Size", int), read(item, "ETag", str))
+        for item in _items(place, "Contents", start)
+    )
     return sorted((item for item in found if item.name and not item.name.endswith("/")), key=lambda item: item.name)
 
 
@@ -39,22 +42,26 @@ def names_below(place: S3Location, prefix: str) -> list[str]:
     start = place.key(prefix)
     found: set[str] = set()
     for page in _pages(place, start, Delimiter="/"):
-        found.update(item["Key"].removeprefix(start) for item in page["Contents"])
-        found.update(item["Prefix"].removeprefix(start) for item in page["CommonPrefixes"])
+        found.update(read(item, "Key", str).removeprefix(start) for item in find(page, "Contents", list, []))
+        found.update(read(item, "Prefix", str).removeprefix(start) for item in find(page, "CommonPrefixes", list, []))
     return sorted(found - {""}, key=lambda name: name.removesuffix("/"))
 
 
-def _pages(place: S3Location, start: str, **how: str) -> Iterator[dict[str, Any]]:
+def _items(place: S3Location, kind: str, start: str) -> Iterator[object]:
+    return (item for page in _pages(place, start) for item in find(page, kind, list, []))
+
+
+def _pages(place: S3Location, start: str, **how: str) -> Iterator[JsonObject]:
     after: dict[str, str] = {}
     while True:
-        page: dict[str, Any] = ask(
+        page: JsonObject = ask(
             place,
             "listing",
             lambda after=after: whole(  # type: ignore[misc]
                 client(place).list_objects_v2(Bucket=place.bucket, Prefix=start, **how, **after), "IsTruncated"
             ),
         )
-        yield {"Contents": page.get("Contents", ()), "CommonPrefixes": page.get("CommonPrefixes", ())}
+        yield page
         if not page.get("IsTruncated"):
             return
-        after = {"ContinuationToken": page["NextContinuationToken"]}
+        after = {"ContinuationToken": read(page, "NextContinuationToken", str)}

@@ -7,11 +7,9 @@ changes, and if not, nothing changes either.
 
 from functools import lru_cache
 
-from botocore import exceptions as aws
-
 from enginery.core.errors import InputError, UnavailableError
 from enginery.registry.store.keys import MARKER
-from enginery.registry.store.s3.answers import FAILURES, Declined, pauses, refuse
+from enginery.registry.store.s3.answers import FAILURES, Declined, code_of, pauses, refuse
 from enginery.registry.store.s3.place import S3Location
 from enginery.registry.store.s3.reading import read_document
 from enginery.registry.store.s3.writing import ABSENT, match_etag, put_once
@@ -34,7 +32,7 @@ def require_conditional_writes(place: S3Location) -> None:
             raise InputError(
                 f"the S3 server of {place.locator('')} ignores conditional writes: it took a PUT with {header} that it "
                 "had to refuse, so two publishers could overwrite each other. It can be read and not published to; "
-                "use Amazon S3, a server with conditional writes (docs/registry.md), or a file:// registry"
+                "use Amazon S3, a server with conditional writes (docs/concepts/registry.md), or a file:// registry"
             )
 
 
@@ -47,7 +45,7 @@ def _honours_condition(place: S3Location, marker: bytes, condition: dict[str, st
             if declined.status != 409 or pause is None:
                 return True
         except FAILURES as error:
-            if isinstance(error, aws.ClientError) and error.response["Error"]["Code"] == "NotImplemented":
+            if code_of(error) == "NotImplemented":
                 return False
             refuse(place, "asking for conditional writes", error, last=pause is None)
     raise AssertionError("unreachable")

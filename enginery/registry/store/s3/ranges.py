@@ -5,8 +5,10 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 from botocore import exceptions as aws
+from botocore.response import StreamingBody
 from urllib3.exceptions import HTTPError
 
+from enginery.core.documents import find, read
 from enginery.registry.store.s3.answers import FAILURES, Declined, pauses, raise_if_declined
 from enginery.registry.store.s3.client import client
 from enginery.registry.store.s3.place import S3Location
@@ -81,15 +83,16 @@ def _open_range(place: S3Location, key: str, start: int, length: int) -> Any:
         raise_if_declined(error)
         raise
     # All of a small object, from a server that has no ranges, is that range too.
-    if answer["ResponseMetadata"]["HTTPStatusCode"] != _PARTIAL:
+    body = read(answer, "Body", StreamingBody)
+    if read(answer, "ResponseMetadata.HTTPStatusCode", int) != _PARTIAL:
         if start == 0 and answer.get("ContentLength") == length:
-            return _beneath(answer["Body"])
-        answer["Body"].close()
+            return _beneath(body)
+        body.close()
         raise Declined(416, "no ranges")
-    found = _RANGE.match(answer.get("ContentRange", ""))
+    found = _RANGE.match(find(answer, "ContentRange", str, ""))
     if found and (int(found[1]), int(found[2])) == (start, last):
-        return _beneath(answer["Body"])
-    answer["Body"].close()
+        return _beneath(body)
+    body.close()
     if found and int(found[1]) == start and int(found[2]) < last:
         raise Declined(416, "it ends before")
     # What was cut off among the headers is another range, or none; it is worth another attempt.

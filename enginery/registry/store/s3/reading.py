@@ -2,13 +2,16 @@
 
 import hashlib
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import closing, suppress
-from typing import Any, BinaryIO
+from dataclasses import dataclass
+from typing import BinaryIO
 
 from botocore import exceptions as aws
+from botocore.response import StreamingBody
 
 from enginery.core.digest import CHUNK_BYTES
+from enginery.core.documents import find, read
 from enginery.core.errors import IntegrityError, UnavailableError
 from enginery.registry.store.blob_digest import new_blake3_hasher
 from enginery.registry.store.s3.answers import FAILURES, Declined, ask, pauses, raise_if_declined, refuse, whole
@@ -24,10 +27,20 @@ _REMEMBERED = 64
 _REMEMBERED_BYTES = 1 << 20
 
 
-def head(place: S3Location, key: str) -> dict[str, Any] | None:
-    """What the server says of an object without its bytes (ContentLength, ETag, Metadata, ...); None if absent."""
+@dataclass(frozen=True)
+class ObjectFacts:
+    """An object's metadata from a HEAD request. size: in bytes.  encryption: '' for none."""
+
+    size: int
+    etag: str
+    encryption: str
+    metadata: Mapping[str, str]
+
+
+def head(place: S3Location, key: str) -> ObjectFacts | None:
+    """An object's metadata; None if it is absent. Raises UnavailableError."""
     try:
-        found: dict[str, Any] = ask(
+        found = ask(
             place,
             f"looking at {key}",
             lambda: whole(client(place).head_object(Bucket=place.bucket, Key=place.key(key)), *_FACTS),
@@ -35,7 +48,12 @@ def head(place: S3Location, key: str) -> dict[str, Any] | None:
     except Declined as declined:
         _check_absent(place, key, declined)
         return None
-    return found
+    return ObjectFacts(
+        size=read(found, "ContentLength", int),
+        etag=read(found, "ETag", str),
+        encryption=find(found, "ServerSideEncryption", str, ""),
+        metadata=find(found, "Metadata", dict, {}),
+    )
 
 
 def read_document(place: S3Location, key: str, attempts: int | None = None) -> tuple[bytes, str] | None:
@@ -91,12 +109,12 @@ def read_changed(place: S3Location, key: str, etag: str) -> tuple[bytes | None, 
 
 def _document(place: S3Location, key: str, **unless: str) -> tuple[bytes, str]:
     answer = whole(client(place).get_object(Bucket=place.bucket, Key=place.key(key), **unless), *_FACTS)
-    with closing(answer["Body"]) as body:
-        if answer["ContentLength"] > MAX_DOCUMENT_BYTES:
+    with closing(read(answer, "Body", StreamingBody)) as body:
+        if read(answer, "ContentLength", int) > MAX_DOCUMENT_BYTES:
             raise IntegrityError(
                 f"{place.locator(key)} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is"
             )
-        return body.read(), answer["ETag"]
+        return body.read(), read(answer, "ETag", str)
 
 
 def stream_blob(place: S3Location, key: str, sink: "BinaryIO | CountingSink") -> str:
@@ -197,13 +215,14 @@ def _open_from(place: S3Location, key: str, have: int, etag: str) -> tuple[str, 
     except aws.ClientError as error:
         raise_if_declined(error)
         raise
-    if have and not answer.get("ContentRange", "").startswith(f"bytes {have}-"):
-        answer["Body"].close()
+    body = read(answer, "Body", StreamingBody)
+    if have and not find(answer, "ContentRange", str, "").startswith(f"bytes {have}-"):
+        body.close()
         raise Declined(416, "no range")
-    return str(answer["ETag"]), _blocks(answer["Body"])
+    return read(answer, "ETag", str), _blocks(body)
 
 
-def _blocks(body: Any) -> Generator[bytes, None, None]:
+def _blocks(body: StreamingBody) -> Generator[bytes, None, None]:
     # Not `with body`, which gives the stream beneath, that does not count what came.
     with closing(body):
         while block := body.read(CHUNK_BYTES):

@@ -74,7 +74,7 @@ class S3Store:
     def stored_size(self, digest: str) -> int | None:
         """See `Store.stored_size`."""
         found = head(self.place, blob_key(digest))
-        return None if found is None else int(found["ContentLength"])
+        return None if found is None else found.size
 
     def size(self, digest: str) -> int:
         """See `Store.size`."""
@@ -181,7 +181,7 @@ class S3Store:
             return
         source = {"Bucket": self.place.bucket, "Key": self.place.key(key)}
         aside = self.place.key(f"{_DISCARDED}/{digest}")
-        asked = {"CopySourceIfMatch": found["ETag"], **self.place.encryption()}
+        asked = {"CopySourceIfMatch": found.etag, **self.place.encryption()}
         try:
             ask(
                 self.place,
@@ -192,7 +192,7 @@ class S3Store:
             ask(
                 self.place,
                 f"deleting {key}",
-                lambda: client(self.place).delete_object(**source, IfMatch=found["ETag"]),
+                lambda: client(self.place).delete_object(**source, IfMatch=found.etag),
             )
         except Declined:
             return

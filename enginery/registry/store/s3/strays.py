@@ -10,9 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Any
 
+from enginery.core.documents import find, read
 from enginery.core.errors import UnavailableError
+from enginery.core.json_values import JsonObject
 from enginery.registry.store.keys import BLOBS
 from enginery.registry.store.s3.answers import Declined, ask, whole
 from enginery.registry.store.s3.client import client
@@ -48,8 +49,8 @@ def abort_abandoned(place: S3Location) -> int:
     return count
 
 
-def _abort(place: S3Location, upload: Upload) -> Any:
-    return client(place).abort_multipart_upload(Bucket=place.bucket, Key=upload.key, UploadId=upload.upload_id)
+def _abort(place: S3Location, upload: Upload) -> None:
+    client(place).abort_multipart_upload(Bucket=place.bucket, Key=upload.key, UploadId=upload.upload_id)
 
 
 def _find_abandoned(place: S3Location) -> Iterator[Upload]:
@@ -64,15 +65,16 @@ def _find_abandoned(place: S3Location) -> Iterator[Upload]:
             ),
         )
         now = _now(page)
-        for item in page.get("Uploads", ()):
-            if now - item["Initiated"] > LEFT_AFTER:
-                yield Upload(item["Key"], item["UploadId"])
+        for item in find(page, "Uploads", list, []):
+            if now - read(item, "Initiated", datetime) > LEFT_AFTER:
+                yield Upload(read(item, "Key", str), read(item, "UploadId", str))
         if not page.get("IsTruncated"):
             return
-        marker = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+        following = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+        marker = {name: read(page, where, str) for name, where in following.items()}
 
 
-def _now(page: dict[str, Any]) -> datetime:
+def _now(page: JsonObject) -> datetime:
     """The server's clock, which also dated the uploads; this machine's may be wrong."""
-    stated = page["ResponseMetadata"]["HTTPHeaders"].get("date")
+    stated = find(page, "ResponseMetadata.HTTPHeaders.date", str, None)
     return parsedate_to_datetime(stated) if stated else datetime.now(UTC)

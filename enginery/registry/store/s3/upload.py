@@ -12,14 +12,16 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from enginery.core.documents import read
 from enginery.core.errors import EngineryError, IntegrityError, UnavailableError
+from enginery.core.json_values import JsonObject
 from enginery.registry.store.keys import blob_key
 from enginery.registry.store.s3.answers import FAILURES, Declined, ask, pauses, refuse, whole
 from enginery.registry.store.s3.client import client
 from enginery.registry.store.s3.place import S3Location
-from enginery.registry.store.s3.reading import CountingSink, head, stream_blob
+from enginery.registry.store.s3.reading import CountingSink, ObjectFacts, head, stream_blob
 from enginery.registry.store.s3.writing import ABSENT, match_etag, md5_of, put_once
 
 PART_BYTES = 16 << 20
@@ -68,7 +70,7 @@ def put(place: S3Location, source: UploadSource) -> None:
         if found is not None and _is_sound(place, key, found, source):
             return
         try:
-            _send(place, key, source, ABSENT if found is None else match_etag(found["ETag"]))
+            _send(place, key, source, ABSENT if found is None else match_etag(found.etag))
             return
         except Declined:
             # Somebody else put it, or swept this upload away, or the answer to this very upload was lost: look again.
@@ -79,13 +81,13 @@ def put(place: S3Location, source: UploadSource) -> None:
         time.sleep(pause or 0)
 
 
-def _is_sound(place: S3Location, key: str, found: dict[str, Any], source: UploadSource) -> bool:
+def _is_sound(place: S3Location, key: str, found: ObjectFacts, source: UploadSource) -> bool:
     """Whether the object there has these bytes. Its ETag tells, if it was put as this module does; else it is read."""
-    if found["ContentLength"] != source.size:
+    if found.size != source.size:
         return False
-    if found["ETag"] == source.etag():
+    if found.etag == source.etag():
         return True
-    if "-" not in found["ETag"] and not str(found.get("ServerSideEncryption", "")).startswith("aws:kms"):
+    if "-" not in found.etag and not found.encryption.startswith("aws:kms"):
         return False  # the MD5 of other bytes
     with suppress(Declined):
         return stream_blob(place, key, CountingSink()) == source.digest
@@ -110,7 +112,7 @@ def _send_parts(place: S3Location, key: str, source: UploadSource, condition: di
         f"writing {key}",
         lambda: whole(client(place).create_multipart_upload(**where, **place.encryption()), "UploadId"),
     )
-    upload = {**where, "UploadId": begun["UploadId"]}
+    upload = {**where, "UploadId": read(begun, "UploadId", str)}
     try:
         parts = _upload_parts(place, upload, source)
         _complete(place, key, {**upload, "MultipartUpload": {"Parts": parts}, **condition})
@@ -121,7 +123,7 @@ def _send_parts(place: S3Location, key: str, source: UploadSource, condition: di
         raise
 
 
-def _upload_parts(place: S3Location, upload: dict[str, Any], source: UploadSource) -> list[dict[str, Any]]:
+def _upload_parts(place: S3Location, upload: dict[str, str], source: UploadSource) -> list[dict[str, str | int]]:
     sha = hashlib.sha256()
     running: deque[Future[str]] = deque()
     etags: list[str] = []
@@ -129,7 +131,7 @@ def _upload_parts(place: S3Location, upload: dict[str, Any], source: UploadSourc
         try:
             for number, part in enumerate(source.parts(), 1):
                 sha.update(part)
-                running.append(pool.submit(_upload_part, place, {**upload, "PartNumber": number}, part))
+                running.append(pool.submit(_upload_part, place, upload, number, part))
                 if len(running) == AT_ONCE:
                     etags.append(running.popleft().result())
             etags.extend(future.result() for future in running)
@@ -140,15 +142,15 @@ def _upload_parts(place: S3Location, upload: dict[str, Any], source: UploadSourc
     return [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
 
 
-def _upload_part(place: S3Location, target: dict[str, Any], data: bytes) -> str:
+def _upload_part(place: S3Location, upload: dict[str, str], number: int, data: bytes) -> str:
     def send() -> str:
-        answer = whole(client(place).upload_part(**target, Body=data, ContentMD5=md5_of(data)), "ETag")
-        return str(answer["ETag"])
+        part = {**upload, "PartNumber": number, "Body": data, "ContentMD5": md5_of(data)}
+        return read(whole(client(place).upload_part(**part), "ETag"), "ETag", str)
 
-    return ask(place, f"writing part {target['PartNumber']} of {target['Key']}", send)
+    return ask(place, f"writing part {number} of {upload.get('Key')}", send)
 
 
-def _complete(place: S3Location, key: str, request: dict[str, Any]) -> None:
+def _complete(place: S3Location, key: str, request: JsonObject) -> None:
     """Sending it twice is safe: an upload that was completed is gone, which the server declines (404)."""
     ask(place, f"completing {key}", lambda: whole(client(place).complete_multipart_upload(**request), "ETag"))
 

@@ -8,7 +8,6 @@ import base64
 import hashlib
 import secrets
 import time
-from typing import Any
 
 from botocore import exceptions as aws
 
@@ -71,8 +70,8 @@ def put_once(place: S3Location, key: str, data: bytes, condition: dict[str, str]
 
 def _was_done(place: S3Location, key: str, token: str) -> bool:
     """Whether the object there is the one that was written under this token."""
-    found: dict[str, Any] | None = head(place, key)
-    if found is not None and found.get("Metadata", {}).get(TOKEN) == token:
+    found = head(place, key)
+    if found is not None and found.metadata.get(TOKEN) == token:
         return True
     raise UndecidedError(
         f"writing {key} in {place.locator('')}: the answer was lost, and somebody else's is there by now; "

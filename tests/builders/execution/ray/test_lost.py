@@ -5,12 +5,12 @@ import threading
 import pytest
 
 from builders.execution.ray import RayExecutor, cluster, executor, listener
-from builders.execution.ray.placement import Node
+from builders.execution.ray.placement import RayNode
 from enginery.core.errors import StepError, UnavailableError
 from tests.calls import call_job
 
 JOB = call_job("unit", "tests.builders.jobs:add", {"a": 1, "b": 2})
-NODE = Node("id", "node", ("127.0.0.1", 1), {}, 2.0, 0.0, 4096)
+NODE = RayNode("id", "node", ("127.0.0.1", 1), {}, 2.0, 0.0, 4096)
 
 
 class Task:

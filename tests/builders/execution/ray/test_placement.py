@@ -1,11 +1,11 @@
 import pytest
 
 from builders.execution.jobs import Needs
-from builders.execution.ray.placement import Node, countdown, fitting, none_fits, ray_options
+from builders.execution.ray.placement import RayNode, countdown, find_fitting, none_fits, ray_options
 
 
-def node(name: str, sm: str | None = None, cpus: float = 4, gpus: float = 0, memory_mib: int = 8192) -> Node:
-    return Node(name, name, ("127.0.0.1", 1), {"enginery/sm": sm} if sm else {}, cpus, gpus, memory_mib)
+def node(name: str, sm: str | None = None, cpus: float = 4, gpus: float = 0, memory_mib: int = 8192) -> RayNode:
+    return RayNode(name, name, ("127.0.0.1", 1), {"enginery/sm": sm} if sm else {}, cpus, gpus, memory_mib)
 
 
 FLEET = (
@@ -29,7 +29,7 @@ ADA = {"enginery/sm": "sm_89"}
     ],
 )
 def test_a_node_fits_by_cpu_gpus_and_required_labels(needs, names):
-    assert [found.name for found in fitting(needs, FLEET)] == names
+    assert [found.name for found in find_fitting(needs, FLEET)] == names
 
 
 def test_a_required_label_is_a_selector_and_a_preferred_one_falls_back():

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from builders.backends import discovery
-from builders.execution.jobs import Needs, Reduced, WorkerContext
+from builders.execution.jobs import Needs, ReducedRequest, WorkerContext
 from builders.execution.local import LocalExecutor
 from enginery.core.errors import UnavailableError
 from enginery.core.hardware.targets import parse_targets
@@ -77,7 +77,7 @@ def test_memory_set_aside_is_the_limit_only_where_the_spec_sets_one(project):
 def test_a_reduced_workspace_is_half_the_scratch_memory_and_never_no_limit(unit, mib):
     reduced = reduce_workspace(BuildEngine(unit))
     assert reduced == (
-        mib and Reduced(BuildEngine(unit.with_option("workspace_mib", mib), unit), f"with workspace_mib {mib}")
+        mib and ReducedRequest(BuildEngine(unit.with_option("workspace_mib", mib), unit), f"with workspace_mib {mib}")
     )
 
 

@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from builders.backends.tensorrt import TensorRT, TensorRTRTX
 from builders.backends.tensorrt import timing as tensorrt_timing
 from builders.backends.tensorrt.timing import keep_grown, merged, use_given
-from builders.backends.timing_caches import GIVEN, GROWN, TimingCached
+from builders.backends.timing_caches import GIVEN, GROWN
+from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError, UnavailableError
 from enginery.registry.retention.gc import collect
 from enginery.registry.store.base import open_store
@@ -23,6 +24,8 @@ from pipeline.compile.jobs.timing import TimingCache
 @dataclass(frozen=True)
 class Tunes:
     """A cache is a sorted list of words; 'bad' words do not merge."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities("budget", timing_cache=True)
 
     place: tuple[str, str] | None = ("NVIDIA L4", "10.16.1")
 
@@ -94,7 +97,7 @@ def test_a_backend_without_a_cache_and_a_machine_without_a_gpu_keep_none(store: 
     build("one", tool=TensorRTRTX())
     build("two", tool=Tunes(None))
     assert list(store.list("timing/")) == []
-    assert isinstance(TensorRT(), TimingCached) and TensorRT().timing_place() is None, "no GPU is here"
+    assert TensorRT().timing_place() is None, "no GPU is here"
 
 
 def test_a_damaged_or_lost_cache_is_left_out_with_a_note_and_replaced(store: FileStore, build: Build) -> None:

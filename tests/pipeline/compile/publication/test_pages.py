@@ -3,23 +3,23 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from enginery.core.codec import decode
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
-from enginery.core.reports.proof import Report
 from enginery.registry.evidence.attestations import attest
 from enginery.registry.store.base import open_store
 from enginery.registry.store.keys import page_data_key, page_key
 from enginery.registry.versions.lookup import load
-from pipeline.compile.publication.pages import CANARY, VERSION, drawn, published_document, read_document
+from pipeline.compile.publication.pages import CANARY, VERSION, drawn, published_document, read_document, read_version
 from pipeline.orchestration.artifacts import artifacts_of, show_document
 from tests.pipeline.projects import Project
 from tests.validation.canary.reports import report as canary_report
 from tests.validation.page_data import version_report
 from tests.validation.reporting.test_html import HOSTILE, Page, hostile
 from validation.canary.report import CanaryReport
+from validation.reporting.version_document import VersionDocument
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +27,14 @@ def canary(tmp_path_factory: pytest.TempPathFactory) -> CanaryReport:
     return canary_report(tmp_path_factory.mktemp("canary"), 2500, failing=0.02)
 
 
-def version() -> dict[str, Any]:
-    return {"kind": VERSION, **version_report()}
+def version() -> VersionDocument:
+    return decode(version_report(), VersionDocument)
 
 
 def test_a_build_leaves_the_json_that_its_page_is_drawn_from(built: Project, tmp_path: Path) -> None:
     store = open_store(str(built.registry))
     data, page = (store.read(key("tiny", "1")) for key in (page_data_key, page_key))
-    assert drawn(json.loads(data)).encode() == page
+    assert drawn(read_version(data, "tiny@1")).encode() == page
     spreads = [spread for report in json.loads(data)["reports"] for spread in report["spreads"]]
     assert {spread["joint"] for spread in spreads} == {"export", "quantization", "engine"}
     assert all(spread["samples"] == 24 and len(spread["abs_error"]) == 101 for spread in spreads)
@@ -49,14 +49,14 @@ def test_the_page_of_a_reference_is_as_of_today(built: Project, tmp_path: Path) 
     store = open_store(str(built.registry))
     manifest = load(store, "tiny", "1")
     before = published_document(store, manifest)
-    report = Report.from_json(next(item for item in before["reports"] if item["verdict"] == "proven"))
+    report = next(item for item in before.reports if item.verdict == "proven")
     attest(
         store, manifest, replace(report, verdict="failed", reason="it broke", created_at="2999-01-01T00:00:00+00:00")
     )
     after = published_document(store, manifest)
-    assert [entry["status"] for entry in after["engines"]].count("failed") == 1
-    assert len(after["reports"]) == len(before["reports"])
-    assert [item["reason"] for item in after["reports"]].count("it broke") == 1
+    assert [entry.status for entry in after.engines].count("failed") == 1
+    assert len(after.reports) == len(before.reports)
+    assert [item.reason for item in after.reports].count("it broke") == 1
     done = built.run("report", "tiny@1", "--out", tmp_path / "today.html")
     assert done.code == 0 and "1 engine failed" in (tmp_path / "today.html").read_text()
 
@@ -77,7 +77,7 @@ def test_what_is_no_document_is_named(tmp_path: Path, built: Project) -> None:
     with pytest.raises(InputError, match="'else'"):
         read_document(tmp_path / "a.json")
     with pytest.raises(IntegrityError, match="not whole"):
-        drawn({"kind": VERSION, "model": "m"})
+        read_version(json.dumps({"kind": VERSION, "model": "m"}).encode(), "m@1")
     store = open_store(str(built.registry))
     with pytest.raises(UnknownNameError, match="it is lost; publish the version again"):
         published_document(store, replace(load(store, "tiny", "1"), version="7"))
@@ -93,7 +93,7 @@ def test_a_version_becomes_a_verdict_engines_drift_and_a_link() -> None:
         < text.index("## Which node")
     )
     assert "sm\\_120 int8 tensorrt-rtx: the compiler was killed" in text and "file:///r.html" in text
-    assert len(found["engines-digits"].table) == len(version()["engines"])
+    assert len(found["engines-digits"].table) == len(version().engines)
     row = next(row for row in found["drift-digits"].table if row["what"] == "cpu int8 onnxruntime")
     assert row == {
         "what": "cpu int8 onnxruntime",
@@ -106,9 +106,8 @@ def test_a_version_becomes_a_verdict_engines_drift_and_a_link() -> None:
 
 
 def test_a_run_that_published_nothing_says_how_each_unit_ended() -> None:
-    engine = {name: version()["engines"][-1][name] for name in ("target", "precision", "backend", "reason")}
-    rows = [{**engine, "status": "failed", "size_bytes": None, "digest": None}]
-    found = list(artifacts_of({"kind": VERSION, "model": "m", "version": "none", "engines": rows}, None))
+    engine = replace(version().engines[-1], status="failed", size_bytes=None, digest=None)
+    found = list(artifacts_of(VersionDocument("m", "", "2026-01-01", "0" * 64, engines=(engine,)), None))
     assert [item.key for item in found] == ["result-m", "engines-m"]
     assert "1 engine failed; there is none to pull" in found[0].markdown
 
@@ -121,7 +120,10 @@ def test_a_canary_becomes_a_verdict_criteria_and_a_link(canary: CanaryReport) ->
 
 
 def test_hostile_text_has_no_meaning_in_markdown(canary: CanaryReport) -> None:
-    for document in (hostile(version()) | {"kind": VERSION}, replace(canary, reason=f"{HOSTILE} | `a` [x](y)\n# b")):
+    for document in (
+        decode(hostile(version_report()), VersionDocument),
+        replace(canary, reason=f"{HOSTILE} | `a` [x](y)\n# b"),
+    ):
         text = next(artifacts_of(document, None)).markdown
         assert "<script" not in text and "\n# b" not in text and "[x](y)" not in text
 

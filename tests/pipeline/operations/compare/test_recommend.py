@@ -1,4 +1,4 @@
-"""Which engine is recommended: each rule of docs/backends.md by a case, and what would flip it."""
+"""Which engine is recommended: each rule of docs/reference/backends.md by a case, and what would flip it."""
 
 from dataclasses import replace
 

@@ -20,22 +20,24 @@ from pipeline.orchestration.deployments.deploy import flow_of
 from pipeline.orchestration.deployments.pools import template
 from pipeline.orchestration.deployments.prefect_yaml import REGISTRY, text
 from pipeline.orchestration.deployments.silence import SILENT, automation
-from pipeline.orchestration.deployments.wanted import FLOWS, KINDS, Plan, Wanted
+from pipeline.orchestration.deployments.wanted import FLOWS, KINDS, DeploymentPlan, WantedDeployment
 from pipeline.orchestration.flows.runner import limit_name
 from pipeline.orchestration.payloads import PAYLOADS
 
 ROOT = Path(__file__).parents[4]
 EVERY = [
-    *Plan("s3://bucket/r", ray_address="ray://head", traffic="s3://bucket/t", canary_s=9.0, fleet="apply").deployments()
+    *DeploymentPlan(
+        "s3://bucket/r", ray_address="ray://head", traffic="s3://bucket/t", canary_s=9.0, fleet="apply"
+    ).deployments()
 ]
 
 
 def test_the_checked_in_prefect_yaml_is_what_deploy_registers() -> None:
-    assert (ROOT / "prefect.yaml").read_text() == text(Plan(REGISTRY)), "make docs writes it"
+    assert (ROOT / "prefect.yaml").read_text() == text(DeploymentPlan(REGISTRY)), "make docs writes it"
 
 
 @pytest.mark.parametrize("wanted", EVERY, ids=lambda wanted: wanted.flow)
-def test_a_deployment_names_a_flow_and_parameters_that_it_has(wanted: Wanted) -> None:
+def test_a_deployment_names_a_flow_and_parameters_that_it_has(wanted: WantedDeployment) -> None:
     flow = flow_of(wanted)
     assert f"{flow.name}/{wanted.name}" == wanted.full_name
     schema = parameter_schema(flow)
@@ -67,7 +69,7 @@ def test_whatever_ends_a_run_ends_its_watch() -> None:
 
 
 def test_every_generation_has_a_limit() -> None:
-    assert [limit_name(name) for name in Plan("").limits()] == [f"enginery-gpu-{g.sm}" for g in GENERATIONS]
+    assert [limit_name(name) for name in DeploymentPlan("").limits()] == [f"enginery-gpu-{g.sm}" for g in GENERATIONS]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -123,7 +123,7 @@ def test_a_build_without_the_option_loads_no_prometheus_and_no_opentelemetry(bui
 
 
 def test_documented_metrics_are_the_exported_ones() -> None:
-    text = (Path(__file__).parents[4] / "docs" / "observability.md").read_text()
+    text = (Path(__file__).parents[4] / "docs/guides/observability.md").read_text()
     for metric in names.METRICS:
         named = f"`{metric.name}{'_total' if metric.kind == 'counter' else ''}`"
         assert named in text, f"{named} is not documented"

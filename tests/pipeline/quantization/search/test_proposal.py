@@ -22,8 +22,8 @@ from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, o
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT, TENSORRT_FP32, x_net, x_values
 from tests.validation.attribution.planted import golden_of, graph, with_names
 from validation.attribution.attribute import attribute
+from validation.attribution.formatting import describe_proposal
 from validation.attribution.result import Attribution
-from validation.attribution.words import proposal_lines
 from validation.comparison.sessions import drift_checks
 from validation.limits.budget import Budget, default_budget
 
@@ -64,14 +64,14 @@ def test_the_one_group_that_breaks_the_graph_is_left_in_float(scheme: Quantizati
     found = bench.attributed(narrow)
     assert found.rows[0].node == "MatMul_u"
     told = propose(recipe, found, before, bench.judge)
-    assert told["groups"] == 3 and told["leave"] == [["MatMul_u"]] and told["minimal"] and told["runs"] == 1
-    spec = Quantization(**yaml.safe_load(told["snippet"])["quantization"])
+    assert told.groups == 3 and told.leave == (("MatMul_u",),) and told.minimal and told.runs == 1
+    spec = Quantization(**yaml.safe_load(told.snippet)["quantization"])
     rules = [Override(item.match, item.precision) for item in spec.overrides]
     pasted, _ = write(model, "int8", scheme, recipe.ranges, rules)
     assert all(check.passed for check in bench.judge(pasted))
-    (quality,) = [pair for pair in told["quality"] if pair["before"]["name"] == "sqnr_db"]
-    assert quality["before"]["value"] < 28 <= quality["after"]["value"]
-    assert any("leave 1 of 3 groups in float" in line for line in proposal_lines(told))
+    (quality,) = [change for change in told.quality if change.before.name == "sqnr_db"]
+    assert quality.before.value < 28 <= quality.after.value
+    assert any("leave 1 of 3 groups in float" in line for line in describe_proposal(told))
 
 
 def test_rules_that_the_spec_has_stay_in_front(tmp_path: Path) -> None:
@@ -80,8 +80,8 @@ def test_rules_that_the_spec_has_stay_in_front(tmp_path: Path) -> None:
     bench = Bench(model, noise(64), tmp_path, LIMITS)
     narrow = recipe.written()[0]
     told = propose(recipe, bench.attributed(narrow), bench.judge(narrow), bench.judge)
-    assert told["groups"] == 2
-    assert [item["match"] for item in told["overrides"]] == ["*_z", "MatMul_u"]
+    assert told.groups == 2
+    assert [item.match for item in told.overrides] == ["*_z", "MatMul_u"]
 
 
 def test_where_no_choice_passes_nothing_is_proposed(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_where_no_choice_passes_nothing_is_proposed(tmp_path: Path) -> None:
     bench = Bench(model, noise(64), tmp_path, Budget(max_abs=-1.0))
     narrow = recipe.written()[0]
     told = propose(recipe, bench.attributed(narrow), bench.judge(narrow), bench.judge)
-    assert told["leave"] is None and "no proposal" in next(proposal_lines(told))
+    assert told.leave is None and "no proposal" in next(describe_proposal(told))
 
 
 def test_of_a_cast_the_nodes_that_overflow_are_left_in_fp32(tmp_path: Path) -> None:
@@ -102,4 +102,4 @@ def test_of_a_cast_the_nodes_that_overflow_are_left_in_fp32(tmp_path: Path) -> N
     found = bench.attributed(narrow)
     assert len(narrow_groups(recipe, found)) == 5
     told = propose(recipe, found, bench.judge(narrow), bench.judge)
-    assert {name for group in told["leave"] for name in group} >= {"Mul_c"} and len(told["leave"]) <= 2
+    assert {name for group in told.leave for name in group} >= {"Mul_c"} and len(told.leave) <= 2

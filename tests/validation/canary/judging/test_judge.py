@@ -5,9 +5,9 @@ import pytest
 
 from tests.validation.canary.latencies import KINDS
 from tests.validation.canary.simulated import pair_evidence, seeds
-from validation.canary.judging.describing import describe
+from validation.canary.judging.formatting import describe
 from validation.canary.judging.judge import Looks, judge
-from validation.canary.judging.thresholds import Quality, Thresholds
+from validation.canary.judging.thresholds import QualityThresholds, Thresholds
 from validation.statistics.evidence import Evidence, side
 from validation.statistics.rates import lower
 
@@ -16,7 +16,7 @@ MEDIAN = Thresholds({"p50": 0.02}, None, None)
 
 
 def only(latency=None, error_rate=None, disagreement=None):
-    quality = None if disagreement is None else Quality(disagreement=disagreement)
+    quality = None if disagreement is None else QualityThresholds(disagreement=disagreement)
     return Thresholds(latency or {}, error_rate, quality)
 
 
@@ -131,7 +131,7 @@ def test_silence_about_the_answers_is_no_pass():
 
 
 def test_scores_that_drop():
-    limits = Thresholds({}, None, Quality(disagreement=None))
+    limits = Thresholds({}, None, QualityThresholds(disagreement=None))
     for paired in (True, False):
         rng = np.random.default_rng(1)
         theirs = (rng.random(20_000) < 0.9).astype(float)

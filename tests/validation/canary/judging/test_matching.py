@@ -21,7 +21,7 @@ from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.matching import match, match_in_time, spans_of
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.judging.thresholds import Thresholds
-from validation.canary.report import make_report
+from validation.canary.report import Circumstances, TrafficReplayed, make_report
 from validation.statistics.evidence import Evidence
 
 MEDIAN = Thresholds({"p50": 0.02}, error_rate=None, quality=None)
@@ -94,9 +94,9 @@ def test_a_share_that_follows_the_hour_does_not_hide_a_difference():
 def test_matched_requests_are_not_the_same_ones():
     logs = halves(np.random.default_rng(0), 2000)
     evidence, _ = evidence_of(logs.candidate, logs.baseline, 15.0)
-    facts = {"notes": [], "traffic": {}}
+    facts = Circumstances("", {}, {}, "", TrafficReplayed(), ())
     report = make_report(judge(evidence), Thresholds(), Looks(), logs.candidate, logs.baseline, evidence, facts)
-    assert evidence.paired and evidence.matched and report["paired"] is False
+    assert evidence.paired and evidence.matched and report.paired is False
 
 
 def test_the_judge_compares_no_hours_whoever_made_the_evidence():

@@ -5,7 +5,7 @@ import pytest
 
 from enginery.core.errors import InputError
 from validation.canary.judging.judge import Looks
-from validation.canary.judging.sequential import level_of, spent
+from validation.canary.judging.sequential import level_of, spend_error
 from validation.statistics.distributions import NORMAL
 
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
@@ -22,7 +22,7 @@ def test_the_boundaries_are_those_of_lan_and_demets():
 
 def test_one_look_at_everything_has_the_whole_level():
     assert level_of((1.0,), 0.05) == pytest.approx(0.05)
-    assert spent(1.0, 0.05) == 0.05 and spent(0.1, 0.05) < 1e-8
+    assert spend_error(1.0, 0.05) == 0.05 and spend_error(0.1, 0.05) < 1e-8
 
 
 def test_looking_early_does_not_add_error():

@@ -14,13 +14,13 @@ from enginery.core.errors import DataError, StepError, UnavailableError
 from enginery.core.hardware.targets import CPU
 from enginery.core.types import BuildRequest
 from validation.golden.golden_set import freeze
-from validation.gpu import trying
+from validation.gpu import trials
 from validation.gpu.cases import save_cases
 from validation.gpu.kit import _describe_end
 from validation.gpu.models import write
-from validation.gpu.results import PeerComparison, Trial
+from validation.gpu.results import PeerComparison, TrialOutcome
 from validation.gpu.tasks import request_for
-from validation.gpu.timing.clocks import DeviceClock, seconds_of
+from validation.gpu.timing.clocks import seconds_of
 from validation.gpu.timing.peaks import Peaks, measure_peaks
 from validation.gpu.timing.peers import TorchSession, _Replayed
 from validation.limits.float64 import DoubleSession
@@ -35,7 +35,7 @@ def test_pytorch_as_a_session_takes_and_gives_arrays_and_times_its_device(tmp_pa
     session = TorchSession(request, lambda x: (2 * x,), "cpu")
     given = model.sample(3)
     assert np.array_equal(session.run(given)["y"], 2 * given["x"])
-    assert isinstance(session, DeviceClock) and len(session.device_seconds(given, 5)) == 5
+    assert len(session.device_seconds(given, 5)) == 5
     with pytest.raises(DataError, match="is float64"):
         session.run({"x": given["x"].astype(np.float64)})
 
@@ -48,14 +48,14 @@ def test_an_engine_is_raced_against_pytorch_and_a_peer_that_fails_costs_no_numbe
             return lambda x: (x + 1,)
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(trying, "make_peer", made)
+    monkeypatch.setattr(trials, "make_peer", made)
     model = write("mlp", "fp32", "small", tmp_path)
     golden = freeze([model.sample(2)], model.inputs, [model.batch], DoubleSession(model.path).run)
     save_cases(golden, "a" * 64, tmp_path)
     request = request_for(discovery.configure("onnxruntime", {}), model, CPU)
-    terms = trying.TrialTerms("cpu", 0.02, tmp_path, ("eager", "compile"))
+    terms = trials.TrialTerms("cpu", 0.02, tmp_path, ("eager", "compile"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
-    found = trying.TryEngine(request, {}, CPU, model.path, tmp_path, terms).run(WorkerContext(tmp_path))
+    found = trials.TryEngine(request, {}, CPU, model.path, tmp_path, terms).run(WorkerContext(tmp_path))
     eager, compiled = found.races or ()
     assert found.outcome == "passed" and eager.verdict in ("faster", "slower", "no difference shown")
     assert eager.runs and eager.runs > 1 and eager.batch == 2
@@ -147,6 +147,6 @@ def test_only_a_signal_speaks_against_the_engine() -> None:
         "memory": "not finished",
         "error": "not finished",
     }
-    assert _describe_end(UnavailableError("no driver")) == Trial(outcome="not finished", reason="no driver")
+    assert _describe_end(UnavailableError("no driver")) == TrialOutcome(outcome="not finished", reason="no driver")
     killed = _describe_end(StepError("killed by SIGSEGV", "crash", "1\n2\n3\n4\n"))
     assert killed.reason == "killed by SIGSEGV | 2 | 3 | 4"

@@ -11,17 +11,17 @@ import pytest
 
 from enginery.core.errors import EngineryError, ModelError
 from enginery.core.reports.latency import EngineLatency
-from enginery.core.types import TensorSpec
+from enginery.core.types import Session, TensorSpec
 from validation.latency.measurement import measure, once
 from validation.latency.measurement.buckets import BucketInputs
-from validation.latency.measurement.measure import MeasureOptions, measure_engine
+from validation.latency.measurement.measure import measure_engine
 from validation.latency.measurement.once import DEVICE_RUNS, PASSES
 from validation.latency.measurement.paired import run_interleaved
 
 BUCKET = BucketInputs({"batch": 2}, {"x": np.zeros(2, "f"), "other": np.zeros(1)}, 2)
 
 
-class Plain:
+class Plain(Session):
     inputs = (TensorSpec("x", "float32", ("batch",)),)
     outputs = ()
 
@@ -41,7 +41,7 @@ class Own(Plain):
     def __init__(self) -> None:
         self.calls = 0
 
-    def prepared(self, inputs):
+    def prepare_call(self, inputs):
         assert inputs.keys() == {"x"}
 
         def call() -> None:
@@ -51,8 +51,7 @@ class Own(Plain):
 
 
 def measured(session, workdir: Path, **asked: int) -> EngineLatency:
-    options = MeasureOptions(0.01, **{"processes": 1, **asked})
-    return measure_engine(lambda: nullcontext(session), [BUCKET], options, workdir)
+    return measure_engine(lambda: nullcontext(session), [BUCKET], 0.01, workdir, **{"processes": 1, **asked})
 
 
 def test_the_median_of_the_devices_own_times_stands_beside_the_clocks(tmp_path: Path) -> None:
@@ -84,11 +83,11 @@ def test_the_runs_of_a_size_are_made_in_stretches_in_turn_with_the_other_sizes(t
 
     monkeypatch.setattr(once, "latencies", stretch)
     sizes = [BucketInputs({"batch": size}, {"x": np.zeros(size, "f")}, size) for size in (1, 2)]
-    measure_engine(lambda: nullcontext(Told()), sizes, MeasureOptions(0.4, processes=1), tmp_path)
+    measure_engine(lambda: nullcontext(Told()), sizes, 0.4, tmp_path, processes=1)
     assert seen == [1, 2] + [1, 2] * PASSES, "behind the first run of each"
     seen.clear()
     held_up = 2.5
-    measure_engine(lambda: nullcontext(Told()), sizes, MeasureOptions(0.4, processes=1), tmp_path)
+    measure_engine(lambda: nullcontext(Told()), sizes, 0.4, tmp_path, processes=1)
     assert seen == [1, 2] + [1, 2] * 2, "none where those before took all the time"
 
 
@@ -105,8 +104,7 @@ def recording(folder: Path, session: object = None) -> Callable[[], AbstractCont
 def test_each_of_the_processes_opens_the_engine_and_has_a_median(tmp_path: Path) -> None:
     (seen := tmp_path / "seen").mkdir()
     imported: list[int] = []
-    options = MeasureOptions(0.01)
-    found = measure_engine(recording(seen), [BUCKET, BUCKET], options, tmp_path, lambda: imported.append(1))
+    found = measure_engine(recording(seen), [BUCKET, BUCKET], 0.01, tmp_path, lambda: imported.append(1))
     pids = {int(path.name.partition("-")[0]) for path in seen.iterdir()}
     assert found.processes == measure.PROCESSES == len(pids) and os.getpid() not in pids
     assert all(len(bucket.process_medians_s) == measure.PROCESSES for bucket in found.buckets)
@@ -118,7 +116,7 @@ def test_each_of_the_processes_opens_the_engine_and_has_a_median(tmp_path: Path)
 def test_an_engine_that_takes_long_to_open_is_opened_fewer_times(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(measure, "COSTLY_S", -1.0)
     (seen := tmp_path / "seen").mkdir()
-    found = measure_engine(recording(seen), [BUCKET], MeasureOptions(0.01), tmp_path)
+    found = measure_engine(recording(seen), [BUCKET], 0.01, tmp_path)
     assert found.processes == 3 == len(list(seen.iterdir()))
 
 
@@ -127,20 +125,20 @@ def test_what_goes_wrong_in_a_process_is_told_here(tmp_path: Path) -> None:
         raise ModelError("engine.onnx: onnxruntime cannot read it")
 
     with pytest.raises(ModelError, match="cannot read it"):
-        measure_engine(refuses, [BUCKET], MeasureOptions(0.01), tmp_path)
+        measure_engine(refuses, [BUCKET], 0.01, tmp_path)
 
     def dies() -> AbstractContextManager[object]:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
     with pytest.raises(EngineryError, match="ended by SIGKILL"):
-        measure_engine(dies, [BUCKET], MeasureOptions(0.01), fresh(tmp_path / "dies"))
+        measure_engine(dies, [BUCKET], 0.01, fresh(tmp_path / "dies"))
 
     def raises() -> AbstractContextManager[object]:
         raise ZeroDivisionError
 
     with pytest.raises(EngineryError, match="its traceback is above"):
-        measure_engine(raises, [BUCKET], MeasureOptions(0.01), fresh(tmp_path / "raises"))
+        measure_engine(raises, [BUCKET], 0.01, fresh(tmp_path / "raises"))
 
 
 def fresh(folder: Path) -> Path:

@@ -1,0 +1,222 @@
+"""Runs an ONNX graph node by node over the arrays of a library."""
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from builders.onnx_ops import operators  # noqa: F401 - fills the table
+from builders.onnx_ops.library import Array, Library, NumpyArray
+from builders.onnx_ops.reading import Body, Node
+from builders.onnx_ops.table import (
+    MOST_NUMBERS,
+    ON_NUMBERS,
+    OPERATORS,
+    Known,
+    Lookups,
+    Operator,
+    Result,
+    Value,
+    known_constant,
+)
+from enginery.core.errors import ModelError
+
+Values = dict[str, Value]
+
+
+def known_operators(xp: Library) -> frozenset[str]:
+    """Names of the ONNX operators that the conversion to this library knows, `If` included."""
+    return frozenset(OPERATORS) - xp.lacks | {"If"}
+
+
+class Run(NamedTuple):
+    """What one run of a graph has for all its nodes."""
+
+    xp: Library
+    lookups: Lookups
+
+
+class Program:
+    """A graph whose nodes are bound to their operators, what depends on constants alone computed.
+
+    inputs, outputs: names, in order.  constants: name -> array, of those that are read.  folded: of how many numbers in
+    all a node's constants may be to be computed now, and its results.
+
+    Raises ModelError, naming the node, for an operator or attribute that is not in the table.
+    """
+
+    def __init__(self, body: Body, xp: Library, folded: int) -> None:
+        self.inputs, self.outputs = body.inputs, body.outputs
+        steps = _steps(body, xp)
+        constants = dict(body.constants)
+        self._steps = _fold(steps, constants, xp, folded)
+        used = set(self.outputs).union(*(step.node.reads() for step in self._steps))
+        self.constants = {name: array for name, array in constants.items() if name in used}
+        self._known = {name: known_constant(array) for name, array in self.constants.items()}
+
+    def run(self, given: Mapping[str, Array], lookups: Lookups, xp: Library) -> list[Array]:
+        """The outputs in order. given: the inputs, and the constants that are at hand as arrays of the library.
+
+        Raises ModelError, naming the node, for what the library refuses.
+        """
+        values: Values = dict(given)
+        for name, known in self._known.items():
+            if known is not None:
+                values[name] = Known(known.numbers, known.dtype, given.get(name))
+            elif name not in given:
+                values[name] = xp.asarray(self.constants[name])
+        _run(self._steps, values, Run(xp, lookups), set(self.outputs))
+        return [_array(values[name], xp) for name in self.outputs]
+
+
+class Step:
+    """A node with its operator, checked and bound."""
+
+    def __init__(self, node: Node, row: Operator, opset: int) -> None:
+        self.node, self._row, self._opset = node, row, opset
+        self._on_numbers = ON_NUMBERS.get(node.op_type)
+        self._attributes = _checked(node, row)
+        self.last_use: tuple[str, ...] = ()
+
+    def run(self, values: Values, run: Run) -> None:
+        """Take the inputs from `values` and put the outputs there. Raises ModelError, naming the node."""
+        try:
+            result = self._result([values[name] if name else None for name in self.node.inputs], run)
+        except ModelError as error:
+            raise ModelError(f"{self.node}: {error}") from error
+        except Exception as error:  # of many classes, for sizes, types and values that an operator cannot take
+            raise ModelError(f"{self.node}: {run.xp.name} cannot run it: {_words(error)}") from error
+        results = result if isinstance(result, tuple) else (result,)
+        values.update(
+            (n, value) for n, value in zip(self.node.outputs, results, strict=False) if n and value is not None
+        )
+
+    def _result(self, inputs: Sequence[Value | None], run: Run) -> Result:
+        if self._on_numbers and all(isinstance(value, Known) for value in inputs if value is not None):
+            made = self._on_numbers(run.xp, *inputs, **self._attributes)
+            if made is not None and made.numbers.size <= MOST_NUMBERS:
+                return made
+        run.lookups.node = self.node.name or self.node.outputs[0]
+        given = {"opset": self._opset, "outputs": len(self.node.outputs), "lookups": run.lookups}
+        special = {name: given[name] for name in self._row.special}
+        return self._row.run(run.xp, *self._row.arguments(inputs, run.xp), **self._attributes, **special)
+
+
+class Branch:
+    """An `If`. Where its condition is known, only the branch that is taken is run."""
+
+    def __init__(self, node: Node, xp: Library) -> None:
+        self.node = node
+        self._bodies: tuple[Body, ...] = (node.attributes["then_branch"], node.attributes["else_branch"])
+        self._steps = tuple(_steps(body, xp) for body in self._bodies)
+        self.last_use: tuple[str, ...] = ()
+
+    def run(self, values: Values, run: Run) -> None:
+        """See `Step.run`."""
+        condition = values[self.node.inputs[0]]
+        try:
+            if isinstance(condition, Known):
+                results: Iterable[Any] = self._run(not bool(condition.first), values, run)
+            else:
+                then, other = (lambda which=which: self._arrays(which, values, run) for which in (0, 1))
+                results = run.xp.branch(condition.reshape(()), then, other)
+        except ModelError as error:
+            raise ModelError(f"{self.node}: {error}") from error
+        values.update((name, value) for name, value in zip(self.node.outputs, results, strict=True) if name)
+
+    def _arrays(self, which: int, values: Values, run: Run) -> tuple[Array, ...]:
+        return tuple(_array(value, run.xp) for value in self._run(which, values, run))
+
+    def _run(self, which: int, values: Values, run: Run) -> list[Value]:
+        body = self._bodies[which]
+        inner: Values = {**values, **{name: _value(array, run.xp) for name, array in body.constants.items()}}
+        _run(self._steps[which], inner, run, set(body.outputs) | values.keys())
+        return [inner[name] for name in body.outputs]
+
+
+AnyStep = Step | Branch
+
+
+def _fold(steps: list[AnyStep], constants: dict[str, NumpyArray], xp: Library, most: int) -> list[AnyStep]:
+    """The steps that remain when those that only small constants go into are run; their results go to `constants`."""
+    left = []
+    for step in steps:
+        read = step.node.reads()
+        if read <= constants.keys() and sum(constants[name].size for name in read) <= most:
+            values = {name: _value(constants[name], xp) for name in read}
+            step.run(values, Run(xp, Lookups(xp, clamped=False)))
+            made = {name: _plain(values[name], xp) for name in step.node.outputs if name in values}
+            if sum(array.size for array in made.values()) <= most:
+                constants.update(made)
+                continue
+        left.append(step)
+    return left
+
+
+def _steps(body: Body, xp: Library) -> list[AnyStep]:
+    """A graph's nodes, each bound to its operator. Raises ModelError for one that is not in the table."""
+    steps: list[AnyStep] = [_step(node, body.opset, xp) for node in body.nodes]
+    seen: set[str] = set()
+    for step in reversed(steps):
+        names = step.node.reads() | {name for name in step.node.outputs if name}
+        step.last_use = tuple(names - seen)
+        seen |= names
+    return steps
+
+
+def _run(steps: Sequence[AnyStep], values: Values, run: Run, keep: set[str]) -> None:
+    """Run steps in order; a value goes when nothing after it reads it, unless it is in `keep`."""
+    for step in steps:
+        step.run(values, run)
+        for name in step.last_use:
+            if name not in keep:
+                values.pop(name, None)
+
+
+def _step(node: Node, opset: int, xp: Library) -> AnyStep:
+    if node.op_type == "If" and not node.domain:
+        return Branch(node, xp)
+    row = None if node.domain or node.op_type in xp.lacks else OPERATORS.get(node.op_type)
+    if row is None:
+        raise ModelError(
+            f"{node}: the conversion to {xp.name} does not know this operator; "
+            "use the backend onnxruntime or tensorrt, or export the model without it"
+        )
+    return Step(node, row, opset)
+
+
+def _checked(node: Node, row: Operator) -> dict[str, Any]:
+    unknown = sorted(node.attributes.keys() - row.attributes.keys())
+    if unknown:
+        raise ModelError(f"{node}: its attribute {unknown[0]!r} is not known; leave it out")
+    absent = [key for key, default in row.attributes.items() if default is _REQUIRED and key not in node.attributes]
+    if absent:
+        raise ModelError(f"{node}: it has no attribute {absent[0]!r}, which ONNX asks for; export the model again")
+    most = None if row.variadic else len(row.kinds)
+    if not row.needed <= len(node.inputs) or (most is not None and len(node.inputs) > most):
+        raise ModelError(f"{node}: it has {len(node.inputs)} inputs, where {most or row.needed} are known")
+    defaults = {key: default for key, default in row.attributes.items() if default is not _REQUIRED}
+    return {**defaults, **node.attributes}
+
+
+_REQUIRED = inspect.Parameter.empty
+
+
+def _words(error: Exception) -> str:
+    """The first line of what a library says, which in JAX's case goes on for pages."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _array(value: Value, xp: Library) -> Array:
+    return value.on(xp) if isinstance(value, Known) else value
+
+
+def _value(constant: NumpyArray, xp: Library) -> Value:
+    return known_constant(constant) or xp.asarray(constant)
+
+
+def _plain(value: Value, xp: Library) -> NumpyArray:
+    if isinstance(value, Known):
+        return np.array(value.numbers.tolist(), value.dtype).reshape(value.numbers.shape)
+    return xp.to_numpy(value)

@@ -1,0 +1,122 @@
+"""Operators that read and write by index. Negative indices count from the end, in ONNX as in numpy.
+
+What an index out of range does is the library's affair, see `table.Lookups`.
+"""
+
+from typing import Any
+
+from builders.onnx_ops.library import Array, Library
+from builders.onnx_ops.table import Known, Lookups, Numbers, Value, must, operator
+
+
+@operator("Gather")
+def gather(xp: Library, data: Array, indices: Value, *, axis: int = 0, lookups: Lookups) -> Array:
+    """Numpy's take."""
+    axis = axis % data.ndim
+    size = data.shape[axis]
+    if not isinstance(indices, Known):
+        return xp.take(data, lookups.into(indices, size), axis)
+    if indices.numbers.ndim == 0:
+        return xp.select(data, axis, indices.first)
+    found = indices.on(xp)
+    return xp.take(data, xp.where(found < 0, found + size, found), axis)
+
+
+@operator("GatherElements")
+def gather_elements(xp: Library, data: Array, indices: Array, *, axis: int = 0, lookups: Lookups) -> Array:
+    """Numpy's take_along_axis."""
+    return xp.take_along(data, lookups.into(indices, data.shape[axis]), axis)
+
+
+@operator("GatherND")
+def gather_nd(xp: Library, data: Array, indices: Array, *, batch_dims: int = 0, lookups: Lookups) -> Array:
+    """The last axis of the indices is a path into the data."""
+    batch = [_along(xp, data.shape[axis], axis, indices.ndim - 1) for axis in range(batch_dims)]
+    return xp.at(data, (*batch, *_path(data.shape[batch_dims:], indices, lookups)))
+
+
+def _along(xp: Library, size: Any, axis: int, rank: int) -> Array:
+    """0, 1, ... laid along one of so many axes."""
+    return xp.arange(size).reshape(tuple(-1 if at == axis else 1 for at in range(rank)))
+
+
+def _path(sizes: Any, indices: Array, lookups: Lookups) -> tuple[Array, ...]:
+    """The last axis of indices into axes of these sizes, each by itself."""
+    return tuple(lookups.into(indices[..., at], sizes[at]) for at in range(indices.shape[-1]))
+
+
+@operator("ScatterElements", "Scatter")
+def scatter_elements(
+    xp: Library, data: Array, indices: Array, updates: Array,
+    *, axis: int = 0, reduction: str = "none", lookups: Lookups,
+) -> Array:  # fmt: skip
+    """Elements written along an axis, or added, multiplied and the like with what is there."""
+    return xp.scatter(data, axis % data.ndim, lookups.into(indices, data.shape[axis]), updates, reduction)
+
+
+@operator("ScatterND")
+def scatter_nd(
+    xp: Library, data: Array, indices: Array, updates: Array, *, reduction: str = "none", lookups: Lookups
+) -> Array:
+    """Slices written by path."""
+    return xp.put(data, _path(data.shape, indices, lookups), updates, reduction)
+
+
+@operator("OneHot")
+def one_hot(xp: Library, indices: Array, depth: Numbers, values: Array, *, axis: int = -1) -> Array:
+    """off everywhere, on at the index; an index out of range is nowhere."""
+    count = int(depth[0])
+    at = xp.where(indices < 0, indices + count, indices)
+    axis = axis % (indices.ndim + 1)
+    return xp.where(xp.unsqueeze(at, axis) == _along(xp, count, axis, indices.ndim + 1), values[1], values[0])
+
+
+@operator("NonZero")
+def non_zero(xp: Library, x: Array) -> Array:
+    """The indices of what is not zero, an axis a row."""
+    return xp.indices_of(x).T
+
+
+@operator("Compress")
+def compress(xp: Library, x: Array, condition: Array, *, axis: int | None = None) -> Array:
+    """What the condition is true for, along an axis or of the flat array."""
+    x, along = (x.reshape((-1,)), 0) if axis is None else (x, axis % x.ndim)
+    return xp.take(x, xp.indices_of(condition).reshape((-1,)), along)
+
+
+@operator("ReverseSequence")
+def reverse_sequence(
+    xp: Library, x: Array, lengths: Array, *, batch_axis: int = 1, time_axis: int = 0, lookups: Lookups
+) -> Array:
+    """The first `length` steps of each row, backwards."""
+    must({batch_axis, time_axis} == {0, 1}, f"batch_axis {batch_axis} and time_axis {time_axis} are not 0 and 1")
+    time = _along(xp, x.shape[time_axis], time_axis, 2)
+    ends = xp.unsqueeze(lengths, time_axis)
+    at = lookups.into(xp.where(time < ends, ends - 1 - time, time), x.shape[time_axis])
+    return xp.take_along(x, xp.broadcast_to(at.reshape((*at.shape, *[1] * (x.ndim - 2))), x.shape), time_axis)
+
+
+@operator("GridSample")
+def grid_sample(
+    xp: Library, x: Array, grid: Array, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
+) -> Array:
+    """The library's, for images and volumes."""
+    kinds = {"linear": "bilinear", "nearest": "nearest", "cubic": "bicubic"}
+    kind = kinds.get(mode, mode)
+    must(kind in kinds.values(), f"mode {mode!r} is none of ONNX's; use linear, nearest or cubic")
+    return xp.grid_sample(x, grid, mode=kind, padding_mode=padding_mode, align_corners=bool(align_corners))
+
+
+@operator("TensorScatter")
+def tensor_scatter(
+    xp: Library, past: Array, update: Array, write_indices: Array | None = None,
+    *, axis: int = -2, mode: str = "linear", lookups: Lookups,
+) -> Array:  # fmt: skip
+    """A cache written at each row's own place; 'circular' goes around its end."""
+    axis = axis % past.ndim
+    batch, size, count = past.shape[0], past.shape[axis], update.shape[axis]
+    start = xp.zeros((batch,), dtype=xp.int64) if write_indices is None else write_indices
+    at = xp.unsqueeze(start, 1) + xp.arange(count)
+    at = xp.remainder(at, size) if mode == "circular" else lookups.into(at, size)
+    shape = tuple(batch if i == 0 else count if i == axis else 1 for i in range(past.ndim))
+    return xp.scatter(past, axis, xp.broadcast_to(at.reshape(shape), update.shape), update, "none")

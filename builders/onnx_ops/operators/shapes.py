@@ -1,0 +1,237 @@
+"""Operators that move elements or count them, and those that make arrays out of sizes."""
+
+import math
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from onnx.helper import tensor_dtype_to_np_dtype
+
+from builders.onnx_ops.library import Array, Library
+from builders.onnx_ops.table import Known, Numbers, Value, known, must, operator
+
+
+@operator("Shape")
+def shape_of(xp: Library, x: Array, *, start: int = 0, end: int | None = None) -> Known:  # noqa: ARG001
+    """The sizes, as numbers."""
+    sizes = list(x.shape)[start:end]
+    return known(sizes, (len(sizes),), np.int64)
+
+
+@operator("Size")
+def size_of(xp: Library, x: Array) -> Known:  # noqa: ARG001
+    """The number of elements."""
+    return known([math.prod(x.shape)], (), np.int64)
+
+
+@operator("Reshape")
+def reshape(xp: Library, x: Array, shape: Numbers, *, allowzero: int = 0) -> Array:  # noqa: ARG001
+    """0 takes the size over, unless `allowzero`; -1 is what remains."""
+    if allowzero:
+        return x.reshape(tuple(shape))
+    copied = [axis for axis, size in enumerate(shape) if _is(size, 0)]
+    sizes = [x.shape[axis] if axis in copied else size for axis, size in enumerate(shape)]
+    rest = [size for axis, size in enumerate(x.shape) if axis not in copied]
+    said = [size for axis, size in enumerate(shape) if axis not in copied and not _is(size, -1)]
+    # The libraries cannot tell what -1 is when a copied size is 0, as that of an empty batch.
+    if copied and len(said) + len(copied) + 1 == len(sizes) and all(isinstance(size, int) for size in (*rest, *said)):
+        remains = math.prod(rest) // math.prod(said) if math.prod(said) else 0
+        sizes = [remains if _is(size, -1) else size for size in sizes]
+    return x.reshape(tuple(sizes))
+
+
+def _is(size: Any, number: int) -> bool:
+    return isinstance(size, int) and size == number
+
+
+@operator("Flatten")
+def flatten(xp: Library, x: Array, *, axis: int = 1) -> Array:  # noqa: ARG001
+    """Two axes: what is before `axis`, and the rest."""
+    axis = axis + x.ndim if axis < 0 else axis
+    return x.reshape((math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
+
+
+@operator("Transpose")
+def transpose(xp: Library, x: Array, *, perm: list[int] | None = None) -> Array:
+    """By default the axes in reverse."""
+    return xp.permute(x, tuple(perm if perm is not None else range(x.ndim)[::-1]))
+
+
+@operator("Squeeze")
+def squeeze(xp: Library, x: Array, given: Numbers | None = None, *, axes: list[int] | None = None) -> Array:
+    """Without axes: every one of size 1."""
+    chosen = given if given is not None else axes
+    if chosen is None:
+        chosen = [axis for axis, size in enumerate(x.shape) if size == 1]
+    gone = {axis % x.ndim for axis in chosen}
+    for axis in gone:
+        must(x.shape[axis] == 1, f"axis {axis} has size {x.shape[axis]}; only a size of 1 can be squeezed")
+    return xp.squeeze(x, tuple(gone))
+
+
+@operator("Unsqueeze")
+def unsqueeze(xp: Library, x: Array, axes: Numbers) -> Array:
+    """Axes count in the result."""
+    rank = x.ndim + len(axes)
+    for axis in sorted(axis % rank for axis in axes):
+        x = xp.unsqueeze(x, axis)
+    return x
+
+
+@operator("Concat")
+def concat(xp: Library, *xs: Array, axis: int) -> Array:
+    """Numpy's."""
+    return xp.concat(xs, axis)
+
+
+@operator("Split")
+def split(
+    xp: Library, x: Array, sizes: Numbers | None = None,
+    *, axis: int = 0, num_outputs: int | None = None, outputs: int,
+) -> tuple[Array, ...]:  # fmt: skip
+    """In given sizes, or in equal ones of which the last may be smaller."""
+    if sizes is None:
+        parts = num_outputs or outputs
+        each = -(-x.shape[axis] // parts)
+        sizes = [each] * (parts - 1) + [x.shape[axis] - each * (parts - 1)]
+    axis, ends = axis % x.ndim, list(accumulate(sizes))
+    return tuple(xp.cut(x, axis, end - size, end) for size, end in zip(sizes, ends, strict=True))
+
+
+@operator("Expand")
+def expand(xp: Library, x: Array, shape: Numbers) -> Array:
+    """Broadcasting both ways: a 1 takes the array's own size."""
+    rank = max(x.ndim, len(shape))
+    own = [1] * (rank - x.ndim) + list(x.shape)
+    asked = [1] * (rank - len(shape)) + list(shape)
+    return xp.broadcast_to(x, tuple(a if _is(b, 1) else b for a, b in zip(own, asked, strict=True)))
+
+
+@operator("Tile")
+def tile(xp: Library, x: Array, repeats: Numbers) -> Array:
+    """Numpy's."""
+    return xp.tile(x, tuple(repeats))
+
+
+@operator("Slice")
+def slice_(
+    xp: Library, x: Array, starts: Numbers, ends: Numbers, axes: Numbers | None = None, steps: Numbers | None = None
+) -> Array:
+    """Python's slices, steps backwards too."""
+    along = [axis % x.ndim for axis in axes] if axes is not None else list(range(len(starts)))
+    strides = steps if steps is not None else [1] * len(along)
+    for axis, start, end, step in zip(along, starts, ends, strides, strict=True):
+        x = xp.cut(x, axis, start, end, step) if step > 0 else _backwards(xp, x, axis, start, end, -step)
+    return x
+
+
+def _backwards(xp: Library, x: Array, axis: int, start: Any, end: Any, step: int) -> Array:
+    """The slice start, start - step, ... down to above `end`: a slice of the mirrored array."""
+    size = x.shape[axis]
+    first = size - 1 - (start if start >= 0 else xp.sym_max(start + size, -1))
+    if not isinstance(end, int) or end >= -(1 << 31):
+        last = size - 1 - (end if end >= 0 else xp.sym_max(end + size, -1))
+    else:
+        last = size
+    return xp.cut(xp.flip(x, (axis,)), axis, xp.sym_max(first, 0), xp.sym_max(last, 0), step)
+
+
+@operator("Pad")
+def pad(
+    xp: Library, x: Array, pads: Numbers, value: Value | None = None, axes: Numbers | None = None,
+    *, mode: str = "constant",
+) -> Array:  # fmt: skip
+    """With a value, the edge, a reflection, or around (wrap). Negative pads cut."""
+    along = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))
+    for axis, before, after in zip(along, pads[: len(along)], pads[len(along) :], strict=True):
+        if not (_is(before, 0) and _is(after, 0)):
+            x = _padded(xp, x, axis, before, after, mode, value)
+    return x
+
+
+def _padded(xp: Library, x: Array, axis: int, before: Any, after: Any, mode: str, value: Value | None) -> Array:
+    size = x.shape[axis]
+    if mode == "constant":
+        widths = [(0, 0)] * axis + [(before, after)] + [(0, 0)] * (x.ndim - 1 - axis)
+        if value is None or isinstance(value, Known):
+            return xp.padded(x, widths, 0 if value is None else value.first)
+        inside = xp.padded(xp.ones_like(x, dtype=xp.bool), widths, 0)
+        return xp.where(inside, xp.padded(x, widths, 0), value.reshape(()))
+    at = xp.arange(-before, size + after)
+    if mode == "edge":
+        at = xp.clip(at, 0, size - 1)
+    elif mode == "wrap":
+        at = xp.remainder(at, size)
+    else:
+        must(mode == "reflect", f"mode {mode!r} is none of ONNX's; use constant, edge, reflect or wrap")
+        turned = xp.remainder(at, xp.sym_max(2 * (size - 1), 1))
+        at = xp.minimum(turned, 2 * (size - 1) - turned)
+    return xp.take(x, at, axis)
+
+
+@operator("ConstantOfShape")
+def constant_of_shape(xp: Library, shape: Numbers, *, value: Any = None) -> Array:
+    """Zeros of float32 unless told otherwise."""
+    value = np.zeros(1, np.float32) if value is None else value
+    return xp.full(tuple(shape), value.item(), dtype=xp.dtype(value.dtype))
+
+
+@operator("Range")
+def range_(xp: Library, start: Value, limit: Value, delta: Value) -> Array:
+    """From start to before limit."""
+    first, last, step = (v.first if isinstance(v, Known) else xp.numbers(v)[0] for v in (start, limit, delta))
+    dtype = xp.dtype(start.dtype) if isinstance(start, Known) else start.dtype
+    return xp.arange(first, last, step, dtype=dtype)
+
+
+@operator("EyeLike")
+def eye_like(xp: Library, x: Array, *, dtype: int | None = None, k: int = 0) -> Array:
+    """Ones on the k-th diagonal."""
+    made = x.dtype if dtype is None else xp.dtype(tensor_dtype_to_np_dtype(dtype))
+    return xp.astype(_above(xp, x) == k, made)
+
+
+def _above(xp: Library, x: Array) -> Array:
+    """How far each place of the last two axes is above the diagonal."""
+    return xp.arange(x.shape[-1]) - xp.unsqueeze(xp.arange(x.shape[-2]), 1)
+
+
+@operator("Trilu")
+def trilu(xp: Library, x: Array, k: Numbers | None = None, *, upper: int = 1) -> Array:
+    """The upper or the lower triangle of the last two axes."""
+    above, diagonal = _above(xp, x), k[0] if k else 0
+    return xp.where(above >= diagonal if upper else above <= diagonal, x, xp.zeros((), dtype=x.dtype))
+
+
+@operator("DepthToSpace")
+def depth_to_space(xp: Library, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
+    """Depth-column-row or column-row-depth."""
+    n, c, h, w = x.shape
+    depth = c // (blocksize * blocksize)
+    if mode == "DCR":
+        parts = xp.permute(x.reshape((n, blocksize, blocksize, depth, h, w)), (0, 3, 4, 1, 5, 2))
+    else:
+        parts = xp.permute(x.reshape((n, depth, blocksize, blocksize, h, w)), (0, 1, 4, 2, 5, 3))
+    return parts.reshape((n, depth, h * blocksize, w * blocksize))
+
+
+@operator("SpaceToDepth")
+def space_to_depth(xp: Library, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
+    """Its inverse."""
+    n, c, h, w = x.shape
+    parts = x.reshape((n, c, h // blocksize, blocksize, w // blocksize, blocksize))
+    parts = xp.permute(parts, (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4))
+    return parts.reshape((n, c * blocksize * blocksize, h // blocksize, w // blocksize))
+
+
+@operator("CenterCropPad")
+def center_crop_pad(xp: Library, x: Array, shape: Numbers, *, axes: list[int] | None = None) -> Array:
+    """Cut or filled with zeros on both sides alike, the odd one at the end of a pad and the start of a cut's rest."""
+    for axis, size in zip(axes if axes is not None else range(x.ndim), shape, strict=True):
+        axis, have = axis % x.ndim, x.shape[axis]
+        if have > size:
+            x = xp.cut(x, axis, start := (have - size) // 2, start + size)
+        elif have < size:
+            before = (size - have) // 2
+            x = _padded(xp, x, axis, before, size - have - before, "constant", None)
+    return x

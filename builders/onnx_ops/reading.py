@@ -1,0 +1,160 @@
+"""Reads an ONNX file into plain values: nodes with decoded attributes, and constants as numpy arrays."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from builders.onnx_ops.library import NumpyArray
+from enginery.core.errors import ModelError
+
+NEWEST_OPSET = 28
+_OWN_DOMAINS = ("", "ai.onnx")
+_SCALARS = {"value_float": np.float32, "value_int": np.int64}
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node. inputs: names, '' for one that is left out.  attributes: decoded; a graph is a `Body`."""
+
+    name: str
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        kind = f"{self.domain}.{self.op_type}" if self.domain else self.op_type
+        return f"node {self.name or self.outputs[0]!r} ({kind})"
+
+    def bodies(self) -> Iterator["Body"]:
+        """The graphs among its attributes."""
+        return (value for value in self.attributes.values() if isinstance(value, Body))
+
+    def reads(self) -> set[str]:
+        """Every name that it needs, those that its graphs take from around them included."""
+        return {name for name in self.inputs if name}.union(*(body.free() for body in self.bodies()))
+
+
+@dataclass(frozen=True)
+class Body:
+    """A graph: of the model, or of a branch, which reads names from around it.
+
+    elements: the types of what the file states one for.  opset: of ONNX's own operators.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: Mapping[str, NumpyArray]
+    elements: Mapping[str, np.dtype[Any]]
+    opset: int
+
+    def free(self) -> set[str]:
+        """The names that it reads from around it."""
+        made = {name for node in self.nodes for name in node.outputs} | set(self.inputs) | set(self.constants)
+        return set(self.outputs).union(*(node.reads() for node in self.nodes)) - made
+
+
+def read(path: Path, known: Collection[str]) -> Body:
+    """Read a model, with its external data. known: operators that are not to be replaced by what ONNX defines them by.
+
+    Raises ModelError for what is no model, or has inputs or outputs that are no tensors.
+    """
+    try:
+        model = onnx.load(path)
+    except Exception as error:  # protobuf's, onnx's and the file system's classes alike
+        raise ModelError(f"{path.name} cannot be read: {error}; export it again") from error
+    return read_model(model, known)
+
+
+def read_model(model: ModelProto, known: Collection[str]) -> Body:
+    """The same of a model in memory."""
+    opset = max((entry.version for entry in model.opset_import if entry.domain in _OWN_DOMAINS), default=0)
+    if not 1 <= opset <= NEWEST_OPSET:
+        raise ModelError(f"opset {opset} is not in 1..{NEWEST_OPSET}; use onnx.version_converter")
+    for value in (*model.graph.input, *model.graph.output):
+        if value.type.WhichOneof("value") != "tensor_type":
+            raise ModelError(f"{value.name!r} is no tensor; only tensors can be inputs and outputs")
+    if model.graph.sparse_initializer:
+        raise ModelError("the model has sparse tensors; export it with dense ones")
+    return _body(_inlined(model, known).graph, opset, {})
+
+
+def _inlined(model: ModelProto, known: Collection[str]) -> ModelProto:
+    """Without local functions, and without operators that only their function body explains."""
+    model = onnx.inliner.inline_local_functions(model)
+    unknown = {node.op_type for node in model.graph.node if node.domain in _OWN_DOMAINS} - {*known, "Constant"}
+    if not unknown:
+        return model
+    typed = onnx.shape_inference.infer_shapes(model)  # some bodies depend on types, those of weights included
+    weights = [helper.make_tensor_value_info(item.name, item.data_type, item.dims) for item in typed.graph.initializer]
+    typed.graph.value_info.extend(weights)
+    names = [("", name) for name in sorted(unknown)]
+    try:
+        return onnx.inliner.inline_selected_functions(typed, names, inline_schema_functions=True)
+    except RuntimeError:  # it has no word for optional inputs of some bodies: the operator is then refused by name
+        return model
+
+
+def _body(graph: GraphProto, opset: int, around: Mapping[str, int]) -> Body:
+    elements = {**around, **_elements(graph)}
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    nodes = []
+    for node in graph.node:
+        if node.op_type == "Constant" and node.domain in _OWN_DOMAINS:
+            constants[node.output[0]] = _constant(node)
+        else:
+            nodes.append(_node(node, opset, elements))
+    return Body(
+        tuple(nodes),
+        tuple(value.name for value in graph.input if value.name not in constants),
+        tuple(value.name for value in graph.output),
+        constants,
+        {name: helper.tensor_dtype_to_np_dtype(element) for name, element in elements.items() if element},
+        opset,
+    )
+
+
+def _elements(graph: GraphProto) -> dict[str, int]:
+    """ONNX's element type of what states one."""
+    stated = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
+    stated |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    constants = (node for node in graph.node if node.op_type == "Constant" and node.attribute)
+    return stated | {node.output[0]: node.attribute[0].t.data_type for node in constants}
+
+
+def _constant(node: NodeProto) -> NumpyArray:
+    name = node.attribute[0].name if node.attribute else ""
+    if name not in ("value", "value_float", "value_floats", "value_int", "value_ints"):
+        raise ModelError(f"constant {node.output[0]!r} is no tensor of numbers; export the model without it")
+    value = helper.get_attribute_value(node.attribute[0])
+    return numpy_helper.to_array(value) if name == "value" else np.array(value, _SCALARS[name.rstrip("s")])
+
+
+def _node(node: NodeProto, opset: int, elements: Mapping[str, int]) -> Node:
+    attributes = {attribute.name: _attribute(node, attribute, opset, elements) for attribute in node.attribute}
+    if node.op_type == "QuantizeLinear" and not attributes.get("output_dtype"):
+        zero = node.input[2] if len(node.input) > 2 else ""
+        attributes["output_dtype"] = elements.get(zero) or TensorProto.UINT8
+    domain = "" if node.domain in _OWN_DOMAINS else node.domain
+    return Node(node.name, node.op_type, domain, tuple(node.input), tuple(node.output), attributes)
+
+
+def _attribute(node: NodeProto, attribute: AttributeProto, opset: int, elements: Mapping[str, int]) -> Any:
+    if attribute.ref_attr_name:
+        raise ModelError(f"node {node.name!r}: attribute {attribute.name} refers to a function's; inline the functions")
+    value = helper.get_attribute_value(attribute)
+    if attribute.type == AttributeProto.GRAPH:
+        return _body(value, opset, elements)
+    if attribute.type == AttributeProto.TENSOR:
+        return numpy_helper.to_array(value)
+    if attribute.type == AttributeProto.STRING:
+        return value.decode(errors="replace")
+    return list(value) if attribute.type in (AttributeProto.INTS, AttributeProto.FLOATS) else value

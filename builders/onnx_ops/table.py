@@ -1,0 +1,216 @@
+"""The table of operators, and the values that flow between them.
+
+An operator is a function whose signature is its declaration::
+
+    @operator("Softmax")
+    def softmax(xp: Library, x: Array, *, axis: int = -1) -> Array: ...
+
+`xp` is the array library. The other positional parameters are ONNX inputs, `X | None = None` an optional one, `*xs` any
+number. What an input arrives as is its annotation: `Array`; `Numbers`, a flat list of Python numbers (sizes, axes,
+pads), symbolic ones while a library traces; or `Value`, whichever there is. Keyword-only parameters are ONNX
+attributes, and `opset`, `outputs` (how many results are asked for) and `lookups`. An attribute that a node has and the
+signature has not is refused.
+
+Sizes stay numbers for as long as possible (`Known`): `Reshape(x, Concat(Gather(Shape(x), 0), [-1]))` through arrays
+would freeze the sizes of the example that is traced.
+"""
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from builders.onnx_ops.library import Array, Library, NumpyArray
+from enginery.core.errors import ModelError
+
+Numbers = list[Any]
+ObjectArray = np.ndarray[Any, np.dtype[np.object_]]
+SPECIAL = ("opset", "outputs", "lookups")
+# Numbers of an array that are looked at one by one; a longer one is data.
+MOST_NUMBERS = 1024
+
+
+@dataclass(frozen=True)
+class Known:
+    """Numbers that are known while the graph is traced: `int`, `float`, `bool` or a library's symbolic ones.
+
+    numbers: an object array of the array's shape.  dtype: numpy's, of the array it stands for.
+    array: the same as an array of the library, where there is one.
+    """
+
+    numbers: ObjectArray
+    dtype: np.dtype[Any]
+    array: Array | None = field(default=None, compare=False)
+
+    @property
+    def each(self) -> Numbers:
+        """The numbers in a flat list."""
+        return list(self.numbers.flat)
+
+    @property
+    def first(self) -> Any:
+        """The first number: the only one, where the array stands for one."""
+        return self.numbers.flat[0]
+
+    @property
+    def symbolic(self) -> bool:
+        """Whether any number depends on a dynamic size."""
+        return any(not isinstance(number, int | float) for number in self.each)
+
+    def on(self, xp: Library) -> Array:
+        """The array. A single number becomes a literal, which compilers put into their code."""
+        if self.numbers.size == 1:
+            return xp.full(self.numbers.shape, self.first, dtype=xp.dtype(self.dtype, narrow=True))
+        if self.array is not None:
+            return self.array
+        if not self.symbolic:
+            return xp.asarray(np.array(self.numbers.tolist(), self.dtype).reshape(self.numbers.shape))
+        each = [xp.full((), number, dtype=xp.dtype(self.dtype, narrow=True)) for number in self.each]
+        return xp.stack(each).reshape(self.numbers.shape)
+
+
+class Lookups:
+    """Indices and integer divisors that come from data, of one run, and whether each can be used as it is.
+
+    An eager library raises for an index outside of what it looks into, and for a divisor of zero. Code that a compiler
+    makes of it ends the process, or reads what lies there: with `clamped`, indices are brought inside and divisors of
+    zero become 1, and what they were is kept for whoever runs the code.
+
+    faults: what is wrong where, in words, if the truth of the same place in `inside` does not hold.
+    """
+
+    def __init__(self, xp: Library, clamped: bool) -> None:
+        self._xp, self.clamped = xp, clamped
+        self.faults: list[str] = []
+        self.inside: list[Array] = []
+        self.node = ""
+
+    def into(self, indices: Array, size: Any) -> Array:
+        """Indices into an axis of that size, those from its end (negative ones) counted from its start."""
+        indices = self._xp.astype(indices, self._xp.int64)
+        self._expect("an index is out of range", (indices >= -size) & (indices < size))
+        found = self._xp.where(indices < 0, indices + size, indices)
+        return self._xp.clip(found, 0, size - 1) if self.clamped else found
+
+    def divisor(self, numbers: Array) -> Array:
+        """Integers to divide by."""
+        self._expect("an integer is divided by zero", numbers != 0)
+        return self._xp.where(numbers == 0, self._xp.ones_like(numbers), numbers) if self.clamped else numbers
+
+    def _expect(self, fault: str, fine: Array) -> None:
+        if self.clamped:
+            self.faults.append(f"{fault} at node {self.node!r}")
+            self.inside.append(self._xp.all(fine))
+
+
+Value = Array | Known
+Result = Value | tuple[Value | None, ...]
+
+
+def known(numbers: typing.Iterable[Any], shape: tuple[int, ...], dtype: Any) -> Known:
+    """A `Known` of these numbers, laid out in that shape."""
+    array = np.empty(shape, dtype=object)
+    for index, number in zip(np.ndindex(shape), numbers, strict=True):
+        array[index] = number
+    return Known(array, np.dtype(dtype))
+
+
+def known_constant(constant: NumpyArray) -> Known | None:
+    """The numbers of a constant; None of one with more than `MOST_NUMBERS`, and of FP8, FP4, strings and the like."""
+    kind = "f" if constant.dtype.name == "bfloat16" else "i" if "int4" in constant.dtype.name else constant.dtype.kind
+    if constant.size > MOST_NUMBERS or kind not in "biuf":
+        return None
+    wide = constant.astype({"f": np.float64, "i": np.int64}.get(kind, constant.dtype))
+    return Known(wide.astype(object), constant.dtype)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One row of the table.
+
+    kinds: what each positional input arrives as.  needed: how many of them have no default.  attributes: their
+    defaults, `inspect.Parameter.empty` where ONNX has none.
+    """
+
+    name: str
+    run: Callable[..., Result]
+    kinds: tuple[Any, ...]
+    needed: int
+    variadic: bool
+    attributes: Mapping[str, Any]
+    special: frozenset[str]
+
+    def arguments(self, values: typing.Sequence[Value | None], xp: Library) -> list[Any]:
+        """The inputs as this operator takes them."""
+        kinds = self.kinds if not self.variadic else self.kinds[:-1] + self.kinds[-1:] * len(values)
+        return [_as(kind, value, xp) for kind, value in zip(kinds, values, strict=False)]
+
+
+OPERATORS: dict[str, Operator] = {}
+ON_NUMBERS: dict[str, Callable[..., Known | None]] = {}
+
+
+Function = typing.TypeVar("Function", bound=Callable[..., Any])
+
+
+def operator(*names: str) -> Callable[[Function], Function]:
+    """Register a function under these ONNX names. See the module's docstring for what its signature says."""
+
+    def register(run: Function) -> Function:
+        for name in names:
+            OPERATORS[name] = _declared(name, run)
+        return run
+
+    return register
+
+
+def on_numbers(*names: str) -> Callable[[Function], Function]:
+    """Register what an operator does when all its inputs are `Known`: a function of the library, of these and of the
+    attributes by name, that gives None where it has to be done on arrays after all."""
+
+    def register(run: Function) -> Function:
+        ON_NUMBERS.update(dict.fromkeys(names, run))
+        return run
+
+    return register
+
+
+def must(condition: bool, words: str) -> None:
+    """Raise ModelError for what an operator here does not do; the node is named by whoever calls the operator."""
+    if not condition:
+        raise ModelError(words)
+
+
+def _declared(name: str, run: Callable[..., Result]) -> Operator:
+    hints = typing.get_type_hints(run)
+    parameters = [p for p in inspect.signature(run).parameters.values() if p.name != "xp"]
+    inputs = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    return Operator(
+        name,
+        run,
+        tuple(_kind(hints[p.name]) for p in inputs),
+        sum(p.default is p.empty and p.kind is not p.VAR_POSITIONAL for p in inputs),
+        any(p.kind is p.VAR_POSITIONAL for p in inputs),
+        {p.name: p.default for p in keywords if p.name not in SPECIAL},
+        frozenset(p.name for p in keywords if p.name in SPECIAL),
+    )
+
+
+def _kind(hint: Any) -> Any:
+    """`Array`, `Numbers` or `Value`: an annotation without its `| None`."""
+    given = [part for part in typing.get_args(hint) if part is not type(None)]
+    if hint in (Numbers, Array):
+        return hint
+    return given[0] if len(given) == 1 else Value
+
+
+def _as(kind: Any, value: Value | None, xp: Library) -> Any:
+    if value is None or kind is Value:
+        return value
+    if kind == Numbers:
+        return value.each if isinstance(value, Known) else xp.numbers(value)
+    return value.on(xp) if isinstance(value, Known) else value

@@ -1,0 +1,260 @@
+"""PyTorch under the names that the ONNX operators use. What torch calls by the same name is not here."""
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody knows
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from builders.onnx_ops.library import Library
+from builders.onnx_ops.table import must
+from builders.onnx_ops.torch_arrays import to_array, to_tensor
+from enginery.core.errors import ModelError
+
+sym_max, sym_min = torch.sym_max, torch.sym_min
+to_numpy = to_array
+at_once = nullcontext
+_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in (
+        *("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+    )
+}
+# Constants and quantized values only: torch has no such tensors, and a byte for each does the same.
+NARROW = {"int4": np.dtype(np.int8), "uint4": np.dtype(np.uint8)}
+_MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+_REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+Sizes = list[int]
+Where = tuple[Tensor, ...]
+
+
+def dtype(wanted: np.dtype[Any], narrow: bool = False) -> torch.dtype:
+    """Torch's dtype for numpy's. Raises ModelError for one that torch has not, or has no operators for.
+
+    narrow: the byte that holds 4 bits is one too.
+    """
+    name = NARROW.get(wanted.name, wanted).name if narrow else wanted.name
+    must(name in _DTYPES, f"it is {wanted.name.upper()}, for which torch has no operators; cast it to int64 or float32")
+    return _DTYPES[name]
+
+
+def asarray(array: np.ndarray[Any, Any]) -> Tensor:
+    """A copy of an array. Raises ModelError as `dtype` does."""
+    dtype(array.dtype, narrow=True)
+    return to_tensor(array.astype(NARROW.get(array.dtype.name, array.dtype), copy=False))
+
+
+def astype(x: Tensor, wanted: torch.dtype) -> Tensor:
+    """In another type; the same where it has it."""
+    return x.to(wanted)
+
+
+def is_floating(x: Tensor) -> bool:
+    """Whether its elements are floating-point numbers."""
+    return x.is_floating_point()
+
+
+def is_signed(x: Tensor) -> bool:
+    """Whether its elements can be negative."""
+    return x.dtype.is_signed
+
+
+def ends(of: torch.dtype) -> tuple[int, int]:
+    """The least and the greatest integer of a type."""
+    return torch.iinfo(of).min, torch.iinfo(of).max
+
+
+def exact_dtype(terms: object) -> torch.dtype:
+    """In which sums of so many products of two 8-bit integers are exact. Torch has no fast integer product; 256 of them
+    (255 * 255 at most each) sum to less than 2^24, up to which float32 is exact."""
+    return torch.float32 if isinstance(terms, int) and terms <= 256 else torch.float64
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two sizes are the same at every size of the dynamic dims."""
+    return statically_known_true(a == b)
+
+
+def numbers(x: Tensor) -> list[Any]:
+    """Its numbers, read back, which makes them depend on data."""
+    return list(x.reshape(-1).tolist())
+
+
+def branch(condition: Tensor, then: Callable[[], Any], other: Callable[[], Any]) -> Any:
+    """What one of two functions gives. Raises ModelError while a program is exported."""
+    if torch.compiler.is_exporting():
+        raise ModelError(
+            "data chooses its branch, which the program of another compiler cannot hold; "
+            "use the backend onnxruntime, or export the model without it"
+        )
+    return then() if bool(condition) else other()
+
+
+def truncated_quotient(a: Tensor, b: Tensor) -> Tensor:
+    """Of integers, cut towards zero."""
+    return torch.div(a, b, rounding_mode="trunc")
+
+
+def cut(x: Tensor, axis: int, start: Any, end: Any, step: int = 1) -> Tensor:
+    """A slice along an axis, with Python's rules."""
+    made: Tensor = torch.ops.aten.slice(x, axis, start, end, step)
+    return made
+
+
+def padded(x: Tensor, widths: Sequence[tuple[Any, Any]], value: float) -> Tensor:
+    """With a value before and after each axis; negative widths cut."""
+    flat = [width for pair in reversed(widths) for width in pair]
+    while flat and isinstance(flat[-1], int) and isinstance(flat[-2], int) and flat[-1] == flat[-2] == 0:
+        del flat[-2:]
+    if not flat:
+        return x
+    if x.dtype == torch.bool:
+        return F.pad(x.to(torch.uint8), flat, value=int(value)).to(torch.bool)
+    return F.pad(x, flat, value=value)
+
+
+def top_k(x: Tensor, k: int, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
+    """Values and indices; of equals the lower index first, which torch.topk does not promise."""
+    values, indices = torch.sort(x, dim=axis, descending=largest, stable=True)
+    return values.narrow(axis, 0, k), indices.narrow(axis, 0, k)
+
+
+def take(x: Tensor, indices: Tensor, axis: int) -> Tensor:
+    """Numpy's take. Indices are from 0 on."""
+    if axis == 0 and x.dim() == 2 and x.is_floating_point():
+        return F.embedding(indices, x)
+    taken = x.index_select(axis, indices.reshape(-1))
+    return taken.reshape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
+
+
+def take_along(x: Tensor, indices: Tensor, axis: int) -> Tensor:
+    """Numpy's take_along_axis. Indices are from 0 on."""
+    return torch.gather(x, axis, indices)
+
+
+def at(x: Tensor, where: Where) -> Tensor:
+    """Numpy's indexing by arrays."""
+    return x[where]
+
+
+def put(x: Tensor, where: Where, updates: Tensor, reduction: str) -> Tensor:
+    """The tensor with what `at` gives replaced, or added to and the like."""
+    if reduction == "none":
+        return x.index_put(where, updates)
+    flat = torch.zeros_like(where[0])
+    for index, size in zip(where, x.shape, strict=False):
+        flat = flat * size + index
+    rows = x.reshape([math.prod(x.shape[: len(where)]), *x.shape[len(where) :]])
+    new = updates.reshape([-1, *rows.shape[1:]])
+    places = flat.reshape([-1, *[1] * (rows.dim() - 1)]).expand(new.shape)
+    return rows.scatter_reduce(0, places, new, _REDUCTIONS[reduction], include_self=True).reshape(x.shape)
+
+
+def scatter(x: Tensor, axis: int, indices: Tensor, updates: Tensor, reduction: str) -> Tensor:
+    """The tensor with elements along an axis replaced, or added to and the like."""
+    if reduction == "none":
+        return x.scatter(axis, indices, updates)
+    return x.scatter_reduce(axis, indices, updates, _REDUCTIONS[reduction], include_self=True)
+
+
+def indices_of(x: Tensor) -> Tensor:
+    """Where it is not zero: an index a row."""
+    return torch.nonzero(x)
+
+
+def batch_norm(x: Tensor, mean: Tensor, variance: Tensor, scale: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    """Batch normalization at inference."""
+    return F.batch_norm(x, mean, variance, scale, bias, False, 0.0, epsilon)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """softmax(q @ k^T * scale) @ v."""
+    return F.scaled_dot_product_attention(q, k, v, scale=scale)
+
+
+def _rank(x: Tensor) -> int:
+    """The number of spatial axes. Raises ModelError for what torch has no kernel for."""
+    must(x.dim() - 2 in _CONVOLUTIONS, f"{x.dim() - 2} spatial axes; torch has 1 to 3")
+    return x.dim() - 2
+
+
+def _spatially_padded(x: Tensor, before: Sizes, after: Sizes, value: float = 0.0) -> Tensor:
+    return padded(x, [(0, 0), (0, 0), *zip(before, after, strict=True)], value)
+
+
+def conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, strides: Sizes, before: Sizes, after: Sizes, dilations: Sizes,
+    group: int,
+) -> Tensor:  # fmt: skip
+    """Torch's; pads that differ before and after are added first."""
+    run = _CONVOLUTIONS[_rank(x)]
+    if before == after and all(width >= 0 for width in before):
+        return run(x, weight, bias, strides, before, dilations, group)
+    return run(_spatially_padded(x, before, after), weight, bias, strides, 0, dilations, group)
+
+
+def conv_transpose(
+    x: Tensor, weight: Tensor, bias: Tensor | None, strides: Sizes, before: Sizes, after: Sizes, extra: Sizes,
+    dilations: Sizes, group: int,
+) -> Tensor:  # fmt: skip
+    """Torch's without pads, of which the pads are then cut; where they are negative, zeros are added."""
+    run = _TRANSPOSED[_rank(x)]
+    if before == after and all(more < max(s, d) for more, s, d in zip(extra, strides, dilations, strict=True)):
+        return run(x, weight, bias, strides, before, extra, group, dilations)
+    made = run(x, weight, None, strides, 0, 0, group, dilations)
+    first, last = [-width for width in before], [more - width for more, width in zip(extra, after, strict=True)]
+    made = _spatially_padded(made, first, last)
+    return made if bias is None else made + bias.reshape([-1, *[1] * (x.dim() - 2)])
+
+
+def max_pool(x: Tensor, kernel: Sizes, strides: Sizes, before: Sizes, after: Sizes, dilations: Sizes) -> Tensor:
+    """The greatest of each window. 8-bit integers are exact in float32, for which torch has kernels."""
+    wide, run = x if x.is_floating_point() else x.to(torch.float32), _MAX[_rank(x)]
+    if before == after and all(2 * p <= k for p, k in zip(before, kernel, strict=True)):
+        return run(wide, kernel, strides, before, dilations).to(x.dtype)
+    return run(_spatially_padded(wide, before, after, -math.inf), kernel, strides, 0, dilations).to(x.dtype)
+
+
+def max_pool_indices(x: Tensor, kernel: Sizes, strides: Sizes, pads: Sizes, dilations: Sizes) -> tuple[Tensor, Tensor]:
+    """The greatest of each window, and where it is in the flat tensor."""
+    wide = x if x.is_floating_point() else x.to(torch.float32)
+    values, at = _MAX[_rank(x)](wide, kernel, strides, pads, dilations, return_indices=True)
+    planes = torch.arange(x.shape[0] * x.shape[1]).reshape([x.shape[0], x.shape[1], *[1] * (x.dim() - 2)])
+    return values.to(x.dtype), at + planes * math.prod(x.shape[2:])
+
+
+def avg_pool(x: Tensor, kernel: Sizes, strides: Sizes, pads: Sizes, count_pads: bool) -> Tensor:
+    """The mean of each window."""
+    if all(2 * p <= k for p, k in zip(pads, kernel, strict=True)):
+        return _AVERAGE[_rank(x)](x, kernel, strides, pads, False, count_pads)
+    inside = _spatially_padded(torch.ones_like(x), pads, pads, float(count_pads))
+    ones, none = [1] * len(kernel), [0] * len(kernel)
+    counts = window_sums(inside, kernel, strides, none, none, ones)
+    return window_sums(x, kernel, strides, pads, pads, ones) / counts
+
+
+def window_sums(x: Tensor, kernel: Sizes, strides: Sizes, before: Sizes, after: Sizes, dilations: Sizes) -> Tensor:
+    """The sum of each window, each channel by itself."""
+    x = _spatially_padded(x, before, after)
+    planes = x.reshape([x.shape[0] * x.shape[1], 1, *x.shape[2:]])
+    ones = torch.ones([1, 1, *kernel], dtype=x.dtype)
+    sums = _CONVOLUTIONS[len(kernel)](planes, ones, None, strides, 0, dilations)
+    return sums.reshape([x.shape[0], x.shape[1], *sums.shape[2:]])
+
+
+def layer_norm(x: Tensor, sizes: Sizes, scale: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+    """Layer normalization over the last axes, of these sizes."""
+    return F.layer_norm(x, sizes, scale, bias, epsilon)
+
+
+TORCH = Library("torch", sys.modules[__name__], torch, F)

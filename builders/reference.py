@@ -1,0 +1,76 @@
+"""The reference interpreter: runs ONNX graphs on this CPU as they are written.
+
+Golden sets, calibration and every comparison take what a graph computes from it, whatever compiles the graph. It is
+ONNX Runtime. So is the backend of that name, whose engines are proven against it like any other's; nobody chooses or
+configures this one, and who uses it knows of no backend.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from builders.backends.onnxruntime.cpu import OrtSession, open_model
+from builders.backends.onnxruntime.file import embed_shapes, restore_names
+from builders.backends.onnxruntime.reasons import words_of
+from enginery.core.errors import ModelError
+from enginery.core.untyped import Untyped
+
+__all__ = ["ReferenceSession", "accepts", "embed_shapes", "open_interpreter", "restore_names", "words_of"]
+
+
+class ReferenceSession(OrtSession):
+    """A graph that is run exactly as it is written.
+
+    threads: of one operator; 0 is one per core.  name: what errors call the model; default: its file's name.
+    plan_buffers: whether tensors share buffers by a plan. Planning takes a time that grows with the square of their
+    number (0.7 s for 1,400 nodes); each tensor is freed behind its last use without a plan too, and memory is the same.
+    Raises ModelError, naming the operator where that is the reason, when the model cannot be read or run.
+    """
+
+    def __init__(self, model: Path, *, threads: int = 0, name: str | None = None, plan_buffers: bool = True) -> None:
+        def opened(path: Path, options: Untyped) -> Untyped:
+            options.enable_mem_reuse = plan_buffers
+            return open_model(path, options, name=name)
+
+        super().__init__(model, optimized=False, threads=threads, opens=opened, name=name)
+
+
+def open_interpreter(
+    model: Path | bytes,
+    what: str,
+    *,
+    optimized: bool = False,
+    threads: int = 0,
+    entries: Mapping[str, str] = MappingProxyType({}),
+    save: str = "",
+) -> Untyped:
+    """ONNX Runtime's own session of a model, for whoever feeds it many times and checks nothing.
+
+    what: what errors call the model.  optimized: whether it may fuse nodes and lay tensors out for this CPU.
+    entries: of its configuration.  save: file that the graph is written to as it will be run; '' for none.
+    Raises ModelError when the model does not load.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # what it logs as an error it also raises
+    options.intra_op_num_threads = threads
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL
+    options.optimized_model_filepath = save
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    source = str(model) if isinstance(model, Path) else model
+    try:
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors share no base class of their own
+        raise ModelError(f"onnxruntime cannot load {what}: {words_of(error)}") from error
+
+
+def accepts(model: bytes) -> bool:
+    """Whether a serialized model is one that the interpreter reads: of an opset that it knows, for one."""
+    try:
+        open_interpreter(model, "the model")
+    except ModelError:
+        return False
+    return True

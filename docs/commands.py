@@ -1,0 +1,68 @@
+"""Writes the reference of the command line, from click: `python -m docs.commands > docs/reference/commands.md`."""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+
+import click
+
+from pipeline.cli import SECTIONS, enginery
+
+WIDTH = 120
+HEAD = """# Commands
+
+Written from the command line by `make docs`; do not edit. `enginery COMMAND --help` says the same in a terminal.
+"""
+
+
+def markdown() -> str:
+    """The whole page."""
+    context = click.Context(enginery, info_name="enginery", terminal_width=WIDTH, max_content_width=WIDTH)
+    parts = [HEAD, _text(enginery)]
+    for section, names in SECTIONS.items():
+        parts.append(f"## {section}")
+        for name in names:
+            command = enginery.get_command(context, name)
+            assert command is not None  # noqa: S101 - a name of the same table
+            parts += _parts(command, name, context)
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _parts(command: click.Command, name: str, parent: click.Context, level: int = 3) -> Iterator[str]:
+    context = type(parent)(command, parent=parent, info_name=name)
+    yield f"{'#' * level} {context.command_path}"
+    yield _text(command)
+    yield f"```text\n{context.command_path} {' '.join(command.collect_usage_pieces(context))}\n```"
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    if rows := [record for option in options if (record := option.get_help_record(context))]:
+        yield _table(rows)
+    for each, inner in (command.commands if isinstance(command, click.Group) else {}).items():
+        yield from _parts(inner, each, context, level + 1)
+
+
+def _text(command: click.Command) -> str:
+    """The command's description; what stands under click's mark \\b keeps its lines, as code."""
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    return "\n\n".join(_paragraph(text) for text in paragraphs)
+
+
+def _paragraph(text: str) -> str:
+    if text.startswith("\b\n"):
+        return f"```text\n{text.removeprefix(chr(8)).strip(chr(10))}\n```"
+    return textwrap.fill(_plain(text), WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    lines = [f"| `{option.replace('|', chr(92) + '|')}` | {_plain(text)} |" for option, text in rows]
+    return "\n".join(["| option | meaning |", "|---|---|", *lines])
+
+
+def _plain(text: str) -> str:
+    """Text on one line that means nothing else in Markdown; code spans stay."""
+    parts = re.split(r"(`[^`]*`)", " ".join(text.split()).replace("|", r"\|"))
+    return "".join(part if part.startswith("`") else re.sub(r"([*<])", r"\\\1", part) for part in parts)
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -1,0 +1,262 @@
+"""Models that come from PyTorch: an entry point in a Python file, or a program saved by `torch.export.save`.
+
+Both become a `Program`: the captured graph, and a way to run the original on numpy arrays. Everything here runs the
+user's code (a `.pt2` file may hold pickles, which are code as well), so it belongs in a process of its own.
+"""
+
+import inspect
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from enginery.core.errors import ModelError
+from enginery.core.text import join_first
+from enginery.core.types import Dim, Tensors, TensorSpec
+from enginery.user_code.entry_point import call_entry_point, place, reason
+from enginery.user_code.finite import check_finite
+
+if TYPE_CHECKING:
+    import onnx
+    import torch
+
+SEED = 0
+TRACE_AT_LEAST = 2  # torch.export takes a dim of size 0 or 1 for a constant
+
+
+@dataclass(frozen=True)
+class Program:
+    """A captured torch program. inputs: their names, in the graph's order.  call: runs the original on tensors."""
+
+    exported: "torch.export.ExportedProgram"
+    inputs: tuple[str, ...]
+    call: Callable[[Mapping[str, "torch.Tensor"]], Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs' own names; see `named_outputs`."""
+        import torch
+        from torch.utils import _pytree as pytree
+
+        found = self.exported.graph_signature.user_outputs
+        stand_ins = [torch.empty(0) if isinstance(name, str) else name for name in found]
+        return tuple(named_outputs(pytree.tree_unflatten(stand_ins, self.exported.call_spec.out_spec)))
+
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
+        """The original model's outputs, by their own names. Raises ModelError when it fails on these inputs."""
+        import torch
+
+        tensors = {name: torch.tensor(inputs[name]) for name in self.inputs}
+        try:
+            with torch.no_grad():
+                return {name: value.numpy() for name, value in named_outputs(self.call(tensors)).items()}
+        except ModelError:
+            raise
+        except Exception as error:
+            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
+            raise ModelError(f"the torch model failed on {shapes}: {reason(error)}") from error
+
+
+def from_entry_point(
+    root: Path,
+    entry: tuple[str, str, Mapping[str, Any]],
+    weights: str | None,
+    inputs: Sequence[TensorSpec],
+    dims: Sequence[Dim],
+) -> Program:
+    """Build the module with the entry point (file, function, arguments), load its weights, and capture it.
+
+    root: the spec's folder, where all the files are.  Raises ModelError naming the user's file and line.
+    """
+    import torch
+
+    torch.manual_seed(SEED)
+    notes = () if weights else (f"no weights file: the module's own initial weights, torch seed {SEED}",)
+    module = call_entry_point(root, *entry)
+    if not isinstance(module, torch.nn.Module):
+        raise ModelError(f"{entry[0]}: {entry[1]} returned {type(module).__name__}; return a torch.nn.Module")
+    if weights:
+        load_weights(module, root / weights)
+    _check_finite(module.state_dict(keep_vars=True))
+    module.eval().requires_grad_(False)
+    return Program(capture(module, inputs, dims, root), tuple(spec.name for spec in inputs), _by_name(module), notes)
+
+
+def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
+    """Load a saved program. Its inputs are matched with the spec's by name, or else by position, which a note says."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    exported = _load_pt2(path)
+    _check_finite({**dict(exported.named_parameters()), **dict(exported.named_buffers())})
+    own = [str(name) for name in exported.graph_signature.user_inputs]
+    wanted = [spec.name for spec in inputs]
+    if len(own) != len(wanted):
+        raise ModelError(f"{path.name} takes {len(own)} inputs ({', '.join(own)}), the spec names {len(wanted)}")
+    same = set(own) == set(wanted)
+    names = tuple(own if same else wanted)
+    notes = () if same else (f"inputs matched by position: {', '.join(own)} are called {', '.join(wanted)}",)
+    module = exported.module()
+
+    def call(tensors: Mapping[str, torch.Tensor]) -> Any:
+        in_order = [tensors[name] for name in names]
+        args, kwargs = pytree.tree_unflatten(in_order, exported.call_spec.in_spec)
+        return module(*args, **kwargs)
+
+    return Program(exported, names, call, notes)
+
+
+def _load_pt2(path: Path) -> "torch.export.ExportedProgram":
+    import torch
+
+    if not path.is_file() or not zipfile.is_zipfile(path):
+        raise ModelError(f"{path} is missing, truncated or not a .pt2 archive; save it again with torch.export.save")
+    try:
+        # Here and below: torch warns about its own internals, which under `-W error` would end the export.
+        with warnings.catch_warnings(action="ignore"):
+            return torch.export.load(path)
+    except Exception as error:
+        raise ModelError(
+            f"{path} cannot be loaded by torch {torch.__version__} ({reason(error)}); save it again with this version"
+        ) from error
+
+
+def load_weights(module: "torch.nn.Module", path: Path) -> None:
+    """Load safetensors into a module: every name and shape must match. Raises ModelError naming those that do not."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        given = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"{path} cannot be read as safetensors ({error}); save it with safetensors.torch.save_file"
+        ) from error
+    mistakes = list(_mismatches(module.state_dict(keep_vars=True), given))
+    if mistakes:
+        listed = join_first(mistakes, 5, "; ")
+        raise ModelError(f"{path} does not fit the module: {listed}; save the weights of this model")
+    module.load_state_dict(given, strict=False)
+
+
+def _check_finite(tensors: Mapping[str, "torch.Tensor"]) -> None:
+    """Raise ModelError for a weight with NaN, or a trained one with infinities, by its name.
+
+    An infinity that was not trained may be a mask; what multiplies with one is found in the ONNX model. There it may be
+    too late for a name, because normalizations are folded into the layer before.
+    """
+    import torch
+
+    check_finite(
+        (name, (tensor if tensor.requires_grad else torch.where(tensor.isinf(), 0.0, tensor)).detach().float().numpy())
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point()
+    )
+
+
+def _mismatches(wanted: Mapping[str, "torch.Tensor"], given: Mapping[str, "torch.Tensor"]) -> Iterator[str]:
+    """Tensors that share memory are saved once: any one of their names will do."""
+    filled = {id(tensor) for name, tensor in wanted.items() if name in given}
+    for name, tensor in wanted.items():
+        if name not in given and id(tensor) not in filled:
+            yield f"{name} {list(tensor.shape)} is missing"
+        elif name in given and given[name].shape != tensor.shape:
+            yield f"{name} is {list(given[name].shape)} and must be {list(tensor.shape)}"
+    yield from (f"{name} is not in the module" for name in given if name not in wanted)
+
+
+def capture(
+    module: "torch.nn.Module", inputs: Sequence[TensorSpec], dims: Sequence[Dim], root: Path
+) -> "torch.export.ExportedProgram":
+    """Trace a module into a graph whose dynamic dims are the spec's. Raises ModelError in torch's words.
+
+    root: the folder of the user's code, whose line the error names.
+    """
+    import torch
+
+    _check_parameters(module, [spec.name for spec in inputs])
+    sizes = {dim.name: dim.max if dim.static else max(TRACE_AT_LEAST, dim.opt) for dim in dims}
+    example = {spec.name: torch.from_numpy(np.zeros(spec.at(sizes), spec.dtype)) for spec in inputs}
+    known = {dim.name: torch.export.Dim(dim.name, min=dim.min, max=dim.max) for dim in dims if not dim.static}
+    shapes = {
+        spec.name: {axis: known[name] for axis, name in enumerate(spec.shape) if name in known} for spec in inputs
+    }
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return torch.export.export(module, (), example, dynamic_shapes=shapes)
+    except Exception as error:
+        raise ModelError(
+            f"{place(error, root) or 'torch.export'}: the model cannot be captured: {reason(_first(error))}; "
+            "avoid Python branches on tensor values, or narrow the dims in the spec"
+        ) from error
+
+
+def _check_parameters(module: "torch.nn.Module", names: Sequence[str]) -> None:
+    parameters = inspect.signature(module.forward).parameters.values()
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [p.name for p in parameters if p.name in known and p.default is p.empty]
+    wrong = [name for name in names if name not in known] + [name for name in needed if name not in names]
+    if wrong:
+        raise ModelError(
+            f"the spec's inputs are {', '.join(names)}, but the model is called as forward({', '.join(known)}): "
+            f"{', '.join(wrong)} does not match; use the parameters' names"
+        )
+
+
+def _by_name(module: "torch.nn.Module") -> Callable[[Mapping[str, "torch.Tensor"]], Any]:
+    return lambda tensors: module(**tensors)
+
+
+def named_outputs(result: Any) -> dict[str, "torch.Tensor"]:
+    """The tensors in a model's result, in the order of the exported graph.
+
+    A dict's tensors have its keys for names; otherwise they are 'output', or 'output_0', 'output_1' and so on.
+    Raises ModelError for a result that holds anything else.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    leaves = [(path, leaf) for path, leaf in pytree.tree_flatten_with_path(result)[0] if leaf is not None]
+    for _, leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            raise ModelError(f"the model returns {type(leaf).__name__} {leaf!r} among its tensors; return tensors only")
+    names = [
+        _key(path) or (f"output_{index}" if len(leaves) > 1 else "output") for index, (path, _) in enumerate(leaves)
+    ]
+    return {name: leaf for name, (_, leaf) in zip(names, leaves, strict=True)}
+
+
+def _key(path: Sequence[Any]) -> str | None:
+    key = getattr(path[0], "key", None) if len(path) == 1 else None
+    return key if isinstance(key, str) else None
+
+
+def to_onnx(program: Program, opset: int) -> "onnx.ModelProto":
+    """Translate a captured program with torch's dynamo exporter. Raises ModelError naming the operator it lacks."""
+    import onnx_ir as ir
+    import torch
+    from onnx_ir.passes.common import NameFixPass
+
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            converted = torch.onnx.export(program.exported, dynamo=True, opset_version=opset, verbose=False)
+    except torch.onnx.OnnxExporterError as error:
+        raise ModelError(
+            f"the model has no ONNX form: {reason(_first(error))}; rewrite that part of the model"
+        ) from error
+    if converted is None or converted.model.opset_imports.get("") != opset:
+        raise ModelError(f"torch {torch.__version__} cannot export this model to opset {opset}; use opset 18 or 20")
+    for value, name in zip(converted.model.graph.inputs, program.inputs, strict=True):
+        value.name = name
+    NameFixPass()(converted.model)
+    return ir.to_proto(converted.model)
+
+
+def _first(error: BaseException) -> BaseException:
+    """The error that started a chain."""
+    return error if error.__cause__ is None else _first(error.__cause__)

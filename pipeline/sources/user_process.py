@@ -1,0 +1,66 @@
+"""The job's side of a process that runs a user's code (`enginery.user_code`): starting it, asking it, ending it."""
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+from builders.execution.oom import oom_kills
+from builders.execution.process import PYTHON, ended_error, module_path
+from enginery.arrays.arrays import Array
+from enginery.core.errors import StepError
+from enginery.user_code.channel import Arrays, Channel
+from enginery.user_code.task import Task
+
+T = TypeVar("T")
+# What a user's code may take to end, once there are no more questions.
+GRACE_S = 5.0
+
+
+class UserProcess:
+    """A running process of a user's code. file: the code, as messages name it."""
+
+    def __init__(self, channel: Channel, process: "subprocess.Popen[bytes]", file: str) -> None:
+        self._channel, self._process, self._file = channel, process, file
+        self._killed_before = oom_kills()
+
+    def ask(self, question: object, kind: type[T], arrays: Mapping[str, Array] | None = None) -> tuple[T, Arrays]:
+        """The answer to a question, of the type `kind`, and the arrays that came with it.
+
+        Raises the EngineryError of the user's code, UserCodeError for a bug, StepError when the process has ended.
+        """
+        try:
+            self._channel.send(question, arrays)
+            return self._channel.receive(kind)
+        except (EOFError, OSError) as error:
+            raise self._ended_error() from error
+
+    def _ended_error(self) -> StepError:
+        status = self._process.wait()
+        if status == -signal.SIGKILL and oom_kills() > self._killed_before:
+            return StepError(f"{self._file}: killed by the kernel, which ran out of memory", "node-memory")
+        return ended_error(self._file, status)
+
+
+@contextmanager
+def start_user_process(task: Task) -> Iterator[UserProcess]:
+    """A process for the code of `task`, which it is the first question of; it ends with this context."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [*PYTHON, "-m", "enginery.user_code", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": module_path()},
+            pass_fds=(theirs.fileno(),),
+        )
+    try:
+        with Channel(ours.detach()) as channel:
+            yield UserProcess(channel, process, task.what.file)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,101 @@
+"""Nobody outside of a backend's own folder knows its class, its name or its options: what is asked of it is a value."""
+
+import ast
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from builders.backends import discovery
+from enginery.core.capabilities import SharedOptions
+
+ROOT = Path(__file__).parents[3]
+ROOMS = ("builders", "validation", "pipeline", "enginery")
+OURS = {entry.name: entry.value for entry in discovery._entries().values() if entry.value.startswith("builders.")}
+# 'builders/backends/tensorrt' of 'builders.backends.tensorrt:TensorRT'.
+FOLDERS = {"/".join(value.partition(":")[0].split(".")[:3]) for value in OURS.values()}
+COMPILERS = {"onnxruntime", "tensorrt", "tensorrt_rtx", "iree", "tvm", "tvm_ffi", "jax", "jaxlib"}
+# Options whose names are words of their own: whoever writes one of them down speaks of that option.
+# memory_mib is the spec's build.memory_mib as well.
+OPTIONS = {option for name in OURS for option in discovery.option_fields(discovery.load(name)) if "_" in option}
+OPTIONS -= {"memory_mib"}
+
+# Who knows one all the same, and why.
+IMPORTS = {
+    "builders/reference.py": "the reference interpreter is ONNX Runtime: an interpreter is no choice of a spec",
+    "builders/onnx_jax": "ONNX operators as JAX programs: a library that the backend of XLA compiles",
+    "validation/gpu/probes.py": "a question about TensorRT-RTX alone, which no backend's request asks",
+}
+NAMES = {
+    "pipeline/spec/model.py": "the backends of a spec that names none",
+    "validation/gpu/probes.py": "a question about TensorRT-RTX alone, which no backend's request asks",
+    "pipeline/cli/options.py": "--tensorrt and --tensorrt-rtx; any other runtime is stated with --runtime",
+    "pipeline/compile/publication/publish.py": "a version's toolchain has the reference interpreter's distribution",
+    "enginery/client/pull.py": "--fallback onnx gives the model itself, which ONNX Runtime runs",
+}
+
+
+@cache
+def sources() -> dict[str, tuple[set[str], set[object]]]:
+    """What every file outside of the backends' folders imports, and its constants."""
+    paths = {path.relative_to(ROOT).as_posix(): path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))}
+    return {
+        name: read(ast.parse(path.read_text()))
+        for name, path in paths.items()
+        if not any(name.startswith(f"{folder}/") for folder in FOLDERS)
+    }
+
+
+def read(tree: ast.Module) -> tuple[set[str], set[object]]:
+    modules, constants = set[str](), set[object]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Constant):
+            constants.add(node.value)
+    return modules, constants
+
+
+def is_known(module: str) -> bool:
+    return module.split(".")[0] in COMPILERS or "/".join(module.split(".")[:3]) in FOLDERS
+
+
+def excepted(name: str, exceptions: dict[str, str]) -> bool:
+    return any(name == known or name.startswith(f"{known}/") for known in exceptions)
+
+
+def test_no_other_file_imports_a_backend_or_its_compiler():
+    found = {name: sorted(filter(is_known, modules)) for name, (modules, _) in sources().items()}
+    assert {name: modules for name, modules in found.items() if modules and not excepted(name, IMPORTS)} == {}
+
+
+def test_no_other_file_names_a_backend():
+    """The toy's, which is in a distribution of its own, is in no file at all."""
+    found = {name: sorted(map(str, texts & {*OURS, "toy", "toy-compiler"})) for name, (_, texts) in sources().items()}
+    assert {name: told for name, told in found.items() if told and not excepted(name, NAMES)} == {}
+
+
+def test_no_other_file_names_an_option():
+    found = {name: sorted(map(str, texts & OPTIONS)) for name, (_, texts) in sources().items()}
+    found.pop("enginery/core/capabilities.py", None)
+    assert {name: told for name, told in found.items() if told} == {}
+
+
+def test_every_exception_is_needed():
+    known = sources()
+    assert all(any(name == path or path.startswith(f"{name}/") for path in known) for name in (*IMPORTS, *NAMES))
+    for name in NAMES:
+        assert known[name][1] & OURS.keys(), f"{name} names none any more"
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_an_option_with_a_shared_meaning_is_an_option(name):
+    options = discovery.capabilities_of(name).options
+    known = discovery.option_fields(discovery.load(name))
+    for field in fields(SharedOptions):
+        told = getattr(options, field.name)
+        option = told[0] if isinstance(told, tuple) else told
+        assert not option or option in known, f"{name} has no option {option}"

@@ -1,0 +1,18 @@
+"""docs/reference/commands.md is what the command line says of itself (`make docs` writes it)."""
+
+from docs import commands
+from pipeline.cli import COMMANDS
+from tests.house.page import PAGE as HOUSE
+
+PAGE = HOUSE.parent / "reference/commands.md"
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == commands.markdown(), "run `make docs`"
+
+
+def test_it_has_every_command_and_every_option_of_one() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"\n### enginery {name}\n" not in text] == []
+    section = text.partition("#### enginery canary run\n")[2].partition("\n#")[0]
+    assert "| `--traffic PATH` | File of recorded requests" in section and "[required]" in section

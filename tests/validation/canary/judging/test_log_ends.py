@@ -1,0 +1,179 @@
+"""A candidate that dies is not promoted: what a log lacks at its end counts, and bars a PASS unless both ended well."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+import enginery
+from enginery.core.errors import DataError
+from tests.validation.canary.simulated_logs import (
+    LIMITS,
+    SIMULATIONS,
+    dying,
+    dying_after_a_slow_answer,
+    mirrored,
+    write_log,
+)
+from validation.canary import observations
+from validation.canary.judging.judge import judge
+from validation.canary.judging.log_ends import MOST_IN_FLIGHT
+from validation.canary.judging.pairing import evidence_of
+from validation.canary.observations import read_both, read_observations
+
+ENDS = [name for name in SIMULATIONS if "dies" in name or "stops first" in name or "in flight" in name]
+
+
+def judged(logs, **how):
+    evidence, notes = evidence_of(logs.candidate, logs.baseline, 15.0, **how)
+    return judge(evidence, LIMITS, replicates=200), " ".join(notes)
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_verdict_on_a_log_that_ends_early_is_right(name):
+    logs = SIMULATIONS[name](np.random.default_rng(0), 5000)
+    found, _ = judged(logs)
+    assert found.verdict in logs.right, found.reason
+
+
+def test_what_a_dead_candidate_never_answered_counts_against_it():
+    found, notes = judged(dying(np.random.default_rng(0), 10_000))
+    errors = next(item for item in found.criteria if item.name == "errors")
+    assert found.verdict != "PASS" and errors.estimate == pytest.approx(0.6, abs=0.01) and errors.verdict != "PASS"
+    assert "6000 requests were observed on one side only, and count as failed" in notes
+    assert any(
+        item.note.startswith("candidate.jsonl (candidate) stops 6000 requests before baseline.jsonl, and not both")
+        for item in found.criteria
+    )
+
+
+def test_missing_ignored_hides_no_death():
+    """A side that saw a share of the requests lacks some at the end by chance; thousands in a row are none."""
+    rng = np.random.default_rng
+    found, _ = judged(dying(rng(0), 10_000), ignore_missing=True)
+    assert found.verdict == "INSUFFICIENT" and "candidate.jsonl (candidate) stops" in found.reason
+    closed, notes = judged(dying(rng(0), 10_000, closed=(True, True)), ignore_missing=True)
+    assert closed.verdict == "PASS" and "candidate.jsonl (candidate) stops 6000 requests before" in notes
+    logs = mirrored(rng(0), 10_000)
+    kept = np.flatnonzero((rng(1).random(10_000) < 0.4) & (np.arange(10_000) < 9_990))
+    for column in ("time", "latency", "ok", "score", "sqnr_db", "flipped", "output", "request", "error"):
+        setattr(logs.candidate, column, [getattr(logs.candidate, column)[index] for index in kept])
+    sampled, notes = judged(logs, ignore_missing=True)
+    assert sampled.verdict == "PASS" and "left out, as was asked for" in notes
+
+
+@pytest.mark.parametrize(("count", "right"), [(1, "PASS"), (MOST_IN_FLIGHT + 1, "INSUFFICIENT")])
+def test_more_than_a_handful_in_flight_may_be_a_death(count, right):
+    logs = mirrored(np.random.default_rng(0), 8000, in_flight=count)
+    logs.candidate.latency[::40] = [60.0] * 200  # time-outs: every request of the last minute is younger
+    found, notes = judged(logs)
+    assert found.verdict == right and ("in flight to the candidate" in notes) == (right == "PASS")
+    assert next(item for item in found.criteria if item.name == "errors").estimate == 0.0
+
+
+@pytest.mark.parametrize("count", [2, 60, 5000])
+def test_one_slow_answer_does_not_widen_what_was_in_flight(count):
+    logs = dying_after_a_slow_answer(np.random.default_rng(0), count + 5)
+    found, notes = judged(logs)
+    assert found.verdict in logs.right and "in flight" not in notes
+    assert "candidate.jsonl (candidate) stops 5 requests before" in found.reason or found.verdict == "FAIL"
+
+
+@pytest.mark.parametrize("side", ["candidate", "baseline"])
+def test_both_were_closed_one_a_moment_before_the_other(side):
+    """What the candidate lacks has failed; what the baseline lacks says nothing about either."""
+    logs = dying(np.random.default_rng(0), 2000, side=side, after=1 - 8 / 2000, closed=(True, True))
+    evidence, _ = evidence_of(logs.candidate, logs.baseline, 15.0)
+    assert int((~evidence.candidate.ok).sum()) == (8 if side == "candidate" else 0) and evidence.baseline.ok.all()
+    assert not evidence.stopped and len(evidence.candidate) == (2000 if side == "candidate" else 1992)
+
+
+def test_a_log_says_that_it_was_stopped_in_order(tmp_path):
+    log = enginery.ObservationLog(tmp_path / "a.jsonl")
+    for index in range(3):
+        log.append(0.01, request=index)
+    assert not read_observations(tmp_path / "a.jsonl").ended
+    log.close()
+    log.close()
+    found = read_observations(tmp_path / "a.jsonl")
+    assert found.ended and len(found) == 3 and log.kept == 3
+    assert json.loads((tmp_path / "a.jsonl").read_text().splitlines()[-1]) == {"kind": "enginery-end", "requests": 3}
+    with enginery.ObservationLog(tmp_path / "a.jsonl") as again:
+        again.append(0.01, request=3)
+        assert not read_observations(tmp_path / "a.jsonl").ended, "served again"
+    assert read_observations(tmp_path / "a.jsonl").ended
+
+
+def test_a_log_whose_writer_failed_does_not(tmp_path):
+    with pytest.raises(ZeroDivisionError), enginery.ObservationLog(tmp_path / "a.jsonl") as log:
+        log.append(0.01)
+        raise ZeroDivisionError
+    assert not read_observations(tmp_path / "a.jsonl").ended
+    with pytest.raises(KeyboardInterrupt), enginery.ObservationLog(tmp_path / "b.jsonl") as log:
+        log.append(0.01)
+        raise KeyboardInterrupt
+    assert read_observations(tmp_path / "b.jsonl").ended, "Ctrl-C is how a server is stopped"
+    with enginery.ObservationLog(tmp_path / "c.jsonl") as log:
+        log.append(0.01)
+        log.append(float("nan"))
+    assert not read_observations(tmp_path / "c.jsonl").ended, "a line was lost"
+
+
+def test_one_killed_writer_of_several_leaves_the_file_open(tmp_path):
+    shared = enginery.ObservationLog(tmp_path / "a.jsonl")
+    shared.append(0.01)
+    for closes in (True, False):
+        if (pid := os.fork()) == 0:
+            shared.append(0.01)
+            if closes:
+                shared.close()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        found = read_observations(tmp_path / "a.jsonl")
+        assert (len(found), found.accounted) == ((2, 1) if closes else (3, 1))
+    shared.close()
+    assert read_observations(tmp_path / "a.jsonl").accounted == 2 < 3
+
+
+def test_a_bad_end_is_refused(tmp_path):
+    for requests in (-1, "3", None, True):
+        (tmp_path / "a.jsonl").write_text(json.dumps({"kind": "enginery-end", "requests": requests}) + "\n")
+        with pytest.raises(DataError, match=r"a.jsonl:1: requests is .*; the number of observations"):
+            read_observations(tmp_path / "a.jsonl")
+
+
+def test_logs_that_grow_are_read_up_to_one_moment(tmp_path, monkeypatch):
+    paths = [tmp_path / f"{side}.jsonl" for side in ("candidate", "baseline")]
+    logs = [enginery.ObservationLog(path) for path in paths]
+    for index in range(4):
+        for log in logs:
+            log.append(0.01, request=index)
+    read = observations.read_observations
+
+    def slowly(path, size):
+        for log in logs:
+            log.append(0.01, request=f"meanwhile {path.name}")
+        return read(path, size)
+
+    monkeypatch.setattr(observations, "read_observations", slowly)
+    assert [one.request for one in read_both(*paths)] == [[0, 1, 2, 3]] * 2
+
+
+def test_a_run_that_was_killed_is_no_ground_for_a_pass():
+    logs = mirrored(np.random.default_rng(0), 8000)
+    logs.candidate.planned = logs.baseline.planned = 8000
+    found, _ = judged(logs)
+    assert found.verdict == "INSUFFICIENT" and "the run was killed after 8000 of 8000 requests" in found.reason
+    logs.candidate.accounted = logs.baseline.accounted = 8000
+    assert judged(logs)[0].verdict == "PASS"
+    logs.baseline.died = "signal 9 (SIGKILL) at its request 5"
+    found, _ = judged(logs)
+    assert found.verdict == "INSUFFICIENT" and "the baseline's engine ended its process: signal 9" in found.reason
+
+
+def test_files_say_what_the_simulations_do(tmp_path):
+    logs = dying(np.random.default_rng(0), 300, closed=(True, False))
+    found = read_both(write_log(tmp_path, logs.candidate), write_log(tmp_path, logs.baseline))
+    assert [one.ended for one in found] == [True, False]
+    assert found[0].request == logs.candidate.request and found[1].time == logs.baseline.time

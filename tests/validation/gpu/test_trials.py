@@ -1,0 +1,124 @@
+"""What is tried, on which machine; and what becomes of each try. Here over a stand-in and TensorRT-RTX's own builds."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders.execution.jobs import WorkerContext
+from enginery.core.codec import decode, encode
+from enginery.core.errors import UnknownNameError
+from enginery.core.hardware.targets import CPU
+from enginery.core.types import BuildRequest
+from tests.validation.gpu.fakes import HOPPER, Fake, register
+from validation.golden.golden_set import freeze
+from validation.gpu.cases import save_cases
+from validation.gpu.devices import find_device
+from validation.gpu.models import KitModel, write
+from validation.gpu.probes import any_generation_task, build_for_any_generation
+from validation.gpu.results import Skipped, TrialOutcome
+from validation.gpu.tasks import BuildTask, other_tasks, own_tasks, request_for
+from validation.gpu.trials import TrialTerms, TryEngine
+from validation.limits.float64 import DoubleSession
+
+TERMS = TrialTerms("cpu", 0.01, Path())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> KitModel:
+    folder = tmp_path_factory.mktemp("kit")
+    made = write("mlp", "fp32", "small", folder)
+    golden = freeze([made.sample(2)], made.inputs, [made.batch], DoubleSession(made.path).run)
+    save_cases(golden, "a" * 64, folder)
+    return made
+
+
+def tried(task: BuildTask, model: KitModel, workdir: Path, portable: bool = False, **options: Any) -> TrialOutcome:
+    given = {**task.options, **options}
+    trial = TryEngine(task.request, given, CPU, model.path, model.path.parent, TERMS, portable)
+    return trial.run(WorkerContext(workdir))
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome", "said"),
+    [
+        ("right", "passed", "15 checks passed"),
+        ("wrong", "wrong", "engine max_rel of y"),
+        ("no build", "build failed", "the compiler says no"),
+        ("no load", "load failed", "no kernel image for cpu"),
+        ("no run", "run failed", "illegal memory access"),
+    ],
+)
+def test_a_try_says_where_it_ended_and_in_whose_words(
+    how: str, outcome: str, said: str, model: KitModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(monkeypatch)
+    (task, _) = own_tasks([model], HOPPER)
+    assert isinstance(task, BuildTask)
+    found = tried(task, model, tmp_path, how=how)
+    assert found.outcome == outcome and said in str(found.reason), found
+    assert (found.latency is not None) is (how == "right"), "a wrong engine's speed is not worth a look"
+    if how == "right":
+        rows = found.latency
+        assert rows and [row.batch for row in rows] == [1, 2, 4]
+        assert rows[0].device and rows[0].device.median_s == pytest.approx(5.5e-3) and rows[0].runs > 3
+        assert found.notes == ("sm_90",), "it is built for its target, and presented as this device's"
+
+
+def test_each_backend_is_asked_and_what_it_says_is_kept(model: KitModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, "onnxruntime", "tensorrt", "tensorrt-rtx")
+    found = list(own_tasks([model], HOPPER))
+    tasks = [item for item in found if isinstance(item, BuildTask)]
+    assert [(item.name, dict(item.options)) for item in tasks] == [
+        ("fake mlp fp32 sm_90", {}), ("fake mlp fp32 sm_90 cuda_graphs=True", {"cuda_graphs": True})
+    ]  # fmt: skip
+    why = {item.backend: (item.refused, item.reason) for item in found if isinstance(item, Skipped)}
+    assert why["onnxruntime"] == (False, "builds no engines for sm_90")
+    assert why["tensorrt"][1].startswith("not installed; ")
+    assert why["tensorrt-rtx"][0] and "sm_90" in why["tensorrt-rtx"][1]
+    assert tasks[1].request.key != tasks[0].request.key
+    with pytest.raises(UnknownNameError):
+        list(own_tasks([model], HOPPER, ["fak"]))
+
+
+def test_engines_for_every_other_generation_are_tried_here(model: KitModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, "tensorrt-rtx")
+    found = list(other_tasks(model, HOPPER))
+    built_for = [item.request.target.sm for item in found if isinstance(item, BuildTask) and "rtx" in item.name]
+    assert built_for == ["sm_80", "sm_86", "sm_89", "sm_120", "sm_121"], "fp32 is refused for sm_75"
+    refused = {item.built_for for item in found if isinstance(item, Skipped)}
+    assert {"sm_75", "sm_100", "sm_103"} == refused
+    assert "sm_90" not in {item.request.target.sm for item in found if isinstance(item, BuildTask)}
+    assert not list(other_tasks(model, find_device("cpu")))
+    assert list(other_tasks(model, HOPPER, ["fake"]))
+    monkeypatch.setattr(Fake, "capabilities", replace(Fake.capabilities, tunes_on_target=True))
+    assert not list(other_tasks(model, HOPPER, ["fake"])), "it needs that GPU to build"
+
+
+def test_an_engine_for_no_generation_in_particular_is_built_and_differs(model: KitModel, tmp_path: Path) -> None:
+    """TensorRT-RTX builds it on this host; whether Hopper takes it, only Hopper says."""
+    pytest.importorskip("tensorrt_rtx")
+    task = any_generation_task(model, HOPPER)
+    assert task is not None and any_generation_task(model, find_device("cpu")) is None
+    engine = build_for_any_generation(task.request, model.path, tmp_path)
+    (mine,) = [
+        item
+        for item in other_tasks(model, HOPPER, ["tensorrt-rtx"])
+        if getattr(item, "request", None) and item.request.target.sm == "sm_80"
+    ]  # type: ignore[union-attr]
+    from builders.backends import discovery
+
+    (tmp_path / "sm_80").mkdir()
+    for_ampere = discovery.configure("tensorrt-rtx", {}).build(mine.request, model.path, tmp_path / "sm_80")  # type: ignore[union-attr]
+    assert engine.size_bytes > 1000 and engine.digest != for_ampere.digest
+    found = tried(task, model, tmp_path, portable=True)
+    assert found.outcome == "load failed", "there is no GPU here"
+
+
+def test_a_request_is_the_pipelines_own_kind(model: KitModel) -> None:
+    from builders.backends import discovery
+
+    request = request_for(discovery.configure("onnxruntime", {}), model, CPU)
+    assert decode(encode(request), BuildRequest) == request
+    assert request.profiles[0].inputs[0] == ("x", (1, 32), (2, 32), (4, 32))

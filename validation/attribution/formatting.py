@@ -1,0 +1,81 @@
+"""What attribution found, for people: a headline, the table as text, and what was proposed."""
+
+import math
+from collections.abc import Iterator
+
+from enginery.core.reports.proof import describe
+from validation.attribution.result import Attribution, Proposal, SegmentRow, TensorError
+
+COLUMNS = ("#", "node", "op", "own error", "inherited", "tensor", "why")
+SHOWN = 12
+
+
+def summarize(found: Attribution) -> str:
+    """The finding in one line."""
+    if found.finding == "nothing-failed":
+        return f"nothing failed at the {found.joint} joint; the table ranks what there is"
+    if found.finding == "spread":
+        worst = found.rows[0]
+        start = f"no node breaks a limit by itself: the errors of {found.segments} segments add up"
+        return f"{start}; the largest is {worst.node}'s ({worst.op_type}, {format_error(worst.local)})"
+    first = found.blamed[0]
+    others = f", and {len(found.blamed) - 1} more" if len(found.blamed) > 1 else ""
+    return f"{first.node} ({first.op_type}): {first.blamed}{others}"
+
+
+def describe_taps(found: Attribution) -> str:
+    """Whether tapping changed the outputs."""
+    if not found.taps.compared:
+        return "the candidate did not run, so it is not known whether tapping changes its outputs"
+    if not found.taps.changed:
+        return f"tapping changed no bit of the outputs ({found.taps.compared} compared)"
+    parts = ", ".join(f"{name} by {format_error(error)}" for name, error in found.taps.changed.items())
+    return f"tapping changed the outputs ({parts}): the ranking is of the tapped model"
+
+
+def describe_attribution(found: Attribution) -> Iterator[str]:
+    """Everything but the table."""
+    yield summarize(found)
+    yield from (f"failed: {text}" for text in found.failed)
+    yield f"cut at {found.cut} of {found.points} tensors that both have; measured on {', '.join(found.cases)}"
+    yield describe_taps(found)
+    yield from found.notes
+    if found.proposal is not None:
+        yield from describe_proposal(found.proposal)
+
+
+def format_row(index: int, row: SegmentRow) -> tuple[str, ...]:
+    """A row of the table: COLUMNS."""
+    more = f" + {len(row.nodes) - 1}" if len(row.nodes) > 1 else ""
+    own, inherited = format_error(row.local), format_error(row.inherited)
+    return str(index + 1), f"{row.node}{more}", row.op_type, own, inherited, row.tensor, row.blamed
+
+
+def format_error(error: TensorError) -> str:
+    """An error for people: what is wrong with the numbers, else their SQNR."""
+    if error.note:
+        return "no result"
+    if error.nonfinite:
+        return f"{error.nonfinite} not finite"
+    if error.unequal:
+        return f"{error.unequal:.2%} unequal"
+    return "exact" if error.sqnr_db == math.inf else f"{error.sqnr_db:.1f} dB"
+
+
+def describe_proposal(proposal: Proposal) -> Iterator[str]:
+    """What to leave in float, what that gives, and the lines for the spec."""
+    if proposal.leave is None:
+        yield (
+            f"no proposal: in {proposal.runs} runs no choice among the {proposal.groups} groups passed; "
+            "the error is not only theirs"
+        )
+        return
+    sure = "without any one of them it fails" if proposal.minimal else "the runs ended before it was minimal"
+    kept = f"{len(proposal.leave)} of {proposal.groups} groups"
+    yield f"leave {kept} in float and it passes ({proposal.runs} graphs run; {sure})"
+    for change in proposal.quality or ():
+        after = change.after.value if change.after else None
+        yield f"  {describe(change.before)} -> {'not measured' if after is None else f'{after:.4g}'}"
+    if proposal.searched:
+        yield "  the search will run again with these rules, and may choose otherwise"
+    yield from (proposal.snippet or "").splitlines()

@@ -1,0 +1,95 @@
+"""Published engines that were carried to this machine in a folder, to be run here and judged elsewhere.
+
+    carry.json             model, version and manifest that they are of; of each engine its digest, request and file
+    cases.json, cases.npz  the golden cases
+    engines/               the engines' files
+
+`enginery validate REF --carry FOLDER` writes it; `enginery validate --import RESULTS` judges what came of it.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from enginery.core.codec import decode, encode
+from enginery.core.digest import canonical_json, digest_of_file, is_digest
+from enginery.core.errors import IntegrityError
+from enginery.core.types import BuildRequest, Scalar
+
+KIND, FORMAT = "enginery-carried", 1
+
+
+@dataclass(frozen=True)
+class _Entry:
+    digest: str
+    request: BuildRequest
+    file: str
+
+
+@dataclass(frozen=True)
+class _Document:
+    model: str
+    version: str
+    manifest: str
+    golden: str
+    engines: tuple[_Entry, ...]
+    kind: str = KIND
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class BundledEngine:
+    """One engine. path: its file."""
+
+    digest: str
+    request: BuildRequest
+    path: Path
+
+    @property
+    def options(self) -> dict[str, Scalar]:
+        """The backend's."""
+        return dict(self.request.options)
+
+
+@dataclass(frozen=True)
+class OfflineBundle:
+    """What a folder holds. manifest, golden: digests of the version's manifest and golden set."""
+
+    model: str
+    version: str
+    manifest: str
+    golden: str
+    engines: tuple[BundledEngine, ...]
+    folder: Path
+
+    def save(self) -> None:
+        """Write carry.json; the files that it names are there already."""
+        engines = tuple(_Entry(item.digest, item.request, item.path.name) for item in self.engines)
+        document = _Document(self.model, self.version, self.manifest, self.golden, engines)
+        (self.folder / "carry.json").write_bytes(canonical_json(encode(document)))
+
+    @classmethod
+    def load(cls, folder: Path) -> "OfflineBundle":
+        """Read a folder and check its engines' digests. Raises IntegrityError for another, or a damaged one."""
+        try:
+            found = decode(json.loads((folder / "carry.json").read_bytes()), _Document)
+            if (found.kind, found.format) != (KIND, FORMAT):
+                raise ValueError(f"kind {found.kind[:40]}, format {found.format}")
+            engines = tuple(_engines(found, folder))
+            return cls(found.model, found.version, found.manifest, found.golden, engines, folder)
+        except (OSError, ValueError, IntegrityError, RecursionError) as error:
+            raise IntegrityError(
+                f"{folder} was not written by `enginery validate --carry` ({str(error)[:200]}); carry it anew"
+            ) from error
+
+
+def _engines(document: _Document, folder: Path) -> Iterator[BundledEngine]:
+    for item in document.engines:
+        digest, name = item.digest, item.file
+        if not is_digest(digest) or Path(name).name != name:
+            raise ValueError(f"engine {digest[:80]!r} in {name[:80]!r}")
+        path = folder / "engines" / name
+        if digest_of_file(path) != digest:
+            raise ValueError(f"{path.name} was changed on the way")
+        yield BundledEngine(digest, item.request, path)

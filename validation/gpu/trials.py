@@ -1,0 +1,292 @@
+"""One try, in a process of its own (`execution.process`): build, load, prove, time, compare; what became of it.
+
+A driver or a compiler that crashes takes down this one try. What goes wrong is an answer: where it went wrong, and in
+whose words.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from builders.backends import discovery
+from builders.execution.jobs import WorkerContext
+from builders.execution.process import enter_phase
+from enginery.arrays.arrays import Array
+from enginery.core.errors import EngineryError, UnavailableError
+from enginery.core.reports.proof import Check, describe
+from enginery.core.text import pluralize
+from enginery.core.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
+from validation.comparison.sessions import expected_checks, run
+from validation.golden.golden_set import GoldenSet
+from validation.gpu.cases import load_cases
+from validation.gpu.probes import build_for_any_generation
+from validation.gpu.recorded import PackedArray, RecordingSession
+from validation.gpu.results import BatchLatency, DeviceLatency, Outcome, PeerComparison, TrialOutcome
+from validation.gpu.timing.peaks import Peaks, measure_peaks
+from validation.gpu.timing.peers import Peer, TorchSession, make_peer, open_peer
+from validation.latency.measurement.loop import latencies
+from validation.latency.measurement.paired import compare_times, run_interleaved
+from validation.latency.measurement.quantiles import quantiles
+from validation.latency.measurement.system_load import SystemLoadMonitor
+from validation.latency.measurement.warmup import warm_up
+from validation.limits.budget import Budgets, budgets
+
+T = TypeVar("T")
+Opens = Callable[[], AbstractContextManager[Session]]
+# Openings of a race: loading compiles kernels, which takes seconds.
+_OPENINGS = 3
+_DEVICE_RUNS = 200
+
+
+class _Failed(Exception):  # noqa: N818 - an answer, not an error
+    def __init__(self, outcome: Outcome, error: EngineryError) -> None:
+        super().__init__(str(error))
+        self.outcome: Outcome = outcome
+
+
+@dataclass(frozen=True)
+class TrialTerms:
+    """How a try is measured. device: 'cuda' or 'cpu'.  seconds: of each latency.  peers: raced with the engine.
+
+    caches: the folder of what torch.compile tuned, for all tries.
+    """
+
+    device: str
+    seconds: float
+    caches: Path
+    peers: tuple[Peer, ...] = ()
+
+
+@dataclass(frozen=True)
+class TryEngine:
+    """Build an engine and, presented as the device's own (`here`), run it on the golden cases of a folder.
+
+    portable: whether it is built for no generation in particular (`probes`).
+    """
+
+    request: BuildRequest
+    options: Mapping[str, Scalar]
+    here: Target
+    model: Path
+    cases: Path
+    terms: TrialTerms
+    portable: bool = False
+
+    def run(self, context: WorkerContext) -> TrialOutcome:
+        """What became of it, with its times."""
+        backend, trial = discovery.configure(self.request.backend, dict(self.options)), TrialOutcome()
+        build = build_for_any_generation if self.portable else backend.build
+        enter_phase("compiling")
+        folder = context.workdir / "build"
+        folder.mkdir()
+        begun = time.perf_counter()
+        try:
+            engine = _attempt("build failed", lambda: build(self.request, self.model, folder))
+            build_s = time.perf_counter() - begun
+            trial = TrialOutcome(build_s=build_s, size_bytes=engine.size_bytes, notes=engine.notes)
+            own = replace(engine, request=replace(self.request, target=self.here))
+            return _measure(lambda: backend.open(own), self.request, self.model, self.cases, self.terms, trial)
+        except _Failed as failed:
+            return replace(trial, outcome=failed.outcome, reason=str(failed))
+
+
+@dataclass(frozen=True)
+class TryPeer:
+    """Measure PyTorch's own way to run the graph as an engine is."""
+
+    peer: Peer
+    request: BuildRequest
+    model: Path
+    cases: Path
+    terms: TrialTerms
+
+    def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
+        """What became of it, with its times."""
+        _share_caches(self.terms)
+        try:
+            opens = lambda: open_peer(self.peer, self.model, self.request, self.terms.device)  # noqa: E731
+            return _measure(opens, self.request, self.model, self.cases, replace(self.terms, peers=()), TrialOutcome())
+        except _Failed as failed:
+            return TrialOutcome(outcome=failed.outcome, reason=str(failed))
+
+
+@dataclass(frozen=True)
+class ProveBundled:
+    """Run an engine that was carried here on its golden cases, and keep its answers for who judges them."""
+
+    request: BuildRequest
+    options: Mapping[str, Scalar]
+    engine: Path
+    digest: str
+    cases: Path
+    terms: TrialTerms
+
+    def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
+        """Versions, answers and times, or what went wrong."""
+        wanted, path = self.request, self.engine
+        backend = discovery.configure(wanted.backend, dict(self.options))
+        carried = Engine(wanted, path, self.digest, path.stat().st_size, path.suffix)
+        golden, _ = load_cases(self.cases)
+        answers: dict[str, dict[str, PackedArray]] = {}
+        trial = TrialOutcome(versions=dict(discovery.toolchain_of(backend)), answers=answers)
+
+        def check(session: Session) -> tuple[Check, ...]:
+            return expected_checks("engine", RecordingSession(session, answers), golden, _budget(wanted))
+
+        try:
+            trial = _prove(lambda: backend.open(carried), check, trial)
+            return _time(lambda: backend.open(carried), golden, self.terms, trial)
+        except _Failed as failed:
+            return replace(trial, outcome=failed.outcome, reason=str(failed))
+
+
+@dataclass(frozen=True)
+class MeasurePeaks:
+    """Measure the device's roofs."""
+
+    device: str
+
+    def run(self, context: WorkerContext) -> Peaks:  # noqa: ARG002 - the protocol's
+        """The roofs."""
+        return measure_peaks(self.device)
+
+
+def _measure(
+    opens: Opens, request: BuildRequest, model: Path, cases: Path, terms: TrialTerms, trial: TrialOutcome
+) -> TrialOutcome:
+    golden, _ = load_cases(cases)
+    enter_phase("proving")
+    trial = _prove(opens, lambda session: expected_checks("engine", session, golden, _budget(request)), trial)
+    if trial.outcome != "passed":
+        return trial
+    enter_phase("timing")
+    trial = _time(opens, golden, terms, trial)
+    enter_phase("racing")
+    return replace(trial, races=tuple(_compare(opens, peer, request, model, golden, terms) for peer in terms.peers))
+
+
+def _prove(opens: Opens, check: Callable[[Session], tuple[Check, ...]], trial: TrialOutcome) -> TrialOutcome:
+    """Load for the first time, which compiles kernels with some backends, and check the session."""
+    begun = time.perf_counter()
+    with _open(opens) as session:
+        load_s = time.perf_counter() - begun
+        checks = _attempt("run failed", lambda: check(session))
+    failed = [item for item in checks if not item.passed]
+    broke = [item for item in failed if item.name == "runs"]
+    outcome: Outcome = "run failed" if broke else "wrong" if failed else "passed"
+    reason = describe((broke or failed)[0]) if failed else f"{pluralize(len(checks), 'check')} passed"
+    return replace(trial, load_s=load_s, outcome=outcome, reason=reason, checks=checks)
+
+
+def _budget(request: BuildRequest) -> Budgets:
+    """What the whole way from the float32 model may cost: the cases expect what that gives."""
+    return budgets("quantization", request.precision, None)
+
+
+def _time(opens: Opens, golden: GoldenSet, terms: TrialTerms, trial: TrialOutcome) -> TrialOutcome:
+    """Latency at each size of the cases, copies included, and the device's own time where the session tells it."""
+    begun = time.perf_counter()
+    with _open(opens) as session:
+        again_s = time.perf_counter() - begun
+        rows = _attempt("run failed", lambda: tuple(_row(session, each, terms) for each in _sizes(session, golden)))
+    return replace(trial, load_again_s=again_s, latency=rows)
+
+
+def _sizes(session: Session, golden: GoldenSet) -> list[Tensors]:
+    """Inputs of each size that the cases have, once, smallest first."""
+    found: dict[tuple[tuple[int, ...], ...], Tensors] = {}
+    for case in golden.cases:
+        given = _narrow(session, case.inputs)
+        found.setdefault(tuple(array.shape for array in given.values()), given)
+    return [found[key] for key in sorted(found)]
+
+
+def _narrow(session: Session, inputs: Tensors) -> dict[str, Array]:
+    """As `comparison.sessions.run` gives inputs to a session that takes fp16."""
+    halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
+    return {name: array.astype(np.float16) if name in halves else array for name, array in inputs.items()}
+
+
+def _row(session: Session, inputs: Tensors, terms: TrialTerms) -> BatchLatency:
+    run(session, inputs)
+    monitor = SystemLoadMonitor()
+    series = latencies(lambda: session.run(inputs), terms.seconds)
+    busy = monitor.stop().busy
+    discarded, steady = warm_up(series)
+    kept = series[discarded:]
+    return BatchLatency(
+        batch=_batch(inputs),
+        shapes={name: array.shape for name, array in inputs.items()},
+        runs=len(kept),
+        steady=steady,
+        median_s=float(np.median(kept)),
+        quantiles=quantiles(kept),
+        busy=tuple(busy),
+        device=_on_device(session, inputs, terms),
+    )
+
+
+def _on_device(session: Session, inputs: Tensors, terms: TrialTerms) -> DeviceLatency | None:
+    taken = session.device_seconds(inputs, _DEVICE_RUNS if terms.device == "cuda" else 10)
+    if not taken:
+        return None
+    low, median, high = (float(np.quantile(taken, share)) for share in (0.1, 0.5, 0.9))
+    return DeviceLatency(len(taken), median, low, high)
+
+
+def _batch(inputs: Tensors) -> int:
+    return int(next(iter(inputs.values())).shape[0])
+
+
+def _compare(
+    opens: Opens, peer: Peer, request: BuildRequest, model: Path, golden: GoldenSet, terms: TrialTerms
+) -> PeerComparison:
+    """The engine against PyTorch, in turns, at the size that it is tuned for. Whatever PyTorch raises is an answer: its
+    compiler has classes of its own, and the engine's numbers must not go with them."""
+    _share_caches(terms)
+    try:
+        session = TorchSession(request, make_peer(peer, model, request, terms.device), terms.device)
+        inputs = _narrow(session, next(golden.of_kind("golden")).inputs)
+        session.run(inputs)
+        # Opened once: what it compiled stays compiled.
+        pairs = run_interleaved(
+            (opens, lambda: nullcontext(session)), inputs, terms.seconds * 2 * _OPENINGS, 0, _OPENINGS
+        )
+        found = compare_times(pairs)
+    except Exception as error:
+        return PeerComparison(peer, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return PeerComparison(
+        peer, None, _batch(inputs), found.verdict, found.ratios, found.medians_s, found.runs, found.openings
+    )
+
+
+@contextmanager
+def _open(opens: Opens) -> Iterator[Session]:
+    """An opened session; an error while it opens is told from one of what is done with it."""
+    manager = _attempt("load failed", opens)
+    session = _attempt("load failed", manager.__enter__)
+    try:
+        yield session
+    finally:
+        manager.__exit__(None, None, None)
+
+
+def _attempt(outcome: Outcome, step: Callable[[], T]) -> T:
+    """What the step returns. Raises _Failed with `outcome` for its EngineryError, but UnavailableError as it is."""
+    try:
+        return step()
+    except UnavailableError:  # says nothing about the engine
+        raise
+    except EngineryError as error:
+        raise _Failed(outcome, error) from error
+
+
+def _share_caches(terms: TrialTerms) -> None:
+    """torch.compile keeps what it tuned where all tries find it, and not in this one's folder."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(terms.caches)

@@ -1,0 +1,41 @@
+"""What a version's page is drawn from: its manifest, and in one piece what lies in the registry by digest.
+
+A copy for reading; it proves nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from enginery.core.codec import OMIT_NONE
+from enginery.core.reports.latency import LatencyReport
+from enginery.core.reports.proof import Report
+from enginery.core.reports.quantization import QuantizationRecord
+from enginery.core.types import BuildFailure
+from enginery.registry.evidence.canaries import CanaryVerdict
+from enginery.registry.manifest import Manifest
+from validation.attribution.result import NamedAttribution
+
+KIND = "enginery-version"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionDocument(Manifest):
+    """A manifest with the reports of its engines, and the builds that failed. A run that published nothing has no
+    version ('').
+
+    quantization: records by the name of the graph.  latencies: by the digest of the engine.  canaries: None where they
+    were not asked for.
+    """
+
+    kind: str = KIND
+    reports: tuple[Report, ...] = ()
+    failures: tuple[BuildFailure, ...] = ()
+    quantization: Mapping[str, QuantizationRecord] = field(default_factory=dict)
+    attributions: tuple[NamedAttribution, ...] = ()
+    latencies: Mapping[str, tuple[LatencyReport, ...]] = field(default_factory=dict)
+    canaries: tuple[CanaryVerdict, ...] | None = field(default=None, metadata=OMIT_NONE)
+
+    @property
+    def reference(self) -> str:
+        """'name@3'; of a run that published nothing the model's name."""
+        return f"{self.model}@{self.version}" if self.version else self.model
