@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from enginery.core.names import check_model, check_version
+from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.evidence.canaries import (
     UNKNOWN,
     CanaryVerdict,

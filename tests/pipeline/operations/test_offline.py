@@ -109,9 +109,9 @@ def test_an_engine_without_weights_of_its_own_is_not_carried(
     place: tuple[Store, Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, manifest = place
-    entries = judged(store, manifest)
+    entries = judge_entries(store, manifest)
     stripped = [replace(item, options={**item.options, "strip_weights": True}) for item in entries]
-    monkeypatch.setattr(carrying, "judged", lambda *_: stripped)
+    monkeypatch.setattr(carrying, "judge_entries", lambda *_: stripped)
     with pytest.raises(InputError, match=r"strip_weights.*carry other targets"):
         carry(store, manifest, tmp_path / "out")
     assert not (tmp_path / "out").exists()
