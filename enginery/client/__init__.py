@@ -1,1 +1,1 @@
-"""The registry for those who serve: resolve, pull, watch."""
+"""The client of serving nodes: resolve, pull, watch."""

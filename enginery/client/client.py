@@ -1,4 +1,4 @@
-"""The registry for those who serve: which engine this machine can use and why, bring it here, follow a channel.
+"""The client of serving nodes: resolves which engine a machine can use, downloads it, and follows a channel.
 
 ::
 
@@ -67,20 +67,20 @@ class Client:
             )
 
     def resolve(self, reference: str, machine: Machine | str = AUTO) -> EngineRanking:
-        """Which engines of 'name', 'name@VERSION' or 'name:CHANNEL' a machine can use, and why not the others.
+        """Rank the engines of 'name', 'name@VERSION' or 'name:CHANNEL' for a machine, with the reasons of rejections.
 
-        machine: a `Machine`, or a target's name ('auto' is this one). Downloads nothing; an answer without candidates
-        is no error. Raises UnknownNameError for a reference or a target that names nothing.
+        machine: a `Machine`, or a target's name ('auto' is this one). Downloads no engine; no compatible engine is no
+        error. Raises UnknownNameError for an unknown reference or target.
         """
         return ask(self.store, parse_reference(reference), _machine(machine), self.policy)[1]
 
     def pull(
         self, reference: str, dest: str | Path, *, machine: Machine | str = AUTO, progress: Progress = silent
     ) -> Pulled:
-        """Bring the engine that fits best into the folder `dest`, verified, and describe it in JSON beside it.
+        """Download the best compatible engine into the folder `dest`, verified, with a JSON description beside it.
 
-        progress: is told bytes that are there, and bytes of the whole.
-        Raises UnknownNameError when nothing fits (with each rejection), IntegrityError, UnavailableError.
+        progress: called with the downloaded and the total bytes.
+        Raises UnknownNameError when no engine is compatible (with each rejection), IntegrityError, UnavailableError.
         """
         located, answer = ask(self.store, parse_reference(reference), _machine(machine), self.policy)
         fetcher = self._fetcher(progress)
@@ -100,9 +100,9 @@ class Client:
         say: Callable[[str], object] = print,
         progress: Progress = silent,
     ) -> Swap | None:
-        """Follow the channel 'name:CHANNEL' until `stop` is set: `dest`/current leads to the folder of its engine.
+        """Follow the channel 'name:CHANNEL' until `stop` is set: the link `dest`/current points to its engine's folder.
 
-        See `watch.Watch`; with `once` it looks once, raises what fails, and returns what is served.
+        See `watch.ChannelWatcher`. once: check once, raise any error, and return what is served.
         """
         watch = ChannelWatcher(
             lambda: self.store,
@@ -141,7 +141,7 @@ def pull(
     fallback: Literal["onnx"] | None = None,
     trust: Path | str | None = None,
 ) -> Pulled:
-    """Bring the engine that fits `target` best into the folder `dest`, verified, and describe it in JSON beside it.
+    """Download the best engine for `target` into the folder `dest`, verified, with a JSON description beside it.
 
     reference: 'name', 'name@VERSION' or 'name:CHANNEL'.  target: 'auto' is this machine.
     trust: a trust policy's file; None is the one that ENGINERY_TRUST_POLICY names, if any.

@@ -1,4 +1,4 @@
-"""Bringing a blob to a place on this machine: the file there already, this machine's cache, or the registry.
+"""Downloads a blob to a path: from the file that is there already, this machine's cache, or the registry.
 
 From a registry elsewhere a blob comes into the cache, once for all processes, over several connections, resumed where
 a killed one left it; and gets its place by a hard link, or by a copy on another file system. Without a cache it comes
@@ -33,7 +33,7 @@ from enginery.registry.store.verification_cache import VerificationCache
 
 # Where the bytes came from: they were there, this machine had them, or the registry sent them.
 Origin = Literal["there", "cache", "registry"]
-# Is told bytes that are there, and bytes of the whole.
+# Called with the downloaded and the total bytes.
 Progress = Callable[[int, int], object]
 
 _PARTIAL = ".enginery-partial-"
@@ -42,12 +42,13 @@ _UNUSABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def silent(_done: int, _total: int) -> None:
-    """Nobody watches."""
+    """A progress listener that does nothing."""
 
 
 @dataclass(frozen=True)
 class BlobFetcher:
-    """How blobs come to their places. cache: None keeps nothing.  rehash: believe no stamp, and read what is here."""
+    """Downloads blobs. cache: None for none.  progress: called with downloaded and total bytes.  rehash: read local
+    files again instead of trusting the verification cache."""
 
     cache: BlobCache | None = None
     progress: Progress = silent
@@ -55,11 +56,11 @@ class BlobFetcher:
 
     @classmethod
     def for_store(cls, store: Store, progress: Progress = silent, *, rehash: bool = False) -> "BlobFetcher":
-        """By this machine's cache (see `cache.local_cache`), unless the registry itself is on this machine."""
+        """The fetcher with this machine's cache (`cache.local_cache`); without one for a registry on this machine."""
         return cls(None if store.near else local_cache(), progress, rehash)
 
     def fetch(self, store: Store, blob: BlobDigest, size_bytes: int, dest: Path) -> Origin:
-        """Make `dest` the blob that has this blob, and say where it came from.
+        """Write the blob to `dest`, verified and atomically, and return where its bytes came from.
 
         Raises IntegrityError when the registry sends other bytes or has lost it, UnavailableError when registry or disk
         are out of reach; what came until then is taken up by the next call.

@@ -51,7 +51,7 @@ class Pulled:
 
     @property
     def cached(self) -> bool:
-        """Whether it was there already, sound."""
+        """Whether the engine was there already, and intact."""
         return self.origin == "there"
 
     @property
@@ -61,7 +61,7 @@ class Pulled:
 
     @property
     def warning(self) -> str | None:
-        """What a person must know before using it; None when it is proven."""
+        """The warning to show before the engine is used; None when it is proven."""
         if self.engine.status == "proven":
             return None
         if self.engine.target == FALLBACK:
@@ -73,15 +73,16 @@ class Pulled:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a person must know: which better engines are lost, and `warning`."""
+        """All warnings to show: better engines that are lost, and `warning`."""
         lost = (f"LOST: {unit}: {reason.removeprefix('lost: ')}" for unit, reason in self.resolution.lost)
         return (*lost, *([self.warning] if self.warning else []))
 
 
 def ask(store: Store, reference: Reference, machine: Machine, policy: Policy) -> tuple[Located, EngineRanking]:
-    """What a reference stands for, and which of its engines the machine can use; engines that are lost are rejected.
+    """Resolve a reference and rank its engines for a machine; engines whose blobs are lost are rejected.
 
-    Reads no engine. Raises UntrustedError without the signatures that the trust policy asks for.
+    Reads no engine. Raises UnknownNameError, IntegrityError, and UntrustedError without the signatures that the trust
+    policy requires.
     """
     located, entries = look(store, reference, policy)
     policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
@@ -93,8 +94,7 @@ def ask(store: Store, reference: Reference, machine: Machine, policy: Policy) ->
 
 
 def look(store: Store, reference: Reference, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
-    """What a reference stands for, and its engines with the status they have today, for whatever machine. Reads no
-    engine. Raises as `ask`."""
+    """Resolve a reference to its version and engines with their current status. Reads no engine. Raises as `ask`."""
     located = locate(store, reference)
     vouched = require(store, located.manifest, policy.trust)
     entries: tuple[EngineEntry, ...] = judge_entries(store, located.manifest, vouched.counts)
@@ -104,9 +104,9 @@ def look(store: Store, reference: Reference, policy: Policy) -> tuple[Located, t
 
 
 def bring_best(found: EngineRanking, bring: Callable[[Resolution], Pulled]) -> Pulled:
-    """What `bring` gives for the best engine whose bytes are those that were published; the others count as lost.
+    """Call `bring` for the best engine; if it raises IntegrityError, for the next one.
 
-    Raises what `bring` raises of the last one, and as `Answer.resolution`.
+    Raises what `bring` raises for the last one, and as `EngineRanking.resolution`.
     """
     while True:
         resolution = found.resolution()
@@ -121,10 +121,10 @@ def bring_best(found: EngineRanking, bring: Callable[[Resolution], Pulled]) -> P
 def bring(
     store: Store, located: Located, resolution: Resolution, dest: Path, fetcher: BlobFetcher | None = None
 ) -> Pulled:
-    """Bring an engine that was chosen into the folder `dest`, verified, and describe it in JSON beside it.
+    """Download the chosen engine into the folder `dest`, verified, with a JSON description beside it.
 
-    fetcher: None is this machine's cache, and nobody watches. Raises IntegrityError when the bytes are not what was
-    published, UnavailableError when a disk is not there.
+    fetcher: None uses this machine's cache, without progress. Raises IntegrityError for other bytes than were
+    published, UnavailableError when registry or disk are out of reach.
     """
     engine = resolution.chosen
     stem = _stem(located, engine)
@@ -157,13 +157,13 @@ def _weights_name(manifest: Manifest, engine: EngineEntry) -> str | None:
 
 
 def description_of(located: Located, engine: EngineEntry) -> bytes:
-    """The JSON that stands beside an engine."""
-    told = describe(located, engine, f"{_stem(located, engine)}{engine.suffix}")
-    return (json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    """The JSON description of an engine, as bytes."""
+    found = describe(located, engine, f"{_stem(located, engine)}{engine.suffix}")
+    return (json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def folder_name(located: Located, engine: EngineEntry) -> str:
-    """A name for a folder with this engine and its description, which by its digest belongs to no other."""
+    """The name of the folder of an engine, unique by the digest of its description."""
     return f"{located.manifest.version}-{digest_of_bytes(description_of(located, engine))[:16]}"
 
 
@@ -172,12 +172,12 @@ def _stem(located: Located, engine: EngineEntry) -> str:
 
 
 def stem_of(manifest: Manifest, engine: EngineEntry) -> str:
-    """How an engine's file and its description are called, without their suffixes."""
+    """The file name of an engine and its description, without the suffix."""
     return f"{manifest.model}-{manifest.version}-{engine.target}-{engine.precision}"
 
 
 def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, object]:
-    """What a server needs to load an engine, and where it came from, as JSON."""
+    """What a server needs to load an engine, and the engine's origin, as a JSON object."""
     manifest = located.manifest
     origin = {
         "format": FORMAT,
@@ -188,10 +188,10 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
         "manifest": manifest.digest,
     }
     weights = _weights_name(manifest, engine)
-    told: dict[str, object] = {"weights": weights} if weights else {}
+    found: dict[str, object] = {"weights": weights} if weights else {}
     if options := {item.name: item.value for item in engine.requires if isinstance(item, SessionOption)}:
-        told["session_options_without_vnni"] = options
-    return origin | told | {key: value for key, value in engine.to_json().items() if key != "checks"}
+        found["session_options_without_vnni"] = options
+    return origin | found | {key: value for key, value in engine.to_json().items() if key != "checks"}
 
 
 def _fallback(store: Store, manifest: Manifest) -> tuple[EngineEntry, ...]:

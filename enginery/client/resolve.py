@@ -58,7 +58,8 @@ class Policy:
 
 @dataclass(frozen=True)
 class EngineCandidate:
-    """An engine that would do. fit: how well, in words.  remarks: what could not be checked, or differs.
+    """A compatible engine. fit: how well it matches the machine, in words.  remarks: what could not be checked, or
+    differs.
 
     speed: as measured on a machine of this kind; None where it was not measured.
     """
@@ -84,14 +85,14 @@ class EngineRanking:
     lost: tuple[tuple[str, str], ...] = ()
 
     def without(self, lost: Mapping[str, str]) -> "EngineRanking":
-        """The answer without engines whose bytes are lost. lost: why, by the engine's digest."""
+        """The ranking without engines whose bytes are lost. lost: engine's digest -> reason."""
         sound = tuple(item for item in self.candidates if item.entry.digest not in lost)
         gone = tuple((c.entry.unit, f"lost: {lost[c.entry.digest or '']}") for c in self.candidates if c not in sound)
         return replace(self, candidates=sound, rejected=(*self.rejected, *gone), lost=(*self.lost, *gone))
 
     def resolution(self) -> "Resolution":
-        """The choice. Raises UnknownNameError with every rejection when nothing fits, IntegrityError when what fits is
-        lost."""
+        """The best engine with the reasons. Raises UnknownNameError with every rejection when no engine is compatible,
+        IntegrityError when all compatible ones are lost."""
         if not self.candidates and self.lost:
             raise IntegrityError(_all_lost(self))
         if not self.candidates:
@@ -113,9 +114,9 @@ class EngineRanking:
 
 @dataclass(frozen=True)
 class Resolution:
-    """The engine to use and why; the others that would do, best first; and why each of the rest will not.
+    """The chosen engine and the reason. ranked: all compatible engines, best first.  rejected: (unit, reason).
 
-    remarks: what could not be checked of the chosen one.  lost: see `Answer`.
+    remarks: what could not be checked of the chosen one.  lost: see `EngineRanking`.
     """
 
     chosen: EngineEntry
@@ -133,9 +134,9 @@ def rank_engines(
     what: str = "this version",
     timed: Callable[[Sequence[EngineEntry]], Mapping[str, MeasuredSpeed]] = lambda _: {},
 ) -> EngineRanking:
-    """Judge a version's engines, given with the status they have today (`registry.evidence.attestations.judged`).
+    """Rank a version's engines with their current status (`registry.evidence.attestations.judge_entries`).
 
-    timed: the speeds of engines, by digest; asked for only where they decide.
+    what: the version, for messages.  timed: gives engines' speeds by digest; called only where they decide.
     """
     machine = machine.with_installed(item for entry in entries for item in entry.requires)
     here = [entry.on_cpu(machine.cpu) if isinstance(entry, JudgedEntry) else entry for entry in entries]
@@ -153,11 +154,11 @@ def rank_engines(
 
 
 def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | None:
-    """Why an engine will not do; None if it will."""
+    """The reason why an engine is incompatible with the machine or the policy; None if it is compatible."""
     unmet = [found for found in evaluate(entry.requires, machine) if found.rules_out]
     processor = hardware_of(entry.requires)
-    if misfit := next((found for found in unmet if found.requirement is processor), None):
-        return misfit.words
+    if wrong := next((found for found in unmet if found.requirement is processor), None):
+        return wrong.words
     if policy.precision is not None and entry.precision != policy.precision:
         return f"{entry.precision}, and {policy.precision} was asked for"
     if not entry.usable:
@@ -170,7 +171,7 @@ def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | Non
 
 
 def remarks(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
-    """What could not be checked, or differs without being a reason."""
+    """Remarks on a compatible engine: what could not be checked, or differs without rejecting it."""
     words = [found.words for found in evaluate(entry.requires, machine) if not found.rules_out]
     if _is_foreign(entry, machine):
         words.append(f"{entry.status} on {entry.hardware.sm}, and not tried on {machine.target.sm}")
@@ -244,8 +245,8 @@ def _candidate_json(candidate: EngineCandidate) -> dict[str, Any]:
     entry = candidate.entry
     names = ("unit", "target", "precision", "backend", "status", "reason", "digest", "size_bytes")
     speed = candidate.speed and asdict(candidate.speed)
-    told = {"fit": candidate.fit, "remarks": list(candidate.remarks), "speed": speed}
-    return {name: getattr(entry, name) for name in names} | told
+    details = {"fit": candidate.fit, "remarks": list(candidate.remarks), "speed": speed}
+    return {name: getattr(entry, name) for name in names} | details
 
 
 def _why(candidates: Sequence[EngineCandidate]) -> str:
@@ -266,9 +267,9 @@ def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
     if not ratios or None in ratios:
         return None
     pairs = zip(alike[:3], ratios, strict=False)
-    told = ", ".join(f"{item.entry.unit} takes {ratio:.2f} times as long" for item, ratio in pairs)
+    times = ", ".join(f"{item.entry.unit} takes {ratio:.2f} times as long" for item, ratio in pairs)
     own = " by their runtime alone" if best.speed and best.speed.timed == "runtime" else ""
-    return f"the fastest as timed on such a machine{own}: {told}"
+    return f"the fastest as timed on such a machine{own}: {times}"
 
 
 def _ratio(candidate: EngineCandidate, best: EngineCandidate) -> float | None:

@@ -24,7 +24,8 @@ _MAX_BYTES = 4 << 20
 
 
 class TrustRecheck:
-    """Of the folder that `current` (a link) leads to. trust: as in `resolve.Policy`; a file is read at every look."""
+    """Rechecks the trust policy for the version that the link `current` points to. trust: as in `resolve.Policy`; a
+    file is read at every check."""
 
     def __init__(self, current: Path, trust: TrustPolicy | Path | str | None) -> None:
         self._current, self._trust = current, trust
@@ -63,9 +64,9 @@ class TrustRecheck:
             descriptions = sorted(self._current.glob("*.json"))
             data = descriptions[0].read_bytes() if descriptions else b""
         try:
-            told = parsing.parse_json(data, _MAX_BYTES)
-            model, version = (parsing.field(told, name, parsing.name) for name in ("model", "version"))
-            digest = parsing.field(told, "manifest", parsing.digest)
+            description = parsing.parse_json(data, _MAX_BYTES)
+            model, version = (parsing.field(description, name, parsing.name) for name in ("model", "version"))
+            digest = parsing.field(description, "manifest", parsing.digest)
         except IntegrityError as error:
             raise IntegrityError(
                 f"{self._current} has no description that can be read ({error}), so nobody knows what is served; "

@@ -40,7 +40,7 @@ from enginery.registry.versions.lookup import Located
 
 CURRENT = "current"
 _LOCK = ".enginery-watch.lock"
-_TOLD = ".enginery-hooked"
+_HOOKED = ".enginery-hooked"
 _STAGING = ".enginery-staging-"
 _FOLDER = re.compile(r".+-[0-9a-f]{16}")
 _JITTER = 0.2
@@ -66,7 +66,7 @@ class Swap:
     origin: Origin
 
     def facts(self) -> dict[str, str]:
-        """What a hook is told."""
+        """The facts that hooks get, as text by name."""
         given = ("model", "version", "channel", "digest", "folder", "engine", "description", "current", "previous")
         return {name: str(getattr(self, name)) for name in given}
 
@@ -75,7 +75,7 @@ class ChannelWatcher:
     """Follows one channel into one folder.
 
     store: opens the registry, and is asked each time.  interval_s: between looks, a fifth more or less at random.
-    keep: folders beside the current one that stay.  say: is told what happens.
+    keep: folders beside the current one that stay.  say: called with a message when something happens.
 
     Raises InputError for a reference that is no channel.
     """
@@ -114,8 +114,9 @@ class ChannelWatcher:
     def run(self, stop: Event) -> Swap | None:
         """Look until `stop` is set; what is served then.
 
-        Raises InputError at the first look, for what will not pass by itself. Later it is complained about like any
-        other trouble: a file that somebody is editing must not end what serves.
+        Raises InputError at the first look, for what will not pass by itself. Later it is reported like any other
+        error: a file that somebody is editing must not end the watcher.
+
         """
         with self._alone():
             while not stop.is_set():
@@ -221,12 +222,12 @@ class ChannelWatcher:
             shutil.rmtree(path, ignore_errors=True)
 
     def _call_hook(self, swap: Swap) -> None:
-        told = self._dest / _TOLD
-        if self._hook is None or _text(told) == swap.folder.name:
+        marker = self._dest / _HOOKED
+        if self._hook is None or _text(marker) == swap.folder.name:
             return
         if failure := self._hook(swap.facts()):
             raise EngineryError(f"{failure}; it is called again at the next look")
-        write_whole(told, swap.folder.name.encode())
+        write_whole(marker, swap.folder.name.encode())
 
     def _complain(self, text: str) -> None:
         """Say what is wrong, once for as long as it stays the same."""

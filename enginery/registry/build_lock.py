@@ -94,7 +94,7 @@ def remove_stale_locks(store: Store) -> None:
 
 
 def _take(store: Store, name: str, mine: LockHolder, say: Callable[[str], object]) -> LockHolder:
-    key, seen, since, told = build_lock_key(name), b"", time.monotonic(), ""
+    key, seen, since, reported = build_lock_key(name), b"", time.monotonic(), ""
     while True:
         data = store.read(key)
         holder = _read(data)
@@ -108,8 +108,8 @@ def _take(store: Store, name: str, mine: LockHolder, say: Callable[[str], object
                 if store.replace(key, canonical_json(asdict(mine)), data):
                     return mine
             continue
-        if told != (told := str(holder)):
-            say(told)
+        if reported != (reported := str(holder)):
+            say(reported)
         time.sleep(random.uniform(_POLL_S / 2, _POLL_S))  # noqa: S311 - no secret
 
 

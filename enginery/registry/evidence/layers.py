@@ -18,7 +18,7 @@ _WIDEST = 60
 
 
 def layers_of(store: Store, manifest: Manifest, unit: str) -> tuple[EngineEntry, dict[str, object]]:
-    """The engine that `unit` names ('sm_89 fp16 tensorrt', or how it begins), and what is told of its layers.
+    """The engine that `unit` names ('sm_89 fp16 tensorrt', or its first words), and its layer information as JSON.
 
     Raises UnknownNameError if no unit or several match, or there is no layer information; IntegrityError for damage.
     """
@@ -26,10 +26,10 @@ def layers_of(store: Store, manifest: Manifest, unit: str) -> tuple[EngineEntry,
     digest = manifest.sources.get(f"{LAYERS} {entry.unit}")
     if digest is None:
         raise UnknownNameError(f"nothing is on record of the layers of {entry.unit}: {_why_not(entry)}")
-    told = parsing.parse_json(store.read_blob(digest), MAX_BYTES)
-    if not isinstance(told.get("Layers"), list):
+    document = parsing.parse_json(store.read_blob(digest), MAX_BYTES)
+    if not isinstance(document.get("Layers"), list):
         raise IntegrityError(f"what is on record of the layers of {entry.unit} has no list of layers; build it again")
-    return entry, told
+    return entry, document
 
 
 def row(layer: object) -> tuple[str, ...]:
@@ -53,8 +53,8 @@ def _entry(manifest: Manifest, unit: str) -> EngineEntry:
 
 def _why_not(entry: EngineEntry) -> str:
     """The reason that the build left in a note."""
-    told = next((note for note in entry.notes if note.startswith(NO_LAYERS)), "")
-    return told.partition(": ")[2] or f"{entry.backend} tells none"
+    note = next((item for item in entry.notes if item.startswith(NO_LAYERS)), "")
+    return note.partition(": ")[2] or f"{entry.backend} tells none"
 
 
 def _tensors(items: object) -> str:

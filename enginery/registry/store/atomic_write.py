@@ -53,13 +53,13 @@ def reachable(doing: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class AtomicWrite:
-    """A file on its way: write to `stream`, then `land`."""
+    """A file that is being written under a temporary name: write to `stream`, then `commit`."""
 
     path: Path
     stream: BinaryIO
 
     def commit(self, dest: Path, *, read_only: bool = False) -> None:
-        """Give the file its name, replacing what had it; durable when this returns."""
+        """Rename the file to `dest`, replacing an existing file; durable when this returns. Raises OSError."""
         if read_only:
             os.fchmod(self.stream.fileno(), os.fstat(self.stream.fileno()).st_mode & 0o444)
         self.sync()
@@ -67,13 +67,13 @@ class AtomicWrite:
         sync_folder(dest.parent)
 
     def sync(self) -> None:
-        """Make the content durable."""
+        """Flush the content to disk."""
         self.stream.flush()
         os.fsync(self.stream.fileno())
 
 
 def rename_durably(path: Path, dest: Path, *, read_only: bool = False) -> None:
-    """Give a finished file its name, replacing what had it; durable when this returns."""
+    """Sync a finished file and rename it to `dest`, replacing an existing file; durable on return. Raises OSError."""
     with path.open("rb") as stream:
         if read_only:
             os.fchmod(stream.fileno(), os.fstat(stream.fileno()).st_mode & 0o444)
@@ -84,7 +84,7 @@ def rename_durably(path: Path, dest: Path, *, read_only: bool = False) -> None:
 
 @contextmanager
 def start_atomic_write(folder: Path) -> Iterator[AtomicWrite]:
-    """A new file under a temporary name in `folder`, gone afterwards unless it landed."""
+    """Create a file under a temporary name in `folder`, which is deleted at the end unless it was committed."""
     file = _claim(folder)
     try:
         yield file
@@ -92,7 +92,7 @@ def start_atomic_write(folder: Path) -> Iterator[AtomicWrite]:
         # Unlink before close: as soon as the lock goes, a sweep may take the name.
         with suppress(FileNotFoundError):
             file.path.unlink()
-        # What failed to be written fails again while closing; the first error is the one to tell.
+        # A failed write fails again while closing; the first error is the one to report.
         with suppress(OSError):
             file.stream.close()
 
@@ -109,7 +109,7 @@ def _claim(folder: Path) -> AtomicWrite:
 
 
 def strays(folder: Path) -> list[Path]:
-    """Temporary files in `folder` whose writers are dead."""
+    """The temporary files in `folder` whose writers have died."""
     if not folder.is_dir():
         return []
     return [
@@ -118,7 +118,7 @@ def strays(folder: Path) -> list[Path]:
 
 
 def sweep(folder: Path) -> int:
-    """Delete temporary files in `folder` whose writers are dead; return how many."""
+    """Delete the temporary files in `folder` whose writers have died, and return how many."""
     if not folder.is_dir():
         return 0
     found = (path for path in folder.iterdir() if path.name.startswith(PREFIX))
@@ -153,7 +153,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Sync a folder, so that the names in it are durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

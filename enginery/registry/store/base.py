@@ -1,7 +1,7 @@
-"""Where a registry keeps its bytes: the protocol that every kind of store answers, and the door to them.
+"""The protocol of a registry's stores, and the functions that open them.
 
-A store knows blobs (immutable, by digest) and documents (small, by key, compared and swapped). It knows nothing of
-models, so that another kind of store is one file more and the same tests.
+A store has blobs (immutable, by digest) and documents (small, by key, changed by compare-and-swap). It has no notion of
+models, so that another kind of store needs one file and passes the same tests.
 """
 
 import os
@@ -28,7 +28,7 @@ class Store(Protocol):
 
     @property
     def uri(self) -> str:
-        """What `open_store` opens this store with."""
+        """The URI that `open_store` opens this store with."""
         ...
 
     @property
@@ -37,15 +37,15 @@ class Store(Protocol):
         ...
 
     def locator(self, key: str) -> str:
-        """Where a document is, as other tools write it: 'file:///srv/registry/KEY', 's3://bucket/prefix/KEY'."""
+        """The URI of a document: 'file:///srv/registry/KEY', 's3://bucket/prefix/KEY'."""
         ...
 
     def put_file(self, path: Path) -> str:
-        """Store a file's bytes and return their digest. A sound blob of that digest stays, a corrupt one is healed."""
+        """Store a file as a blob and return its digest. An intact blob of it stays, a corrupt one is replaced."""
         ...
 
     def put_and_digest_file(self, path: Path) -> BlobDigest:
-        """Like `put_file`; gives the BLAKE3 of the same bytes too, where the library is there."""
+        """Like `put_file`; returns the BLAKE3 of the same bytes too, where the library is installed."""
         ...
 
     def put_bytes(self, data: bytes) -> str:
@@ -53,11 +53,11 @@ class Store(Protocol):
         ...
 
     def has(self, digest: str) -> bool:
-        """Whether a blob is there; cheap, and without looking at its bytes. A link out of the store is no blob."""
+        """Whether a blob exists, without reading its bytes. A link out of the store is no blob."""
         ...
 
     def stored_size(self, digest: str) -> int | None:
-        """Size of a blob in bytes, None where `has` is False; as cheap."""
+        """Size of a blob in bytes; None where `has` is False. Reads no bytes of it."""
         ...
 
     def size(self, digest: str) -> int:
@@ -65,26 +65,25 @@ class Store(Protocol):
         ...
 
     def path(self, digest: str) -> Path:
-        """A local file with a blob's bytes, to be read only; not verified. Raises IntegrityError if missing.
+        """A local read-only file with a blob's bytes, not verified. Raises IntegrityError if the blob is missing.
 
-        Of a registry elsewhere it is a cached copy, which may be gone when much else came after it: open it at once,
-        or use `fetch`.
+        For a remote registry it is a cached copy, which may be evicted later: open it at once, or use `fetch`.
         """
         ...
 
     def fetch(self, digest: str, dest: Path) -> None:
-        """Copy a blob to `dest`, which appears whole and verified or not at all. Raises IntegrityError."""
+        """Copy a blob to `dest`, verified and atomically. Raises IntegrityError for a missing or corrupt blob."""
         ...
 
     def read_blob(self, digest: str) -> bytes:
-        """A blob's bytes, verified. Raises IntegrityError."""
+        """A blob's bytes, verified. Raises IntegrityError for a missing or corrupt blob."""
         ...
 
     def open_range(self, digest: str, start: int, size: int) -> AbstractContextManager[Fill]:
-        """`size` bytes of a blob from `start` on: what this gives fills a view with the next of them; not verified.
+        """Open `size` bytes of a blob from offset `start`: gives a function that fills a view with the next bytes.
 
-        Many threads may have one open each. Raises IntegrityError, then or while filling, when the blob is missing or
-        ends before.
+        The bytes are not verified. Several threads may each open a range. Raises IntegrityError, here or while filling,
+        when the blob is missing or too short.
         """
         ...
 
@@ -94,58 +93,55 @@ class Store(Protocol):
         ...
 
     def read(self, key: str) -> bytes | None:
-        """A document, or None."""
+        """Read a document; None if it is absent."""
         ...
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
-        """A document and its tag; (None, `tag`) while it has that tag, which costs little; (None, '') if absent."""
+        """A document and its tag; (None, `tag`) if it still has that tag, without reading it; (None, '') if absent."""
         ...
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write a document that is never replaced, unless there is one; whether this call wrote it.
-
-        Of several writers exactly one wins.
-        """
+        """Write a document if it is absent, and return whether this call wrote it. Of several writers one wins."""
         ...
 
     def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
-        """Write a document if it still is `expected` (None: absent); whether this call wrote it.
+        """Write a document if its content is `expected` (None: absent), and return whether this call wrote it.
 
-        Raises UndecidedError when a broken connection leaves that open: look at what is there.
+        Raises UndecidedError when the response was lost and the document's content does not tell: read it again.
         """
         ...
 
     def remove(self, key: str) -> None:
-        """Delete a document or a blob, by its key; what is absent stays absent. For `retention` alone: nothing else
-        knows what is still needed."""
+        """Delete a document or a blob by its key, if it exists. Only `retention` may delete blobs: nothing else checks
+        what is still needed."""
         ...
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """All keys under a prefix that ends in '/' (or is empty), blobs included, sorted part by part.
 
-        A store elsewhere answers in pages of keys, however many folders those lie in.
+        A remote store lists pages of keys, whatever the number of folders.
         """
         ...
 
     def children(self, prefix: str = "") -> Iterator[str]:
-        """The names directly under a prefix, sorted; those that have more below end in '/'. Reads nothing deeper."""
+        """The names directly under a prefix, sorted; folders end in '/'. Lists nothing deeper."""
         ...
 
     def discard(self, digest: str) -> None:
-        """Move a corrupt blob away, so that it counts as missing and can be put again; kept for looking at."""
+        """Move a corrupt blob to discarded/ for inspection, so that it counts as missing and can be stored again."""
         ...
 
     def strays(self) -> tuple[str, ...]:
-        """What writers that died left behind. Harmless: no key leads there."""
+        """What dead writers left behind, in words; no key refers to it."""
         ...
 
     def sweep(self) -> int:
-        """Delete what dead writers left behind; return how many. Never touches what a living process writes."""
+        """Delete what dead writers left behind, but nothing of a running process, and return how many."""
         ...
 
 
 def place_of(store: Store, key: str) -> str:
-    """Where a key is, as people write it: a path, or an s3:// URI."""
+    """The place of a key for messages: a path, or an s3:// URI."""
     uri = store.locator(key)
     return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
 
@@ -153,10 +149,10 @@ def place_of(store: Store, key: str) -> str:
 def open_store(uri: str | Path, *, create: bool = False) -> Store:
     """Open the registry at a path, a `file://` or an `s3://` URI.
 
-    With `create`, it is made if need be, and it is made sure that it can be written.
+    With `create`, it is created if it is absent, and must be writable.
 
-    Raises InputError for what cannot be a registry (a file, a place with other things in it, a newer format, an
-    unknown scheme, a server without conditional writes) and UnavailableError for what is not there or not writable.
+    Raises InputError for what cannot be a registry (a file, a place with other content, a newer format, an unknown
+    scheme, a server without conditional writes) and UnavailableError for what is absent or not writable.
     """
     text = os.fspath(uri)
     if isinstance(uri, Path) or "://" not in text:
@@ -175,7 +171,7 @@ def open_store(uri: str | Path, *, create: bool = False) -> Store:
 
 
 def absolute_uri(uri: str) -> str:
-    """The URI that means the same registry from every folder and machine that sees it; nothing is opened.
+    """The URI of a registry that is valid in every folder and on every machine with access; nothing is opened.
 
     Raises InputError for what cannot be a registry, as `open_store`.
     """

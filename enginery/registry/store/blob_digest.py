@@ -1,9 +1,9 @@
-"""What makes bytes the right ones: their SHA-256, which names a blob, or their BLAKE3, where a manifest says it.
+"""The digests that a blob is verified by: its SHA-256, which is its name, or its BLAKE3, if a manifest has one.
 
 SHA-256 on a CPU without instructions for it is slower than a network; BLAKE3 is about ten times as fast there
 (https://github.com/BLAKE3-team/BLAKE3-specs). But that a BLAKE3 belongs to a SHA-256 is the word of whoever wrote the
-manifest, and a cache is shared by registries that need not trust each other. So what was verified by a BLAKE3 is kept
-under the pair of both, and answers for that pair alone; for the SHA-256 it counts once that was looked at.
+manifest, and a cache is shared by registries that need not trust each other. So bytes that were verified by BLAKE3 are
+stored under the pair of both digests and used for that pair only, until their SHA-256 was computed, too.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,10 +23,10 @@ _BLOCK_BYTES = 1 << 20
 
 
 class Hasher(Protocol):
-    """What digests bytes that come in pieces."""
+    """A hash function over bytes in pieces, as in `hashlib`."""
 
     def update(self, data: "ReadableBuffer", /) -> object:
-        """Digest a piece more."""
+        """Add a piece of data."""
         ...
 
     def hexdigest(self) -> str:
@@ -36,9 +36,9 @@ class Hasher(Protocol):
 
 @dataclass(frozen=True)
 class BlobDigest:
-    """How a blob's bytes are recognised: by the BLAKE3 if there is one, else by the SHA-256. digest: the SHA-256.
+    """A blob's digests. digest: the SHA-256, its name.  blake3: verifies the bytes if given, else the SHA-256 does.
 
-    Raises InputError for what is no digest.
+    Raises InputError for malformed digests.
     """
 
     digest: str
@@ -51,33 +51,33 @@ class BlobDigest:
 
     @property
     def name(self) -> str:
-        """What the bytes are kept under: a file's name that belongs to this pair alone."""
+        """The file name under which bytes that were verified by these digests are stored."""
         return self.digest if self.blake3 is None else f"{self.digest}-{self.blake3}"
 
     @property
     def expected(self) -> str:
-        """What the hasher must say in the end."""
+        """The digest that `hasher` must give for the blob's bytes."""
         return self.blake3 or self.digest
 
     @property
     def algorithm(self) -> str:
-        """As a person writes it."""
+        """The hash function's name for messages: 'SHA-256' or 'BLAKE3'."""
         return "SHA-256" if self.blake3 is None else "BLAKE3"
 
     @property
     def sha256_only(self) -> "BlobDigest":
-        """The seal that is the blob's name alone, and that no manifest's word is needed for."""
+        """The digest without the BLAKE3, which only a manifest vouches for."""
         return BlobDigest(self.digest)
 
     def hasher(self) -> Hasher:
-        """A fresh one."""
+        """A new hasher. Raises ModuleNotFoundError where a BLAKE3 is given and the library is not installed."""
         found = sha256() if self.blake3 is None else new_blake3_hasher()
         if found is None:
             raise ModuleNotFoundError("blake3")
         return found
 
     def matches(self, path: Path) -> bool:
-        """Whether a file has the bytes. Reads all of it."""
+        """Whether a file's content has the expected digest. Reads all of it; raises OSError."""
         hasher = self.hasher()
         with path.open("rb") as stream:
             for block in _blocks(stream):
@@ -86,19 +86,19 @@ class BlobDigest:
 
 
 def choose_digest(digest: str, blake3: str | None) -> BlobDigest:
-    """The fastest seal that can be checked here. blake3: what a manifest says, None where it says none."""
+    """A blob's digest, with its BLAKE3 if the library is installed. blake3: from the manifest, or None."""
     return BlobDigest(digest, blake3 if new_blake3_hasher() is not None else None)
 
 
 def new_blake3_hasher() -> Hasher | None:
-    """A fresh one; None where the library is not installed."""
+    """A new BLAKE3 hasher; None where the library is not installed."""
     found = _library()
     return None if found is None else found()
 
 
 def digest_stream(source: BinaryIO, dest: BinaryIO | None = None) -> BlobDigest:
-    """Digest what is left of a stream by SHA-256 and, where the library is there, by BLAKE3, in one pass; with `dest`,
-    which it is copied to."""
+    """Read a stream to its end and return its SHA-256 and, where the library is installed, its BLAKE3. dest: a stream
+    that the bytes are copied to."""
     sha, other = sha256(), new_blake3_hasher()
     for block in _blocks(source):
         sha.update(block)

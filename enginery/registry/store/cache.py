@@ -1,10 +1,9 @@
-"""Blobs kept on this machine, shared by all its processes: what came over the network once need not come again.
+"""This machine's cache of blobs from remote registries, shared by all its processes.
 
-A blob enters verified, under a lock of its own, so that of many processes that want it one fetches it. The cache is
-bounded: the blobs that were not used for longest go first, and never one that somebody is reading. Everything in it can
-be deleted at any time. What a manifest's BLAKE3 verified is kept under the name of that pair (see `seals`), and becomes
-the blob of its SHA-256 only when somebody wants that and it was digested. (`flock`, so: Linux and other Unixes; on NFS
-it needs version 4.)
+A blob is verified before it enters, under a lock of its digest, so that of several processes one downloads it. The
+cache is bounded: the least recently used blobs are evicted first, and none that is being read. Everything in it can be
+deleted at any time. A blob that was verified by a manifest's BLAKE3 is stored under the pair of both digests (see
+`blob_digest`), and under its SHA-256 only after that was computed. (`flock`: Linux and other Unixes; on NFS version 4.)
 """
 
 import fcntl
@@ -37,17 +36,17 @@ Bring = Callable[[Path], str]
 
 @dataclass(frozen=True)
 class BlobCache:
-    """A cache in `folder` of at most `limit_bytes`, of which only a blob that is being used may go beyond."""
+    """A cache in `folder` of at most `limit_bytes`, which only blobs in use may exceed."""
 
     folder: Path
     limit_bytes: int = DEFAULT_BYTES
 
     @contextmanager
     def hold(self, digest: str, download: Download) -> Iterator[Path]:
-        """A blob's file, to be read only, which stays while this is open; `download` is called where it is absent.
+        """Keep a blob's file from eviction while the block reads it; `download` writes it if it is absent.
 
-        The file was verified when it came. Raises IntegrityError when other bytes came, OSError when the cache's disk
-        is full or read-only, and whatever `download` raises.
+        The file was verified when it was stored. Raises IntegrityError when `download` wrote other bytes, OSError when
+        the cache's disk is full or read-only, and whatever `download` raises.
         """
         path = self._blob(check_digest(digest))
         stream = _open_shared(path) or self._open_or_download(digest, path, download)
@@ -61,11 +60,11 @@ class BlobCache:
     def hold_verified(
         self, blob: BlobDigest, bring: Bring, *, rehash: bool = False
     ) -> Iterator[tuple[Path, BlobDigest]]:
-        """Like `held`, of a file that is the blob's for certain: what changed since it was verified is digested again.
+        """Like `hold`, and a file that changed since it was verified is verified again.
 
-        Gives the file, and the blob it was verified by: `blob`, or its SHA-256. It may be linked to while this is open,
-        under a lock of the digest's own. `bring` is given the file to write to, which is kept with what it holds when
-        `bring` fails, and returns the digest of what is there.
+        Gives the file, and the digest it was verified by: `blob`, or its SHA-256 only. The block may link to the file.
+        `bring` gets the file to write to, which keeps its content when `bring` fails, and returns the content's digest.
+        Raises IntegrityError when it wrote other bytes, OSError, and whatever `bring` raises.
         """
         for folder in ("blobs", "locks", "partial"):
             make_folder(self.folder / folder)
@@ -82,20 +81,20 @@ class BlobCache:
 
     @property
     def verifications(self) -> VerificationCache:
-        """What is known of files that were verified."""
+        """The records of verified files."""
         return VerificationCache(self.folder / "stamps")
 
     def holds(self, digest: str) -> bool:
-        """Whether a blob is here."""
+        """Whether a blob is in the cache."""
         return self._blob(check_digest(digest)).is_file()
 
     def drop(self, digest: str) -> None:
-        """Forget a blob, as when its file turns out to be damaged."""
+        """Delete a blob, for example one whose file is damaged."""
         with suppress(FileNotFoundError):
             self._blob(check_digest(digest)).unlink()
 
     def give_up(self, blob: BlobDigest) -> None:
-        """Delete what came of a blob until now."""
+        """Delete a blob's partial download."""
         partial = self.folder / "partial" / blob.name
         for path in (partial, journal_of(partial)):
             with suppress(OSError):
@@ -115,7 +114,7 @@ class BlobCache:
         return blob if blob == blob.sha256_only and self._adopt(blob) else None
 
     def _adopt(self, blob: BlobDigest) -> bool:
-        """Whether a file that came by some manifest's BLAKE3 has this SHA-256; from now on it is the blob."""
+        """Whether a file that was verified by a BLAKE3 has this SHA-256; if so, it is renamed to the SHA-256's name."""
         for path in sorted((self.folder / "blobs").glob(f"{blob.name}-*")):
             if blob.matches(path):
                 path.replace(self._blob(blob.name))
@@ -153,7 +152,7 @@ class BlobCache:
         self.verifications.add(blob, path)
 
     def _forget_partials(self, but: str) -> None:
-        """Delete what of other blobs was given up: nobody added to it for a week."""
+        """Delete the partial downloads of other blobs that were not written to for a week."""
         for entry in os.scandir(self.folder / "partial"):
             with suppress(FileNotFoundError):
                 if not entry.name.startswith(but) and entry.stat().st_mtime < time.time() - PARTIAL_S:
@@ -175,7 +174,7 @@ class BlobCache:
                 yield facts.st_mtime if used is None else used, facts.st_size, Path(entry.path)
 
     def _evict(self) -> None:
-        """Delete what was not used for longest until the rest fits; what is being read is left."""
+        """Delete the least recently used blobs until the rest fits, but none that is being read."""
         found = sorted(self._entries())
         excess = sum(size for _, size, _ in found) - self.limit_bytes
         for _, size, path in found:

@@ -1,4 +1,4 @@
-"""Changing a document that has several writers: read, change, compare and swap, again when another was faster."""
+"""Changes a document that has several writers: compare-and-swap, repeated after a lost race."""
 
 import random
 import time
@@ -19,13 +19,13 @@ def change(
     make: Callable[[bytes | None], bytes | None],
     contains: Callable[[bytes | None, bytes], bool] = lambda found, written: found == written,
 ) -> bytes | None:
-    """Put what `make` makes of a document (None: absent) in its place, and return it; None changes nothing.
+    """Replace a document by what `make` returns for its content (None: absent), and return the new content.
 
-    `make` is called again after every lost race. contains(found, written): whether what is found has what a write put
-    there whose answer was lost; it is then not repeated. By default that asks for the same bytes, so that a change may
-    be made twice where others write as well.
+    `make` may return None to change nothing, and is called again after every lost race. contains(found, written):
+    whether the content `found` includes the write `written`, whose response was lost; it is then not repeated. By
+    default they must be equal, so that a change may be made twice if others write, too.
 
-    Raises ConflictError when the document never stands still, and whatever `make` raises.
+    Raises ConflictError when the document keeps changing, and whatever `make` raises.
     """
     for attempt in range(_ATTEMPTS):
         time.sleep(random.uniform(0, _LOSERS_PAUSE_S) * min(attempt, 20))  # noqa: S311 - no secret

@@ -1,4 +1,4 @@
-"""A blob over several connections, digested while it comes, and taken up again where a killed process left it.
+"""Downloads a blob over several connections, digests it on the way, and resumes after a killed process.
 
 A connection asks for a *span* of parts at once, because a request costs time at the server and on the way; the span
 shrinks towards the end, so that no connection is left with much while the others are done. Digests are sequential:
@@ -36,13 +36,13 @@ _PATIENCE_S = 2.0
 Fill = Callable[[memoryview], None]
 # Opens the blob at an offset, for so many bytes; called from many threads.
 RangeOpener = Callable[[int, int], AbstractContextManager[Fill]]
-# Is told the bytes that are there and digested.
+# Called with the bytes that are downloaded and digested.
 ProgressListener = Callable[[int], object]
 
 
 @dataclass(frozen=True)
 class BlobPart:
-    """A piece of the blob: `size` bytes from `start`."""
+    """A part of a blob: `size` bytes from offset `start`."""
 
     number: int
     start: int
@@ -50,13 +50,13 @@ class BlobPart:
 
 
 def parts_of(size_bytes: int, part_bytes: int = PART_BYTES) -> list[BlobPart]:
-    """The parts of a blob, in order; none of an empty one."""
+    """The parts of a blob of `size_bytes`, in order; none for an empty one."""
     starts = range(0, size_bytes, part_bytes)
     return [BlobPart(number, start, min(part_bytes, size_bytes - start)) for number, start in enumerate(starts)]
 
 
 def journal_of(path: Path) -> Path:
-    """The journal beside a file that is being downloaded."""
+    """The path of the journal of a file that is being downloaded."""
     return path.with_name(f"{path.name}.journal")
 
 
@@ -65,7 +65,7 @@ def download(
     blob: BlobDigest,
     size_bytes: int,
     source: RangeOpener,
-    told: ProgressListener,
+    listener: ProgressListener,
     *,
     part: int = PART_BYTES,
 ) -> str:
@@ -87,7 +87,7 @@ def download(
                     for block in arrivals.wait_for(item) if item in arrivals else _blocks(fd, item):
                         hasher.update(block)
                     there += item.size
-                    told(there)
+                    listener(there)
             return hasher.hexdigest()
         finally:
             os.close(fd)

@@ -1,4 +1,4 @@
-"""How often a registry failed or had to be asked again, in this process: two numbers that only grow.
+"""Counters of registry I/O errors and retries in this process; they only increase.
 
 Counted where every request passes (`atomic_write.reachable` for folders, `s3.answers` for buckets); read by metrics.
 """
@@ -10,13 +10,13 @@ _SEEN = {"errors": 0, "retries": 0}
 
 
 def count_error() -> None:
-    """A request failed for good."""
+    """Count a request that failed for good."""
     with _LOCK:
         _SEEN["errors"] += 1
 
 
 def count_retry() -> None:
-    """A request is sent again."""
+    """Count a request that is sent again."""
     with _LOCK:
         _SEEN["retries"] += 1
 

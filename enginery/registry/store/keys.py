@@ -1,4 +1,4 @@
-"""Where things lie in a registry: the same in every store. A key is a relative path with '/' between its parts.
+"""The keys of a registry's blobs and documents, the same in every store: relative paths with '/' between the parts.
 
 ::
 
@@ -17,7 +17,7 @@
     models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models
     models/<model>/pins/<version>.json                    a version that is never deleted, and why
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
-    turns/<digest>.json                                   who works on something that one at a time shall do
+    turns/<digest>.json                                   a build lock: which run builds something (see `build_lock`)
     leases/<id>.json                                      somebody is writing (see `writers.leases`)
     runs/<run>.json, <run>.live                           what became of a run (see `runs`), what it prints now
     history/<backend>/models/<model>.json, all.json       what builds took (see `enginery.registry.runs.history`)
@@ -167,7 +167,7 @@ def registered_key(model: str) -> str:
 
 
 def build_lock_key(name: str) -> str:
-    """Key of whose turn it is; `name` is the digest of what is worked on."""
+    """Key of a build lock; `name` is the digest of what is built."""
     return f"{BUILD_LOCKS}{check_digest(name)}.json"
 
 

@@ -13,16 +13,16 @@ _GAIN = 1.25
 
 
 class ConnectionScaler:
-    """Watches requests end. began: by any clock, in seconds; `more` goes by the same."""
+    """Decides how many connections to add from the rate of finished requests. began: time in seconds of any clock."""
 
     def __init__(self, began: float) -> None:
         self._since, self._bytes, self._requests = began, 0, 0
         self._best = 0.0
 
     def more(self, size: int, now: float, connections: int) -> int:
-        """How many connections to add, after one of `connections` brought `size` bytes.
+        """The number of connections to add, after one of `connections` received `size` bytes at the time `now` (s).
 
-        Decided once as many requests ended as there are connections: then each had its turn.
+        0 until as many requests have finished as there are connections.
         """
         self._bytes, self._requests = self._bytes + size, self._requests + 1
         if self._requests < connections:

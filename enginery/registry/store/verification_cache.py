@@ -27,13 +27,13 @@ _TICKS_S = 0.02
 
 @dataclass(frozen=True)
 class VerificationCache:
-    """What was verified, a small file for each blob in `folder`, by the blob's name: what was noted of a BLAKE3 says
-    nothing of the SHA-256 that a manifest put beside it. All may be deleted at any time."""
+    """Records of verified files, one small file in `folder` for each `BlobDigest.name`: a record of a BLAKE3 says
+    nothing about the SHA-256 that a manifest pairs it with. All may be deleted at any time."""
 
     folder: Path
 
     def is_verified(self, blob: BlobDigest, path: Path) -> bool:
-        """Whether `path` holds the blob: by its stamp or the one of its SHA-256, else by its digest. Raises OSError."""
+        """Whether a file holds the blob: by its record or its SHA-256's, else by digesting it. Raises OSError."""
         before = _facts(path)
         if before in self._read(blob.name) or before in self._read(blob.sha256_only.name):
             return True
@@ -44,7 +44,7 @@ class VerificationCache:
         return True
 
     def add(self, blob: BlobDigest, path: Path) -> None:
-        """Note that `path` was verified just now. What cannot be noted will be digested again."""
+        """Record that `path` was verified just now. Where that cannot be written, it will be digested again."""
         changed = path.stat().st_ctime_ns
         time.sleep(max(0.0, min(_TICKS_S, _TICKS_S - (time.time() - changed / 1e9))))
         found = _facts(path)
@@ -56,7 +56,7 @@ class VerificationCache:
             fresh.replace(self.folder / blob.name)
 
     def forget(self, blob: BlobDigest) -> None:
-        """Believe nothing that was noted of a blob's files."""
+        """Delete the records of a blob's files."""
         for name in {blob.name, blob.sha256_only.name}:
             with suppress(OSError):
                 (self.folder / name).unlink(missing_ok=True)
@@ -68,7 +68,7 @@ class VerificationCache:
             (self.folder / name).touch()
 
     def last_used(self, name: str) -> float | None:
-        """When that was, in seconds since 1970; None if nothing is known."""
+        """When a blob was last used, in seconds since 1970; None if it is unknown."""
         with suppress(OSError):
             return (self.folder / name).stat().st_mtime
         return None
