@@ -6,6 +6,7 @@ import pytest
 
 from builders.execution.ray import RayExecutor, cluster, executor, listener
 from builders.execution.ray.placement import RayNode
+from builders.execution.ray.worker import Answer
 from enginery.core.errors import StepError, UnavailableError
 from tests.calls import call_job
 
@@ -25,10 +26,10 @@ class Task:
 
     def fail(self, error):
         self.over = True
-        self.told.put(("failed", error))
+        self.told.put(error)
 
     def take(self):
-        self.told.put(("answer", {"value": 3}))
+        self.told.put(Answer({"value": 3}))
         return True
 
     def cancel(self, force):

@@ -242,7 +242,6 @@ DYNAMIC = {
     ("builders.backends.discovery", "_entries"): "backend_root",
     ("builders.backends.tensorrt.edition", "Flavour"): "the compiler, whose version is in the build key",
     ("builders.backends.tensorrt.words", "recorder"): "the compiler, whose version is in the build key",
-    ("builders.execution.requests", "decode_request"): "the class of a request that reached code makes itself",
     ("enginery.core.errors", "error_from_json"): "classes of its own module; an error is no result",
     ("enginery.user_code.entry_point", "_import"): "the spec's own files, whose digests are in the key",
 }
