@@ -50,7 +50,7 @@ class Profiling(Protocol):
         ...
 
 
-def profiling(backend: Backend) -> Profiling | None:
+def get_profiling(backend: Backend) -> Profiling | None:
     """The backend, where it times nodes; else None."""
     return cast("Profiling", backend) if backend.capabilities.times_nodes else None
 

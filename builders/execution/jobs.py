@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from builders.execution.events import Watch, unwatched
+from builders.execution.events import Watch, ignore_event
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
@@ -92,7 +92,7 @@ class Job(Generic[Result_co]):
 class Executor(Protocol):
     """Runs jobs, each in a fresh process; blocking and thread-safe."""
 
-    def run(self, job: Job[Result], watch: Watch = unwatched) -> Result:
+    def run(self, job: Job[Result], watch: Watch = ignore_event) -> Result:
         """Return the result of the job's request.
 
         Raises StepError (`errors.StepError` lists its kinds), or what the request raised of EngineryError. What can

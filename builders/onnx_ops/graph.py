@@ -76,7 +76,7 @@ class Step:
     def __init__(self, node: Node, row: Operator, opset: int) -> None:
         self.node, self._row, self._opset = node, row, opset
         self._on_numbers = ON_NUMBERS.get(node.op_type)
-        self._attributes = _checked(node, row)
+        self._attributes = _check_attributes(node, row)
         self.last_use: tuple[str, ...] = ()
 
     def run(self, values: Values, run: Run) -> None:
@@ -186,7 +186,7 @@ def _step(node: Node, opset: int, xp: Library) -> AnyStep:
     return Step(node, row, opset)
 
 
-def _checked(node: Node, row: Operator) -> dict[str, Any]:
+def _check_attributes(node: Node, row: Operator) -> dict[str, Any]:
     unknown = sorted(node.attributes.keys() - row.attributes.keys())
     if unknown:
         raise ModelError(f"{node}: its attribute {unknown[0]!r} is not known; leave it out")

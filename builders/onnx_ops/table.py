@@ -110,7 +110,7 @@ Value = Array | Known
 Result = Value | tuple[Value | None, ...]
 
 
-def known(numbers: typing.Iterable[Any], shape: tuple[int, ...], dtype: Any) -> Known:
+def make_known(numbers: typing.Iterable[Any], shape: tuple[int, ...], dtype: Any) -> Known:
     """A `Known` of these numbers, laid out in that shape."""
     array = np.empty(shape, dtype=object)
     for index, number in zip(np.ndindex(shape), numbers, strict=True):
@@ -161,7 +161,7 @@ def operator(*names: str) -> Callable[[Function], Function]:
 
     def register(run: Function) -> Function:
         for name in names:
-            OPERATORS[name] = _declared(name, run)
+            OPERATORS[name] = _declare_operator(name, run)
         return run
 
     return register
@@ -184,7 +184,7 @@ def must(condition: bool, words: str) -> None:
         raise ModelError(words)
 
 
-def _declared(name: str, run: Callable[..., Result]) -> Operator:
+def _declare_operator(name: str, run: Callable[..., Result]) -> Operator:
     hints = typing.get_type_hints(run)
     parameters = [p for p in inspect.signature(run).parameters.values() if p.name != "xp"]
     inputs = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]

@@ -111,7 +111,7 @@ def cut(x: Tensor, axis: int, start: Any, end: Any, step: int = 1) -> Tensor:
     return made
 
 
-def padded(x: Tensor, widths: Sequence[tuple[Any, Any]], value: float) -> Tensor:
+def pad_axes(x: Tensor, widths: Sequence[tuple[Any, Any]], value: float) -> Tensor:
     """With a value before and after each axis; negative widths cut."""
     flat = [width for pair in reversed(widths) for width in pair]
     while flat and isinstance(flat[-1], int) and isinstance(flat[-2], int) and flat[-1] == flat[-2] == 0:
@@ -189,7 +189,7 @@ def _rank(x: Tensor) -> int:
 
 
 def _spatially_padded(x: Tensor, before: Sizes, after: Sizes, value: float = 0.0) -> Tensor:
-    return padded(x, [(0, 0), (0, 0), *zip(before, after, strict=True)], value)
+    return pad_axes(x, [(0, 0), (0, 0), *zip(before, after, strict=True)], value)
 
 
 def conv(

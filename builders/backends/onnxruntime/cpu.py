@@ -188,10 +188,10 @@ class OnnxRuntime:
 
     def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:
         """Time each node of the graph as it is executed, this CPU's layout included. The trace is left in `workdir`."""
-        from builders.backends.onnxruntime.profile import profiled
+        from builders.backends.onnxruntime.profile import profile_nodes
 
         level = _LEVELS[self.graph_optimization][1]
-        return profiled(
+        return profile_nodes(
             engine.path, inputs, runs, workdir, lambda: session_options(level, self.intra_op_threads), open_model
         )
 

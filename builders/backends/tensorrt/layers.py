@@ -29,10 +29,10 @@ def kept_layers(
     del said.messages[before:]
     if not text:
         return None, "; ".join(dict.fromkeys(heard)) or "TensorRT tells nothing"
-    return _written(text, engine)
+    return _write_layers(text, engine)
 
 
-def _written(text: str, engine: Path) -> tuple[Path | None, str]:
+def _write_layers(text: str, engine: Path) -> tuple[Path | None, str]:
     if len(text) > MAX_BYTES:
         return None, f"it takes {len(text)} bytes; the limit is {MAX_BYTES}"
     try:

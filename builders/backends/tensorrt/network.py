@@ -19,7 +19,7 @@ def check_model(model: Path) -> None:
         raise ModelError(f"{model.name} is no valid ONNX model: {error}; export it again") from error
 
 
-def parsed(trt: Untyped, said: Untyped, builder: Untyped, model: Path, flavour: tuple[str, str]) -> Untyped:
+def parse_network(trt: Untyped, said: Untyped, builder: Untyped, model: Path, flavour: tuple[str, str]) -> Untyped:
     """A strongly typed network of the model. flavour: title and name, for words.
 
     Raises ModelError naming node, operator and reason. The parser reads from the path, so that external data is found;

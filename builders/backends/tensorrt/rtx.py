@@ -54,6 +54,6 @@ class TensorRTRTX(Flavour):
         capability = request.target.sm.upper().replace("_", "")  # SM89
         config.set_compute_capability(getattr(trt.ComputeCapability, capability), 0)
 
-    def _opening(self, opening: Opening) -> Opening:
+    def _configure_opening(self, opening: Opening) -> Opening:
         # Its kernels change while it runs, so it captures graphs by itself, and knows when.
-        return replace(super()._opening(opening), cuda_graphs=False, own_graphs=self.cuda_graphs)
+        return replace(super()._configure_opening(opening), cuda_graphs=False, own_graphs=self.cuda_graphs)

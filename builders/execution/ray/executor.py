@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from types import TracebackType
 from typing import Self
 
-from builders.execution.events import ProcessEnded, Started, Watch, unwatched
+from builders.execution.events import ProcessEnded, Started, Watch, ignore_event
 from builders.execution.jobs import Job, Result
 from builders.execution.ray import cluster
 from builders.execution.ray.listener import TaskListener
@@ -60,7 +60,7 @@ class RayExecutor:
         with self._connecting:
             self._disconnect()
 
-    def run(self, job: Job[Result], watch: Watch = unwatched) -> Result:
+    def run(self, job: Job[Result], watch: Watch = ignore_event) -> Result:
         """Run the job where its needs are met, and again where that helps (`builders.execution.retries`).
 
         Errors are `run_job`'s; also StepError 'crash' when its worker is lost, 'node-lost', 'node-memory' and

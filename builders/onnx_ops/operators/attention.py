@@ -82,7 +82,7 @@ def _bias(
         bias = xp.where(mask, zero, none) if mask.dtype == xp.bool else mask
         missing = k.shape[2] - mask.shape[-1]
         if not isinstance(missing, int) or missing:
-            bias = xp.padded(bias, [(0, 0)] * (bias.ndim - 1) + [(0, missing)], -math.inf)
+            bias = xp.pad_axes(bias, [(0, 0)] * (bias.ndim - 1) + [(0, missing)], -math.inf)
     keys = xp.arange(k.shape[2])
     places = xp.unsqueeze(xp.arange(q.shape[2]), 1) + past
     ends = None if filled is None else filled.reshape((-1, 1, 1, 1))

@@ -267,17 +267,17 @@ def is_inf(xp: Library, x: Array, *, detect_negative: int = 1, detect_positive: 
 def cast(xp: Library, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
     """Into FP8 values beyond the largest become the largest, unless `saturate` is 0."""
     del round_mode  # of float8e8m0
-    return converted(xp, x, xp.dtype(tensor_dtype_to_np_dtype(to)), saturate=bool(saturate))
+    return convert(xp, x, xp.dtype(tensor_dtype_to_np_dtype(to)), saturate=bool(saturate))
 
 
 @operator("CastLike")
 def cast_like(xp: Library, x: Array, like: Array, *, saturate: int = 1, round_mode: str = "up") -> Array:
     """See `cast`."""
     del round_mode
-    return converted(xp, x, like.dtype, saturate=bool(saturate))
+    return convert(xp, x, like.dtype, saturate=bool(saturate))
 
 
-def converted(xp: Library, x: Array, dtype: DType, *, saturate: bool = True) -> Array:
+def convert(xp: Library, x: Array, dtype: DType, *, saturate: bool = True) -> Array:
     """`x` in another type, as ONNX's Cast does it."""
     if dtype == xp.bool:
         return xp.astype(x, xp.float32 if xp.is_floating(x) else x.dtype) != 0

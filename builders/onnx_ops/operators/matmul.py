@@ -35,10 +35,10 @@ def einsum(xp: Library, *xs: Array, equation: str) -> Array:
 @operator("MatMulInteger")
 def matmul_integer(xp: Library, a: Array, b: Array, a_zero: Array | None = None, b_zero: Array | None = None) -> Array:
     """Of 8-bit integers, into int32."""
-    return integer_product(xp, shifted(xp, a, a_zero, -2), shifted(xp, b, b_zero, -1))
+    return integer_product(xp, subtract_zero_point(xp, a, a_zero, -2), subtract_zero_point(xp, b, b_zero, -1))
 
 
-def shifted(xp: Library, x: Array, zero: Array | None, axis: int) -> Array:
+def subtract_zero_point(xp: Library, x: Array, zero: Array | None, axis: int) -> Array:
     """x - zero in int32; a zero point per row (axis -2) or per column (-1) is laid along that axis."""
     wide = xp.astype(x, xp.int32)
     if zero is None:

@@ -45,12 +45,12 @@ def layer_normalization(
     if xp.layer_norm is not None and outputs == 1 and plain and (bias is None or list(bias.shape) == sizes):
         return (xp.layer_norm(x, sizes, scale, bias, epsilon),)
     wide = xp.astype(x, xp.dtype(tensor_dtype_to_np_dtype(stash_type)))
-    normal, mean, inverse = _standardized(xp, wide, tuple(range(axis, x.ndim)), epsilon)
+    normal, mean, inverse = _standardize(xp, wide, tuple(range(axis, x.ndim)), epsilon)
     made = xp.astype(normal, x.dtype) * scale
     return (made if bias is None else made + bias, mean, inverse)[:outputs]
 
 
-def _standardized(xp: Library, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
+def _standardize(xp: Library, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
     """x less its mean, over its deviation; the mean; and one over the deviation."""
     mean = xp.mean(x, axis=axes, keepdims=True)
     centred = x - mean
@@ -93,7 +93,7 @@ def group_normalization(
 
 def _by_groups(xp: Library, x: Array, groups: int, epsilon: float) -> Array:
     parts = x.reshape((x.shape[0], groups, -1))
-    return _standardized(xp, parts, (2,), epsilon)[0].reshape(x.shape)
+    return _standardize(xp, parts, (2,), epsilon)[0].reshape(x.shape)
 
 
 def _channels(scale: Array, x: Array) -> Array:
@@ -106,7 +106,7 @@ def local_response(
     xp: Library, x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
 ) -> Array:
     """By the mean square of neighbouring channels; of an even number, the odd one out comes after."""
-    squares = xp.padded(x * x, [(0, 0), ((size - 1) // 2, size // 2), *[(0, 0)] * (x.ndim - 2)], 0)
+    squares = xp.pad_axes(x * x, [(0, 0), ((size - 1) // 2, size // 2), *[(0, 0)] * (x.ndim - 2)], 0)
     around = [xp.cut(squares, 1, start, start + x.shape[1]) for start in range(size)]
     return x / (bias + alpha / size * reduce(xp.add, around)) ** beta
 

@@ -11,8 +11,8 @@ from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from builders.onnx_ops.library import Array, DType, Library
-from builders.onnx_ops.operators.elementwise import converted
-from builders.onnx_ops.operators.matmul import integer_product, shifted
+from builders.onnx_ops.operators.elementwise import convert
+from builders.onnx_ops.operators.matmul import integer_product, subtract_zero_point
 from builders.onnx_ops.operators.windows import conv
 from builders.onnx_ops.table import must, operator
 
@@ -38,7 +38,7 @@ def quantize_linear(
     if zero is not None and whole:
         scaled = scaled + xp.astype(laid_out(xp, zero, x, axis, block_size), wide)
     if not whole:
-        return converted(xp, scaled, dtype, saturate=bool(saturate))
+        return convert(xp, scaled, dtype, saturate=bool(saturate))
     low, high = xp.ends(dtype) if output_dtype not in _NARROW else _ends(made)
     clipped = xp.clip(scaled, low, high)
     return xp.astype(xp.astype(clipped, xp.int32) if output_dtype in _NARROW else clipped, dtype)
@@ -92,7 +92,9 @@ def qlinear_matmul(
     y_scale: Array, y_zero: Array,
 ) -> Array:  # fmt: skip
     """The product of integers, scaled and rounded back to integers."""
-    sums = xp.astype(integer_product(xp, shifted(xp, a, a_zero, -2), shifted(xp, b, b_zero, -1)), xp.float32)
+    sums = xp.astype(
+        integer_product(xp, subtract_zero_point(xp, a, a_zero, -2), subtract_zero_point(xp, b, b_zero, -1)), xp.float32
+    )
     rows = xp.unsqueeze(a_scale, -1) if a_scale.ndim == 1 and a_scale.shape[0] != 1 else a_scale
     scaled = sums * xp.astype(rows * b_scale, xp.float32)
     return quantize_linear(xp, scaled, xp.astype(y_scale, xp.float32), y_zero, axis=-1)
@@ -109,7 +111,7 @@ def conv_integer(
     if zero is not None and zero.ndim == 1 and zero.shape[0] != 1:
         zero = zero.reshape((-1, *[1] * (weight.ndim - 1)))
     wide = xp.exact_dtype(None)
-    parts = (xp.astype(shifted(xp, part, by, 0), wide) for part, by in ((x, x_zero), (weight, zero)))
+    parts = (xp.astype(subtract_zero_point(xp, part, by, 0), wide) for part, by in ((x, x_zero), (weight, zero)))
     made = conv(
         xp, *parts, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads,
         strides=strides,

@@ -103,16 +103,16 @@ def _index_of(xp: Library, find: Callable[..., Array], x: Array, axis: int, keep
 @operator("CumSum")
 def cum_sum(xp: Library, x: Array, axis: Numbers, *, exclusive: int = 0, reverse: int = 0) -> Array:
     """Running sums; `exclusive` leaves an element out of its own."""
-    return _running(xp, xp.cumsum, x, axis, xp.zeros_like if exclusive else None, reverse)
+    return _accumulate(xp, xp.cumsum, x, axis, xp.zeros_like if exclusive else None, reverse)
 
 
 @operator("CumProd")
 def cum_prod(xp: Library, x: Array, axis: Numbers, *, exclusive: int = 0, reverse: int = 0) -> Array:
     """Running products; `exclusive` leaves an element out of its own."""
-    return _running(xp, xp.cumprod, x, axis, xp.ones_like if exclusive else None, reverse)
+    return _accumulate(xp, xp.cumprod, x, axis, xp.ones_like if exclusive else None, reverse)
 
 
-def _running(
+def _accumulate(
     xp: Library, run: Callable[..., Array], x: Array, axis: Numbers, first: Callable[..., Array] | None, reverse: int
 ) -> Array:
     (along,) = axis

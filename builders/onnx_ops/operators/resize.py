@@ -50,15 +50,15 @@ def resize(
     cropped = coordinate_transformation_mode == "tf_crop_and_resize"
     outside: Array | None = None
     for each in _axes(xp, x, roi if cropped else None, scales, sizes, axes, keep_aspect_ratio_policy):
-        if not cropped and _unchanged(each):
+        if not cropped and _is_unchanged(each):
             continue
         with xp.at_once() if isinstance(each.size, int) and isinstance(each.made, int) else nullcontext():
             # Traced, XLA would divide by multiplying, and round another way.
             at = rule(xp.astype(xp.arange(each.made), xp.float32), each)
         if mode == "nearest":
-            x = _taken(xp, x, each, _nearest(xp, at, nearest_mode))
+            x = _take_clipped(xp, x, each, _nearest(xp, at, nearest_mode))
         else:
-            x = _weighted(xp, x, each, at, mode, cubic_coeff_a, bool(exclude_outside))
+            x = _interpolate(xp, x, each, at, mode, cubic_coeff_a, bool(exclude_outside))
         if cropped:
             beyond = ((at < 0) | (at > each.size - 1)).reshape((-1, *[1] * (x.ndim - 1 - each.axis)))
             outside = beyond if outside is None else outside | beyond
@@ -87,20 +87,20 @@ def _axes(
     else:
         must(bool(scales), "it has neither scales nor sizes")
         factors = list(scales or ())
-        sizes = [_scaled(own, factor) for own, factor in zip(have, factors, strict=True)]
+        sizes = [_scale_size(own, factor) for own, factor in zip(have, factors, strict=True)]
     count = len(along)
     starts, ends = (roi[:count], roi[count:]) if roi else ([0.0] * count, [1.0] * count)
     return [_Axis(*found) for found in zip(along, have, sizes, factors, starts, ends, strict=True)]
 
 
-def _scaled(size: Any, factor: Any) -> Any:
+def _scale_size(size: Any, factor: Any) -> Any:
     """floor(size * factor), in integers where the factor is one."""
     if isinstance(factor, float) and factor.is_integer():
         return size * int(factor)
     return math.floor(size * factor)
 
 
-def _unchanged(each: _Axis) -> bool:
+def _is_unchanged(each: _Axis) -> bool:
     return isinstance(each.scale, (int, float)) and each.scale == 1
 
 
@@ -154,7 +154,7 @@ def _nearest(xp: Library, at: Array, mode: str) -> Array:
     return xp.floor(at) if mode == "floor" else xp.ceil(at)
 
 
-def _weighted(xp: Library, x: Array, each: _Axis, at: Array, mode: str, cubic: float, exclude: bool) -> Array:
+def _interpolate(xp: Library, x: Array, each: _Axis, at: Array, mode: str, cubic: float, exclude: bool) -> Array:
     """The sum over neighbours (2 of 'linear', 4 of 'cubic'); those outside are the edge's, or left out."""
     base = xp.floor(at)
     offset = at - base
@@ -169,14 +169,14 @@ def _weighted(xp: Library, x: Array, each: _Axis, at: Array, mode: str, cubic: f
     shape = (-1, *[1] * (x.ndim - 1 - each.axis))
     wide = x if xp.is_floating(x) else xp.astype(x, xp.float32)
     parts = [
-        _taken(xp, wide, each, place) * xp.astype(weight.reshape(shape), wide.dtype)
+        _take_clipped(xp, wide, each, place) * xp.astype(weight.reshape(shape), wide.dtype)
         for place, weight in zip(places, weights, strict=True)
     ]
     made = sum(parts[1:], parts[0])
     return made if xp.is_floating(x) else xp.astype(xp.round(made), x.dtype)
 
 
-def _taken(xp: Library, x: Array, each: _Axis, places: Array) -> Array:
+def _take_clipped(xp: Library, x: Array, each: _Axis, places: Array) -> Array:
     return xp.take(x, xp.astype(xp.clip(places, 0, each.size - 1), xp.int64), each.axis)
 
 

@@ -8,20 +8,20 @@ import numpy as np
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from builders.onnx_ops.library import Array, Library
-from builders.onnx_ops.table import Known, Numbers, Value, known, must, operator
+from builders.onnx_ops.table import Known, Numbers, Value, make_known, must, operator
 
 
 @operator("Shape")
 def shape_of(xp: Library, x: Array, *, start: int = 0, end: int | None = None) -> Known:  # noqa: ARG001
     """The sizes, as numbers."""
     sizes = list(x.shape)[start:end]
-    return known(sizes, (len(sizes),), np.int64)
+    return make_known(sizes, (len(sizes),), np.int64)
 
 
 @operator("Size")
 def size_of(xp: Library, x: Array) -> Known:  # noqa: ARG001
     """The number of elements."""
-    return known([math.prod(x.shape)], (), np.int64)
+    return make_known([math.prod(x.shape)], (), np.int64)
 
 
 @operator("Reshape")
@@ -145,18 +145,18 @@ def pad(
     along = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))
     for axis, before, after in zip(along, pads[: len(along)], pads[len(along) :], strict=True):
         if not (_is(before, 0) and _is(after, 0)):
-            x = _padded(xp, x, axis, before, after, mode, value)
+            x = _pad_axis(xp, x, axis, before, after, mode, value)
     return x
 
 
-def _padded(xp: Library, x: Array, axis: int, before: Any, after: Any, mode: str, value: Value | None) -> Array:
+def _pad_axis(xp: Library, x: Array, axis: int, before: Any, after: Any, mode: str, value: Value | None) -> Array:
     size = x.shape[axis]
     if mode == "constant":
         widths = [(0, 0)] * axis + [(before, after)] + [(0, 0)] * (x.ndim - 1 - axis)
         if value is None or isinstance(value, Known):
-            return xp.padded(x, widths, 0 if value is None else value.first)
-        inside = xp.padded(xp.ones_like(x, dtype=xp.bool), widths, 0)
-        return xp.where(inside, xp.padded(x, widths, 0), value.reshape(()))
+            return xp.pad_axes(x, widths, 0 if value is None else value.first)
+        inside = xp.pad_axes(xp.ones_like(x, dtype=xp.bool), widths, 0)
+        return xp.where(inside, xp.pad_axes(x, widths, 0), value.reshape(()))
     at = xp.arange(-before, size + after)
     if mode == "edge":
         at = xp.clip(at, 0, size - 1)
@@ -233,5 +233,5 @@ def center_crop_pad(xp: Library, x: Array, shape: Numbers, *, axes: list[int] | 
             x = xp.cut(x, axis, start := (have - size) // 2, start + size)
         elif have < size:
             before = (size - have) // 2
-            x = _padded(xp, x, axis, before, size - have - before, "constant", None)
+            x = _pad_axis(xp, x, axis, before, size - have - before, "constant", None)
     return x

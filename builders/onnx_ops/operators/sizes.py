@@ -91,14 +91,14 @@ _extreme("Min", "sym_min")
 _extreme("Max", "sym_max")
 
 
-def _rounded(name: str, function: Function) -> None:
+def _register_rounding(name: str, function: Function) -> None:
     @on_numbers(name)
     def run(xp: Library, x: Known) -> Known | None:  # noqa: ARG001
         return _of(_each(function, x), x.dtype) if x.symbolic else None
 
 
-_rounded("Floor", math.floor)
-_rounded("Ceil", math.ceil)
+_register_rounding("Floor", math.floor)
+_register_rounding("Ceil", math.ceil)
 
 
 @on_numbers("Cast")

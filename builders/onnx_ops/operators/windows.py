@@ -94,7 +94,7 @@ def _geometry(
     before, after = _pads(xp, x, kernel, strides, dilations, pads, auto_pad)
     if ceil_mode:
         after = [
-            _grown(size + left, right, (width - 1) * dilation + 1, stride)
+            _pad_to_window(size + left, right, (width - 1) * dilation + 1, stride)
             for size, width, stride, dilation, left, right in zip(
                 x.shape[2:], kernel, strides, dilations, before, after, strict=True
             )
@@ -102,7 +102,7 @@ def _geometry(
     return strides, dilations, before, after
 
 
-def _grown(size: Any, after: Any, reach: int, stride: int) -> Any:
+def _pad_to_window(size: Any, after: Any, reach: int, stride: int) -> Any:
     """The pad after an axis, of that size with the pad before, so that the last window ends with it."""
     count = -(-(size + after - reach) // stride) + 1
     if (count - 1) * stride >= size:
@@ -119,13 +119,13 @@ def max_pool(
     """The indices, where they are asked for, count in the whole array."""
     strides, dilations, before, after = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     if outputs == 1:
-        return xp.max_pool(x, kernel_shape, strides, before, _reached(after), dilations)
+        return xp.max_pool(x, kernel_shape, strides, before, _drop_negative(after), dilations)
     must(not storage_order, "it counts its indices by columns (storage_order 1); count them by rows")
     must(before == after and not ceil_mode, "it gives indices with uneven pads or ceil_mode; pad evenly")
     return xp.max_pool_indices(x, kernel_shape, strides, before, dilations)
 
 
-def _reached(after: Sizes) -> Sizes:
+def _drop_negative(after: Sizes) -> Sizes:
     """Pads of which a negative one (of ceil_mode) is what no window reaches, and stays."""
     return [max(width, 0) if isinstance(width, int) else width for width in after]
 
@@ -145,13 +145,13 @@ def average_pool(
     inside = xp.ones_like(x)
     if count_include_pad:
         counted = [min(more, have) if ceil_mode else have for more, have in zip(after, plain[1], strict=True)]
-        inside = xp.padded(inside, _widths(plain[0], counted), 1)
+        inside = xp.pad_axes(inside, _widths(plain[0], counted), 1)
         rest = [more - have for more, have in zip(after, counted, strict=True)]
-        inside = xp.padded(inside, _widths([0] * len(rest), rest), 0)
+        inside = xp.pad_axes(inside, _widths([0] * len(rest), rest), 0)
     else:
-        inside = xp.padded(inside, _widths(before, _reached(after)), 0)
+        inside = xp.pad_axes(inside, _widths(before, _drop_negative(after)), 0)
     none = [0] * len(ones)
-    x = xp.padded(x, _widths(before, _reached(after)), 0)
+    x = xp.pad_axes(x, _widths(before, _drop_negative(after)), 0)
     sums, counts = (xp.window_sums(part, kernel_shape, strides, none, none, dilations) for part in (x, inside))
     return sums / counts
 
@@ -169,7 +169,7 @@ def lp_pool(
 ) -> Array:  # fmt: skip
     """The p-th root of sums of p-th powers."""
     strides, dilations, before, after = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    return xp.window_sums(xp.abs(x) ** p, kernel_shape, strides, before, _reached(after), dilations) ** (1.0 / p)
+    return xp.window_sums(xp.abs(x) ** p, kernel_shape, strides, before, _drop_negative(after), dilations) ** (1.0 / p)
 
 
 @operator("GlobalAveragePool")
