@@ -18,7 +18,7 @@ from enginery.core.errors import EngineryError
 from enginery.core.types import Tensors
 from validation.attribution.blame import blame_lone, blame_slice
 from validation.attribution.cuts import spread
-from validation.attribution.result import Attribution, Finding, ranked
+from validation.attribution.result import Attribution, Finding, rank_segments
 from validation.attribution.sweep import USUAL, Size, Sweep, SweepCase
 from validation.attribution.tappable import Tappable
 from validation.attribution.tensor_errors import measure_error
@@ -72,7 +72,7 @@ def attribute(
         joint=joint,
         precision=precision,
         finding=found,
-        rows=ranked(rows),
+        rows=rank_segments(rows),
         taps=work.taps(),
         failed=tuple(failed),
         cases=tuple(item.case.name for item in cases),

@@ -37,7 +37,7 @@ class _Kept:
     arrays: Mapping[str, Array]
     held: Mapping[str, Bits]
 
-    def changed(self) -> str:
+    def find_changed(self) -> str:
         """The first output that does not hold what it held; empty when all do."""
         return next((name for name, array in self.arrays.items() if Bits.of(array) != self.held[name]), "")
 
@@ -142,7 +142,7 @@ class Repeats:
 
     def _look_again(self, kept: _Kept) -> None:
         self._kept_bytes -= _size(kept)
-        if changed := kept.changed():
+        if changed := kept.find_changed():
             self.outputs.add(f"call {kept.call}, {kept.name}", f"{changed} changed after it was answered")
 
     def checks(self, pool: Sequence[Repeated], seconds: float) -> Iterator[Check]:

@@ -18,7 +18,7 @@ from validation.canary.judging.criteria import REPLICATES, is_finite
 from validation.canary.observations import ObservationTable
 from validation.statistics.distributions import NORMAL
 from validation.statistics.evidence import Evidence, Side
-from validation.statistics.slowdown import answered, quantile_effects
+from validation.statistics.slowdown import quantile_effects, select_answered
 
 CURVE_POINTS, WINDOWS, LEAST_IN_WINDOW, MOST_ERRORS, MOST_WORST = 160, 48, 8, 12, 8
 PROBABILITIES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
@@ -97,7 +97,7 @@ class CanaryView:
 
 def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: Evidence, seed: int) -> CanaryView:
     """Everything that is shown. seed: of the bootstrap."""
-    sides = answered(evidence)
+    sides = select_answered(evidence)
     return CanaryView(
         mann_whitney=mann_whitney(*sides),
         quantiles=tuple(_quantiles(evidence, sides, seed)),

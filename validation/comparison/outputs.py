@@ -84,7 +84,7 @@ class Comparison:
 
     def checks(self, limits: Limits) -> Iterator[Check]:
         """Failures first, then the golden cases of each output, then its edges."""
-        yield from (*self.failures, *self._unmeasured())
+        yield from (*self.failures, *self._check_measured())
         for of_kind in (self._golden, self._edges):
             for name, output in self.outputs.items():
                 yield from of_kind(name, output, limits)
@@ -93,7 +93,7 @@ class Comparison:
         """By output, the drift of the golden cases: what a case beside the golden set is judged by."""
         return {name: of_golden(output.golden) for name, output in self.outputs.items() if output.golden}
 
-    def _unmeasured(self) -> Iterator[Check]:
+    def _check_measured(self) -> Iterator[Check]:
         """Comparisons that say nothing: of infinities alone, and of no elements at all."""
         drifts = {name: (found.golden, *found.edges.values()) for name, found in self.outputs.items()}
         known = {name: [part for part in parts if part] for name, parts in drifts.items()}
@@ -109,7 +109,7 @@ class Comparison:
         if output.golden is None:
             return
         held = limits.at(name, "golden", output.golden.count)
-        found = _measured(self.joint, output.dtype, of_golden(output.golden), None, held)
+        found = _measure_drift(self.joint, output.dtype, of_golden(output.golden), None, held)
         varies = not output.expected.constant and (found.drift.mismatches is not None or found.moves)
         if varies and output.actual.constant:
             note = "the same for every sample, where the expected output differs"
@@ -124,7 +124,7 @@ class Comparison:
         columns: dict[str, dict[str, Value]] = {}
         for case, drift in output.edges.items():
             held = limits.at(name, "edge", drift.count)
-            for value in _measured(self.joint, output.dtype, drift, usual, held).values():
+            for value in _measure_drift(self.joint, output.dtype, drift, usual, held).values():
                 columns.setdefault(value.name, {})[case] = value
         for values in columns.values():
             yield _worst_edge(self.joint, name, values)
@@ -155,17 +155,17 @@ def edge_checks(
     """
     name, inputs = case
     drift = of_edge(measure(*pair, also=DECISIONS, samples=samples_of(inputs, pair[0])), usual)
-    values = _measured(joint, pair[0].dtype, drift, usual, held).values()
+    values = _measure_drift(joint, pair[0].dtype, drift, usual, held).values()
     return tuple(check_of(joint, output, name, value) for value in values)
 
 
-def _measured(
+def _measure_drift(
     joint: str, dtype: np.dtype, drift: Drift, usual: Drift | None, held: tuple[Budget, Drift | None]
 ) -> Measured:
     budget, honest = held
     common = max(part.exponent for part in (drift, usual, honest) if part)
-    drift, still = drift.scaled(common), still_share(dtype)
-    usual, honest = (part and part.scaled(common) for part in (usual, honest))
+    drift, still = drift.scale_to(common), still_share(dtype)
+    usual, honest = (part and part.scale_to(common) for part in (usual, honest))
     return Measured(drift, budget, still, usual, honest, joint == "engine")
 
 

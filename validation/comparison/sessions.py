@@ -132,13 +132,13 @@ def _checks(
         found.add(case, expected, actual)
         for first, second in ((expected, again), (actual, twice)):
             if second is not None:
-                found.failures += _repeated(joint, case, first, second, limits)
+                found.failures += _check_repeats(joint, case, first, second, limits)
     if usual is not None:
         usual.update(found.usual())
     return limits.judge(found.checks)
 
 
-def _repeated(joint: str, case: Case, first: Tensors, again: Tensors, limits: StagedLimits) -> Iterator[Check]:
+def _check_repeats(joint: str, case: Case, first: Tensors, again: Tensors, limits: StagedLimits) -> Iterator[Check]:
     """Failed checks of the outputs of one session that differ from run to run by more than their limits allow."""
     for output, value in first.items():
         try:

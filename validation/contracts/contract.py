@@ -52,7 +52,7 @@ def contract_checks(
     """
     watches: list[Watch] = [_Structured(name, item, shapes[0]) for name, item in contract.structured.items()]
     watches += [Likeness(name, limits, golden.labels) for name, limits in contract.distributional.rows.items()]
-    checks = list(_watched(watches, reference, candidate, golden))
+    checks = list(_watch_runs(watches, reference, candidate, golden))
     if contract.bitwise is not None:
         try:
             checks += repeat_checks(contract.bitwise, candidate, golden, shapes[1], budgets)
@@ -75,7 +75,7 @@ class Watch(Protocol):
         ...
 
 
-def _watched(watches: Sequence[Watch], reference: Session, candidate: Session, golden: GoldenSet) -> Iterator[Check]:
+def _watch_runs(watches: Sequence[Watch], reference: Session, candidate: Session, golden: GoldenSet) -> Iterator[Check]:
     """Both run once per case, whatever is promised."""
     for case in golden.cases if watches else ():
         graph = run(reference, case.inputs)

@@ -41,9 +41,9 @@ def two_sample_checks(wanted: Seeds, reference: Session, candidate: Session, gol
     generator = np.random.default_rng(SEED)
     if wanted.vary is not None and wanted.vary not in case.inputs:
         raise InputError(f"seeds.vary: {wanted.vary!r} is no input; known: {', '.join(case.inputs)}")
-    expected = [run(reference, item) for item in _drawn(wanted, case.inputs, generator)]
+    expected = [run(reference, item) for item in _draw_inputs(wanted, case.inputs, generator)]
     try:
-        actual = [run(candidate, item) for item in _drawn(wanted, case.inputs, generator)]
+        actual = [run(candidate, item) for item in _draw_inputs(wanted, case.inputs, generator)]
     except EngineryError as error:
         yield Check("engine", "contract runs", "", case.name, None, None, False, str(error))
         return
@@ -90,7 +90,7 @@ def holm(p_values: Mapping[str, float], tests: int) -> dict[str, float]:
     return {name: adjusted[name] for name in p_values}
 
 
-def _drawn(wanted: Seeds, inputs: Tensors, generator: np.random.Generator) -> Iterator[Tensors]:
+def _draw_inputs(wanted: Seeds, inputs: Tensors, generator: np.random.Generator) -> Iterator[Tensors]:
     """The inputs, once per draw: with whole random numbers in an integer `vary`, and normal ones in another."""
     for _ in range(wanted.draws):
         if wanted.vary is None:

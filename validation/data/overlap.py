@@ -55,7 +55,7 @@ def golden_digests(groups: Iterable[Tensors], complete: bool) -> bytes:
     return b"".join(_digests(groups, complete))
 
 
-def merged(parts: Iterable[bytes]) -> bytes:
+def merge_digests(parts: Iterable[bytes]) -> bytes:
     """What `Noted.seen` of all parts would be in one pass."""
     return b"".join(sorted(set().union(*map(_split, parts))))
 

@@ -157,33 +157,35 @@ def _above_floor(default: Budget, rounded: str, floor: Floor) -> tuple[Budget, s
     sqnr_db = _least(sqnr_db)
     max_rel = max(default.max_rel or 0.0, min(floor.max_rel * 10 ** (below / 20), 1.0))
     note = f"float32's own noise is {floor.sqnr_db:.0f} dB below this output"
-    return replace(default, sqnr_db=sqnr_db, max_rel=max_rel), note + _loosened(default, sqnr_db)
+    return replace(default, sqnr_db=sqnr_db, max_rel=max_rel), note + _describe_loosening(default, sqnr_db)
 
 
 def _above_honest(joint: Joint, default: Budget, rounded: str, drift: Drift) -> tuple[Budget, str]:
     margin = HONEST_DB if joint == "engine" else CAST_DB
-    sqnr_db = _held(drift.sqnr_db, margin)
+    sqnr_db = _limit_from_honest(drift.sqnr_db, margin)
     max_rel = min(max(drift.max_rel, 10 ** (-(MOST_DB - MARGIN_DB["fp32"]) / 20)) * EXTREME, 1.0)
     times = "twice" if margin == HONEST_DB else "four times"
     note = f"honest {rounded} rounding is {drift.sqnr_db:.0f} dB below this output; {times} that"
     if drift.sqnr_db < LEAST_DB:
         note = f"honest {rounded} rounding drowns this output"
     budget = replace(default, sqnr_db=sqnr_db, max_rel=max_rel)
-    return _with_slices(budget, drift, margin), note + _loosened(default, sqnr_db)
+    return _with_slices(budget, drift, margin), note + _describe_loosening(default, sqnr_db)
 
 
 def _with_slices(budget: Budget, drift: Drift, margin: float = HONEST_DB) -> Budget:
     """Each slice is held to the SQNR of the whole, or to what `drift_checks` allows it by its own honest rounding."""
     if not drift.centered_sq:
         return replace(budget, slice_sqnr_db=budget.sqnr_db)
-    return replace(budget, slice_sqnr_db=budget.sqnr_db, centered_sqnr_db=_held(drift.centered_sqnr_db, margin))
+    return replace(
+        budget, slice_sqnr_db=budget.sqnr_db, centered_sqnr_db=_limit_from_honest(drift.centered_sqnr_db, margin)
+    )
 
 
 def _with_quartile(budget: Budget, honest_db: float) -> Budget:
-    return replace(budget, quartile_sqnr_db=_held(honest_db, HONEST_DB))
+    return replace(budget, quartile_sqnr_db=_limit_from_honest(honest_db, HONEST_DB))
 
 
-def _held(honest_db: float, margin: float) -> float:
+def _limit_from_honest(honest_db: float, margin: float) -> float:
     """The limit that honest rounding gives: with a margin, and as if it were no less than float32's noise."""
     return _least(min(honest_db, MOST_DB - MARGIN_DB["fp32"]) - margin)
 
@@ -192,7 +194,7 @@ def _least(sqnr_db: float) -> float:
     return round(max(sqnr_db, LEAST_DB), 1)
 
 
-def _loosened(default: Budget, sqnr_db: float) -> str:
+def _describe_loosening(default: Budget, sqnr_db: float) -> str:
     return f" (looser than {default.sqnr_db:g})" if default.sqnr_db is not None and sqnr_db < default.sqnr_db else ""
 
 

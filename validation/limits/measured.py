@@ -54,14 +54,14 @@ class Measured:
     @property
     def varies(self) -> bool:
         """Whether the expected output varies over the samples by more than its rounding."""
-        return self._variation > self._rounding(STILL)
+        return self._variation > self._bound_rounding(STILL)
 
     @property
     def moves(self) -> bool:
         """Whether it varies by more than the last bits of its type: an answer that is constant there is none."""
-        return self._variation > self._rounding(MOVES)
+        return self._variation > self._bound_rounding(MOVES)
 
-    def _rounding(self, units: float) -> float:
+    def _bound_rounding(self, units: float) -> float:
         """Energy of so many units of the output's type; of an honest kernel's rounding where that is more."""
         known = self.honest if self.rounded else None
         made = 2 * _mean(known.error_sq, known) * self.drift.count if known else 0.0
@@ -108,7 +108,7 @@ class Measured:
             return
         for name, least in budget.items():
             if name == "centered_sqnr_db":
-                yield from self._centered(least)
+                yield from self._measure_centered(least)
             elif name == "slice_sqnr_db":
                 yield from self._slice(least)
             elif name == "quartile_sqnr_db":
@@ -121,7 +121,7 @@ class Measured:
             else:
                 yield Value(name, least, getattr(drift, name), _where(drift) if name == "max_abs" else "")
 
-    def _centered(self, limit: float | None) -> Iterator[Value]:
+    def _measure_centered(self, limit: float | None) -> Iterator[Value]:
         drift = self.drift
         if drift.slices is None or not drift.count:
             return

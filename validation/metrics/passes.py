@@ -54,7 +54,7 @@ def flat_parts(expected: Array, actual: Array, exponent: int, threads: int) -> I
     """The sums of spans of the flattened arrays."""
     shape = expected.shape
     if not (expected.flags.c_contiguous and actual.flags.c_contiguous):
-        yield from _strided(expected, actual, exponent)
+        yield from _pass_strided(expected, actual, exponent)
         return
     e, a = expected.reshape(-1), actual.reshape(-1)
 
@@ -67,7 +67,7 @@ def flat_parts(expected: Array, actual: Array, exponent: int, threads: int) -> I
     yield from _in_threads(measure, range(0, len(e), SPAN), threads)
 
 
-def _strided(expected: Array, actual: Array, exponent: int) -> Iterator[Part]:
+def _pass_strided(expected: Array, actual: Array, exponent: int) -> Iterator[Part]:
     """The same for arrays that do not lie in one piece, which a flat view would copy whole."""
     start = 0
     for e, a in pairs_of(expected, actual, CHUNK):
@@ -166,7 +166,7 @@ class Tally:
 
     def _add(self, e: Array, a: Array) -> bool:
         """Add a chunk of finite elements; False, and nothing is added, when it holds NaN or infinities."""
-        wide, error = self._loaded(e, a)
+        wide, error = self._load_buffers(e, a)
         np.subtract(error, wide, out=error)
         expected_sq, cross, error_sq = _dot(wide, wide), _dot(wide, error), _dot(error, error)
         actual_sq, dot = expected_sq + 2 * cross + error_sq, expected_sq + cross  # a = e + (a - e): a pass less
@@ -190,7 +190,7 @@ class Tally:
                 self.worst = self.taken + int(np.argmax(error))
         return True
 
-    def _loaded(self, e: Array, a: Array) -> tuple[Array, Array]:
+    def _load_buffers(self, e: Array, a: Array) -> tuple[Array, Array]:
         if len(e) > self._buffers.shape[1]:
             self._buffers = np.empty((2, len(e)))
         wide, error = self._buffers[:, : len(e)]

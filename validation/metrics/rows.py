@@ -110,7 +110,7 @@ def measure_rows(expected: Array, actual: Array, k: int = TOP_K, divergences: bo
 
 def _measure(expected: Array, actual: Array, start: int, shape: tuple[int, ...], k: int, divergences: bool) -> Rows:
     if not divergences:
-        return Rows(len(expected), _agreeing(expected, actual), math.nan, k=k)
+        return Rows(len(expected), _count_agreeing(expected, actual), math.nan, k=k)
     e, a = expected.astype(np.float64), actual.astype(np.float64)
     finite = np.isfinite(e).all(axis=1) & np.isfinite(a).all(axis=1)
     kl, js = _divergences(e[finite], a[finite])
@@ -119,18 +119,18 @@ def _measure(expected: Array, actual: Array, start: int, shape: tuple[int, ...],
         row = start + int(np.flatnonzero(finite)[np.argmax(js)])
         at = tuple(int(index) for index in np.unravel_index(row, shape)) if shape else ()
     return Rows(
-        len(e), _agreeing(e, a), _shared(e, a, k), int(finite.sum()), float(kl.sum()), float(js.sum()),
+        len(e), _count_agreeing(e, a), _sum_top_k_share(e, a, k), int(finite.sum()), float(kl.sum()), float(js.sum()),
         float(kl.max(initial=0)), float(js.max(initial=0)), at, k,
     )  # fmt: skip
 
 
-def _agreeing(e: Array, a: Array) -> int:
+def _count_agreeing(e: Array, a: Array) -> int:
     chosen = np.argmax(a, axis=1)[:, None]
     same = np.take_along_axis(e, chosen, axis=1)[:, 0] == e.max(axis=1)
     return int((same & ~np.isnan(np.take_along_axis(a, chosen, axis=1)[:, 0])).sum())
 
 
-def _shared(e: Array, a: Array, k: int) -> float:
+def _sum_top_k_share(e: Array, a: Array, k: int) -> float:
     """Sum over the rows of the share of the k likeliest in `a` that are as likely as the k-th in `e`."""
     if k == e.shape[1]:
         return float((~np.isnan(a).any(axis=1)).sum())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from enginery.core.reports.proof import Report
 from enginery.core.reports.spread import Spread, Worst
-from validation.plots.charts import Curve, ecdf, series, spanning
+from validation.plots.charts import Curve, ecdf, series, span_axis
 from validation.plots.marks import Axis, Colour, Plot
 from validation.plots.svg import svg
 from validation.plots.texts import decibels_text, number_text
@@ -59,7 +59,7 @@ class WorstRow:
 def distributions(reports: Sequence[Report]) -> list[ErrorDistribution]:
     """Per output two pictures: SQNR over the samples, and absolute errors over the elements; worst outputs first."""
     outputs: dict[str, list[_Found]] = {}
-    for found in _found(reports):
+    for found in _collect_spreads(reports):
         if found.spread.abs_error:
             outputs.setdefault(found.spread.output, []).append(found)
     worst = sorted(outputs, key=lambda output: min(map(_median, outputs[output])))
@@ -68,13 +68,13 @@ def distributions(reports: Sequence[Report]) -> list[ErrorDistribution]:
 
 def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
     """The worst sample of each graph and engine first, then their others; at most `MOST_ROWS`."""
-    found = list(_found(reports))
+    found = list(_collect_spreads(reports))
     firsts = [_row(item, item.spread.worst[0]) for item in found if item.spread.worst]
     others = [_row(item, worst) for item in found for worst in item.spread.worst[1:]]
     return (sorted(firsts, key=_rank) + sorted(others, key=_rank))[:MOST_ROWS]
 
 
-def _found(reports: Sequence[Report]) -> list[_Found]:
+def _collect_spreads(reports: Sequence[Report]) -> list[_Found]:
     """Every spread once, in the order of the joints."""
     groups: dict[str, tuple[Spread, list[Report]]] = {}
     for report in reports:
@@ -133,7 +133,7 @@ def _sqnr(output: str, found: Sequence[_Found]) -> Plot | None:
     values = [value for item in found for value in item.spread.sqnr_db]
     if not any(map(math.isfinite, values)):
         return None
-    low, high = spanning(values, least=10.0)
+    low, high = span_axis(values, least=10.0)
     curves = [_curve(item, item.spread.sqnr_db) for item in found if any(map(math.isfinite, item.spread.sqnr_db))]
     words = f"Share of the samples whose SQNR is at most so many decibels, output {output}"
     return ecdf(curves, Axis(low, high, "SQNR of a sample; further left is worse", text=decibels_text), words)
@@ -143,7 +143,7 @@ def _errors(output: str, found: Sequence[_Found]) -> Plot | None:
     values = [value for item in found for value in item.spread.abs_error if value > 0]
     if not values:
         return None
-    low, high = spanning(values, log=True, pad=0.02, least=0.5)
+    low, high = span_axis(values, log=True, pad=0.02, least=0.5)
     curves = [_curve(item, item.spread.abs_error, quantiles=True) for item in found if item.spread.abs_error[-1] > 0]
     words = f"Share of the elements whose absolute error is at most so much, output {output}"
     axis = Axis(low, high, "absolute error, logarithmic; further right is worse", log=True, text=number_text)

@@ -139,7 +139,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
     engines = tuple(_engine(index, entry, version) for index, entry in enumerate(version.engines))
     counts = {status: sum(engine.entry.status == status for engine in engines) for status in STATUSES}
     reports = version.reports
-    untouched = dict.fromkeys(_untouched(version))
+    untouched = dict.fromkeys(_list_untouched(version))
     return VersionPage(
         manifest=version,
         reference=version.reference,
@@ -166,7 +166,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
     )
 
 
-def _untouched(version: VersionDocument) -> Iterator[str]:
+def _list_untouched(version: VersionDocument) -> Iterator[str]:
     """Precisions of quantized engines whose graph is the exported model itself: its author quantized it."""
     original = version.sources.get("onnx")
     for entry in version.engines if original else ():

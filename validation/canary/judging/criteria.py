@@ -19,7 +19,14 @@ from validation.statistics.distributions import NORMAL, t_quantile
 from validation.statistics.evidence import Evidence
 from validation.statistics.memory import LEAST_INDEPENDENT
 from validation.statistics.rates import POWER
-from validation.statistics.slowdown import LEAST_BEYOND, Effect, answered, quantile_effects, quantile_of, rank_bounds
+from validation.statistics.slowdown import (
+    LEAST_BEYOND,
+    Effect,
+    quantile_effects,
+    quantile_of,
+    rank_bounds,
+    select_answered,
+)
 
 Verdict = Literal["PASS", "FAIL", "INSUFFICIENT"]
 VERDICTS: tuple[Verdict, ...] = ("PASS", "FAIL", "INSUFFICIENT")
@@ -72,12 +79,12 @@ class Criterion:
     def without_infinities(self) -> "Criterion":
         """With None for what JSON has no number for; what is None means the same as what is infinite."""
 
-        def known(value: float | None) -> float | None:
+        def finite_or_none(value: float | None) -> float | None:
             return value if is_finite(value) else None
 
-        low, high, detectable, provable = map(known, (self.low, self.high, self.detectable, self.provable))
+        low, high, detectable, provable = map(finite_or_none, (self.low, self.high, self.detectable, self.provable))
         return replace(
-            self, estimate=known(self.estimate), low=low, high=high, detectable=detectable, provable=provable
+            self, estimate=finite_or_none(self.estimate), low=low, high=high, detectable=detectable, provable=provable
         )
 
 
@@ -100,7 +107,7 @@ def latency_criteria(
 
     The same blocks are drawn on both sides when they saw the same requests, so what both suffered cancels.
     """
-    sides = answered(evidence)
+    sides = select_answered(evidence)
     effects = quantile_effects(
         sides,
         [probability(name) for name in thresholds.latency],

@@ -46,7 +46,7 @@ def _share(
 ) -> Criterion:
     difference = name == "errors"
     passing = levels.passing / 2 if difference else levels.passing
-    needed = rates.needed(margin, passing)
+    needed = rates.count_needed(margin, passing)
     return Criterion(
         name,
         "share",

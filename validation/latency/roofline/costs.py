@@ -133,7 +133,7 @@ def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized: Sequence[
         nodes=len(costs),
         working_bytes=working_bytes,
         by_dtype=by_type,
-        uncounted=uncounted(costs),
+        uncounted=list_uncounted(costs),
         unsized=tuple(unsized),
     )
 
@@ -146,6 +146,6 @@ def operations_by_dtype(costs: Iterable[NodeCost]) -> Mapping[str, int]:
     return found
 
 
-def uncounted(costs: Iterable[NodeCost]) -> tuple[str, ...]:
+def list_uncounted(costs: Iterable[NodeCost]) -> tuple[str, ...]:
     """The operators that nobody counted, each once, in order."""
     return tuple(dict.fromkeys(item.op_type for item in costs if not item.known))

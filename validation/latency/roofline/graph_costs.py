@@ -140,14 +140,14 @@ def _tensors(graph: "GraphProto") -> dict[str, Seen]:
     """Type and shape of every tensor that has both."""
     found: dict[str, Seen] = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
-        if (seen := _seen(value.type)) is not None:
+        if (seen := _read_tensor_type(value.type)) is not None:
             found[value.name] = seen
     for item in graph.initializer:
         found[item.name] = (element_name(item.data_type), tuple(item.dims))
     return found
 
 
-def _seen(kind: "TypeProto") -> Seen | None:
+def _read_tensor_type(kind: "TypeProto") -> Seen | None:
     tensor = kind.tensor_type
     if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
         return None
