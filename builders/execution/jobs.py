@@ -12,7 +12,7 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """What one step's process may use. The process dies when it passes either.
 
     raise_timeout, raise_memory: the remedies that the error then names, e.g. 'raise build.timeout_s in the spec'.
@@ -84,7 +84,7 @@ class Job(Generic[Result_co]):
     name: str
     request: Request[Result_co]
     store: str = ""
-    limits: Limits = field(default_factory=Limits)
+    limits: ProcessLimits = field(default_factory=ProcessLimits)
     needs: Needs = field(default_factory=Needs)
     reduced: ReducedRequest[Result_co] | None = None
 

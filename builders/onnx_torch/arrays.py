@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from builders.onnx_ops.library import Library
+from builders.onnx_ops.library import ArrayLibrary
 from builders.onnx_ops.table import must
 from builders.onnx_ops.torch_arrays import to_array, to_tensor
 from enginery.core.errors import ModelError
@@ -257,4 +257,4 @@ def layer_norm(x: Tensor, sizes: Sizes, scale: Tensor, bias: Tensor | None, epsi
     return F.layer_norm(x, sizes, scale, bias, epsilon)
 
 
-TORCH = Library("torch", sys.modules[__name__], torch, F)
+TORCH = ArrayLibrary("torch", sys.modules[__name__], torch, F)

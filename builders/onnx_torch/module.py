@@ -12,7 +12,7 @@ from onnx import ModelProto
 from torch import Tensor
 
 from builders.onnx_ops import reading
-from builders.onnx_ops.graph import Program, known_operators
+from builders.onnx_ops.graph import BoundGraph, known_operators
 from builders.onnx_ops.reading import Body
 from builders.onnx_ops.table import MOST_NUMBERS, Lookups
 from builders.onnx_torch.arrays import NARROW, TORCH, asarray, dtype
@@ -35,7 +35,7 @@ class OnnxModule(torch.nn.Module):
     def __init__(self, body: Body, clamped: bool = False) -> None:
         super().__init__()
         self._clamped, self._told = clamped, _Told()
-        self._program = Program(body, TORCH, folded=MOST_NUMBERS)
+        self._program = BoundGraph(body, TORCH, folded=MOST_NUMBERS)
         self._attribute_of = dict(_safe_names(list(self._program.constants)))
         for name, plain in self._attribute_of.items():
             tensor = _call_named(f"constant {name!r}", asarray, self._program.constants.pop(name))

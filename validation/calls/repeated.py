@@ -43,7 +43,7 @@ class _Kept:
 
 
 @dataclass
-class _Found:
+class _Fault:
     """How often something was wrong, and the first time: where, and what."""
 
     count: int = 0
@@ -57,7 +57,7 @@ class _Found:
 
 
 @dataclass
-class Repeats:
+class RepeatedCalls:
     """Calls of one session. bits: whether equal inputs must have equal bits; asked when bits differ for the first time.
 
     limits: what answers of equal inputs are held to where bits may differ.
@@ -67,9 +67,9 @@ class Repeats:
     limits: StagedLimits
     bits: Callable[[], bool]
     calls: int = 0
-    answers: _Found = field(default_factory=_Found)
-    outputs: _Found = field(default_factory=_Found)
-    inputs: _Found = field(default_factory=_Found)
+    answers: _Fault = field(default_factory=_Fault)
+    outputs: _Fault = field(default_factory=_Fault)
+    inputs: _Fault = field(default_factory=_Fault)
     _firsts: list[_Kept] = field(default_factory=list)
     _kept: deque[_Kept] = field(default_factory=deque)
     _kept_bytes: int = 0
@@ -155,7 +155,7 @@ class Repeats:
         yield _check("calls inputs", self.inputs, told, "compared after each call")
 
 
-def _check(name: str, found: _Found, told: str, passed: str) -> Check:
+def _check(name: str, found: _Fault, told: str, passed: str) -> Check:
     note = f"{found.what}; {found.count} of {told}" if found.count else passed
     where = found.where or "repeated calls"
     return Check("engine", name, "", where, float(found.count), 0.0, not found.count, note)

@@ -15,8 +15,8 @@ from enginery.core.reports.proof import Check
 from enginery.core.types import Tensors
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budget, at_most, within
-from validation.limits.measured import Measured, Value, as_declared, of_edge, of_golden, still_share
-from validation.limits.on_demand import Limits
+from validation.limits.measured import MeasuredDrift, Value, as_declared, of_edge, of_golden, still_share
+from validation.limits.on_demand import OutputLimits
 from validation.metrics.constancy import Constancy
 from validation.metrics.drift import DECISIONS, Drift, measure
 from validation.metrics.tally import Spreads, samples_of
@@ -47,7 +47,7 @@ class Compared:
 
 
 @dataclass
-class Comparison:
+class StageComparison:
     """The cases of one joint, as they are compared."""
 
     joint: str
@@ -82,7 +82,7 @@ class Comparison:
         if self.spreads is not None:
             self.spreads.add(output, case.name, case.kind == "golden", (expected, actual), samples)
 
-    def checks(self, limits: Limits) -> Iterator[Check]:
+    def checks(self, limits: OutputLimits) -> Iterator[Check]:
         """Failures first, then the golden cases of each output, then its edges."""
         yield from (*self.failures, *self._check_measured())
         for of_kind in (self._golden, self._edges):
@@ -105,7 +105,7 @@ class Comparison:
             note = "nothing was measured: every output is empty; give golden data with answers"
             yield Check(self.joint, "measured", "", "golden", 0.0, None, False, note)
 
-    def _golden(self, name: str, output: Compared, limits: Limits) -> Iterator[Check]:
+    def _golden(self, name: str, output: Compared, limits: OutputLimits) -> Iterator[Check]:
         if output.golden is None:
             return
         held = limits.at(name, "golden", output.golden.count)
@@ -119,7 +119,7 @@ class Comparison:
             note = "nothing was measured: it is empty" if _is_empty(found.drift) else note
             yield check_of(self.joint, name, "golden", replace(value, note=note))
 
-    def _edges(self, name: str, output: Compared, limits: Limits) -> Iterator[Check]:
+    def _edges(self, name: str, output: Compared, limits: OutputLimits) -> Iterator[Check]:
         usual = of_golden(output.golden) if output.golden else None
         columns: dict[str, dict[str, Value]] = {}
         for case, drift in output.edges.items():
@@ -161,12 +161,12 @@ def edge_checks(
 
 def _measure_drift(
     joint: str, dtype: np.dtype, drift: Drift, usual: Drift | None, held: tuple[Budget, Drift | None]
-) -> Measured:
+) -> MeasuredDrift:
     budget, honest = held
     common = max(part.exponent for part in (drift, usual, honest) if part)
     drift, still = drift.scale_to(common), still_share(dtype)
     usual, honest = (part and part.scale_to(common) for part in (usual, honest))
-    return Measured(drift, budget, still, usual, honest, joint == "engine")
+    return MeasuredDrift(drift, budget, still, usual, honest, joint == "engine")
 
 
 def _is_empty(drift: Drift) -> bool:

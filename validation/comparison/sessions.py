@@ -11,12 +11,12 @@ from enginery.arrays.arrays import Array
 from enginery.core.errors import DataError, EngineryError, InputError
 from enginery.core.reports.proof import Check
 from enginery.core.types import Session, Tensors
-from validation.comparison.outputs import Comparison, check_of
+from validation.comparison.outputs import StageComparison, check_of
 from validation.comparison.task import TaskMetric
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budget, Budgets
-from validation.limits.measured import Measured
-from validation.limits.on_demand import Limits, StagedLimits
+from validation.limits.measured import MeasuredDrift
+from validation.limits.on_demand import OutputLimits, StagedLimits
 from validation.metrics.drift import DECISIONS, Drift, is_exact, measure
 from validation.metrics.tally import Spreads
 
@@ -28,7 +28,7 @@ def drift_checks(
     reference: Session,
     candidate: Session,
     golden: GoldenSet,
-    limits: Budget | Budgets | Limits | StagedLimits,
+    limits: Budget | Budgets | OutputLimits | StagedLimits,
     spreads: Spreads | None = None,
     usual: dict[str, Drift] | None = None,
 ) -> tuple[Check, ...]:
@@ -96,12 +96,12 @@ def case_checks(
     joint: str, case: str, output: str, expected: Array, actual: Array, budget: Budget
 ) -> tuple[Check, ...]:
     """The checks of one output of one case. Raises ValueError when shapes or kinds differ."""
-    found = Measured(measure(expected, actual, also=DECISIONS), budget)
+    found = MeasuredDrift(measure(expected, actual, also=DECISIONS), budget)
     return tuple(check_of(joint, output, case, value) for value in found.values())
 
 
 def limited_checks(
-    joint: str, case: tuple[str, str], output: str, pair: tuple[Array, Array], limits: Limits
+    joint: str, case: tuple[str, str], output: str, pair: tuple[Array, Array], limits: OutputLimits
 ) -> tuple[Check, ...]:
     """`case_checks` of a case by name and kind."""
     name, kind = case
@@ -119,7 +119,7 @@ def _checks(
     usual: dict[str, Drift] | None = None,
 ) -> tuple[Check, ...]:
     """reference: the session that expected outputs come from, which must give them twice; without one the candidate."""
-    found = Comparison(joint, spreads, {spec.name: spec.dtype for spec in candidate.outputs})
+    found = StageComparison(joint, spreads, {spec.name: spec.dtype for spec in candidate.outputs})
     for index, case in enumerate(golden.cases):
         expected = expected_of(case)
         again = run(reference, case.inputs) if index == 0 and reference else None

@@ -18,7 +18,7 @@ Form = Literal["xyxy", "xywh", "cxcywh"]
 
 
 @dataclass(frozen=True)
-class Boxes:
+class BoxLimits:
     """Boxes along the last axis of an output (.., n, 4), and what may differ.
 
     form: two corners; a corner and the size; or the centre and the size.  classes, scores: outputs (.., n) beside it;

@@ -8,14 +8,14 @@ import numpy as np
 
 from enginery.arrays.arrays import Array
 from enginery.core.types import Tensors
-from validation.contracts.boxes import Boxes
-from validation.contracts.sequences import End, Sequence, rows_of, up_to
+from validation.contracts.boxes import BoxLimits
+from validation.contracts.sequences import SequenceEnd, SequenceLimits, rows_of, up_to
 
 Order = Literal["ascending", "descending", "strictly ascending", "strictly descending"]
 
 
 @dataclass(frozen=True)
-class Structure:
+class StructureLimits:
     """What one output must be, in every case. What is None is not asked for.
 
     finite: no NaN, no infinity.  range: least and greatest value; None leaves an end open.  sums_to_one, unit_norm: how
@@ -32,9 +32,9 @@ class Structure:
     shape: tuple[int | str, ...] | None = None
     dtype: str | None = None
     equal_until: int | None = None
-    sequence: Sequence | None = None
-    eos: End | None = None
-    boxes: Boxes | None = None
+    sequence: SequenceLimits | None = None
+    eos: SequenceEnd | None = None
+    boxes: BoxLimits | None = None
 
     def broken(
         self,

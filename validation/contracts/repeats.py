@@ -25,7 +25,7 @@ MOST_CASES = 4
 
 
 @dataclass(frozen=True)
-class Repeats:
+class BitwiseRepeats:
     """runs: of each case, whose outputs must be equal in every bit.
 
     position, size: whether a sample's outputs must be, too, wherever it lies in a batch, and however large that is.
@@ -37,7 +37,7 @@ class Repeats:
 
 
 def repeat_checks(
-    wanted: Repeats, session: Session, golden: GoldenSet, batch: Dim | None, budgets: Budgets
+    wanted: BitwiseRepeats, session: Session, golden: GoldenSet, batch: Dim | None, budgets: Budgets
 ) -> Iterator[Check]:
     """Checks per output: digests over runs, then batch size and position. batch: the dim in front."""
     cases = [case for kind in ("golden", "edge") for case in islice(golden.of_kind(kind), MOST_CASES)]
@@ -60,7 +60,7 @@ def digest(array: Array) -> str:
 
 
 def _in_batches(
-    wanted: Repeats, session: Session, inputs: Tensors, batch: Dim | None, budgets: Budgets
+    wanted: BitwiseRepeats, session: Session, inputs: Tensors, batch: Dim | None, budgets: Budgets
 ) -> Iterator[Check]:
     """One sample alone, then first and last in batches of `opt` and `max`."""
     if batch is None or batch.max < 2 or batch.static:

@@ -20,7 +20,7 @@ from enginery.core.errors import EngineryError, InputError
 from enginery.core.reports.proof import Check
 from enginery.core.types import Session, Tensors
 from validation.comparison.sessions import run
-from validation.contracts.distribution import Seeds
+from validation.contracts.distribution import SampledOutputs
 from validation.golden.golden_set import GoldenSet
 from validation.metrics.drift import is_exact
 
@@ -31,7 +31,9 @@ PER_STEP, AT_ONCE = 10, 2048
 MOST_ELEMENTS = 1 << 14
 
 
-def two_sample_checks(wanted: Seeds, reference: Session, candidate: Session, golden: GoldenSet) -> Iterator[Check]:
+def two_sample_checks(
+    wanted: SampledOutputs, reference: Session, candidate: Session, golden: GoldenSet
+) -> Iterator[Check]:
     """One check per output: the p-value after Holm's correction, which must not be below alpha.
 
     The inputs are the first case's. What the candidate raises is a failed check; errors of the reference raise, and
@@ -90,7 +92,7 @@ def holm(p_values: Mapping[str, float], tests: int) -> dict[str, float]:
     return {name: adjusted[name] for name in p_values}
 
 
-def _draw_inputs(wanted: Seeds, inputs: Tensors, generator: np.random.Generator) -> Iterator[Tensors]:
+def _draw_inputs(wanted: SampledOutputs, inputs: Tensors, generator: np.random.Generator) -> Iterator[Tensors]:
     """The inputs, once per draw: with whole random numbers in an integer `vary`, and normal ones in another."""
     for _ in range(wanted.draws):
         if wanted.vary is None:

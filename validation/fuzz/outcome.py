@@ -19,7 +19,7 @@ from validation.fuzz.cases import FuzzCase
 from validation.fuzz.report import CaseVerdict
 from validation.fuzz.values import reach
 from validation.limits.budget import Budget
-from validation.limits.on_demand import Limits, StagedLimits
+from validation.limits.on_demand import OutputLimits, StagedLimits
 from validation.metrics.drift import Drift, is_exact
 
 
@@ -91,7 +91,7 @@ def _compare_case(case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Te
 
 
 def _checks(
-    case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensors, sides: FuzzSides, limits: Limits
+    case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensors, sides: FuzzSides, limits: OutputLimits
 ) -> tuple[Check, ...]:
     real = case.values == "realistic"
     checks: list[Check] = []

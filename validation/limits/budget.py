@@ -8,7 +8,7 @@ from typing import Literal
 from enginery.core.errors import InputError
 from enginery.core.text import suggest
 from enginery.core.types import Precision
-from validation.limits.noise_floor import Floor, Noise
+from validation.limits.noise_floor import Noise, OutputFloor
 from validation.metrics.drift import Drift
 from validation.rounding.decisions import Decisions
 from validation.rounding.figures import Honest
@@ -143,13 +143,13 @@ def strictest(joint: Joint, precision: Precision, noise: Noise | None) -> Budget
     return Budgets(_with_slices(found.default, EXACT), measured, found.notes)
 
 
-def _floors(noise: Noise | None) -> Iterator[tuple[tuple[str, str], Floor]]:
+def _floors(noise: Noise | None) -> Iterator[tuple[tuple[str, str], OutputFloor]]:
     for output, kinds in (noise.floors if noise else {}).items():
         for kind, floor in kinds.items():
             yield (output, kind), floor
 
 
-def _above_floor(default: Budget, rounded: str, floor: Floor) -> tuple[Budget, str]:
+def _above_floor(default: Budget, rounded: str, floor: OutputFloor) -> tuple[Budget, str]:
     below = ROUNDING_DB[rounded] + MARGIN_DB[rounded]
     sqnr_db = min(floor.sqnr_db, MOST_DB) - below
     if rounded == "fp32" and default.sqnr_db is not None:

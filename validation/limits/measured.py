@@ -37,7 +37,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredDrift:
     """The drift of an output over some cases. still: share of the energy below which a variation is none.
 
     usual: of an edge, the drift of the golden cases.  honest: the drift that an honest kernel adds.  rounded: whether

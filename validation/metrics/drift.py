@@ -34,7 +34,7 @@ import numpy as np
 
 from enginery.arrays.arrays import Array
 from validation.metrics.passes import exponent_of, flat_parts, sampled_parts
-from validation.metrics.rows import Rows, measure_rows
+from validation.metrics.rows import RowSums, measure_rows
 from validation.metrics.sample_errors import SampleErrors
 from validation.metrics.slice_limits import worst_slice
 from validation.metrics.slice_sums import SliceSums
@@ -72,7 +72,7 @@ class Drift:
     infinite: int = 0
     worst_index: tuple[int, ...] | None = None
     mismatches: int | None = None
-    rows: Rows | None = None
+    rows: RowSums | None = None
     ulps: Ulps | None = None
     slices: Slices | None = field(default=None, compare=False)
     samples: SampleErrors | None = field(default=None, compare=False)

@@ -59,7 +59,7 @@ def flat_parts(expected: Array, actual: Array, exponent: int, threads: int) -> I
     e, a = expected.reshape(-1), actual.reshape(-1)
 
     def measure(start: int) -> Part:
-        tally = Tally(exponent)
+        tally = ChunkSums(exponent)
         for at in range(start, min(start + SPAN, len(e)), CHUNK):
             tally.take(e[at : min(at + CHUNK, start + SPAN)], a[at : min(at + CHUNK, start + SPAN)])
         return tally.part(lambda place: _unravel(start + place, shape))
@@ -71,7 +71,7 @@ def _pass_strided(expected: Array, actual: Array, exponent: int) -> Iterator[Par
     """The same for arrays that do not lie in one piece, which a flat view would copy whole."""
     start = 0
     for e, a in pairs_of(expected, actual, CHUNK):
-        tally = Tally(exponent)
+        tally = ChunkSums(exponent)
         tally.take(e, a)
         yield tally.part(lambda place, start=start: _unravel(start + place, expected.shape))  # type: ignore[misc]
         start += len(e)
@@ -92,7 +92,7 @@ def sampled_parts(
         block, start = task
         shift = _first(np.asarray(e[0][block]), exponent)
         features = FeatureSums(shift.reshape(-1), len(e))
-        tally, step = Tally(exponent, features, shift.size), max(1, CHUNK // max(shift.size, 1))
+        tally, step = ChunkSums(exponent, features, shift.size), max(1, CHUNK // max(shift.size, 1))
         for at in range(start, min(start + rows, len(e)), step):
             index = (slice(at, min(at + step, start + rows)), *block)
             tally.take(e[index].reshape(-1), a[index].reshape(-1))
@@ -140,7 +140,7 @@ def _in_threads(work: Callable[[T], R], tasks: Sequence[T], threads: int) -> Ite
         yield from pool.map(work, tasks)
 
 
-class Tally:
+class ChunkSums:
     """Running sums of the chunks that are taken, in units of 2^exponent; its two buffers hold a chunk in float64.
 
     features: takes the chunks too, whole rows of `width` each, of which `energies` are the squared errors.

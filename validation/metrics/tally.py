@@ -29,19 +29,19 @@ class Spreads:
     """The spreads of all outputs at one joint, while they are measured; the first `MOST_OUTPUTS` outputs."""
 
     def __init__(self) -> None:
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: dict[str, OutputTally] = {}
 
     def add(self, output: str, case: str, golden: bool, pair: tuple[Array, Array], samples: int) -> None:
         """Take an output of a case. golden: else only its worst samples count."""
         if output in self._tallies or len(self._tallies) < MOST_OUTPUTS:
-            self._tallies.setdefault(output, Tally()).add(case, *pair, samples=samples, golden=golden)
+            self._tallies.setdefault(output, OutputTally()).add(case, *pair, samples=samples, golden=golden)
 
     def at(self, joint: str) -> tuple[Spread, ...]:
         """What was found."""
         return tuple(tally.spread(joint, output) for output, tally in self._tallies.items())
 
 
-class Tally:
+class OutputTally:
     """The running counts of one output."""
 
     def __init__(self) -> None:
@@ -67,9 +67,9 @@ class Tally:
         found = [_at(case, int(row), e[row], a[row], float(quality[row]), expected.shape, rows) for row in order]
         self.worst = _most([*self.worst, *(item for item in found if not item.fine)])
 
-    def merge(self, other: "Tally") -> "Tally":
+    def merge(self, other: "OutputTally") -> "OutputTally":
         """Both together."""
-        total = Tally()
+        total = OutputTally()
         total.buckets = self.buckets + other.buckets
         for name in ("elements", "equal", "nonfinite", "samples", "sqnr"):
             setattr(total, name, getattr(self, name) + getattr(other, name))

@@ -14,7 +14,7 @@ import numpy as np
 
 from enginery.arrays.arrays import Array
 from validation.statistics.blocks import LEAST_BLOCKS, draw_block_counts, quantile_replicates
-from validation.statistics.evidence import Evidence
+from validation.statistics.evidence import CanaryEvidence
 from validation.statistics.memory import LEAST_INDEPENDENT, memories_of, memory_of
 from validation.statistics.rates import estimate_design_effect
 
@@ -45,7 +45,7 @@ class Effect:
     share_error: float = math.inf
 
 
-def select_answered(evidence: Evidence) -> tuple[Array, Array]:
+def select_answered(evidence: CanaryEvidence) -> tuple[Array, Array]:
     """Latencies of what was answered: of pairs, where both answered. What was not counts as an error, once."""
     candidate, baseline = evidence.candidate, evidence.baseline
     if evidence.paired:
@@ -64,7 +64,7 @@ def quantile_effects(
 ) -> list[Effect]:
     """The effect on each quantile. The same blocks are drawn on both sides of pairs, so what both suffered cancels.
 
-    design_block: see `Evidence`.
+    design_block: see `CanaryEvidence`.
     """
     count = min(map(len, sides))
     if count < 2 * LEAST_BLOCKS:

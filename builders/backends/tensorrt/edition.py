@@ -45,7 +45,7 @@ def wheels(api: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Flavour:
+class TensorRTEdition:
     """What both flavours share.
 
     workspace_mib: scratch memory that one operator may use on the GPU, in MiB; 0 is no limit.

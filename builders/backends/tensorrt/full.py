@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends.tensorrt.edition import LEAST, OPTIONS, Flavour, wheels
+from builders.backends.tensorrt.edition import LEAST, OPTIONS, TensorRTEdition, wheels
 from builders.backends.tensorrt.layers import kept_layers
 from builders.backends.tensorrt.runtime import plugins as libraries
 from builders.backends.tensorrt.runtime.opening import Opening
@@ -31,7 +31,7 @@ _OTHER_PRODUCT = "TensorRT warns of errors on another product, but for engines w
 
 
 @dataclass(frozen=True)
-class TensorRT(Flavour):
+class TensorRT(TensorRTEdition):
     """Full TensorRT, 10.16 and later. Options besides those of the base class:
 
     optimization_level: 0 (fast build) to 5 (fast engine).

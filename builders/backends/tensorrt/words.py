@@ -109,7 +109,7 @@ def recorder(module: str) -> Untyped:
     warnings up in `messages`, as (severity, text), and prints everything but verbose output on stderr."""
     trt = importlib.import_module(module)
 
-    class Recorder(trt.ILogger):  # type: ignore[misc, name-defined]
+    class LogRecorder(trt.ILogger):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self.messages: list[tuple[str, str]] = []
@@ -120,4 +120,4 @@ def recorder(module: str) -> Untyped:
             if severity <= trt.ILogger.INFO:
                 print(f"[{severity.name}] {message}", file=sys.stderr)
 
-    return Recorder()
+    return LogRecorder()

@@ -129,7 +129,7 @@ def _clock(end: float, count: int) -> Untyped:
     begun = time.monotonic()
 
     @derived_object
-    class Clock(PyMeasureCallback):  # type: ignore[misc]
+    class BudgetClock(PyMeasureCallback):  # type: ignore[misc]
         def __init__(self) -> None:
             self.measured = self._rounds = 0
             self.said = ""
@@ -147,7 +147,7 @@ def _clock(end: float, count: int) -> Untyped:
         def is_over(self) -> bool:
             return time.monotonic() >= end and (self.measured > 0 or self._rounds >= _LEAST_ROUNDS)
 
-    return Clock()
+    return BudgetClock()
 
 
 def _builder() -> Untyped:

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.core import max_dim, min_dim
 
-from builders.onnx_ops.library import Library
+from builders.onnx_ops.library import ArrayLibrary
 from builders.onnx_ops.table import must
 
 sym_max, sym_min = max_dim, min_dim
@@ -261,4 +261,4 @@ def window_sums(
     return _windows(x, 0, lax.add, kernel, strides, list(zip(before, after, strict=True)), dilations)
 
 
-JAX = Library("XLA", sys.modules[__name__], jnp, jax.nn, jax.scipy.special, lacks=["GridSample"])
+JAX = ArrayLibrary("XLA", sys.modules[__name__], jnp, jax.nn, jax.scipy.special, lacks=["GridSample"])

@@ -10,7 +10,7 @@ import numpy as np
 from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from builders.onnx_ops.library import Array, DType, Library
+from builders.onnx_ops.library import Array, ArrayLibrary, DType
 from builders.onnx_ops.operators.elementwise import convert
 from builders.onnx_ops.operators.matmul import integer_product, subtract_zero_point
 from builders.onnx_ops.operators.windows import conv
@@ -19,13 +19,13 @@ from builders.onnx_ops.table import must, operator
 _NARROW = (TensorProto.INT4, TensorProto.UINT4, TensorProto.INT2, TensorProto.UINT2)
 
 
-def _wide(xp: Library, dtype: DType) -> DType:
+def _wide(xp: ArrayLibrary, dtype: DType) -> DType:
     return dtype if dtype == xp.float64 else xp.float32
 
 
 @operator("QuantizeLinear")
 def quantize_linear(
-    xp: Library, x: Array, scale: Array, zero: Array | None = None,
+    xp: ArrayLibrary, x: Array, scale: Array, zero: Array | None = None,
     *, axis: int = 1, block_size: int = 0, output_dtype: int = TensorProto.UINT8, precision: int = 0, saturate: int = 1,
 ) -> Array:  # fmt: skip
     """saturate(round(x / scale) + zero), halves to even; into FP8 by Cast's rule. The zero point's type is kept."""
@@ -50,7 +50,7 @@ def _ends(dtype: np.dtype[Any]) -> tuple[int, int]:
 
 @operator("DequantizeLinear")
 def dequantize_linear(
-    xp: Library, x: Array, scale: Array, zero: Array | None = None,
+    xp: ArrayLibrary, x: Array, scale: Array, zero: Array | None = None,
     *, axis: int = 1, block_size: int = 0, output_dtype: int = 0,
 ) -> Array:  # fmt: skip
     """(x - zero) * scale, in the scale's type or `output_dtype`."""
@@ -62,7 +62,7 @@ def dequantize_linear(
     return xp.astype(value * xp.astype(laid_out(xp, scale, x, axis, block_size), wide), made)
 
 
-def laid_out(xp: Library, scale: Array, x: Array, axis: int, block: int) -> Array:
+def laid_out(xp: ArrayLibrary, scale: Array, x: Array, axis: int, block: int) -> Array:
     """A scale or zero point in a shape that broadcasts to x: one for all, per index of an axis, or per block."""
     if scale.ndim <= 1 and all(size == 1 for size in scale.shape):
         return scale.reshape(())
@@ -75,7 +75,7 @@ def laid_out(xp: Library, scale: Array, x: Array, axis: int, block: int) -> Arra
 
 
 @operator("DynamicQuantizeLinear")
-def dynamic_quantize_linear(xp: Library, x: Array) -> tuple[Array, Array, Array]:
+def dynamic_quantize_linear(xp: ArrayLibrary, x: Array) -> tuple[Array, Array, Array]:
     """uint8 over the array's own range, zero included: values, scale, zero point."""
     axes = tuple(range(x.ndim))
     low, high = xp.clip(xp.amin(x, axis=axes), None, 0.0), xp.clip(xp.amax(x, axis=axes), 0.0, None)
@@ -88,7 +88,7 @@ def dynamic_quantize_linear(xp: Library, x: Array) -> tuple[Array, Array, Array]
 
 @operator("QLinearMatMul")
 def qlinear_matmul(
-    xp: Library, a: Array, a_scale: Array, a_zero: Array, b: Array, b_scale: Array, b_zero: Array,
+    xp: ArrayLibrary, a: Array, a_scale: Array, a_zero: Array, b: Array, b_scale: Array, b_zero: Array,
     y_scale: Array, y_zero: Array,
 ) -> Array:  # fmt: skip
     """The product of integers, scaled and rounded back to integers."""
@@ -102,7 +102,7 @@ def qlinear_matmul(
 
 @operator("ConvInteger")
 def conv_integer(
-    xp: Library, x: Array, weight: Array, x_zero: Array | None = None, weight_zero: Array | None = None,
+    xp: ArrayLibrary, x: Array, weight: Array, x_zero: Array | None = None, weight_zero: Array | None = None,
     *, auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1,
     kernel_shape: list[int] | None = None, pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Array:  # fmt: skip
@@ -121,7 +121,7 @@ def conv_integer(
 
 @operator("QLinearConv")
 def qlinear_conv(
-    xp: Library, x: Array, x_scale: Array, x_zero: Array, weight: Array, weight_scale: Array, weight_zero: Array,
+    xp: ArrayLibrary, x: Array, x_scale: Array, x_zero: Array, weight: Array, weight_scale: Array, weight_zero: Array,
     y_scale: Array, y_zero: Array, bias: Array | None = None,
     *, auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1,
     kernel_shape: list[int] | None = None, pads: list[int] | None = None, strides: list[int] | None = None,

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from builders.onnx_ops.library import Array, Library
+from builders.onnx_ops.library import Array, ArrayLibrary
 from builders.onnx_ops.table import must, operator
 
 Sizes = list[Any]
 
 
 def _pads(
-    xp: Library, x: Array, kernel: Sizes, strides: Sizes, dilations: Sizes, pads: Sizes | None, auto_pad: str
+    xp: ArrayLibrary, x: Array, kernel: Sizes, strides: Sizes, dilations: Sizes, pads: Sizes | None, auto_pad: str
 ) -> tuple[Sizes, Sizes]:
     """How much is added before and after each spatial axis, in elements."""
     rank = len(kernel)
@@ -30,7 +30,7 @@ def _pads(
 
 @operator("Conv")
 def conv(
-    xp: Library, x: Array, weight: Array, bias: Array | None = None,
+    xp: ArrayLibrary, x: Array, weight: Array, bias: Array | None = None,
     *, auto_pad: str = "NOTSET", dilations: Sizes | None = None, group: int = 1, kernel_shape: Sizes | None = None,
     pads: Sizes | None = None, strides: Sizes | None = None,
 ) -> Array:  # fmt: skip
@@ -43,7 +43,7 @@ def conv(
 
 @operator("ConvTranspose")
 def conv_transpose(
-    xp: Library, x: Array, weight: Array, bias: Array | None = None,
+    xp: ArrayLibrary, x: Array, weight: Array, bias: Array | None = None,
     *, auto_pad: str = "NOTSET", dilations: Sizes | None = None, group: int = 1, kernel_shape: Sizes | None = None,
     output_padding: Sizes | None = None, output_shape: Sizes | None = None, pads: Sizes | None = None,
     strides: Sizes | None = None,
@@ -82,7 +82,7 @@ def _cuts(
 
 
 def _geometry(
-    xp: Library, x: Array, kernel: Sizes, strides: Sizes | None, dilations: Sizes | None, pads: Sizes | None,
+    xp: ArrayLibrary, x: Array, kernel: Sizes, strides: Sizes | None, dilations: Sizes | None, pads: Sizes | None,
     auto_pad: str, ceil_mode: int,
 ) -> tuple[Sizes, Sizes, Sizes, Sizes]:  # fmt: skip
     """Strides, dilations, and the pads before and after; those after grow so that the last window of `ceil_mode` fits.
@@ -112,7 +112,7 @@ def _pad_to_window(size: Any, after: Any, reach: int, stride: int) -> Any:
 
 @operator("MaxPool")
 def max_pool(
-    xp: Library, x: Array,
+    xp: ArrayLibrary, x: Array,
     *, kernel_shape: Sizes, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Sizes | None = None,
     pads: Sizes | None = None, storage_order: int = 0, strides: Sizes | None = None, outputs: int,
 ) -> Array | tuple[Array, ...]:  # fmt: skip
@@ -132,7 +132,7 @@ def _drop_negative(after: Sizes) -> Sizes:
 
 @operator("AveragePool")
 def average_pool(
-    xp: Library, x: Array,
+    xp: ArrayLibrary, x: Array,
     *, kernel_shape: Sizes, auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
     dilations: Sizes | None = None, pads: Sizes | None = None, strides: Sizes | None = None,
 ) -> Array:  # fmt: skip
@@ -163,7 +163,7 @@ def _widths(before: Sizes, after: Sizes) -> list[tuple[Any, Any]]:
 
 @operator("LpPool")
 def lp_pool(
-    xp: Library, x: Array,
+    xp: ArrayLibrary, x: Array,
     *, kernel_shape: Sizes, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Sizes | None = None, p: int = 2,
     pads: Sizes | None = None, strides: Sizes | None = None,
 ) -> Array:  # fmt: skip
@@ -173,18 +173,18 @@ def lp_pool(
 
 
 @operator("GlobalAveragePool")
-def global_average_pool(xp: Library, x: Array) -> Array:
+def global_average_pool(xp: ArrayLibrary, x: Array) -> Array:
     """The mean of each channel."""
     return xp.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True)
 
 
 @operator("GlobalMaxPool")
-def global_max_pool(xp: Library, x: Array) -> Array:
+def global_max_pool(xp: ArrayLibrary, x: Array) -> Array:
     """The greatest of each channel."""
     return xp.amax(x, axis=tuple(range(2, x.ndim)), keepdims=True)
 
 
 @operator("GlobalLpPool")
-def global_lp_pool(xp: Library, x: Array, *, p: int = 2) -> Array:
+def global_lp_pool(xp: ArrayLibrary, x: Array, *, p: int = 2) -> Array:
     """The norm of each channel."""
     return xp.sum(xp.abs(x) ** p, axis=tuple(range(2, x.ndim)), keepdims=True) ** (1.0 / p)

@@ -151,12 +151,12 @@ class CheckEngine:
 def _contract_checks(
     contract: ContractTerms, expected: Session, actual: Session, golden: "GoldenSet", limits: "StagedLimits"
 ) -> "tuple[Check, ...]":
-    from validation.contracts.contract import Contract, contract_checks
+    from validation.contracts.contract import EngineContract, contract_checks
     from validation.data.batches import leading_dim
 
     inputs = contract.shapes.inputs
     batch = next((dim for dim in contract.shapes.dims if dim.name == leading_dim(inputs)), None)
-    promised = Contract.from_json(contract.terms)
+    promised = EngineContract.from_json(contract.terms)
     budgets = (limits.loosest() if promised.bitwise else limits.current).budgets
     return contract_checks(promised, expected, actual, golden, (inputs, batch), budgets)
 

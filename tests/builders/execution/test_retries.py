@@ -3,12 +3,12 @@ from dataclasses import replace
 import pytest
 
 from builders.execution.events import JobEvent, Retrying, ignore_event
-from builders.execution.jobs import Job, Limits, Needs, ReducedRequest
+from builders.execution.jobs import Job, Needs, ProcessLimits, ReducedRequest
 from builders.execution.retries import MOST_LOST, more_memory, next_try, run_with_retries
 from enginery.core.errors import ModelError, StepError, UnavailableError
 from tests.calls import Call, call_job
 
-LIMITED = {"limits": Limits(memory_mib=4096), "needs": Needs(memory_mib=1000)}
+LIMITED = {"limits": ProcessLimits(memory_mib=4096), "needs": Needs(memory_mib=1000)}
 PLAIN = call_job("unit", "m:f", {"x": 1}, **LIMITED)
 REDUCED = Call("m:f", {"x": 1, "workspace_mib": 512})
 LEAN = replace(PLAIN, reduced=ReducedRequest(REDUCED, "with workspace_mib 512"))

@@ -16,7 +16,7 @@ from enginery.core.text import pluralize
 from validation.canary.judging.thresholds import Thresholds, probability
 from validation.statistics.blocks import LEAST_BLOCKS
 from validation.statistics.distributions import NORMAL, t_quantile
-from validation.statistics.evidence import Evidence
+from validation.statistics.evidence import CanaryEvidence
 from validation.statistics.memory import LEAST_INDEPENDENT
 from validation.statistics.rates import POWER
 from validation.statistics.slowdown import (
@@ -34,7 +34,7 @@ REPLICATES = 1000
 # The normal interval of the bootstrap at 5 % misses in 5.4 % of 6,000 simulated canaries (lognormal, heavy-tailed and
 # remembering latencies, 5,000 requests, median, both sides): so the level is calibrated (Loh, JASA 82, 1987).
 CALIBRATED = 0.9
-# Of a replay in turns (`Evidence.design_block`), whose blocks are fewer: at 0.9 a candidate at its margin of the median
+# Of a replay in turns (`CanaryEvidence.design_block`), whose blocks are fewer: at 0.9 a candidate at its margin of the median
 # passed in 5.3 % of 1,000 simulated canaries of 5,000 requests with 32 in flight.
 CALIBRATED_IN_TURNS = 0.8
 # The wider of the two intervals misses less often than either: the ranks move by so much of what one alone would take.
@@ -101,7 +101,7 @@ def verdict_of(low: float, high: float, margin: float) -> Verdict:
 
 
 def latency_criteria(
-    evidence: Evidence, thresholds: Thresholds, levels: ErrorLevels, seed: int, replicates: int = REPLICATES
+    evidence: CanaryEvidence, thresholds: Thresholds, levels: ErrorLevels, seed: int, replicates: int = REPLICATES
 ) -> list[Criterion]:
     """Non-inferiority of each latency quantile, by the bootstrap of the logarithm of their ratio.
 

@@ -24,7 +24,7 @@ CLOSE = "judge when both were closed (`ObservationLog.close`), or cut both at th
 
 @dataclass(frozen=True)
 class PairsEnd:
-    """in_flight: requests to be left out.  stopped: see `Evidence`."""
+    """in_flight: requests to be left out.  stopped: see `CanaryEvidence`."""
 
     in_flight: tuple[Name | None, ...]
     stopped: str

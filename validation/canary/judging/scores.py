@@ -18,11 +18,11 @@ from validation.canary.judging.criteria import (
 from validation.statistics import rates
 from validation.statistics.blocks import LEAST_BLOCKS, MOST_BLOCKS
 from validation.statistics.distributions import t_quantile
-from validation.statistics.evidence import Evidence, Side
+from validation.statistics.evidence import CanaryEvidence, Side
 from validation.statistics.memory import memories_of
 
 
-def score_criterion(evidence: Evidence, margin: float, levels: ErrorLevels) -> Criterion | None:
+def score_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels) -> Criterion | None:
     """How much the mean score drops; None where scores were not observed."""
     scored = [_read_scores(side) for side in (evidence.candidate, evidence.baseline)]
     if evidence.paired:

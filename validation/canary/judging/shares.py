@@ -5,10 +5,10 @@ import math
 from enginery.arrays.arrays import Array
 from validation.canary.judging.criteria import Criterion, ErrorLevels, verdict_of
 from validation.statistics import rates
-from validation.statistics.evidence import Evidence
+from validation.statistics.evidence import CanaryEvidence
 
 
-def error_criterion(evidence: Evidence, margin: float, levels: ErrorLevels, burst: int = 1) -> Criterion:
+def error_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels, burst: int = 1) -> Criterion:
     """The difference of the shares of failed requests. burst: requests that one outage fails, assumed where no error
     was seen."""
     failed = [~evidence.candidate.ok, ~evidence.baseline.ok]
