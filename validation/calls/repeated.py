@@ -104,8 +104,8 @@ class RepeatedCalls:
             return
         if held == item.first:
             held = item.first  # one copy of the bytes
-        elif told := self._differs(item, held):
-            self.answers.add(where, told)
+        elif summary := self._differs(item, held):
+            self.answers.add(where, summary)
         self._keep(_Kept(self.calls, item.name, outputs, held))
 
     def _answer(self, item: Repeated) -> dict[str, Array] | str:
@@ -147,16 +147,16 @@ class RepeatedCalls:
 
     def checks(self, pool: Sequence[Repeated], seconds: float) -> Iterator[Check]:
         """The checks: answers, outputs kept, and inputs."""
-        told = f"{self.calls} calls with {len(pool)} inputs in {seconds:.2g} s"
+        summary = f"{self.calls} calls with {len(pool)} inputs in {seconds:.2g} s"
         same = "within the limits, other bits" if self._other_bits else "the same bits"
         odds = f"wrong calls of 1 in {self.calls // RULE_OF_THREE} or more show with 95 %"
-        yield _check("calls repeated", self.answers, told, f"{told}; {same}; {odds}")
-        yield _check("calls outputs", self.outputs, told, "kept over later calls, and compared again")
-        yield _check("calls inputs", self.inputs, told, "compared after each call")
+        yield _check("calls repeated", self.answers, summary, f"{summary}; {same}; {odds}")
+        yield _check("calls outputs", self.outputs, summary, "kept over later calls, and compared again")
+        yield _check("calls inputs", self.inputs, summary, "compared after each call")
 
 
-def _check(name: str, found: _Fault, told: str, passed: str) -> Check:
-    note = f"{found.what}; {found.count} of {told}" if found.count else passed
+def _check(name: str, found: _Fault, summary: str, passed: str) -> Check:
+    note = f"{found.what}; {found.count} of {summary}" if found.count else passed
     where = found.where or "repeated calls"
     return Check("engine", name, "", where, float(found.count), 0.0, not found.count, note)
 

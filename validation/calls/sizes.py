@@ -96,12 +96,12 @@ def _rest(dims: Sequence[Dim], generator: np.random.Generator) -> Array:
 
 def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, seconds: float) -> Check:
     failed = [item for item in outcomes if item.verdict == "failed"]
-    told = [f"{len(outcomes)} of {of} sizes in {seconds:.2g} s"]
+    summary = [f"{len(outcomes)} of {of} sizes in {seconds:.2g} s"]
     if len(outcomes) < of and len(dims) > 1:
-        told += [f"{_count_tried(dim, outcomes)} of {len(_span(dim))} of {dim.name}" for dim in dims]
+        summary += [f"{_count_tried(dim, outcomes)} of {len(_span(dim))} of {dim.name}" for dim in dims]
     if skipped := sum(item.verdict == "not judged" for item in outcomes):
-        told.append(f"{skipped} of them not judged: the graph itself does not run")
-    note = ", ".join(told)
+        summary.append(f"{skipped} of them not judged: the graph itself does not run")
+    note = ", ".join(summary)
     if failed:
         others = ", ".join(_words(item.case) for item in failed[1:MOST_NAMED])
         note = "; ".join(filter(None, (failed[0].reason, others and f"also {others}", note)))

@@ -1,4 +1,4 @@
-"""The contract of a spec, as checks of the engine joint: a broken one fails the engine."""
+"""The contract of a spec, as checks of the engine stage: a broken one fails the engine."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,8 +107,8 @@ class _Structured:
 
     def see(self, case: Case, graph: Tensors, engine: Tensors) -> None:
         if self.output not in graph or self.output not in engine:
-            told = "there is no such output"
-            self.worst["output"] = Check("engine", "contract output", self.output, case.name, None, None, False, told)
+            note = "there is no such output"
+            self.worst["output"] = Check("engine", "contract output", self.output, case.name, None, None, False, note)
             return
         sizes = sizes_of(case.inputs, self.inputs)
         broken = self.structure.broken(graph[self.output], engine[self.output], sizes, (graph, engine))

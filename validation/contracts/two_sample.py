@@ -52,9 +52,9 @@ def two_sample_checks(
     p_values: dict[str, float] = {}
     for output in wanted.outputs:
         sides = [[item.get(output) for item in side] for side in (expected, actual)]
-        told = _unfit(*sides)
-        if told:
-            yield Check("engine", "contract seeds", output, case.name, None, wanted.alpha, False, told)
+        reason = _unfit(*sides)
+        if reason:
+            yield Check("engine", "contract seeds", output, case.name, None, wanted.alpha, False, reason)
             continue
         permutations = math.ceil(PER_STEP * len(wanted.outputs) / wanted.alpha)
         p_values[output] = p_value(_rows(sides[0]), _rows(sides[1]), permutations)

@@ -99,8 +99,8 @@ def _checks(
         if output not in actual:
             checks.append(Check("engine", "outputs", output, str(case), None, None, False, "this output is missing"))
         elif value.shape != actual[output].shape or is_exact(value) != is_exact(actual[output]):
-            told = f"expected {value.dtype} {value.shape}, got {actual[output].dtype} {actual[output].shape}"
-            checks.append(Check("engine", "outputs", output, str(case), None, None, False, told))
+            text = f"expected {value.dtype} {value.shape}, got {actual[output].dtype} {actual[output].shape}"
+            checks.append(Check("engine", "outputs", output, str(case), None, None, False, text))
         elif real:
             named, held = (str(case), inputs.values()), limits.at(output, "edge", value.size)
             checks += edge_checks("engine", named, output, (value, actual[output]), sides.usual.get(output), held)

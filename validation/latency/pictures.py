@@ -47,8 +47,8 @@ def roofline_svg(breakdown: TimeBreakdown) -> str:
     y = Axis(*span_axis([*(point.y for point in points), peak], log=True), "operations a second", log=True, text=_rate)
     lines = [*_roofs(roofs, x)]
     bound = [Key(f"{name}-bound", colour, dot=True) for name, colour in _TONES.items()]
-    told = f"{len(points)} nodes; the machine does {format_count(peak)} operations a second"
-    words = f"Roofline at {breakdown.bucket}: {told}"
+    label = f"{len(points)} nodes; the machine does {format_count(peak)} operations a second"
+    words = f"Roofline at {breakdown.bucket}: {label}"
     return svg(loglog(points, lines, x, y, words, [*bound, Key("memory", "ink"), Key("cache", "muted", dash=True)]))
 
 
@@ -74,8 +74,8 @@ def _roofs(roofs: Roofs, x: Axis) -> Iterator[Line]:
         (roofs.cache_bytes_per_s, "muted", True, "cache"),
     ):
         corner = min(peak / bandwidth, x.high)
-        told = f"{what}: {format_count(bandwidth, 'B/s')}"
-        yield Line([x.low, corner], [x.low * bandwidth, corner * bandwidth], colour, 1.5, dash, title=told)  # type: ignore[arg-type]
+        label = f"{what}: {format_count(bandwidth, 'B/s')}"
+        yield Line([x.low, corner], [x.low * bandwidth, corner * bandwidth], colour, 1.5, dash, title=label)  # type: ignore[arg-type]
     for dtype, rate in roofs.operations_per_s.items():
         start = max(rate / roofs.cache_bytes_per_s, x.low)
         yield Line([start, x.high], [rate, rate], "ink", 1.5, title=f"{dtype}: {format_count(rate)} operations/s")

@@ -3,7 +3,7 @@
 A ratio to an output's energy says nothing where that is an offset: logits of 288 and a signal of 0.4 keep 57 dB when
 the answer is 288 for ever. So there is a limit on the ratio to its variation over the golden samples too. It does not
 count where the expected output itself does not vary (masks, anchors): by no more than `STILL` of its type's unit in
-amplitude; at the engine joint, where the graph rounds to the engine's precision, also by so little that an honest
+amplitude; at the engine stage, where the graph rounds to the engine's precision, also by so little that an honest
 kernel's rounding is half of it.
 """
 
@@ -41,7 +41,7 @@ class MeasuredDrift:
     """The drift of an output over some cases. still: share of the energy below which a variation is none.
 
     usual: of an edge, the drift of the golden cases.  honest: the drift that an honest kernel adds.  rounded: whether
-    the expected output was rounded to the same precision, as at the engine joint.
+    the expected output was rounded to the same precision, as at the engine stage.
     """
 
     drift: Drift

@@ -1,6 +1,6 @@
 """An ONNX graph with nodes in it that round as another kernel for the same graph would.
 
-The graph is the one that ONNX Runtime carries out for an engine joint: fp32 arithmetic, in which pairs of casts round
+The graph is the one that ONNX Runtime carries out for an engine stage: fp32 arithmetic, in which pairs of casts round
 to a 16-bit type (`pipeline.quantization.schemes.emulate`) and pairs of QuantizeLinear and DequantizeLinear to a grid.
 Two more inputs say how it rounds: SKIP, whether the 16-bit roundings are left out, as a kernel does that keeps fp32
 between fused operators; and FLIPS, how many elements of each tensor fall to the other side when they are quantized.

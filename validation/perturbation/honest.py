@@ -125,8 +125,8 @@ def _measure(groups: Sequence[_Group], pair: tuple[Session, Session], ways: Sequ
     known: list[dict[tuple[str, _Way], _Sums]] = [{} for _ in groups]
     for stage in [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]:
         if any(item[stage] for item in ways):
-            for group, told, runs in zip(groups, ways, known, strict=True):
-                runs.update(_run(group, *pair, told[stage]))
+            for group, chosen, runs in zip(groups, ways, known, strict=True):
+                runs.update(_run(group, *pair, chosen[stage]))
             yield _collect_honest(groups, known)
 
 
@@ -195,8 +195,8 @@ def _run(group: _Group, reference: Session, rounding: Session, ways: Sequence[_W
     for case in group.cases:
         expected = run(reference, case.inputs)
         for way in ways:
-            told = {SKIP: np.array(way.skip), FLIPS: np.array(way.flips, np.float32)}
-            actual = run(rounding, {**case.inputs, **told})
+            controls = {SKIP: np.array(way.skip), FLIPS: np.array(way.flips, np.float32)}
+            actual = run(rounding, {**case.inputs, **controls})
             for name, array in expected.items():
                 if array.size and array.shape == actual[name].shape:
                     samples = samples_of(case.inputs.values(), array)

@@ -11,7 +11,7 @@ from validation.plots.charts import Curve, ecdf, series, span_axis
 from validation.plots.marks import Axis, Colour, Plot
 from validation.plots.svg import svg
 from validation.plots.texts import decibels_text, number_text
-from validation.reporting.stages import JOINTS
+from validation.reporting.stages import STAGES
 
 # Outputs with pictures, curves in a picture, and rows of worst cases.
 MOST_OUTPUTS, MOST_CURVES, MOST_ROWS = 4, 10, 60
@@ -75,13 +75,13 @@ def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
 
 
 def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
-    """Every spread once, in the order of the joints."""
+    """Every spread once, in the order of the stages."""
     groups: dict[str, tuple[Spread, list[Report]]] = {}
     for report in reports:
         for spread in report.spreads:
             groups.setdefault(repr(spread), (spread, []))[1].append(report)
     found = [_SharedSpread(spread, tuple(units)) for spread, units in groups.values()]
-    found.sort(key=lambda item: list(JOINTS).index(item.spread.joint))
+    found.sort(key=lambda item: list(STAGES).index(item.spread.joint))
     short = Counter((item.spread.output, _name(item)) for item in found)
     looks = _colours(reports)
     return [

@@ -11,13 +11,13 @@ from enginery.core.reports.proof import Check, Report
 from enginery.core.text import pluralize
 from enginery.core.types import PRECISIONS
 
-JOINTS = {
+STAGES = {
     "export": "the ONNX model against the original framework",
     "quantization": "the quantized or cast graph against the fp32 graph",
     "engine": "the compiled engine against the graph it was built from",
 }
 _BAR_DB = 140.0
-# A joint that is so much worse than the others has made the drift.
+# A stage that is so much worse than the others has made the drift.
 _APART_DB = 6.0
 # Metrics with a least value; `format_bound` needs them where a value is exactly its limit.
 AT_LEAST = (
@@ -122,10 +122,10 @@ def side_by_side(reports: Sequence[Report]) -> list[DriftRow]:
 
 def _cells(report: Report) -> Iterator[tuple[str, Cells]]:
     """Per output a cell for each stage."""
-    checks = [check for check in report.checks if check.joint in JOINTS]
+    checks = [check for check in report.checks if check.joint in STAGES]
     for output in dict.fromkeys(check.output for check in checks):
         mine = [check for check in checks if check.output == output]
-        cells = {stage: _cell([check for check in mine if check.joint == stage]) for stage in JOINTS}
+        cells = {stage: _cell([check for check in mine if check.joint == stage]) for stage in STAGES}
         if any(cell and cell.shown for cell in cells.values()):
             yield output, cells
 
@@ -179,7 +179,7 @@ def _rank(row: DriftRow) -> tuple[bool, int]:
 
 def stages(reports: Sequence[Report]) -> list[StageSection]:
     """Per stage the distinct sets of checks, each with the units it holds for: many units share a graph."""
-    return [StageSection(stage, what, tuple(_groups(stage, reports))) for stage, what in JOINTS.items()]
+    return [StageSection(stage, what, tuple(_groups(stage, reports))) for stage, what in STAGES.items()]
 
 
 def _groups(stage: str, reports: Sequence[Report]) -> Iterator[StageGroup]:

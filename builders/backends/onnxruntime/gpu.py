@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends.fitting import check_fits
+from builders.backends.compatibility import check_compatible
 from builders.backends.installed import PackageNotFoundError, version
 from builders.backends.onnxruntime.gpu_file import left_over, write_whole
 from builders.backends.onnxruntime.gpu_session import (
@@ -107,9 +107,9 @@ class _OnnxRuntimeGpu(ABC):
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        """Load an engine on the first GPU of its capability. Raises as `check_fits` does, and EngineryError when ONNX
-        Runtime would run it elsewhere."""
-        check_fits(self, engine)
+        """Load an engine on the first GPU of its capability. Raises as `check_compatible` does, and EngineryError when
+        ONNX Runtime would run it on another device."""
+        check_compatible(self, engine)
         request = engine.request
         providers = self.providers(request, cuda.index_of(request.target.compute_capability))
         with GpuSession(engine.path, request.profiles, providers, cpu_operators=self.cpu_operators) as session:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.backends.run_profiles import NodeTime, RunProfile, Seen, element_name, type_name
+from builders.backends.run_profiles import NodeTime, RunProfile, TensorType, element_name, type_name
 from enginery.core.documents import find, read
 from enginery.core.errors import DataError, ModelError
 from enginery.core.untyped import Untyped
@@ -44,8 +44,8 @@ class TraceEvent:
     begun: float
     taken: float
     operator: str
-    inputs: tuple[Seen, ...]
-    outputs: tuple[Seen, ...]
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
 
     @property
     def ended(self) -> float:
@@ -115,7 +115,7 @@ def _empty(workdir: Path, options: Untyped, opens: Callable[[Path, Untyped], Unt
     return _trace_run(path, {"x": one, "c": one}, _EMPTY_RUNS, workdir, options, opens)
 
 
-def read_trace(path: Path, executed: Path, inputs: Mapping[str, Seen], discard: int) -> RunProfile:
+def read_trace(path: Path, executed: Path, inputs: Mapping[str, TensorType], discard: int) -> RunProfile:
     """Mean times over the quicker half of the runs, the first `discard` left out: an interruption says nothing about a
     node. executed: the optimized graph, as the session wrote it.  inputs: of the run.
 
@@ -152,7 +152,7 @@ def _node(same: Sequence[TraceEvent]) -> NodeTime:
     return NodeTime(first.name.removesuffix(_END), first.operator, seconds, first.inputs, first.outputs)
 
 
-def _with_inputs(nodes: Sequence[NodeTime], executed: Path, inputs: Mapping[str, Seen]) -> list[NodeTime]:
+def _with_inputs(nodes: Sequence[NodeTime], executed: Path, inputs: Mapping[str, TensorType]) -> list[NodeTime]:
     """The nodes with all of their inputs; a node that the graph does not show keeps what its event told."""
     import onnx
 
@@ -181,5 +181,5 @@ def _take_node(node: NodeTime, graph: "GraphProto", taken: set[int]) -> "NodePro
     return None
 
 
-def _read_types(items: Sequence[Mapping[str, Sequence[int]]]) -> tuple[Seen, ...]:
+def _read_types(items: Sequence[Mapping[str, Sequence[int]]]) -> tuple[TensorType, ...]:
     return tuple((type_name(kind), tuple(shape)) for item in items for kind, shape in item.items())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends.fitting import check_fits, fitting_gpu
+from builders.backends.compatibility import check_compatible, find_compatible_gpu
 from builders.backends.installed import PackageNotFoundError, version
 from builders.backends.run_profiles import RunProfile
 from builders.backends.tensorrt.network import add_profiles, check_model, has_profile, parse_network
@@ -136,13 +136,13 @@ class TensorRTEdition:
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
         """Load an engine on the first GPU that fits.
 
-        Raises as `check_fits` does, before anything is loaded. Never run on a GPU.
+        Raises as `check_compatible` does, before anything is loaded. Never run on a GPU.
         """
         from builders.backends.tensorrt.runtime.session import open_engine
 
-        check_fits(self, engine)
+        check_compatible(self, engine)
         request = engine.request
-        gpu = fitting_gpu(self.requires(request), request.target, cuda.gpus())
+        gpu = find_compatible_gpu(self.requires(request), request.target, cuda.gpus())
         if gpu is None:
             raise EngineryError(f"{engine.path.name}: the GPU that it was to run on is gone; run it again")
         return open_engine(self._import(), recorder(self.module), engine, self._configure_opening(Opening(gpu.index)))

@@ -36,9 +36,9 @@ def _write_layers(text: str, engine: Path) -> tuple[Path | None, str]:
     if len(text) > MAX_BYTES:
         return None, f"it takes {len(text)} bytes; the limit is {MAX_BYTES}"
     try:
-        told = json.loads(text)
+        document = json.loads(text)
     except ValueError as error:
         return None, f"TensorRT's JSON cannot be read: {error}"
     path = engine.with_name("layers.json")
-    path.write_text(json.dumps(told, sort_keys=True))
+    path.write_text(json.dumps(document, sort_keys=True))
     return path, ""

@@ -1,7 +1,7 @@
 """The worker's side of a job on Ray: runs it in a process of its own, and tells the driver what becomes of it.
 
-A task is a generator of batches of events, a `TaskAnswer` the last one. For jobs that need no process of their own it is
-a plain function that returns one batch (`work_here`).
+A task is a generator of batches of events, a `TaskAnswer` the last one. For jobs that need no process of their own it
+is a plain function that returns one batch (`work_here`).
 """
 
 import signal

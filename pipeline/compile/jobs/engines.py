@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.backends import discovery, fitting
+from builders.backends import compatibility, discovery
 from builders.backends.parts import opening_parts
 from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
@@ -181,4 +181,4 @@ def open_engine(place: Store, blob: EngineBlob, workdir: Path) -> OpenEngine:
 
 def open_session(place: Store, blob: EngineBlob, workdir: Path) -> AbstractContextManager[Session]:
     """The engine, fetched and verified, opened by its backend."""
-    return fitting.open_engine(fetch_engine(place, blob, workdir))
+    return compatibility.open_engine(fetch_engine(place, blob, workdir))

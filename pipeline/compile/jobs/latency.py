@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.backends import discovery
-from builders.backends.fitting import open_engine
+from builders.backends.compatibility import open_engine
 from builders.backends.parts import opening_parts
 from builders.backends.run_profiles import RunProfile, get_profiling
 from builders.execution.jobs import WorkerContext

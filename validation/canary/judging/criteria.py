@@ -34,8 +34,8 @@ REPLICATES = 1000
 # The normal interval of the bootstrap at 5 % misses in 5.4 % of 6,000 simulated canaries (lognormal, heavy-tailed and
 # remembering latencies, 5,000 requests, median, both sides): so the level is calibrated (Loh, JASA 82, 1987).
 CALIBRATED = 0.9
-# Of a replay in turns (`CanaryEvidence.design_block`), whose blocks are fewer: at 0.9 a candidate at its margin of the median
-# passed in 5.3 % of 1,000 simulated canaries of 5,000 requests with 32 in flight.
+# Of a replay in turns (`CanaryEvidence.design_block`), whose blocks are fewer: at 0.9 a candidate at its margin of the
+# median passed in 5.3 % of 1,000 simulated canaries of 5,000 requests with 32 in flight.
 CALIBRATED_IN_TURNS = 0.8
 # The wider of the two intervals misses less often than either: the ranks move by so much of what one alone would take.
 _RANKS = 0.9

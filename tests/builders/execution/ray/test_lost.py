@@ -71,7 +71,7 @@ def ray(monkeypatch):
     monkeypatch.setattr(cluster, "check_reachable", made.check)
     monkeypatch.setattr(listener, "nodes", made.nodes)
     monkeypatch.setattr(listener, "_ready", made.ready)
-    monkeypatch.setattr(executor, "Task", Task)
+    monkeypatch.setattr(executor, "RayTask", Task)
     monkeypatch.setattr(executor, "_AGAIN_S", 0.01)
     return made
 
