@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from benchmarks import noop
-from builders.execution.events import Watch, unwatched
+from builders.execution.events import Watch, ignore_event
 from builders.execution.jobs import Job, WorkerContext
 from builders.execution.ray import RayExecutor
 from enginery.core.types import BuildRequest, TensorSpec
@@ -63,7 +63,7 @@ class Rerouted:
     def __init__(self, inner: RayExecutor) -> None:
         self._inner = inner
 
-    def run(self, job: Job[Any], watch: Watch = unwatched) -> Any:
+    def run(self, job: Job[Any], watch: Watch = ignore_event) -> Any:
         return self._inner.run(replace(job, request=noop.BuildNothing(job.request)), watch)
 
     def cancel(self) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import yaml
 
 from benchmarks import noop
-from builders.execution.events import Watch, unwatched
+from builders.execution.events import Watch, ignore_event
 from builders.execution.jobs import Job
 from builders.execution.local import LocalExecutor
 from builders.execution.requests import result_type
@@ -44,7 +44,7 @@ class Canned:
         self.store, self._real, self._known = store, LocalExecutor(), dict[str, str]()
         self.model = 0
 
-    def run(self, job: Job[Any], watch: Watch = unwatched) -> Any:
+    def run(self, job: Job[Any], watch: Watch = ignore_event) -> Any:
         fields = encode(job.request)
         what = f"{job.name} {fields.get('flavour') or fields.get('precision')}"
         if what not in self._known:

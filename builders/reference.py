@@ -28,11 +28,11 @@ class ReferenceSession(OrtSession):
     """
 
     def __init__(self, model: Path, *, threads: int = 0, name: str | None = None, plan_buffers: bool = True) -> None:
-        def opened(path: Path, options: Untyped) -> Untyped:
+        def open_session(path: Path, options: Untyped) -> Untyped:
             options.enable_mem_reuse = plan_buffers
             return open_model(path, options, name=name)
 
-        super().__init__(model, optimized=False, threads=threads, opens=opened, name=name)
+        super().__init__(model, optimized=False, threads=threads, opens=open_session, name=name)
 
 
 def open_interpreter(

@@ -85,7 +85,7 @@ def configure(name: str, options: Mapping[str, Scalar]) -> Backend:
     """
     cls = load(name)
     fields = option_fields(cls)
-    checked = {key: _checked(name, key, value, fields) for key, value in options.items()}
+    checked = {key: _check_option(name, key, value, fields) for key, value in options.items()}
     make = typing.cast("typing.Callable[..., Backend]", cls)
     return make(**checked)
 
@@ -142,7 +142,7 @@ def _llm_stack(name: str) -> str | None:
     )
 
 
-def _checked(backend: str, key: str, value: Scalar, fields: Mapping[str, tuple[type[Scalar], Scalar]]) -> Scalar:
+def _check_option(backend: str, key: str, value: Scalar, fields: Mapping[str, tuple[type[Scalar], Scalar]]) -> Scalar:
     if key not in fields:
         raise InputError(f"backends.{backend}.{key}: no such option; {suggest(key, sorted(fields))}")
     wanted, default = fields[key]

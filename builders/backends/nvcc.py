@@ -62,7 +62,7 @@ def generation(cubin: bytes) -> str | None:
 def find_nvcc() -> Nvcc | None:
     """The compiler on PATH, else the one that wheels brought; None where there is none that answers."""
     path = shutil.which("nvcc") or next(iter(_from_wheels()), None)
-    return None if path is None else _asked(Path(path), Path(path).stat().st_mtime_ns)
+    return None if path is None else _query_nvcc(Path(path), Path(path).stat().st_mtime_ns)
 
 
 def _from_wheels() -> list[Path]:
@@ -71,13 +71,13 @@ def _from_wheels() -> list[Path]:
 
 
 @lru_cache
-def _asked(path: Path, _changed_ns: int) -> Nvcc | None:
-    said = _said(path, "--version")
+def _query_nvcc(path: Path, _changed_ns: int) -> Nvcc | None:
+    said = _run_nvcc(path, "--version")
     found = re.search(r"release [\d.]+, V([\d.]+)", said)
-    return Nvcc(path, found[1], frozenset(_said(path, "--list-gpu-code").split())) if found else None
+    return Nvcc(path, found[1], frozenset(_run_nvcc(path, "--list-gpu-code").split())) if found else None
 
 
-def _said(path: Path, option: str) -> str:
+def _run_nvcc(path: Path, option: str) -> str:
     try:
         return subprocess.run([str(path), option], capture_output=True, text=True, check=False, timeout=30).stdout
     except (OSError, subprocess.TimeoutExpired):

@@ -30,6 +30,6 @@ class Refitting(Protocol):
         ...
 
 
-def refitting(backend: Backend) -> Refitting | None:
+def get_refitting(backend: Backend) -> Refitting | None:
     """The backend, where it gives engines other weights; else None."""
     return cast("Refitting", backend) if backend.capabilities.refits else None

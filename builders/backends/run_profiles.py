@@ -11,7 +11,7 @@ from typing import Protocol, cast
 from enginery.core.types import Backend, Engine, Shape, Tensors
 
 # A tensor as it was seen: numpy's name of its type, and its shape.
-Seen = tuple[str, Shape]
+TensorType = tuple[str, Shape]
 _TYPES = {"float": "float32", "double": "float64"}  # ONNX's names that differ from numpy's
 
 
@@ -26,8 +26,8 @@ class NodeTime:
     name: str
     op_type: str
     seconds: float
-    inputs: tuple[Seen, ...] = ()
-    outputs: tuple[Seen, ...] = ()
+    inputs: tuple[TensorType, ...] = ()
+    outputs: tuple[TensorType, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Profiling(Protocol):
         ...
 
 
-def profiling(backend: Backend) -> Profiling | None:
+def get_profiling(backend: Backend) -> Profiling | None:
     """The backend, where it times nodes; else None."""
     return cast("Profiling", backend) if backend.capabilities.times_nodes else None
 

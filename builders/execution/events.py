@@ -73,5 +73,5 @@ JobEvent = Waiting | Started | PhaseEntered | Printed | MemoryHeld | Retrying | 
 Watch = Callable[[JobEvent], object]
 
 
-def unwatched(event: JobEvent) -> None:
+def ignore_event(event: JobEvent) -> None:
     """Nobody wants to know."""

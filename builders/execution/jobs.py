@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from builders.execution.events import Watch, unwatched
+from builders.execution.events import Watch, ignore_event
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """What one step's process may use. The process dies when it passes either.
 
     raise_timeout, raise_memory: the remedies that the error then names, e.g. 'raise build.timeout_s in the spec'.
@@ -84,7 +84,7 @@ class Job(Generic[Result_co]):
     name: str
     request: Request[Result_co]
     store: str = ""
-    limits: Limits = field(default_factory=Limits)
+    limits: ProcessLimits = field(default_factory=ProcessLimits)
     needs: Needs = field(default_factory=Needs)
     reduced: ReducedRequest[Result_co] | None = None
 
@@ -92,7 +92,7 @@ class Job(Generic[Result_co]):
 class Executor(Protocol):
     """Runs jobs, each in a fresh process; blocking and thread-safe."""
 
-    def run(self, job: Job[Result], watch: Watch = unwatched) -> Result:
+    def run(self, job: Job[Result], watch: Watch = ignore_event) -> Result:
         """Return the result of the job's request.
 
         Raises StepError (`errors.StepError` lists its kinds), or what the request raised of EngineryError. What can

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
-from builders.execution.events import Started, Waiting, Watch, unwatched
+from builders.execution.events import Started, Waiting, Watch, ignore_event
 from builders.execution.jobs import Job, Result
 from builders.execution.process import run_job
 from builders.execution.retries import run_with_retries
@@ -31,12 +31,12 @@ class LocalExecutor:
         # A plain flag, not an Event: setting it takes no lock, which is what a signal handler needs.
         self._cancelled = False
 
-    def run(self, job: Job[Result], watch: Watch = unwatched) -> Result:
+    def run(self, job: Job[Result], watch: Watch = ignore_event) -> Result:
         """Wait for a free slot, then run the job in a folder that is removed afterwards. Errors are `run_job`'s,
         and UnavailableError when there is no room for the folder."""
 
         def attempt(job: Job[Result], _elsewhere: bool) -> Result:
-            gpu = self._held(self._gpu, job, watch, "the GPU") if job.needs.gpus else nullcontext()
+            gpu = self._hold_slot(self._gpu, job, watch, "the GPU") if job.needs.gpus else nullcontext()
             with gpu, self._place(job, watch):
                 watch(Started(job.name))
                 with workdir() as folder:
@@ -49,19 +49,19 @@ class LocalExecutor:
         self._cancelled = True
 
     def _place(self, job: Job[object], watch: Watch) -> AbstractContextManager[None]:
-        return self._all_slots(job, watch) if job.needs.alone else self._held(self._slots, job, watch, QUEUED)
+        return self._all_slots(job, watch) if job.needs.alone else self._hold_slot(self._slots, job, watch, QUEUED)
 
     @contextmanager
     def _all_slots(self, job: Job[object], watch: Watch) -> Iterator[None]:
         """Hold every slot, each as it comes free, so that new jobs cannot keep this one waiting. Two at once would each
         hold what the other needs, and take turns."""
-        with self._held(self._alone, job, watch, ALONE), ExitStack() as slots:
+        with self._hold_slot(self._alone, job, watch, ALONE), ExitStack() as slots:
             for _ in range(self._jobs):
-                slots.enter_context(self._held(self._slots, job, watch, ALONE))
+                slots.enter_context(self._hold_slot(self._slots, job, watch, ALONE))
             yield
 
     @contextmanager
-    def _held(self, slots: threading.Semaphore, job: Job[object], watch: Watch, what: str) -> Iterator[None]:
+    def _hold_slot(self, slots: threading.Semaphore, job: Job[object], watch: Watch, what: str) -> Iterator[None]:
         """Hold one of the slots. Nobody waits long after `cancel`: whoever holds one is killed and lets it go."""
         if not slots.acquire(blocking=False):
             watch(Waiting(job.name, what))

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from builders.execution.events import MemoryHeld, PhaseEntered, Printed, ProcessEnded, Usage, Watch, unwatched
+from builders.execution.events import MemoryHeld, PhaseEntered, Printed, ProcessEnded, Usage, Watch, ignore_event
 from builders.execution.jobs import Job, Result
 from builders.execution.oom import oom_kills
 from builders.execution.requests import ChildTask, encode_request, result_type
@@ -44,7 +44,7 @@ _NOTABLE_MIB = 16.0
 
 
 def run_job(
-    job: Job[Result], workdir: Path, cancelled: Callable[[], bool] = lambda: False, watch: Watch = unwatched
+    job: Job[Result], workdir: Path, cancelled: Callable[[], bool] = lambda: False, watch: Watch = ignore_event
 ) -> Result:
     """Run `job` in a fresh process under `workdir` (which must exist) and return the result of its request.
 

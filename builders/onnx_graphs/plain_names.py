@@ -48,7 +48,7 @@ def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
     for field in ("doc_string", "producer_name", "producer_version", "domain", "metadata_props", "model_version"):
         copy.ClearField(field)
     guard_divisions(copy)
-    return copy, Names({plain_name: own for own, plain_name in renamer.told()})
+    return copy, Names({plain_name: own for own, plain_name in renamer.list_renamed()})
 
 
 def _load(model: Path) -> "onnx.ModelProto":
@@ -69,7 +69,7 @@ class _Renamer:
         self._dims: dict[str, str] = {}
         self._nodes: list[str] = []
 
-    def told(self) -> Iterator[tuple[str, str]]:
+    def list_renamed(self) -> Iterator[tuple[str, str]]:
         """(own name for people, plain name) of everything that was renamed."""
         for letter, names in (("v", self._values), ("d", self._dims), ("n", self._nodes)):
             for number, own in enumerate(names):

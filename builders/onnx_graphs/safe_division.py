@@ -24,7 +24,7 @@ def guard_divisions(model: "onnx.ModelProto") -> None:
     """Rewrite them in place. New values are named after the quotient, new nodes as the node."""
     found = set(_by_data(model.graph, set()))
     if found:
-        _rewrite(model.graph, _typed(model), {}, found)
+        _rewrite(model.graph, _infer_types(model), {}, found)
 
 
 def _by_data(graph: "onnx.GraphProto", outer: set[str]) -> Iterator[str]:
@@ -47,19 +47,19 @@ def _rewrite(graph: "onnx.GraphProto", typed: "onnx.GraphProto", outer: Mapping[
         for inner, inner_typed in zip(list_bodies(node), list_bodies(twin), strict=True):
             _rewrite(inner, inner_typed, types, found)
         kind = types.get(node.input[1], 0) if found.intersection(node.output) else 0
-        written.extend(_guarded(node, kind) if kind in _WHOLE else [_copy(node)])
+        written.extend(_guard_division(node, kind) if kind in _WHOLE else [_copy(node)])
     del graph.node[:]
     graph.node.extend(written)
 
 
-def _guarded(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]":
+def _guard_division(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]":
     """The division by 1 where the divisor is 0 or -1, and for `Div` the quotient times what stood there."""
     from onnx import helper
 
     divisor, result = node.input[1], node.output[0]
     special, one, safe = f"{result}_special", f"{result}_one", f"{result}_divisor"
 
-    def made(op_type: str, inputs: list[str], output: str) -> "onnx.NodeProto":
+    def make_node(op_type: str, inputs: list[str], output: str) -> "onnx.NodeProto":
         return helper.make_node(op_type, inputs, [output], name=node.name)
 
     def constant(number: int, output: str) -> "onnx.NodeProto":
@@ -70,19 +70,19 @@ def _guarded(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]":
     if kind in _SIGNED:
         nodes += [
             constant(-1, f"{result}_minus"),
-            made("Equal", [divisor, f"{result}_zero"], f"{result}_by_zero"),
-            made("Equal", [divisor, f"{result}_minus"], f"{result}_by_minus"),
-            made("Or", [f"{result}_by_zero", f"{result}_by_minus"], special),
+            make_node("Equal", [divisor, f"{result}_zero"], f"{result}_by_zero"),
+            make_node("Equal", [divisor, f"{result}_minus"], f"{result}_by_minus"),
+            make_node("Or", [f"{result}_by_zero", f"{result}_by_minus"], special),
         ]
     else:
-        nodes.append(made("Equal", [divisor, f"{result}_zero"], special))
+        nodes.append(make_node("Equal", [divisor, f"{result}_zero"], special))
     division = _copy(node)
     division.input[1] = safe
-    nodes += [made("Where", [special, one, divisor], safe), division]
+    nodes += [make_node("Where", [special, one, divisor], safe), division]
     if node.op_type == "Div":
         division.output[0] = f"{result}_quotient"
-        nodes.append(made("Where", [special, divisor, one], f"{result}_factor"))
-        nodes.append(made("Mul", [f"{result}_quotient", f"{result}_factor"], result))
+        nodes.append(make_node("Where", [special, divisor, one], f"{result}_factor"))
+        nodes.append(make_node("Mul", [f"{result}_quotient", f"{result}_factor"], result))
     return nodes
 
 
@@ -92,7 +92,7 @@ def _copy(node: "onnx.NodeProto") -> "onnx.NodeProto":
     return made
 
 
-def _typed(model: "onnx.ModelProto") -> "onnx.GraphProto":
+def _infer_types(model: "onnx.ModelProto") -> "onnx.GraphProto":
     """The same graph with the type of every value, and without large weights."""
     import onnx
 

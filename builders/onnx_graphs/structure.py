@@ -36,7 +36,7 @@ def _constants(old: "onnx.GraphProto", new: "onnx.GraphProto") -> str | None:
     ours, theirs = ({tensor.name: tensor for tensor in graph.initializer} for graph in (old, new))
     if lacking := sorted(ours.keys() ^ theirs.keys()):
         return f"constant {lacking[0]!r} is in one of them alone"
-    fixed = set(_fixed(old))
+    fixed = set(_list_parameters(old))
     for name, tensor in ours.items():
         other = theirs[name]
         if (tensor.data_type, tuple(tensor.dims)) != (other.data_type, tuple(other.dims)):
@@ -61,7 +61,7 @@ def _rest(old: "onnx.ModelProto", new: "onnx.ModelProto") -> str | None:
     return None if same else "their inputs, outputs, operators or opsets differ"
 
 
-def _fixed(graph: "onnx.GraphProto") -> Iterator[str]:
+def _list_parameters(graph: "onnx.GraphProto") -> Iterator[str]:
     """Names that some node reads as a parameter."""
     for node in graph.node:
         if node.op_type in _PARAMETERS:

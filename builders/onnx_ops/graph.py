@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from builders.onnx_ops import operators  # noqa: F401 - fills the table
-from builders.onnx_ops.library import Array, Library, NumpyArray
+from builders.onnx_ops.library import Array, ArrayLibrary, NumpyArray
 from builders.onnx_ops.reading import Body, Node
 from builders.onnx_ops.table import (
     MOST_NUMBERS,
@@ -25,19 +25,19 @@ from enginery.core.errors import ModelError
 Values = dict[str, Value]
 
 
-def known_operators(xp: Library) -> frozenset[str]:
+def known_operators(xp: ArrayLibrary) -> frozenset[str]:
     """Names of the ONNX operators that the conversion to this library knows, `If` included."""
     return frozenset(OPERATORS) - xp.lacks | {"If"}
 
 
-class Run(NamedTuple):
+class GraphRun(NamedTuple):
     """What one run of a graph has for all its nodes."""
 
-    xp: Library
+    xp: ArrayLibrary
     lookups: Lookups
 
 
-class Program:
+class BoundGraph:
     """A graph whose nodes are bound to their operators, what depends on constants alone computed.
 
     inputs, outputs: names, in order.  constants: name -> array, of those that are read.  folded: of how many numbers in
@@ -46,7 +46,7 @@ class Program:
     Raises ModelError, naming the node, for an operator or attribute that is not in the table.
     """
 
-    def __init__(self, body: Body, xp: Library, folded: int) -> None:
+    def __init__(self, body: Body, xp: ArrayLibrary, folded: int) -> None:
         self.inputs, self.outputs = body.inputs, body.outputs
         steps = _steps(body, xp)
         constants = dict(body.constants)
@@ -55,7 +55,7 @@ class Program:
         self.constants = {name: array for name, array in constants.items() if name in used}
         self._known = {name: known_constant(array) for name, array in self.constants.items()}
 
-    def run(self, given: Mapping[str, Array], lookups: Lookups, xp: Library) -> list[Array]:
+    def run(self, given: Mapping[str, Array], lookups: Lookups, xp: ArrayLibrary) -> list[Array]:
         """The outputs in order. given: the inputs, and the constants that are at hand as arrays of the library.
 
         Raises ModelError, naming the node, for what the library refuses.
@@ -66,7 +66,7 @@ class Program:
                 values[name] = Known(known.numbers, known.dtype, given.get(name))
             elif name not in given:
                 values[name] = xp.asarray(self.constants[name])
-        _run(self._steps, values, Run(xp, lookups), set(self.outputs))
+        _run(self._steps, values, GraphRun(xp, lookups), set(self.outputs))
         return [_array(values[name], xp) for name in self.outputs]
 
 
@@ -76,10 +76,10 @@ class Step:
     def __init__(self, node: Node, row: Operator, opset: int) -> None:
         self.node, self._row, self._opset = node, row, opset
         self._on_numbers = ON_NUMBERS.get(node.op_type)
-        self._attributes = _checked(node, row)
+        self._attributes = _check_attributes(node, row)
         self.last_use: tuple[str, ...] = ()
 
-    def run(self, values: Values, run: Run) -> None:
+    def run(self, values: Values, run: GraphRun) -> None:
         """Take the inputs from `values` and put the outputs there. Raises ModelError, naming the node."""
         try:
             result = self._result([values[name] if name else None for name in self.node.inputs], run)
@@ -92,7 +92,7 @@ class Step:
             (n, value) for n, value in zip(self.node.outputs, results, strict=False) if n and value is not None
         )
 
-    def _result(self, inputs: Sequence[Value | None], run: Run) -> Result:
+    def _result(self, inputs: Sequence[Value | None], run: GraphRun) -> Result:
         if self._on_numbers and all(isinstance(value, Known) for value in inputs if value is not None):
             made = self._on_numbers(run.xp, *inputs, **self._attributes)
             if made is not None and made.numbers.size <= MOST_NUMBERS:
@@ -106,13 +106,13 @@ class Step:
 class Branch:
     """An `If`. Where its condition is known, only the branch that is taken is run."""
 
-    def __init__(self, node: Node, xp: Library) -> None:
+    def __init__(self, node: Node, xp: ArrayLibrary) -> None:
         self.node = node
         self._bodies: tuple[Body, ...] = (node.attributes["then_branch"], node.attributes["else_branch"])
         self._steps = tuple(_steps(body, xp) for body in self._bodies)
         self.last_use: tuple[str, ...] = ()
 
-    def run(self, values: Values, run: Run) -> None:
+    def run(self, values: Values, run: GraphRun) -> None:
         """See `Step.run`."""
         condition = values[self.node.inputs[0]]
         try:
@@ -125,10 +125,10 @@ class Branch:
             raise ModelError(f"{self.node}: {error}") from error
         values.update((name, value) for name, value in zip(self.node.outputs, results, strict=True) if name)
 
-    def _arrays(self, which: int, values: Values, run: Run) -> tuple[Array, ...]:
+    def _arrays(self, which: int, values: Values, run: GraphRun) -> tuple[Array, ...]:
         return tuple(_array(value, run.xp) for value in self._run(which, values, run))
 
-    def _run(self, which: int, values: Values, run: Run) -> list[Value]:
+    def _run(self, which: int, values: Values, run: GraphRun) -> list[Value]:
         body = self._bodies[which]
         inner: Values = {**values, **{name: _value(array, run.xp) for name, array in body.constants.items()}}
         _run(self._steps[which], inner, run, set(body.outputs) | values.keys())
@@ -138,14 +138,14 @@ class Branch:
 AnyStep = Step | Branch
 
 
-def _fold(steps: list[AnyStep], constants: dict[str, NumpyArray], xp: Library, most: int) -> list[AnyStep]:
+def _fold(steps: list[AnyStep], constants: dict[str, NumpyArray], xp: ArrayLibrary, most: int) -> list[AnyStep]:
     """The steps that remain when those that only small constants go into are run; their results go to `constants`."""
     left = []
     for step in steps:
         read = step.node.reads()
         if read <= constants.keys() and sum(constants[name].size for name in read) <= most:
             values = {name: _value(constants[name], xp) for name in read}
-            step.run(values, Run(xp, Lookups(xp, clamped=False)))
+            step.run(values, GraphRun(xp, Lookups(xp, clamped=False)))
             made = {name: _plain(values[name], xp) for name in step.node.outputs if name in values}
             if sum(array.size for array in made.values()) <= most:
                 constants.update(made)
@@ -154,7 +154,7 @@ def _fold(steps: list[AnyStep], constants: dict[str, NumpyArray], xp: Library, m
     return left
 
 
-def _steps(body: Body, xp: Library) -> list[AnyStep]:
+def _steps(body: Body, xp: ArrayLibrary) -> list[AnyStep]:
     """A graph's nodes, each bound to its operator. Raises ModelError for one that is not in the table."""
     steps: list[AnyStep] = [_step(node, body.opset, xp) for node in body.nodes]
     seen: set[str] = set()
@@ -165,7 +165,7 @@ def _steps(body: Body, xp: Library) -> list[AnyStep]:
     return steps
 
 
-def _run(steps: Sequence[AnyStep], values: Values, run: Run, keep: set[str]) -> None:
+def _run(steps: Sequence[AnyStep], values: Values, run: GraphRun, keep: set[str]) -> None:
     """Run steps in order; a value goes when nothing after it reads it, unless it is in `keep`."""
     for step in steps:
         step.run(values, run)
@@ -174,7 +174,7 @@ def _run(steps: Sequence[AnyStep], values: Values, run: Run, keep: set[str]) -> 
                 values.pop(name, None)
 
 
-def _step(node: Node, opset: int, xp: Library) -> AnyStep:
+def _step(node: Node, opset: int, xp: ArrayLibrary) -> AnyStep:
     if node.op_type == "If" and not node.domain:
         return Branch(node, xp)
     row = None if node.domain or node.op_type in xp.lacks else OPERATORS.get(node.op_type)
@@ -186,7 +186,7 @@ def _step(node: Node, opset: int, xp: Library) -> AnyStep:
     return Step(node, row, opset)
 
 
-def _checked(node: Node, row: Operator) -> dict[str, Any]:
+def _check_attributes(node: Node, row: Operator) -> dict[str, Any]:
     unknown = sorted(node.attributes.keys() - row.attributes.keys())
     if unknown:
         raise ModelError(f"{node}: its attribute {unknown[0]!r} is not known; leave it out")
@@ -208,15 +208,15 @@ def _words(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def _array(value: Value, xp: Library) -> Array:
+def _array(value: Value, xp: ArrayLibrary) -> Array:
     return value.on(xp) if isinstance(value, Known) else value
 
 
-def _value(constant: NumpyArray, xp: Library) -> Value:
+def _value(constant: NumpyArray, xp: ArrayLibrary) -> Value:
     return known_constant(constant) or xp.asarray(constant)
 
 
-def _plain(value: Value, xp: Library) -> NumpyArray:
+def _plain(value: Value, xp: ArrayLibrary) -> NumpyArray:
     if isinstance(value, Known):
         return np.array(value.numbers.tolist(), value.dtype).reshape(value.numbers.shape)
     return xp.to_numpy(value)

@@ -56,7 +56,7 @@ class Array(Protocol):
     def __ne__(self, other: object) -> "Array": ...  # type: ignore[override]
 
 
-class Library:
+class ArrayLibrary:
     """The functions of an array library by name: those of the adapter, else those of the library's own modules.
 
     The two libraries agree on most names and, positional, on most arguments (`xp.where`, `xp.softmax(x, axis)`). What

@@ -84,10 +84,10 @@ def read_model(model: ModelProto, known: Collection[str]) -> Body:
             raise ModelError(f"{value.name!r} is no tensor; only tensors can be inputs and outputs")
     if model.graph.sparse_initializer:
         raise ModelError("the model has sparse tensors; export it with dense ones")
-    return _body(_inlined(model, known).graph, opset, {})
+    return _body(_inline_functions(model, known).graph, opset, {})
 
 
-def _inlined(model: ModelProto, known: Collection[str]) -> ModelProto:
+def _inline_functions(model: ModelProto, known: Collection[str]) -> ModelProto:
     """Without local functions, and without operators that only their function body explains."""
     model = onnx.inliner.inline_local_functions(model)
     unknown = {node.op_type for node in model.graph.node if node.domain in _OWN_DOMAINS} - {*known, "Constant"}

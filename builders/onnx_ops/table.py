@@ -3,7 +3,7 @@
 An operator is a function whose signature is its declaration::
 
     @operator("Softmax")
-    def softmax(xp: Library, x: Array, *, axis: int = -1) -> Array: ...
+    def softmax(xp: ArrayLibrary, x: Array, *, axis: int = -1) -> Array: ...
 
 `xp` is the array library. The other positional parameters are ONNX inputs, `X | None = None` an optional one, `*xs` any
 number. What an input arrives as is its annotation: `Array`; `Numbers`, a flat list of Python numbers (sizes, axes,
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from builders.onnx_ops.library import Array, Library, NumpyArray
+from builders.onnx_ops.library import Array, ArrayLibrary, NumpyArray
 from enginery.core.errors import ModelError
 
 Numbers = list[Any]
@@ -60,7 +60,7 @@ class Known:
         """Whether any number depends on a dynamic size."""
         return any(not isinstance(number, int | float) for number in self.each)
 
-    def on(self, xp: Library) -> Array:
+    def on(self, xp: ArrayLibrary) -> Array:
         """The array. A single number becomes a literal, which compilers put into their code."""
         if self.numbers.size == 1:
             return xp.full(self.numbers.shape, self.first, dtype=xp.dtype(self.dtype, narrow=True))
@@ -82,7 +82,7 @@ class Lookups:
     faults: what is wrong where, in words, if the truth of the same place in `inside` does not hold.
     """
 
-    def __init__(self, xp: Library, clamped: bool) -> None:
+    def __init__(self, xp: ArrayLibrary, clamped: bool) -> None:
         self._xp, self.clamped = xp, clamped
         self.faults: list[str] = []
         self.inside: list[Array] = []
@@ -110,7 +110,7 @@ Value = Array | Known
 Result = Value | tuple[Value | None, ...]
 
 
-def known(numbers: typing.Iterable[Any], shape: tuple[int, ...], dtype: Any) -> Known:
+def make_known(numbers: typing.Iterable[Any], shape: tuple[int, ...], dtype: Any) -> Known:
     """A `Known` of these numbers, laid out in that shape."""
     array = np.empty(shape, dtype=object)
     for index, number in zip(np.ndindex(shape), numbers, strict=True):
@@ -143,7 +143,7 @@ class Operator:
     attributes: Mapping[str, Any]
     special: frozenset[str]
 
-    def arguments(self, values: typing.Sequence[Value | None], xp: Library) -> list[Any]:
+    def arguments(self, values: typing.Sequence[Value | None], xp: ArrayLibrary) -> list[Any]:
         """The inputs as this operator takes them."""
         kinds = self.kinds if not self.variadic else self.kinds[:-1] + self.kinds[-1:] * len(values)
         return [_as(kind, value, xp) for kind, value in zip(kinds, values, strict=False)]
@@ -161,7 +161,7 @@ def operator(*names: str) -> Callable[[Function], Function]:
 
     def register(run: Function) -> Function:
         for name in names:
-            OPERATORS[name] = _declared(name, run)
+            OPERATORS[name] = _declare_operator(name, run)
         return run
 
     return register
@@ -184,7 +184,7 @@ def must(condition: bool, words: str) -> None:
         raise ModelError(words)
 
 
-def _declared(name: str, run: Callable[..., Result]) -> Operator:
+def _declare_operator(name: str, run: Callable[..., Result]) -> Operator:
     hints = typing.get_type_hints(run)
     parameters = [p for p in inspect.signature(run).parameters.values() if p.name != "xp"]
     inputs = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
@@ -208,7 +208,7 @@ def _kind(hint: Any) -> Any:
     return given[0] if len(given) == 1 else Value
 
 
-def _as(kind: Any, value: Value | None, xp: Library) -> Any:
+def _as(kind: Any, value: Value | None, xp: ArrayLibrary) -> Any:
     if value is None or kind is Value:
         return value
     if kind == Numbers:

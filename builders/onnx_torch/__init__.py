@@ -14,7 +14,7 @@ import torch
 from builders.onnx_ops.graph import known_operators
 from builders.onnx_torch.arrays import TORCH
 from builders.onnx_torch.module import OnnxModule, read
-from builders.onnx_torch.program import ordered, program_of
+from builders.onnx_torch.program import order_as_requested, program_of
 from enginery.core.types import BuildRequest
 
 __all__ = ["operators", "to_guarded_program", "to_module", "to_program"]
@@ -39,7 +39,7 @@ def to_program(model: Path, request: BuildRequest) -> torch.export.ExportedProgr
     An index out of range, or a division of integers by zero, is whatever the compiler makes of it; see
     `to_guarded_program`.
     """
-    return program_of(OnnxModule(ordered(read(model), request)).eval(), request)
+    return program_of(OnnxModule(order_as_requested(read(model), request)).eval(), request)
 
 
 def to_guarded_program(model: Path, request: BuildRequest) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
@@ -50,7 +50,7 @@ def to_guarded_program(model: Path, request: BuildRequest) -> tuple[torch.export
     one more output, bool [n], false for each fault that there was, and then the outputs mean nothing. What the faults
     are comes second, in words that name the node.
     """
-    module = OnnxModule(ordered(read(model), request), clamped=True).eval()
+    module = OnnxModule(order_as_requested(read(model), request), clamped=True).eval()
     program = program_of(module, request)
     return program, module.faults
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from builders.onnx_ops.library import Library
+from builders.onnx_ops.library import ArrayLibrary
 from builders.onnx_ops.table import must
 from builders.onnx_ops.torch_arrays import to_array, to_tensor
 from enginery.core.errors import ModelError
@@ -111,7 +111,7 @@ def cut(x: Tensor, axis: int, start: Any, end: Any, step: int = 1) -> Tensor:
     return made
 
 
-def padded(x: Tensor, widths: Sequence[tuple[Any, Any]], value: float) -> Tensor:
+def pad_axes(x: Tensor, widths: Sequence[tuple[Any, Any]], value: float) -> Tensor:
     """With a value before and after each axis; negative widths cut."""
     flat = [width for pair in reversed(widths) for width in pair]
     while flat and isinstance(flat[-1], int) and isinstance(flat[-2], int) and flat[-1] == flat[-2] == 0:
@@ -189,7 +189,7 @@ def _rank(x: Tensor) -> int:
 
 
 def _spatially_padded(x: Tensor, before: Sizes, after: Sizes, value: float = 0.0) -> Tensor:
-    return padded(x, [(0, 0), (0, 0), *zip(before, after, strict=True)], value)
+    return pad_axes(x, [(0, 0), (0, 0), *zip(before, after, strict=True)], value)
 
 
 def conv(
@@ -257,4 +257,4 @@ def layer_norm(x: Tensor, sizes: Sizes, scale: Tensor, bias: Tensor | None, epsi
     return F.layer_norm(x, sizes, scale, bias, epsilon)
 
 
-TORCH = Library("torch", sys.modules[__name__], torch, F)
+TORCH = ArrayLibrary("torch", sys.modules[__name__], torch, F)

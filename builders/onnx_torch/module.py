@@ -12,7 +12,7 @@ from onnx import ModelProto
 from torch import Tensor
 
 from builders.onnx_ops import reading
-from builders.onnx_ops.graph import Program, known_operators
+from builders.onnx_ops.graph import BoundGraph, known_operators
 from builders.onnx_ops.reading import Body
 from builders.onnx_ops.table import MOST_NUMBERS, Lookups
 from builders.onnx_torch.arrays import NARROW, TORCH, asarray, dtype
@@ -35,10 +35,10 @@ class OnnxModule(torch.nn.Module):
     def __init__(self, body: Body, clamped: bool = False) -> None:
         super().__init__()
         self._clamped, self._told = clamped, _Told()
-        self._program = Program(body, TORCH, folded=MOST_NUMBERS)
+        self._program = BoundGraph(body, TORCH, folded=MOST_NUMBERS)
         self._attribute_of = dict(_safe_names(list(self._program.constants)))
         for name, plain in self._attribute_of.items():
-            tensor = _named(f"constant {name!r}", asarray, self._program.constants.pop(name))
+            tensor = _call_named(f"constant {name!r}", asarray, self._program.constants.pop(name))
             if tensor.is_floating_point():
                 self.register_parameter(plain, torch.nn.Parameter(tensor, requires_grad=False))
             else:
@@ -71,29 +71,29 @@ class _Told:
 
 def read(path: Path) -> Body:
     """A model on disk. Raises ModelError as `onnx_ops.read` does, and for types that torch has no operators for."""
-    return _checked(reading.read(path, known_operators(TORCH)), {})
+    return _check_body(reading.read(path, known_operators(TORCH)), {})
 
 
 def read_model(model: ModelProto) -> Body:
     """The same of a model in memory."""
-    return _checked(reading.read_model(model, known_operators(TORCH)), {})
+    return _check_body(reading.read_model(model, known_operators(TORCH)), {})
 
 
-def _checked(body: Body, around: Mapping[str, np.dtype[Any]]) -> Body:
+def _check_body(body: Body, around: Mapping[str, np.dtype[Any]]) -> Body:
     elements = {**around, **body.elements}
     for name in (name for name in body.inputs if name in body.elements):
-        _named(f"input {name!r}", dtype, elements[name])
+        _call_named(f"input {name!r}", dtype, elements[name])
     for node in body.nodes:
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
             for name in node.inputs:
                 if name in elements and elements[name].name in NARROW:
                     raise ModelError(f"{node} reads {name!r} of 4 bits; dequantize it first")
         for inner in node.bodies():
-            _checked(inner, elements)
+            _check_body(inner, elements)
     return body
 
 
-def _named(what: str, run: Callable[[Given], Made], given: Given) -> Made:
+def _call_named(what: str, run: Callable[[Given], Made], given: Given) -> Made:
     """What the function makes of a value; a ModelError of its names the value."""
     try:
         return run(given)

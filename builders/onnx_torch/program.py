@@ -55,7 +55,7 @@ def _dtype(spec: TensorSpec) -> torch.dtype:
     return _DTYPES[spec.dtype]
 
 
-def ordered(body: Body, request: BuildRequest) -> Body:
+def order_as_requested(body: Body, request: BuildRequest) -> Body:
     """The graph with its inputs and outputs in the request's order. Raises ModelError where they are not the same."""
     inputs = tuple(spec.name for spec in request.inputs)
     outputs = tuple(spec.name for spec in request.outputs)

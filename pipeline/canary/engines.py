@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from builders.backends import discovery
-from builders.backends.fitting import open_engine
+from builders.backends.compatibility import open_engine
 from enginery.client.resolve import Policy, rank_engines
 from enginery.core.errors import InputError
 from enginery.core.hardware.cpu_kinds import this_kind

@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from builders.execution.events import Watch, unwatched
+from builders.execution.events import Watch, ignore_event
 from builders.execution.jobs import Job, Result
 
 
@@ -13,7 +13,7 @@ class NotOnRecord(Exception):  # noqa: N818 - no error: it says that there is wo
 class OnlyRecords:
     """An executor that runs nothing."""
 
-    def run(self, job: Job[Result], watch: Watch = unwatched) -> NoReturn:  # noqa: ARG002 - the protocol's
+    def run(self, job: Job[Result], watch: Watch = ignore_event) -> NoReturn:  # noqa: ARG002 - the protocol's
         """Raise NotOnRecord."""
         raise NotOnRecord(job.name)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from builders.backends import discovery
-from builders.backends.refitting import refitting
+from builders.backends.refitting import get_refitting
 from builders.execution.jobs import Executor, Job, Needs
 from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from enginery.core.types import BuildRequest
@@ -73,7 +73,7 @@ def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> 
     if entry is None:
         return f"{base.model}@{base.version} has no engine for it"
     backend = discovery.configure(request.backend, dict(request.options))
-    refitter = refitting(backend)
+    refitter = get_refitting(backend)
     if refitter is None:
         return f"{request.backend} does not refit"
     before = request_of(entry)
@@ -107,7 +107,7 @@ def _refit(request: BuildRequest, entry: EngineEntry | None, base: Manifest, spe
 
 
 def _needs_gpu(request: BuildRequest) -> bool:
-    refitter = refitting(discovery.configure(request.backend, dict(request.options)))
+    refitter = get_refitting(discovery.configure(request.backend, dict(request.options)))
     return refitter is not None and refitter.refit_needs_gpu()
 
 

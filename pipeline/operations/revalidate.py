@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from builders.backends import discovery
-from builders.backends.fitting import misfit
+from builders.backends.compatibility import find_incompatibility
 from enginery.core.digest import digest_of
 from enginery.core.errors import IntegrityError
 from enginery.core.hardware.cpu_kinds import this_kind
@@ -83,7 +83,7 @@ def why_not_here(entry: EngineEntry) -> str | None:
     report of it would outweigh every machine on which it passes.
     """
     backend = discovery.configure(entry.backend, dict(entry.options))
-    return backend.runs(entry.hardware) or misfit(backend, make_request(entry))
+    return backend.runs(entry.hardware) or find_incompatibility(backend, make_request(entry))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ Values are small: a job is told digests and names, and its reports go through th
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from builders.execution.jobs import Job, Limits, Needs, Request, Result, WorkerContext
+from builders.execution.jobs import Job, Needs, ProcessLimits, Request, Result, WorkerContext
 from builders.execution.local import LocalExecutor
 from enginery.core.errors import InputError, StepError
 from enginery.core.hardware.machine import AUTO, target_named
@@ -22,7 +22,9 @@ from pipeline.operations.pending import Pending, Proof, prove
 
 # Engines that are proven have the limits of their spec, each by itself; memory is the worker's to limit. A task that
 # hangs gives its GPU back after a day.
-LIMITS = Limits(86_400.0, 1 << 40, "replay less traffic, or start it again: what is proven by now is not proven again")
+LIMITS = ProcessLimits(
+    86_400.0, 1 << 40, "replay less traffic, or start it again: what is proven by now is not proven again"
+)
 # What ends one version's task, and says nothing about the next one's.
 _OF_ONE = ("error", "crash", "timeout", "memory", "node-memory", "node-lost")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from builders.backends.fitting import check_fits
+from builders.backends.compatibility import check_compatible
 from enginery.core.errors import DataError, EngineryError
 from enginery.core.types import Backend, Dim, Engine, Session, Target
 from pipeline.sources.onnx_model import specs_of
@@ -55,7 +55,7 @@ def built(backend: Backend, target: Target, workdir: Path) -> Engine:
 def complaints(backend: Backend, target: Target, workdir: Path) -> Iterator[str]:
     """Every broken promise of the sessions of a backend whose engines run here."""
     engine = built(backend, target, workdir)
-    check_fits(backend, engine)
+    check_compatible(backend, engine)
     for check in (*map(_opened, CHECKS), two_at_once, after_its_end):
         try:
             for complaint in check(backend, engine):
@@ -192,7 +192,7 @@ def says_the_same_again(session: Session) -> Iterator[str]:
 
 
 def prepares_its_runtimes_own_call(session: Session) -> Iterator[str]:
-    """Its runtime's own call, where it gives one, can be called again; it is refused for misfits."""
+    """Its runtime's own call, where it gives one, can be called again; it is refused for an incompatible engine."""
     call = session.prepare_call(inputs(4))
     if call is None:
         return

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from builders.backends.fitting import check_fits
+from builders.backends.compatibility import check_compatible
 from enginery.core.capabilities import Determinism
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.targets import parse_targets
@@ -44,7 +44,7 @@ def _built(tool: Any, hardware: Any, name: str, workdir: Path) -> tuple[str, Map
     engine = tool.build(request, path, fresh(workdir / "engine"))
     if tool.runs(hardware):
         return engine.digest, {}
-    check_fits(tool, engine)
+    check_compatible(tool, engine)
     with tool.open(engine) as session:
         return engine.digest, session.run(item.runs(*specs)[0].inputs)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from builders.execution.jobs import Limits
+from builders.execution.jobs import ProcessLimits
 from builders.execution.process import run_job
 from enginery.core.errors import StepError
 from enginery.core.hardware.targets import parse_targets
@@ -63,7 +63,7 @@ def _run_some(
         return time.time() - lines.stat().st_mtime > patience_s
 
     arguments = {"backend": backend, "target": target, "suite": suite, "names": list(names), "out": str(lines)}
-    job = call_job("survey", "tests.conformance.survey:examine", arguments, limits=Limits(86_400, 16_384))
+    job = call_job("survey", "tests.conformance.survey:examine", arguments, limits=ProcessLimits(86_400, 16_384))
     try:
         run_job(job, folder, stuck)
     except StepError as error:

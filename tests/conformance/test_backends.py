@@ -152,7 +152,7 @@ def test_asking_imports_no_compiler():
     code = f"""if True:
         import sys
         from builders.backends import discovery
-        from builders.backends.fitting import misfit
+        from builders.backends.compatibility import find_incompatibility
         from enginery.core.hardware import targets
         from enginery.core.types import PRECISIONS, BuildRequest, TensorSpec
         tensor = (TensorSpec("x", "float32", (1, 4)),)
@@ -161,7 +161,8 @@ def test_asking_imports_no_compiler():
             for target in targets.parse_targets("all"):
                 for precision in PRECISIONS:
                     request = BuildRequest("0" * 64, precision, target, name, tensor, tensor, ())
-                    backend.serves(target), backend.refuses(request), backend.runs(target), misfit(backend, request)
+                    backend.serves(target), backend.refuses(request), backend.runs(target)
+                    find_incompatibility(backend, request)
                     backend.requires(request)
             backend.scheme(), backend.versions(), discovery.options_of(backend)
             if heavy := set({HEAVY!r}) & set(sys.modules):

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from builders.backends import discovery
-from builders.backends.fitting import check_fits
+from builders.backends.compatibility import check_compatible
 from builders.backends.shape_profiles import profiles
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
@@ -102,7 +102,7 @@ def _attempt(backend: Backend, target: Target, item: Item, workdir: Path, at: _S
     if backend.runs(target):
         return "built", ""
     at.name = "open"
-    check_fits(backend, engine)
+    check_compatible(backend, engine)
     with backend.open(engine) as session:
         at.name = "run"
         wrong = specs_reason(session, request) or _answers(session, item, (inputs, outputs))

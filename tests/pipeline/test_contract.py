@@ -11,10 +11,10 @@ from pipeline.compile.steps.keys import contract_of
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
 from tests.pipeline.projects import Project
-from validation.contracts.boxes import Boxes
-from validation.contracts.contract import Contract
-from validation.contracts.distribution import BRIER, ECE, FLIPS, TOP_K, Rows, Seeds
-from validation.contracts.sequences import End
+from validation.contracts.boxes import BoxLimits
+from validation.contracts.contract import EngineContract
+from validation.contracts.distribution import BRIER, ECE, FLIPS, TOP_K, RowLimits, SampledOutputs
+from validation.contracts.sequences import SequenceEnd
 
 
 def test_a_contract_is_checked_on_an_engine_and_a_broken_one_fails_it(project: Project) -> None:
@@ -54,11 +54,13 @@ def test_a_contract_survives_the_manifest_and_asks_for_nothing_where_none_is_giv
     assert told == contract_of(spec)
     assert told is not None
     assert told.terms["bitwise"] == {"runs": 3, "position": False, "size": False}
-    read = Contract.from_json(told.terms)
+    read = EngineContract.from_json(told.terms)
     assert read.structured["logits"].range == (None, 5.0)
-    assert read.structured["logits"].eos == End(2, None) and read.structured["logits"].boxes == Boxes(iou=0.5)
-    assert read.distributional.rows["logits"] == Rows("logits", 0.5, None, FLIPS, TOP_K, ECE, BRIER)
-    assert read.distributional.seeds == Seeds(("logits",))
+    assert read.structured["logits"].eos == SequenceEnd(2, None) and read.structured["logits"].boxes == BoxLimits(
+        iou=0.5
+    )
+    assert read.distributional.rows["logits"] == RowLimits("logits", 0.5, None, FLIPS, TOP_K, ECE, BRIER)
+    assert read.distributional.seeds == SampledOutputs(("logits",))
 
 
 @pytest.mark.parametrize(

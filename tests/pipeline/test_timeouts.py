@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import onnx
 import pytest
 
-from builders.execution.events import Watch, unwatched
+from builders.execution.events import Watch, ignore_event
 from builders.execution.jobs import Job
 from enginery.core.errors import EngineryError, StepError
 from enginery.registry.store.base import open_store
@@ -50,7 +50,7 @@ class Noting:
     def __init__(self) -> None:
         self.job: Job | None = None
 
-    def run(self, job: Job, watch: Watch = unwatched) -> NoReturn:
+    def run(self, job: Job, watch: Watch = ignore_event) -> NoReturn:
         self.job = job
         raise StepError("noted", "cancelled")
 

@@ -8,7 +8,7 @@ from enginery.core.types import Dim, TensorSpec
 from validation.comparison.sessions import drift_checks
 from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.budget import Budget, Budgets, default_budget
-from validation.limits.on_demand import Limits
+from validation.limits.on_demand import OutputLimits
 from validation.metrics.drift import measure
 
 SPECS = [TensorSpec("x", "float32", ("batch", 8))]
@@ -72,7 +72,7 @@ def test_nor_where_limits_follow_from_honest_rounding():
         drift = measure(expected, honest, samples=SAMPLES)
         limit = drift.sqnr_db - 12
         budget = Budget(sqnr_db=limit, slice_sqnr_db=limit, centered_sqnr_db=drift.centered_sqnr_db - 12)
-        limits = Limits(Budgets(budget), {("y", "golden"): drift, ("y", "edge"): drift})
+        limits = OutputLimits(Budgets(budget), {("y", "golden"): drift, ("y", "edge"): drift})
         found += broken(reference, candidate, limits, seed)
     assert found == []
 

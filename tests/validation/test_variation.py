@@ -10,7 +10,7 @@ from enginery.core.types import Dim, TensorSpec
 from validation.comparison.sessions import drift_checks, expected_checks
 from validation.golden.golden_set import Case, GoldenSet, freeze
 from validation.limits.budget import Budget, Budgets
-from validation.limits.on_demand import Limits
+from validation.limits.on_demand import OutputLimits
 from validation.metrics.drift import measure
 
 SPECS = [TensorSpec("x", "float32", ("batch", 8))]
@@ -131,7 +131,7 @@ def test_rounding_that_an_honest_kernel_makes_is_no_variation():
     known = {("y", "golden"): honest, ("y", "edge"): honest}
     limits = LIMITS["fp16"]
     assert "constant" in names(drift_checks("engine", reference, ones, frozen(norms), limits))
-    assert not broken(drift_checks("engine", reference, ones, frozen(norms), Limits(Budgets(limits), known)))
+    assert not broken(drift_checks("engine", reference, ones, frozen(norms), OutputLimits(Budgets(limits), known)))
 
 
 def test_an_edge_is_measured_against_the_variation_of_the_golden_set():
@@ -205,7 +205,9 @@ def test_a_column_that_is_two_percent_off_is_caught_by_what_honest_rounding_allo
         assert "slice_sqnr_db" in names(expected_checks("engine", candidate, boxes(detections), limits))
     known = {("y", "golden"): honest}
     limits = LIMITS["int8"].override({"slice_sqnr_db": honest.slice_sqnr_db - 6})
-    checks = drift_checks("engine", Fake(detections), candidate, boxes(detections), Limits(Budgets(limits), known))
+    checks = drift_checks(
+        "engine", Fake(detections), candidate, boxes(detections), OutputLimits(Budgets(limits), known)
+    )
     assert names(checks) == {"slice_sqnr_db"}
 
 

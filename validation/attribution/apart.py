@@ -55,7 +55,7 @@ class Apart:
                 for name, spec in self.given.items()
                 if name in inside
             }
-            self.sessions[names] = self.stack.enter_context(self.candidate.segmented(names, ranked_as))
+            self.sessions[names] = self.stack.enter_context(self.candidate.open_segment(names, ranked_as))
         session = self.sessions[names]
         fed = {spec.name: values[spec.name] for spec in session.inputs}
         cast = {name: fed[name].astype(spec.dtype) for name, spec in self.given.items() if name in fed}

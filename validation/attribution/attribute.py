@@ -6,7 +6,7 @@ segments are cut apart in one graph and run together, so a sweep costs one more 
 node. Long models are cut coarsely first, and then only where it is worst (`sweep.MOST_CUTS` at a time); memory is
 bounded by windows of `sweep.MOST_BYTES`, whatever the model's size.
 
-A segment is blamed when its own error breaks the limits that the joint has for the whole model. Where none does and an
+A segment is blamed when its own error breaks the limits that the stage has for the whole model. Where none does and an
 output fails by one slice, that is the segment with the worst slice. When none does and the outputs fail all the same,
 the errors add up, and the ranking says where most of them come from.
 """
@@ -18,7 +18,7 @@ from enginery.core.errors import EngineryError
 from enginery.core.types import Tensors
 from validation.attribution.blame import blame_lone, blame_slice
 from validation.attribution.cuts import spread
-from validation.attribution.result import Attribution, Finding, ranked
+from validation.attribution.result import Attribution, Finding, rank_segments
 from validation.attribution.sweep import USUAL, Size, Sweep, SweepCase
 from validation.attribution.tappable import Tappable
 from validation.attribution.tensor_errors import measure_error
@@ -46,7 +46,7 @@ def attribute(
 ) -> Attribution:
     """Rank the candidate's segments by their own error. failed: the checks that broke their limit, in words.
 
-    budget: the joint's limits, which a segment alone is held to.  tell: is told what goes on.
+    budget: the limits of the stage, which a segment alone is held to.  tell: is told what goes on.
     Raises what the reference raises; a candidate that fails to run has a row that says where.
     """
     tell("running both on the golden set")
@@ -72,7 +72,7 @@ def attribute(
         joint=joint,
         precision=precision,
         finding=found,
-        rows=ranked(rows),
+        rows=rank_segments(rows),
         taps=work.taps(),
         failed=tuple(failed),
         cases=tuple(item.case.name for item in cases),

@@ -40,7 +40,7 @@ class GraphSegment:
         return own or tuple(step.name for step in self.steps)
 
 
-def shared(reference: Sequence[GraphStep], candidate: Sequence[GraphStep]) -> list[str]:
+def list_shared(reference: Sequence[GraphStep], candidate: Sequence[GraphStep]) -> list[str]:
     """The tensors that a node of both makes, in the reference's order; a weight that a rewrite converts is none: it
     belongs to its reader."""
     known = {name for step in candidate for name in step.makes}
@@ -48,7 +48,7 @@ def shared(reference: Sequence[GraphStep], candidate: Sequence[GraphStep]) -> li
     return [name for step in activations for name in step.makes if name in known]
 
 
-def unjoined(tensors: Sequence[str], steps: Sequence[GraphStep]) -> list[str]:
+def exclude_joined(tensors: Sequence[str], steps: Sequence[GraphStep]) -> list[str]:
     """Without those between a kernel with weights and the one node that reads it, if a runtime would join the two."""
     readers: dict[str, list[GraphStep]] = {}
     for step in steps:

@@ -65,7 +65,7 @@ class OnnxGraph:
         """The file itself."""
         return self._opens(self._path)
 
-    def tapped(self, tensors: Sequence[str], whole: bool) -> AbstractContextManager[Session]:
+    def open_tapped(self, tensors: Sequence[str], whole: bool) -> AbstractContextManager[Session]:
         """The graph with these tensors as outputs. whole: beside its own, and with every node."""
         from onnx import ValueInfoProto
 
@@ -74,7 +74,7 @@ class OnnxGraph:
         wanted = [*(self.outputs if whole else ()), *tensors]
         # A name alone is enough: the runtime infers type and shape.
         values = [have.get(name, ValueInfoProto(name=name)) for name in dict.fromkeys(wanted)]
-        _set(model.graph, None if whole else _needed(model.graph, wanted, frozenset()), values)
+        _set(model.graph, None if whole else _select_needed(model.graph, wanted, frozenset()), values)
         return self._open(model)
 
     def shapes(self, tensors: Sequence[str], inputs: Tensors) -> Mapping[str, tuple[int, ...]]:
@@ -82,19 +82,19 @@ class OnnxGraph:
         from onnx import ValueInfoProto, helper
 
         model = deepcopy(self._model)
-        nodes = _needed(model.graph, tensors, frozenset())
+        nodes = _select_needed(model.graph, tensors, frozenset())
         nodes += [helper.make_node("Shape", [name], [f"{name}{SHAPE}"]) for name in tensors]
         _set(model.graph, nodes, [ValueInfoProto(name=f"{name}{SHAPE}") for name in tensors])
         with self._open(model) as session:
             found = run(session, {spec.name: inputs[spec.name] for spec in session.inputs})
         return {name: tuple(int(size) for size in found[f"{name}{SHAPE}"]) for name in tensors}
 
-    def segmented(self, tensors: Sequence[str], given: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:
+    def open_segment(self, tensors: Sequence[str], given: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:
         """The graph cut at `given`; a tensor that is both given and computed is computed under its name + '@local'."""
         from onnx import ValueInfoProto
 
         model = deepcopy(self._model)
-        nodes = _needed(model.graph, tensors, frozenset(given))
+        nodes = _select_needed(model.graph, tensors, frozenset(given))
         for node in nodes:
             for index, name in enumerate(node.output):
                 node.output[index] = f"{name}{LOCAL}" if name in given else name
@@ -130,7 +130,7 @@ def _zero(node: "NodeProto", scalars: "Mapping[str, TensorProto]") -> float | No
     return None if point and not found else float(numpy_helper.to_array(found).item()) if found else 0.0
 
 
-def _needed(graph: "GraphProto", tensors: Sequence[str], given: frozenset[str]) -> list["NodeProto"]:
+def _select_needed(graph: "GraphProto", tensors: Sequence[str], given: frozenset[str]) -> list["NodeProto"]:
     """The nodes that compute `tensors` from `given`, inputs and constants, in the graph's order."""
     maker = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     chosen, waiting = set[int](), [name for name in tensors if name in maker]

@@ -138,6 +138,6 @@ class NamedAttribution(Attribution):
     units: tuple[str, ...]
 
 
-def ranked(rows: Sequence[SegmentRow]) -> tuple[SegmentRow, ...]:
+def rank_segments(rows: Sequence[SegmentRow]) -> tuple[SegmentRow, ...]:
     """Worst own error first; among equals, in the model's order."""
     return tuple(sorted(rows, key=lambda row: row.local.rank))

@@ -12,8 +12,8 @@ from enginery.core.errors import EngineryError
 from enginery.core.types import Session, Tensors, TensorSpec
 from validation.attribution.apart import Apart
 from validation.attribution.blame import explain_blame, is_of_the_cut
-from validation.attribution.cuts import GraphSegment, segments, shared, spread, unjoined, windows
-from validation.attribution.result import SegmentRow, Taps, ranked
+from validation.attribution.cuts import GraphSegment, exclude_joined, list_shared, segments, spread, windows
+from validation.attribution.result import SegmentRow, Taps, rank_segments
 from validation.attribution.tappable import Tappable
 from validation.attribution.tensor_errors import describe_drift, measure_pair
 from validation.comparison.sessions import run
@@ -71,14 +71,17 @@ class Sweep:
 
     def points(self) -> list[str]:
         """Where both can be cut, in order: floating point on both sides, and no fusion between."""
-        names = shared(self.reference.steps, self.candidate.steps)
-        with self.reference.tapped(names, whole=False) as one, self.candidate.tapped(names, whole=False) as other:
+        names = list_shared(self.reference.steps, self.candidate.steps)
+        with (
+            self.reference.open_tapped(names, whole=False) as one,
+            self.candidate.open_tapped(names, whole=False) as other,
+        ):
             left, right = ({spec.name: spec for spec in session.outputs} for session in (one, other))
         self.kinds = {name: (left[name], right[name]) for name in names if name in left and name in right}
         self.zeros = {name: step.zero for step in self.reference.steps for name in step.makes if step.zero is not None}
         both = [name for name in names if self._cuttable(name)]
         both = [name for name in both if _alike(*self.kinds[name])]
-        return unjoined(both, self.candidate.steps) if self.candidate.fuses else both
+        return exclude_joined(both, self.candidate.steps) if self.candidate.fuses else both
 
     def _cuttable(self, name: str) -> bool:
         one, other = (spec.dtype for spec in self.kinds[name])
@@ -99,9 +102,9 @@ class Sweep:
 
     def finer(self, rows: Sequence[SegmentRow], points: Sequence[str], cuts: set[str]) -> set[str]:
         """Cuts inside the worst segments that still hold some; none when every such segment is as short as can be."""
-        inner = {row.tensor: self._inside(row, points, cuts) for row in ranked(rows)}
-        blamed = [row.tensor for row in ranked(rows) if row.blamed and inner[row.tensor]]
-        worst = [row.tensor for row in ranked(rows)[:REFINED] if inner[row.tensor]]
+        inner = {row.tensor: self._inside(row, points, cuts) for row in rank_segments(rows)}
+        blamed = [row.tensor for row in rank_segments(rows) if row.blamed and inner[row.tensor]]
+        worst = [row.tensor for row in rank_segments(rows)[:REFINED] if inner[row.tensor]]
         chosen = blamed[:REFINED] or ([] if any(row.blamed for row in rows) else worst)
         return {name for target in chosen for name in spread(inner[target], max(1, self.size.cuts // len(chosen)))}
 
@@ -140,13 +143,13 @@ class Sweep:
         seen = list(dict.fromkeys([*targets, *inside]))
         found = {segment.target: _SegmentDrift() for segment in window}
         with (
-            self.reference.tapped(seen, whole=False) as expected,
-            self.candidate.tapped(targets, whole=True) as actual,
-            Apart(self.candidate, window, self._given(window, cuts)) as apart,
+            self.reference.open_tapped(seen, whole=False) as expected,
+            self.candidate.open_tapped(targets, whole=True) as actual,
+            Apart(self.candidate, window, self._list_given(window, cuts)) as apart,
         ):
             for item in self.cases:
                 wanted = run(expected, _only(item.case.inputs, expected))
-                given, note = _tried(actual, item.case.inputs)
+                given, note = _try_run(actual, item.case.inputs)
                 if not note:
                     self._compare_taps(item.outputs, given)
                 own = apart.run({**item.case.inputs, **{name: wanted[name] for name in inside}})
@@ -156,7 +159,7 @@ class Sweep:
                     found[name].add(_number(wanted[name], zero), *((_number(part, zero), why) for part, why in parts))
         self.known |= {(segment.target, segment.boundary): found[segment.target] for segment in window}
 
-    def _given(self, window: Sequence[GraphSegment], cuts: set[str]) -> dict[str, TensorSpec]:
+    def _list_given(self, window: Sequence[GraphSegment], cuts: set[str]) -> dict[str, TensorSpec]:
         """The reference's activations that a window is run on, in the candidate's types."""
         names = dict.fromkeys(name for segment in window for name in segment.boundary)
         return {name: self.kinds[name][1] for name in names if name in cuts}
@@ -180,13 +183,13 @@ class _SegmentDrift:
 
     def add(self, expected: Array, own: tuple[Array | None, str], inherited: tuple[Array | None, str]) -> None:
         """One case: what the segment gives on the reference's activations, and what the candidate has there."""
-        drift, note = (None, own[1]) if own[1] else measure_pair(*_masked(expected, own[0]))
-        self.local, self.local_note = _merged(self.local, drift), self.local_note or note
-        drift, note = (None, inherited[1]) if inherited[1] else measure_pair(*_masked(expected, inherited[0]))
-        self.inherited, self.inherited_note = _merged(self.inherited, drift), self.inherited_note or note
+        drift, note = (None, own[1]) if own[1] else measure_pair(*_mask_infinite(expected, own[0]))
+        self.local, self.local_note = _merge_drifts(self.local, drift), self.local_note or note
+        drift, note = (None, inherited[1]) if inherited[1] else measure_pair(*_mask_infinite(expected, inherited[0]))
+        self.inherited, self.inherited_note = _merge_drifts(self.inherited, drift), self.inherited_note or note
 
 
-def _masked(expected: Array, actual: Array | None) -> tuple[Array, Array | None]:
+def _mask_infinite(expected: Array, actual: Array | None) -> tuple[Array, Array | None]:
     """Mask values as infinities, which are compared and then left out of the sums: the energy of one would hide
     everything else. A narrower type may hold a smaller mask."""
     if actual is None or is_exact(expected) or actual.shape != expected.shape:
@@ -199,11 +202,11 @@ def _masked(expected: Array, actual: Array | None) -> tuple[Array, Array | None]
     return np.where(mask, infinite, expected), np.where(kept, infinite, actual)
 
 
-def _merged(left: Drift | None, right: Drift | None) -> Drift | None:
+def _merge_drifts(left: Drift | None, right: Drift | None) -> Drift | None:
     return left.merge(right) if left and right else left or right
 
 
-def _tried(session: Session, inputs: Tensors) -> tuple[Mapping[str, Array], str]:
+def _try_run(session: Session, inputs: Tensors) -> tuple[Mapping[str, Array], str]:
     try:
         return run(session, inputs), ""
     except EngineryError as error:

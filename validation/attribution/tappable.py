@@ -41,7 +41,7 @@ class Tappable(Protocol):
         """The thing itself, untouched."""
         ...
 
-    def tapped(self, tensors: Sequence[str], whole: bool) -> AbstractContextManager[Session]:
+    def open_tapped(self, tensors: Sequence[str], whole: bool) -> AbstractContextManager[Session]:
         """Gives these tensors out. whole: beside all outputs; else what they do not need is left out."""
         ...
 
@@ -49,6 +49,6 @@ class Tappable(Protocol):
         """The shapes that these tensors have in a run on `inputs`, without giving them out."""
         ...
 
-    def segmented(self, tensors: Sequence[str], given: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:
+    def open_segment(self, tensors: Sequence[str], given: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:
         """Cut at `given`, which become inputs: each of `tensors`, given or not, is computed from those before it."""
         ...

@@ -7,7 +7,7 @@ from enginery.core.reports.proof import Check
 from enginery.core.types import Dim, TensorSpec
 from validation.calls.allowance import Allowance
 from validation.calls.pool import pool_of
-from validation.calls.repeated import Repeats
+from validation.calls.repeated import RepeatedCalls
 from validation.calls.sizes import size_checks
 from validation.comparison.outputs import golden_drifts
 from validation.fuzz.groups import Groups
@@ -35,7 +35,7 @@ def call_checks(
         judged = pair if pair.usual else replace(pair, usual=golden_drifts(golden))
         yield from size_checks(judged, shapes, groups, seed, allowance)
     pool = pool_of(pair.candidate, specs, dims, groups, pair.precision)
-    repeats = Repeats(pair.candidate, pair.limits, bits)
+    repeats = RepeatedCalls(pair.candidate, pair.limits, bits)
     began = allowance.clock()
     repeats.run(pool, seed, allowance.calls(start))
     yield from repeats.checks(pool, allowance.clock() - began)

@@ -37,13 +37,13 @@ class _Kept:
     arrays: Mapping[str, Array]
     held: Mapping[str, Bits]
 
-    def changed(self) -> str:
+    def find_changed(self) -> str:
         """The first output that does not hold what it held; empty when all do."""
         return next((name for name, array in self.arrays.items() if Bits.of(array) != self.held[name]), "")
 
 
 @dataclass
-class _Found:
+class _Fault:
     """How often something was wrong, and the first time: where, and what."""
 
     count: int = 0
@@ -57,7 +57,7 @@ class _Found:
 
 
 @dataclass
-class Repeats:
+class RepeatedCalls:
     """Calls of one session. bits: whether equal inputs must have equal bits; asked when bits differ for the first time.
 
     limits: what answers of equal inputs are held to where bits may differ.
@@ -67,9 +67,9 @@ class Repeats:
     limits: StagedLimits
     bits: Callable[[], bool]
     calls: int = 0
-    answers: _Found = field(default_factory=_Found)
-    outputs: _Found = field(default_factory=_Found)
-    inputs: _Found = field(default_factory=_Found)
+    answers: _Fault = field(default_factory=_Fault)
+    outputs: _Fault = field(default_factory=_Fault)
+    inputs: _Fault = field(default_factory=_Fault)
     _firsts: list[_Kept] = field(default_factory=list)
     _kept: deque[_Kept] = field(default_factory=deque)
     _kept_bytes: int = 0
@@ -104,8 +104,8 @@ class Repeats:
             return
         if held == item.first:
             held = item.first  # one copy of the bytes
-        elif told := self._differs(item, held):
-            self.answers.add(where, told)
+        elif summary := self._differs(item, held):
+            self.answers.add(where, summary)
         self._keep(_Kept(self.calls, item.name, outputs, held))
 
     def _answer(self, item: Repeated) -> dict[str, Array] | str:
@@ -142,21 +142,21 @@ class Repeats:
 
     def _look_again(self, kept: _Kept) -> None:
         self._kept_bytes -= _size(kept)
-        if changed := kept.changed():
+        if changed := kept.find_changed():
             self.outputs.add(f"call {kept.call}, {kept.name}", f"{changed} changed after it was answered")
 
     def checks(self, pool: Sequence[Repeated], seconds: float) -> Iterator[Check]:
         """The checks: answers, outputs kept, and inputs."""
-        told = f"{self.calls} calls with {len(pool)} inputs in {seconds:.2g} s"
+        summary = f"{self.calls} calls with {len(pool)} inputs in {seconds:.2g} s"
         same = "within the limits, other bits" if self._other_bits else "the same bits"
         odds = f"wrong calls of 1 in {self.calls // RULE_OF_THREE} or more show with 95 %"
-        yield _check("calls repeated", self.answers, told, f"{told}; {same}; {odds}")
-        yield _check("calls outputs", self.outputs, told, "kept over later calls, and compared again")
-        yield _check("calls inputs", self.inputs, told, "compared after each call")
+        yield _check("calls repeated", self.answers, summary, f"{summary}; {same}; {odds}")
+        yield _check("calls outputs", self.outputs, summary, "kept over later calls, and compared again")
+        yield _check("calls inputs", self.inputs, summary, "compared after each call")
 
 
-def _check(name: str, found: _Found, told: str, passed: str) -> Check:
-    note = f"{found.what}; {found.count} of {told}" if found.count else passed
+def _check(name: str, found: _Fault, summary: str, passed: str) -> Check:
+    note = f"{found.what}; {found.count} of {summary}" if found.count else passed
     where = found.where or "repeated calls"
     return Check("engine", name, "", where, float(found.count), 0.0, not found.count, note)
 

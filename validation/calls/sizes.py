@@ -96,12 +96,12 @@ def _rest(dims: Sequence[Dim], generator: np.random.Generator) -> Array:
 
 def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, seconds: float) -> Check:
     failed = [item for item in outcomes if item.verdict == "failed"]
-    told = [f"{len(outcomes)} of {of} sizes in {seconds:.2g} s"]
+    summary = [f"{len(outcomes)} of {of} sizes in {seconds:.2g} s"]
     if len(outcomes) < of and len(dims) > 1:
-        told += [f"{_tried(dim, outcomes)} of {len(_span(dim))} of {dim.name}" for dim in dims]
+        summary += [f"{_count_tried(dim, outcomes)} of {len(_span(dim))} of {dim.name}" for dim in dims]
     if skipped := sum(item.verdict == "not judged" for item in outcomes):
-        told.append(f"{skipped} of them not judged: the graph itself does not run")
-    note = ", ".join(told)
+        summary.append(f"{skipped} of them not judged: the graph itself does not run")
+    note = ", ".join(summary)
     if failed:
         others = ", ".join(_words(item.case) for item in failed[1:MOST_NAMED])
         note = "; ".join(filter(None, (failed[0].reason, others and f"also {others}", note)))
@@ -109,7 +109,7 @@ def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, second
     return Check("engine", "sizes", "", case, float(len(failed)), 0.0, not failed, note)
 
 
-def _tried(dim: Dim, outcomes: Iterable[FuzzOutcome]) -> int:
+def _count_tried(dim: Dim, outcomes: Iterable[FuzzOutcome]) -> int:
     return len({dict(item.case.sizes)[dim.name] for item in outcomes})
 
 

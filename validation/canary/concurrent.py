@@ -31,7 +31,7 @@ from validation.canary.replay import ReplayAnswer, ReplayClock, ReplayedPair, Re
 # Threads of one engine, at most: more would wait for each other in Python instead of in the engine.
 MOST_IN_FLIGHT = 32
 # A segment has at least so many times as many requests as may be in flight: its ends, where fewer are, weigh little.
-# Longer ones would be fewer, and their number is what a verdict rests on (`Evidence.design_block`).
+# Longer ones would be fewer, and their number is what a verdict rests on (`CanaryEvidence.design_block`).
 LEAST_TURNOVERS = 2
 # A run has at most so many of them.
 MOST_SEGMENTS = 2000

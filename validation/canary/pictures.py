@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from validation.canary.judging.criteria import Criterion
 from validation.canary.views import LatencyCourses, LatencyCurves, QuantileSlowdown
-from validation.plots.charts import Curve, Interval, ecdf, intervals, spanning
+from validation.plots.charts import Curve, Interval, ecdf, intervals, span_axis
 from validation.plots.marks import Axis, Colour, Dot, Key, Line, Mark, Plot
 from validation.plots.svg import svg
 from validation.plots.texts import number_text, percent_text, seconds_text
@@ -26,7 +26,7 @@ def criteria_svg(items: Sequence[tuple[Criterion, str]]) -> str:
     """
     rows = [_interval(item, words) for item, words in items]
     ends = [end for row in rows for end in (row.low, row.high) if end is not None]
-    low, high = spanning([-0.4, 1.4, *ends])
+    low, high = span_axis([-0.4, 1.4, *ends])
     axis = Axis(max(low, -MOST_MARGINS), min(high, MOST_MARGINS), "worse by, in multiples of the margin")
     words = "; ".join(f"{row.name}: {row.value}" for row in rows)
     return svg(intervals(rows, axis, f"Each criterion's interval against its margin. {words}", 1.0, "margin"))
@@ -49,7 +49,7 @@ def ecdf_svg(curves: LatencyCurves) -> str:
     values = [x for curve in sides.values() for x, _ in curve if x > 0]
     if not values:
         return ""
-    low, high = spanning(values, log=True, pad=0.0, least=0.1)
+    low, high = span_axis(values, log=True, pad=0.0, least=0.1)
     drawn = [
         Curve(name, [x for x, _ in curve], [share for _, share in curve], colour=COLOURS[name])
         for name, curve in sides.items()
@@ -65,7 +65,7 @@ def over_time_svg(courses: LatencyCourses) -> str:
     if not rows:
         return ""
     most = max(row[0] for row in rows) or 1.0
-    low, high = spanning([value for row in rows for value in row[1:]], log=True, least=0.1)
+    low, high = span_axis([value for row in rows for value in row[1:]], log=True, least=0.1)
     lines = [
         Line([row[0] for row in course], [row[column] for row in course], COLOURS[name], width,
              opacity=opacity, kind=name, title=f"{name}, {what}")
@@ -89,7 +89,7 @@ def differences_svg(rows: Sequence[QuantileSlowdown], margins: Mapping[float, fl
     if not rows:
         return ""
     ends = [value for row in rows for value in (row.low, row.high)] + [0.0, *margins.values()]
-    low, high = spanning([min(max(end, -0.9), 3.0) for end in ends], pad=0.08)
+    low, high = span_axis([min(max(end, -0.9), 3.0) for end in ends], pad=0.08)
     marks: list[Mark] = [Line([-math.inf, math.inf], [0, 0], "muted", 1.0, kind="zero")]
     for index, row in enumerate(rows):
         marks += _slowdown(index, row, margins.get(row.p))

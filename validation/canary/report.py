@@ -17,7 +17,7 @@ from validation.canary.judging.judge import CanaryJudgement, Looks, overall
 from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import EngineIdentity, ObservationTable
 from validation.canary.views import CanaryView, view_of
-from validation.statistics.evidence import Evidence
+from validation.statistics.evidence import CanaryEvidence
 
 FORMAT = 1
 KIND = "enginery-canary"
@@ -129,7 +129,7 @@ def make_report(
     looks: Looks,
     candidate: ObservationTable,
     baseline: ObservationTable,
-    evidence: Evidence,
+    evidence: CanaryEvidence,
     circumstances: Circumstances,
     seed: int = 0,
 ) -> CanaryReport:

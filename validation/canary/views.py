@@ -17,8 +17,8 @@ from enginery.arrays.arrays import Array
 from validation.canary.judging.criteria import REPLICATES, is_finite
 from validation.canary.observations import ObservationTable
 from validation.statistics.distributions import NORMAL
-from validation.statistics.evidence import Evidence, Side
-from validation.statistics.slowdown import answered, quantile_effects
+from validation.statistics.evidence import CanaryEvidence, Side
+from validation.statistics.slowdown import quantile_effects, select_answered
 
 CURVE_POINTS, WINDOWS, LEAST_IN_WINDOW, MOST_ERRORS, MOST_WORST = 160, 48, 8, 12, 8
 PROBABILITIES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
@@ -95,9 +95,9 @@ class CanaryView:
     worst: tuple[UnlikeAnswers, ...]
 
 
-def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: Evidence, seed: int) -> CanaryView:
+def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: CanaryEvidence, seed: int) -> CanaryView:
     """Everything that is shown. seed: of the bootstrap."""
-    sides = answered(evidence)
+    sides = select_answered(evidence)
     return CanaryView(
         mann_whitney=mann_whitney(*sides),
         quantiles=tuple(_quantiles(evidence, sides, seed)),
@@ -123,7 +123,7 @@ def mann_whitney(candidate: Array, baseline: Array) -> MannWhitney | None:
     return MannWhitney(u, z, 2.0 * (1.0 - NORMAL.cdf(abs(z))), u / (ours * theirs))
 
 
-def _quantiles(evidence: Evidence, sides: tuple[Array, Array], seed: int) -> Iterator[QuantileSlowdown]:
+def _quantiles(evidence: CanaryEvidence, sides: tuple[Array, Array], seed: int) -> Iterator[QuantileSlowdown]:
     count = min(map(len, sides))
     known = [p for p in PROBABILITIES if count * min(p, 1 - p) >= 5]
     effects = quantile_effects(sides, known, evidence.paired, seed, REPLICATES, evidence.design_block)

@@ -15,8 +15,8 @@ from enginery.core.reports.proof import Check
 from enginery.core.types import Tensors
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budget, at_most, within
-from validation.limits.measured import Measured, Value, as_declared, of_edge, of_golden, still_share
-from validation.limits.on_demand import Limits
+from validation.limits.measured import MeasuredDrift, Value, as_declared, of_edge, of_golden, still_share
+from validation.limits.on_demand import OutputLimits
 from validation.metrics.constancy import Constancy
 from validation.metrics.drift import DECISIONS, Drift, measure
 from validation.metrics.tally import Spreads, samples_of
@@ -47,10 +47,10 @@ class Compared:
 
 
 @dataclass
-class Comparison:
-    """The cases of one joint, as they are compared."""
+class StageComparison:
+    """The cases of one stage, as they are compared."""
 
-    joint: str
+    stage: str
     spreads: Spreads | None
     declared: Mapping[str, str]
     outputs: dict[str, Compared] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Comparison:
 
     def fail(self, name: str, output: str, case: str, note: str) -> None:
         """Take a failed check without a value."""
-        self.failures.append(Check(self.joint, name, output, case, None, None, False, note))
+        self.failures.append(Check(self.stage, name, output, case, None, None, False, note))
 
     def add(self, case: Case, expected: Tensors, actual: Tensors) -> None:
         """Compare the outputs of a case."""
@@ -82,9 +82,9 @@ class Comparison:
         if self.spreads is not None:
             self.spreads.add(output, case.name, case.kind == "golden", (expected, actual), samples)
 
-    def checks(self, limits: Limits) -> Iterator[Check]:
+    def checks(self, limits: OutputLimits) -> Iterator[Check]:
         """Failures first, then the golden cases of each output, then its edges."""
-        yield from (*self.failures, *self._unmeasured())
+        yield from (*self.failures, *self._check_measured())
         for of_kind in (self._golden, self._edges):
             for name, output in self.outputs.items():
                 yield from of_kind(name, output, limits)
@@ -93,41 +93,41 @@ class Comparison:
         """By output, the drift of the golden cases: what a case beside the golden set is judged by."""
         return {name: of_golden(output.golden) for name, output in self.outputs.items() if output.golden}
 
-    def _unmeasured(self) -> Iterator[Check]:
+    def _check_measured(self) -> Iterator[Check]:
         """Comparisons that say nothing: of infinities alone, and of no elements at all."""
         drifts = {name: (found.golden, *found.edges.values()) for name, found in self.outputs.items()}
         known = {name: [part for part in parts if part] for name, parts in drifts.items()}
         for name, parts in known.items():
             if any(part.infinite for part in parts) and not any(part.count or part.nonfinite for part in parts):
                 note = "nothing was measured: every expected value is infinite"
-                yield Check(self.joint, "measured", name, "golden", 0.0, None, False, note)
+                yield Check(self.stage, "measured", name, "golden", 0.0, None, False, note)
         if known and all(_is_empty(part) for parts in known.values() for part in parts):
             note = "nothing was measured: every output is empty; give golden data with answers"
-            yield Check(self.joint, "measured", "", "golden", 0.0, None, False, note)
+            yield Check(self.stage, "measured", "", "golden", 0.0, None, False, note)
 
-    def _golden(self, name: str, output: Compared, limits: Limits) -> Iterator[Check]:
+    def _golden(self, name: str, output: Compared, limits: OutputLimits) -> Iterator[Check]:
         if output.golden is None:
             return
         held = limits.at(name, "golden", output.golden.count)
-        found = _measured(self.joint, output.dtype, of_golden(output.golden), None, held)
+        found = _measure_drift(self.stage, output.dtype, of_golden(output.golden), None, held)
         varies = not output.expected.constant and (found.drift.mismatches is not None or found.moves)
         if varies and output.actual.constant:
             note = "the same for every sample, where the expected output differs"
-            yield Check(self.joint, "constant", name, "golden", None, None, False, note)
+            yield Check(self.stage, "constant", name, "golden", None, None, False, note)
         for value in found.values():
             note = limits.budgets.notes.get((name, "golden"), value.note) if value.name in NOTED else value.note
             note = "nothing was measured: it is empty" if _is_empty(found.drift) else note
-            yield check_of(self.joint, name, "golden", replace(value, note=note))
+            yield check_of(self.stage, name, "golden", replace(value, note=note))
 
-    def _edges(self, name: str, output: Compared, limits: Limits) -> Iterator[Check]:
+    def _edges(self, name: str, output: Compared, limits: OutputLimits) -> Iterator[Check]:
         usual = of_golden(output.golden) if output.golden else None
         columns: dict[str, dict[str, Value]] = {}
         for case, drift in output.edges.items():
             held = limits.at(name, "edge", drift.count)
-            for value in _measured(self.joint, output.dtype, drift, usual, held).values():
+            for value in _measure_drift(self.stage, output.dtype, drift, usual, held).values():
                 columns.setdefault(value.name, {})[case] = value
         for values in columns.values():
-            yield _worst_edge(self.joint, name, values)
+            yield _worst_edge(self.stage, name, values)
 
 
 def golden_drifts(golden: GoldenSet) -> dict[str, Drift]:
@@ -141,7 +141,7 @@ def golden_drifts(golden: GoldenSet) -> dict[str, Drift]:
 
 
 def edge_checks(
-    joint: str,
+    stage: str,
     case: tuple[str, Iterable[Array]],
     output: str,
     pair: tuple[Array, Array],
@@ -155,38 +155,38 @@ def edge_checks(
     """
     name, inputs = case
     drift = of_edge(measure(*pair, also=DECISIONS, samples=samples_of(inputs, pair[0])), usual)
-    values = _measured(joint, pair[0].dtype, drift, usual, held).values()
-    return tuple(check_of(joint, output, name, value) for value in values)
+    values = _measure_drift(stage, pair[0].dtype, drift, usual, held).values()
+    return tuple(check_of(stage, output, name, value) for value in values)
 
 
-def _measured(
-    joint: str, dtype: np.dtype, drift: Drift, usual: Drift | None, held: tuple[Budget, Drift | None]
-) -> Measured:
+def _measure_drift(
+    stage: str, dtype: np.dtype, drift: Drift, usual: Drift | None, held: tuple[Budget, Drift | None]
+) -> MeasuredDrift:
     budget, honest = held
     common = max(part.exponent for part in (drift, usual, honest) if part)
-    drift, still = drift.scaled(common), still_share(dtype)
-    usual, honest = (part and part.scaled(common) for part in (usual, honest))
-    return Measured(drift, budget, still, usual, honest, joint == "engine")
+    drift, still = drift.scale_to(common), still_share(dtype)
+    usual, honest = (part and part.scale_to(common) for part in (usual, honest))
+    return MeasuredDrift(drift, budget, still, usual, honest, stage == "engine")
 
 
 def _is_empty(drift: Drift) -> bool:
     return not (drift.count or drift.nonfinite or drift.infinite)
 
 
-def _worst_edge(joint: str, output: str, values: Mapping[str, Value]) -> Check:
+def _worst_edge(stage: str, output: str, values: Mapping[str, Value]) -> Check:
     """One metric at the edge where it is worst; the others that break the limit are named beside it."""
     worst = min(values, key=lambda case: (_passes(values[case]), _goodness(values[case])))
     others = ", ".join(case for case, value in values.items() if case != worst and not _passes(value))
     where = values[worst].note if values[worst].name in ("sqnr_db", "slice_sqnr_db", "centered_sqnr_db") else ""
     note = f"also {others}" if others else f"worst of {len(values)} edges"
     return check_of(
-        joint, output, worst, replace(values[worst], note="; ".join(part for part in (where, note) if part))
+        stage, output, worst, replace(values[worst], note="; ".join(part for part in (where, note) if part))
     )
 
 
-def check_of(joint: str, output: str, case: str, value: Value) -> Check:
+def check_of(stage: str, output: str, case: str, value: Value) -> Check:
     """A value against its limit as a check."""
-    return Check(joint, value.name, output, case, value.value, value.limit, _passes(value), value.note)
+    return Check(stage, value.name, output, case, value.value, value.limit, _passes(value), value.note)
 
 
 def _passes(value: Value) -> bool:

@@ -11,12 +11,12 @@ from enginery.arrays.arrays import Array
 from enginery.core.errors import DataError, EngineryError, InputError
 from enginery.core.reports.proof import Check
 from enginery.core.types import Session, Tensors
-from validation.comparison.outputs import Comparison, check_of
+from validation.comparison.outputs import StageComparison, check_of
 from validation.comparison.task import TaskMetric
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budget, Budgets
-from validation.limits.measured import Measured
-from validation.limits.on_demand import Limits, StagedLimits
+from validation.limits.measured import MeasuredDrift
+from validation.limits.on_demand import OutputLimits, StagedLimits
 from validation.metrics.drift import DECISIONS, Drift, is_exact, measure
 from validation.metrics.tally import Spreads
 
@@ -24,11 +24,11 @@ _REPEATS = "the same session answers the same inputs otherwise when it runs agai
 
 
 def drift_checks(
-    joint: str,
+    stage: str,
     reference: Session,
     candidate: Session,
     golden: GoldenSet,
-    limits: Budget | Budgets | Limits | StagedLimits,
+    limits: Budget | Budgets | OutputLimits | StagedLimits,
     spreads: Spreads | None = None,
     usual: dict[str, Drift] | None = None,
 ) -> tuple[Check, ...]:
@@ -37,14 +37,14 @@ def drift_checks(
     spreads: takes how the errors spread, for a report to show.  usual: takes the drift of the golden cases by output.
     """
     run_reference = lambda case: run(reference, case.inputs)  # noqa: E731 - as short as it is
-    return _checks(joint, run_reference, candidate, golden, StagedLimits.of(limits), spreads, reference, usual)
+    return _checks(stage, run_reference, candidate, golden, StagedLimits.of(limits), spreads, reference, usual)
 
 
 def expected_checks(
-    joint: str, candidate: Session, golden: GoldenSet, budget: Budget | Budgets, spreads: Spreads | None = None
+    stage: str, candidate: Session, golden: GoldenSet, budget: Budget | Budgets, spreads: Spreads | None = None
 ) -> tuple[Check, ...]:
     """Compare a session with the golden set's own expected outputs."""
-    return _checks(joint, lambda case: case.expected, candidate, golden, StagedLimits.of(budget), spreads)
+    return _checks(stage, lambda case: case.expected, candidate, golden, StagedLimits.of(budget), spreads)
 
 
 def task_check(session: Session, golden: GoldenSet, metric: TaskMetric) -> Check:
@@ -93,23 +93,23 @@ def run(session: Session, inputs: Tensors) -> dict[str, Array]:
 
 
 def case_checks(
-    joint: str, case: str, output: str, expected: Array, actual: Array, budget: Budget
+    stage: str, case: str, output: str, expected: Array, actual: Array, budget: Budget
 ) -> tuple[Check, ...]:
     """The checks of one output of one case. Raises ValueError when shapes or kinds differ."""
-    found = Measured(measure(expected, actual, also=DECISIONS), budget)
-    return tuple(check_of(joint, output, case, value) for value in found.values())
+    found = MeasuredDrift(measure(expected, actual, also=DECISIONS), budget)
+    return tuple(check_of(stage, output, case, value) for value in found.values())
 
 
 def limited_checks(
-    joint: str, case: tuple[str, str], output: str, pair: tuple[Array, Array], limits: Limits
+    stage: str, case: tuple[str, str], output: str, pair: tuple[Array, Array], limits: OutputLimits
 ) -> tuple[Check, ...]:
     """`case_checks` of a case by name and kind."""
     name, kind = case
-    return case_checks(joint, name, output, *pair, limits.budgets.of(output, kind, pair[0].size))
+    return case_checks(stage, name, output, *pair, limits.budgets.of(output, kind, pair[0].size))
 
 
 def _checks(
-    joint: str,
+    stage: str,
     expected_of: Callable[[Case], Tensors],
     candidate: Session,
     golden: GoldenSet,
@@ -119,7 +119,7 @@ def _checks(
     usual: dict[str, Drift] | None = None,
 ) -> tuple[Check, ...]:
     """reference: the session that expected outputs come from, which must give them twice; without one the candidate."""
-    found = Comparison(joint, spreads, {spec.name: spec.dtype for spec in candidate.outputs})
+    found = StageComparison(stage, spreads, {spec.name: spec.dtype for spec in candidate.outputs})
     for index, case in enumerate(golden.cases):
         expected = expected_of(case)
         again = run(reference, case.inputs) if index == 0 and reference else None
@@ -132,20 +132,20 @@ def _checks(
         found.add(case, expected, actual)
         for first, second in ((expected, again), (actual, twice)):
             if second is not None:
-                found.failures += _repeated(joint, case, first, second, limits)
+                found.failures += _check_repeats(stage, case, first, second, limits)
     if usual is not None:
         usual.update(found.usual())
     return limits.judge(found.checks)
 
 
-def _repeated(joint: str, case: Case, first: Tensors, again: Tensors, limits: StagedLimits) -> Iterator[Check]:
+def _check_repeats(stage: str, case: Case, first: Tensors, again: Tensors, limits: StagedLimits) -> Iterator[Check]:
     """Failed checks of the outputs of one session that differ from run to run by more than their limits allow."""
     for output, value in first.items():
         try:
             pair = value, again[output]
-            checks = limits.judge(partial(limited_checks, joint, (case.name, case.kind), output, pair))
+            checks = limits.judge(partial(limited_checks, stage, (case.name, case.kind), output, pair))
         except (KeyError, ValueError) as error:
-            yield Check(joint, "repeats", output, case.name, None, None, False, f"{_REPEATS} ({error})")
+            yield Check(stage, "repeats", output, case.name, None, None, False, f"{_REPEATS} ({error})")
             continue
         broken = [check for check in checks if not check.passed and check.name != "nonfinite"]
         yield from (replace(check, name="repeats", note=f"{check.name}: {_REPEATS}") for check in broken[:1])

@@ -18,7 +18,7 @@ Form = Literal["xyxy", "xywh", "cxcywh"]
 
 
 @dataclass(frozen=True)
-class Boxes:
+class BoxLimits:
     """Boxes along the last axis of an output (.., n, 4), and what may differ.
 
     form: two corners; a corner and the size; or the centre and the size.  classes, scores: outputs (.., n) beside it;
@@ -41,11 +41,11 @@ class Boxes:
         beside: all outputs of the reference and of the candidate. NaN, another number of images, or an output that is
         missing or does not fit is NaN, which no limit passes.
         """
-        unmatched, apart = self._compared(expected, actual, beside)
+        unmatched, apart = self._match_images(expected, actual, beside)
         found = [("boxes", unmatched, round(1 - self.matched, 12))]
         return found if self.score is None else [*found, ("boxes score", apart, self.score)]
 
-    def _compared(self, expected: Array, actual: Array, beside: tuple[Tensors, Tensors]) -> tuple[float, float]:
+    def _match_images(self, expected: Array, actual: Array, beside: tuple[Tensors, Tensors]) -> tuple[float, float]:
         ours, theirs = (self._images(*side) for side in ((actual, beside[1]), (expected, beside[0])))
         if ours is None or theirs is None or len(ours) != len(theirs):
             return np.nan, np.nan

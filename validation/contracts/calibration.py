@@ -44,7 +44,7 @@ class Forecasts:
         return np.asarray(np.square(self.probabilities).sum(axis=1) - 2 * given + 1)
 
 
-class Calibration:
+class CalibrationSums:
     """Sums over rows as they come; `ece` and `brier` of all of them. bins: rows, right ones and confidence by bin."""
 
     def __init__(self) -> None:

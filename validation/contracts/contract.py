@@ -1,4 +1,4 @@
-"""The contract of a spec, as checks of the engine joint: a broken one fails the engine."""
+"""The contract of a spec, as checks of the engine stage: a broken one fails the engine."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from enginery.core.errors import EngineryError, InputError, IntegrityError
 from enginery.core.reports.proof import Check
 from enginery.core.types import Dim, Session, Tensors, TensorSpec
 from validation.comparison.sessions import run
-from validation.contracts.distribution import Distributional
+from validation.contracts.distribution import DistributionalLimits
 from validation.contracts.likeness import Likeness
-from validation.contracts.predicates import Structure
-from validation.contracts.repeats import Repeats, repeat_checks
+from validation.contracts.predicates import StructureLimits
+from validation.contracts.repeats import BitwiseRepeats, repeat_checks
 from validation.contracts.two_sample import two_sample_checks
 from validation.data.samples import sizes_of
 from validation.golden.golden_set import Case, GoldenSet
@@ -22,15 +22,15 @@ from validation.limits.budget import Budgets
 
 
 @dataclass(frozen=True)
-class Contract:
+class EngineContract:
     """What is promised. bitwise: None when no bits are.  structured: by output.  distributional: rows and samples."""
 
-    bitwise: Repeats | None = None
-    structured: Mapping[str, Structure] = field(default_factory=dict)
-    distributional: Distributional = field(default_factory=Distributional)
+    bitwise: BitwiseRepeats | None = None
+    structured: Mapping[str, StructureLimits] = field(default_factory=dict)
+    distributional: DistributionalLimits = field(default_factory=DistributionalLimits)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> "Contract":
+    def from_json(cls, data: Mapping[str, object]) -> "EngineContract":
         """Read `validation.contract` of a spec. Raises InputError for an unknown predicate."""
         try:
             return decode(dict(data), cls)
@@ -39,7 +39,7 @@ class Contract:
 
 
 def contract_checks(
-    contract: Contract,
+    contract: EngineContract,
     reference: Session,
     candidate: Session,
     golden: GoldenSet,
@@ -50,9 +50,9 @@ def contract_checks(
 
     What the candidate raises is a failed check; errors of the reference raise.
     """
-    watches: list[Watch] = [_Structured(name, item, shapes[0]) for name, item in contract.structured.items()]
+    watches: list[CaseWatch] = [_Structured(name, item, shapes[0]) for name, item in contract.structured.items()]
     watches += [Likeness(name, limits, golden.labels) for name, limits in contract.distributional.rows.items()]
-    checks = list(_watched(watches, reference, candidate, golden))
+    checks = list(_watch_runs(watches, reference, candidate, golden))
     if contract.bitwise is not None:
         try:
             checks += repeat_checks(contract.bitwise, candidate, golden, shapes[1], budgets)
@@ -63,7 +63,7 @@ def contract_checks(
     return tuple(checks)
 
 
-class Watch(Protocol):
+class CaseWatch(Protocol):
     """Something promised of one output, that is shown every case and then says what it found."""
 
     def see(self, case: Case, graph: Tensors, engine: Tensors) -> None:
@@ -75,7 +75,9 @@ class Watch(Protocol):
         ...
 
 
-def _watched(watches: Sequence[Watch], reference: Session, candidate: Session, golden: GoldenSet) -> Iterator[Check]:
+def _watch_runs(
+    watches: Sequence[CaseWatch], reference: Session, candidate: Session, golden: GoldenSet
+) -> Iterator[Check]:
     """Both run once per case, whatever is promised."""
     for case in golden.cases if watches else ():
         graph = run(reference, case.inputs)
@@ -99,14 +101,14 @@ class _Structured:
     """The predicates of one output, each on the case that breaks it most."""
 
     output: str
-    structure: Structure
+    structure: StructureLimits
     inputs: tuple[TensorSpec, ...]
     worst: dict[str, Check] = field(default_factory=dict)
 
     def see(self, case: Case, graph: Tensors, engine: Tensors) -> None:
         if self.output not in graph or self.output not in engine:
-            told = "there is no such output"
-            self.worst["output"] = Check("engine", "contract output", self.output, case.name, None, None, False, told)
+            note = "there is no such output"
+            self.worst["output"] = Check("engine", "contract output", self.output, case.name, None, None, False, note)
             return
         sizes = sizes_of(case.inputs, self.inputs)
         broken = self.structure.broken(graph[self.output], engine[self.output], sizes, (graph, engine))

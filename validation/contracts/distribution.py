@@ -21,7 +21,7 @@ DRAWS, ALPHA = 100, 0.001
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowLimits:
     """Limits of one output whose last axis holds a distribution, against the original model's; None is not asked for.
 
     values: what the output holds.  kl: mean over the rows, in nats.  js: of the worst row, in nats.  flips: share of
@@ -39,7 +39,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Seeds:
+class SampledOutputs:
     """Two samples of a stochastic model's outputs, the graph's and the engine's, must look alike.
 
     outputs: names.  vary: the input that is a seed or noise; None: repeated runs differ by themselves.  draws: of each
@@ -53,8 +53,8 @@ class Seeds:
 
 
 @dataclass(frozen=True)
-class Distributional:
+class DistributionalLimits:
     """The distributional part of a contract. rows: by output."""
 
-    rows: Mapping[str, Rows] = field(default_factory=dict)
-    seeds: Seeds | None = None
+    rows: Mapping[str, RowLimits] = field(default_factory=dict)
+    seeds: SampledOutputs | None = None

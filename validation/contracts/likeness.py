@@ -12,12 +12,12 @@ import numpy as np
 from enginery.arrays.arrays import Array
 from enginery.core.reports.proof import Check
 from enginery.core.types import Tensors
-from validation.contracts.calibration import Calibration, Forecasts
-from validation.contracts.distribution import Rows as Limits
+from validation.contracts.calibration import CalibrationSums, Forecasts
+from validation.contracts.distribution import RowLimits as Limits
 from validation.contracts.sequences import rows_of
 from validation.golden.golden_set import Case
 from validation.metrics.drift import is_exact
-from validation.metrics.rows import TOP_K, Rows, measure_rows
+from validation.metrics.rows import TOP_K, RowSums, measure_rows
 
 # Nats that an impossible entry (a logit of -inf) lies below its row's greatest: e^-200 is far below float32's smallest.
 IMPOSSIBLE = 200.0
@@ -32,7 +32,7 @@ class Likeness:
         self.output, self.limits = output, limits
         self.sides = {"engine": _Side(), "graph": _Side()}
         self.labels = None if labels is None else labels.reshape(-1)
-        self.with_labels, self.with_decisions = Calibration(), Calibration()
+        self.with_labels, self.with_decisions = CalibrationSums(), CalibrationSums()
         self.rows = 0
         self.failure: Check | None = None
 
@@ -107,9 +107,9 @@ class _Side:
     """The rows of one side against the original's."""
 
     def __init__(self) -> None:
-        self.rows = Rows()
+        self.rows = RowSums()
         self.worst: tuple[float, str, str] = (0.0, "golden", "")
-        self.with_labels, self.with_decisions = Calibration(), Calibration()
+        self.with_labels, self.with_decisions = CalibrationSums(), CalibrationSums()
 
     def see(
         self, case: Case, original: Array, logits: Array, calibration: tuple[Forecasts, Array, Array | None]

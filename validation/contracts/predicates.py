@@ -8,14 +8,14 @@ import numpy as np
 
 from enginery.arrays.arrays import Array
 from enginery.core.types import Tensors
-from validation.contracts.boxes import Boxes
-from validation.contracts.sequences import End, Sequence, rows_of, up_to
+from validation.contracts.boxes import BoxLimits
+from validation.contracts.sequences import SequenceEnd, SequenceLimits, rows_of, up_to
 
 Order = Literal["ascending", "descending", "strictly ascending", "strictly descending"]
 
 
 @dataclass(frozen=True)
-class Structure:
+class StructureLimits:
     """What one output must be, in every case. What is None is not asked for.
 
     finite: no NaN, no infinity.  range: least and greatest value; None leaves an end open.  sums_to_one, unit_norm: how
@@ -32,9 +32,9 @@ class Structure:
     shape: tuple[int | str, ...] | None = None
     dtype: str | None = None
     equal_until: int | None = None
-    sequence: Sequence | None = None
-    eos: End | None = None
-    boxes: Boxes | None = None
+    sequence: SequenceLimits | None = None
+    eos: SequenceEnd | None = None
+    boxes: BoxLimits | None = None
 
     def broken(
         self,
@@ -58,11 +58,11 @@ class Structure:
         if self.unit_norm is not None:
             asked.append(("unit_norm", lambda: _from_one(np.linalg.norm(_wide(actual), axis=-1)), self.unit_norm))
         if (order := self.sorted) is not None:
-            asked.append(("sorted", lambda: _unsorted(actual, order), 0.0))
+            asked.append(("sorted", lambda: _count_unsorted(actual, order), 0.0))
         if (shape := self.shape) is not None:
             asked.append(("shape", lambda: _other_sizes(actual, shape, sizes), 0.0))
         if (token := self.equal_until) is not None:
-            asked.append(("equal_until", lambda: _differing(expected, actual, token), 0.0))
+            asked.append(("equal_until", lambda: _share_differing(expected, actual, token), 0.0))
         if (dtype := self.dtype) is not None:
             asked.append(("dtype", lambda: float(actual.dtype.name != dtype), 0.0))
         found = [(name, measure(), limit) for name, measure, limit in asked]
@@ -92,7 +92,7 @@ def _from_one(values: Array) -> float:
     return float(np.abs(values - 1).max()) if values.size else 0.0
 
 
-def _unsorted(array: Array, order: Order) -> float:
+def _count_unsorted(array: Array, order: Order) -> float:
     """Neighbours along the last axis that are out of order; one with NaN is."""
     wide = _wide(array)
     left, right = wide[..., :-1], wide[..., 1:]
@@ -112,7 +112,7 @@ def _other_sizes(array: Array, shape: tuple[int | str, ...], sizes: Mapping[str,
     return float(sum(size != length for size, length in zip(wanted, array.shape, strict=True)))
 
 
-def _differing(expected: Array, actual: Array, token: int) -> float:
+def _share_differing(expected: Array, actual: Array, token: int) -> float:
     """Share of sequences (last axis) that differ before or at the first `token` of the reference."""
     if expected.shape[:-1] != actual.shape[:-1] or not expected.ndim:
         return np.nan

@@ -25,7 +25,7 @@ MOST_CASES = 4
 
 
 @dataclass(frozen=True)
-class Repeats:
+class BitwiseRepeats:
     """runs: of each case, whose outputs must be equal in every bit.
 
     position, size: whether a sample's outputs must be, too, wherever it lies in a batch, and however large that is.
@@ -37,7 +37,7 @@ class Repeats:
 
 
 def repeat_checks(
-    wanted: Repeats, session: Session, golden: GoldenSet, batch: Dim | None, budgets: Budgets
+    wanted: BitwiseRepeats, session: Session, golden: GoldenSet, batch: Dim | None, budgets: Budgets
 ) -> Iterator[Check]:
     """Checks per output: digests over runs, then batch size and position. batch: the dim in front."""
     cases = [case for kind in ("golden", "edge") for case in islice(golden.of_kind(kind), MOST_CASES)]
@@ -48,8 +48,8 @@ def repeat_checks(
             seen.setdefault(output, []).append((case.name, len({item[output] for item in found}), first))
     for output, items in seen.items():
         name, count, first = max(items, key=lambda item: item[1])
-        told = f"{wanted.runs} runs of {len(items)} cases; {first}" if count == 1 else f"answers of {wanted.runs} runs"
-        yield Check("engine", "contract bitwise", output, name, float(count), 1.0, count == 1, told)
+        note = f"{wanted.runs} runs of {len(items)} cases; {first}" if count == 1 else f"answers of {wanted.runs} runs"
+        yield Check("engine", "contract bitwise", output, name, float(count), 1.0, count == 1, note)
     yield from _in_batches(wanted, session, cases[0].inputs, batch, budgets)
 
 
@@ -60,13 +60,13 @@ def digest(array: Array) -> str:
 
 
 def _in_batches(
-    wanted: Repeats, session: Session, inputs: Tensors, batch: Dim | None, budgets: Budgets
+    wanted: BitwiseRepeats, session: Session, inputs: Tensors, batch: Dim | None, budgets: Budgets
 ) -> Iterator[Check]:
     """One sample alone, then first and last in batches of `opt` and `max`."""
     if batch is None or batch.max < 2 or batch.static:
         if wanted.position or wanted.size:
-            told = "the inputs have no dynamic dim in front that they share; leave position and size out"
-            yield Check("engine", "contract batch", "", "golden", None, None, False, told)
+            note = "the inputs have no dynamic dim in front that they share; leave position and size out"
+            yield Check("engine", "contract batch", "", "golden", None, None, False, note)
         return
     alone = _answers(session, inputs, batch.min, 0, batch)
     sizes = sorted({size for size in (batch.opt, batch.max) if size > max(batch.min, 1)})
@@ -113,9 +113,9 @@ def _within(name: str, output: str, expected: Array, values: Mapping[str, Array]
         figures = {place: -np.inf if drift.nonfinite else drift.sqnr_db for place, drift in drifts.items()}
     place = min(figures, key=lambda item: figures[item])
     same = all(np.array_equal(_bits(expected), _bits(value)) for value in values.values())
-    told = f"{metric}; {'the same bits' if same else 'other bits'}"
+    note = f"{metric}; {'the same bits' if same else 'other bits'}"
     passed = limit is None or within(metric, figures[place], limit)
-    return Check("engine", name, output, place, float(figures[place]), limit, passed, told)
+    return Check("engine", name, output, place, float(figures[place]), limit, passed, note)
 
 
 def _bits(array: Array) -> Array:

@@ -10,7 +10,7 @@ from enginery.arrays.arrays import Array
 
 
 @dataclass(frozen=True)
-class Sequence:
+class SequenceLimits:
     """How far a sequence must be the graph's. until: a token; what follows its first place is free; None: to the end.
 
     first: so many tokens must be equal, or all up to `until` where that is fewer.  edits: insertions, deletions and
@@ -36,7 +36,7 @@ class Sequence:
 
 
 @dataclass(frozen=True)
-class End:
+class SequenceEnd:
     """Where sequences end. token: the end.  apart: places by which the ends may differ from the graph's; None: any.
 
     pad: what must fill the rest after it; None: anything. An end that only one of the two has is a broken one, always.

@@ -20,7 +20,7 @@ from enginery.core.errors import EngineryError, InputError
 from enginery.core.reports.proof import Check
 from enginery.core.types import Session, Tensors
 from validation.comparison.sessions import run
-from validation.contracts.distribution import Seeds
+from validation.contracts.distribution import SampledOutputs
 from validation.golden.golden_set import GoldenSet
 from validation.metrics.drift import is_exact
 
@@ -31,7 +31,9 @@ PER_STEP, AT_ONCE = 10, 2048
 MOST_ELEMENTS = 1 << 14
 
 
-def two_sample_checks(wanted: Seeds, reference: Session, candidate: Session, golden: GoldenSet) -> Iterator[Check]:
+def two_sample_checks(
+    wanted: SampledOutputs, reference: Session, candidate: Session, golden: GoldenSet
+) -> Iterator[Check]:
     """One check per output: the p-value after Holm's correction, which must not be below alpha.
 
     The inputs are the first case's. What the candidate raises is a failed check; errors of the reference raise, and
@@ -41,18 +43,18 @@ def two_sample_checks(wanted: Seeds, reference: Session, candidate: Session, gol
     generator = np.random.default_rng(SEED)
     if wanted.vary is not None and wanted.vary not in case.inputs:
         raise InputError(f"seeds.vary: {wanted.vary!r} is no input; known: {', '.join(case.inputs)}")
-    expected = [run(reference, item) for item in _drawn(wanted, case.inputs, generator)]
+    expected = [run(reference, item) for item in _draw_inputs(wanted, case.inputs, generator)]
     try:
-        actual = [run(candidate, item) for item in _drawn(wanted, case.inputs, generator)]
+        actual = [run(candidate, item) for item in _draw_inputs(wanted, case.inputs, generator)]
     except EngineryError as error:
         yield Check("engine", "contract runs", "", case.name, None, None, False, str(error))
         return
     p_values: dict[str, float] = {}
     for output in wanted.outputs:
         sides = [[item.get(output) for item in side] for side in (expected, actual)]
-        told = _unfit(*sides)
-        if told:
-            yield Check("engine", "contract seeds", output, case.name, None, wanted.alpha, False, told)
+        reason = _unfit(*sides)
+        if reason:
+            yield Check("engine", "contract seeds", output, case.name, None, wanted.alpha, False, reason)
             continue
         permutations = math.ceil(PER_STEP * len(wanted.outputs) / wanted.alpha)
         p_values[output] = p_value(_rows(sides[0]), _rows(sides[1]), permutations)
@@ -90,7 +92,7 @@ def holm(p_values: Mapping[str, float], tests: int) -> dict[str, float]:
     return {name: adjusted[name] for name in p_values}
 
 
-def _drawn(wanted: Seeds, inputs: Tensors, generator: np.random.Generator) -> Iterator[Tensors]:
+def _draw_inputs(wanted: SampledOutputs, inputs: Tensors, generator: np.random.Generator) -> Iterator[Tensors]:
     """The inputs, once per draw: with whole random numbers in an integer `vary`, and normal ones in another."""
     for _ in range(wanted.draws):
         if wanted.vary is None:

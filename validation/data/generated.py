@@ -36,14 +36,14 @@ class GeneratedSamples:
             if stop is not None and index >= stop:
                 return
             if index >= start:
-                yield index + 1, self._checked(item, f"{self.name}: sample {index}")
+                yield index + 1, self._check_item(item, f"{self.name}: sample {index}")
         if index < 0:
             raise DataError(f"{self.name} gave no samples; yield at least one")
 
-    def _checked(self, item: Mapping[str, object], where: str) -> dict[str, Array]:
+    def _check_item(self, item: Mapping[str, object], where: str) -> dict[str, Array]:
         for name in item.keys() - {spec.name for spec in self.inputs}:
             raise DataError(f"{where} has an array {name!r} that no input is named")
-        batch = {spec.name: _batched(item.get(spec.name), spec, where) for spec in self.inputs}
+        batch = {spec.name: _to_batch(item.get(spec.name), spec, where) for spec in self.inputs}
         try:
             sizes = sizes_of(batch, self.inputs)
         except DataError as error:
@@ -52,7 +52,7 @@ class GeneratedSamples:
         return batch
 
 
-def _batched(value: object, spec: TensorSpec, where: str) -> Array:
+def _to_batch(value: object, spec: TensorSpec, where: str) -> Array:
     if value is None:
         raise DataError(f"{where} lacks the input {spec.name!r}")
     array = np.asarray(value)

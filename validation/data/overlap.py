@@ -55,7 +55,7 @@ def golden_digests(groups: Iterable[Tensors], complete: bool) -> bytes:
     return b"".join(_digests(groups, complete))
 
 
-def merged(parts: Iterable[bytes]) -> bytes:
+def merge_digests(parts: Iterable[bytes]) -> bytes:
     """What `Noted.seen` of all parts would be in one pass."""
     return b"".join(sorted(set().union(*map(_split, parts))))
 
@@ -65,12 +65,12 @@ def overlap_check(golden: bytes, calibration: bytes) -> Check:
     known, samples = set(_split(calibration)), _split(golden)
     count = sum(sample in known for sample in samples)
     share = count / max(len(samples), 1)
-    told = (
+    text = (
         f"{'all' if share == 1 else count or 'none'} of the {len(samples)} golden samples are calibration samples too"
     )
     why = ", and scales fit those best: the errors say little about other samples; give golden.data other ones"
     passed = share <= LARGEST
-    return Check("quantization", OVERLAP, "", "golden", share, LARGEST, passed, told if passed else told + why)
+    return Check("quantization", OVERLAP, "", "golden", share, LARGEST, passed, text if passed else text + why)
 
 
 def _split(digests: bytes) -> list[bytes]:

@@ -60,7 +60,7 @@ class Samples:
 
         Raises DataError naming file, array, value and remedy.
         """
-        arrays = _named(find_arrays(path, [spec.name for spec in inputs]), inputs, extra, path)
+        arrays = _name_arrays(find_arrays(path, [spec.name for spec in inputs]), inputs, extra, path)
         complete = _layout([arrays[spec.name] for spec in inputs], inputs)
         samples = cls(path, tuple(inputs), tuple(dims), arrays, _count(arrays), complete)
         samples._check_arrays()
@@ -173,7 +173,7 @@ class Samples:
 
     def _group(self, wanted: int | None) -> tuple[int, int]:
         """The least and the usual length of a group."""
-        leading = self._leading()
+        leading = self._read_leading_size()
         if isinstance(leading, int):
             return leading, leading
         inner = {dim: length for spec in self.inputs for _, length, dim in self._axes(spec) if isinstance(dim, str)}
@@ -182,7 +182,7 @@ class Samples:
         dim = self._dim(leading)
         return dim.min, max(dim.min, min(wanted or dim.opt, dim.max))
 
-    def _leading(self) -> int | str:
+    def _read_leading_size(self) -> int | str:
         leading = {spec.shape[0] for spec in self.inputs}
         if len(leading) > 1:
             sizes = ", ".join(sorted(map(str, leading)))
@@ -198,10 +198,10 @@ def resize(tensors: Tensors, specs: Sequence[TensorSpec], sizes: Mapping[str, in
 
     Dims that `sizes` leaves out keep their length. Raises DataError when an axis to be filled is empty.
     """
-    return {spec.name: _resized(tensors[spec.name], spec, sizes) for spec in specs}
+    return {spec.name: _resize_tensor(tensors[spec.name], spec, sizes) for spec in specs}
 
 
-def _resized(tensor: Array, spec: TensorSpec, sizes: Mapping[str, int]) -> Array:
+def _resize_tensor(tensor: Array, spec: TensorSpec, sizes: Mapping[str, int]) -> Array:
     for axis, dim in enumerate(spec.shape):
         if isinstance(dim, str) and sizes.get(dim, tensor.shape[axis]) != tensor.shape[axis]:
             if tensor.shape[axis] == 0:
@@ -233,7 +233,7 @@ def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
     return sizes
 
 
-def _named(
+def _name_arrays(
     found: Mapping[str, Stored], inputs: Sequence[TensorSpec], extra: Sequence[str], path: Path
 ) -> dict[str, Stored]:
     wanted = [*(spec.name for spec in inputs), *extra]

@@ -19,7 +19,7 @@ from validation.fuzz.cases import FuzzCase
 from validation.fuzz.report import CaseVerdict
 from validation.fuzz.values import reach
 from validation.limits.budget import Budget
-from validation.limits.on_demand import Limits, StagedLimits
+from validation.limits.on_demand import OutputLimits, StagedLimits
 from validation.metrics.drift import Drift, is_exact
 
 
@@ -67,7 +67,7 @@ def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:
         if not isinstance(actual, Mapping):
             why = f"the engine answers with a {type(actual).__name__}, and no outputs by name"
             return FuzzOutcome(case, "failed", why)
-        return _compared(case, inputs, expected, actual, sides)
+        return _compare_case(case, inputs, expected, actual, sides)
 
 
 def _both_refuse(case: FuzzCase, inputs: Tensors, sides: FuzzSides, error: EngineryError) -> FuzzOutcome:
@@ -80,7 +80,7 @@ def _both_refuse(case: FuzzCase, inputs: Tensors, sides: FuzzSides, error: Engin
     return FuzzOutcome(case, "failed", f"the engine answers where the graph it was built from does not run: {error}")
 
 
-def _compared(case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensors, sides: FuzzSides) -> FuzzOutcome:
+def _compare_case(case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensors, sides: FuzzSides) -> FuzzOutcome:
     checks = sides.limits.judge(lambda limits: _checks(case, inputs, expected, actual, sides, limits))
     failed = [check for check in checks if not check.passed]
     if not failed:
@@ -91,7 +91,7 @@ def _compared(case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensor
 
 
 def _checks(
-    case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensors, sides: FuzzSides, limits: Limits
+    case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensors, sides: FuzzSides, limits: OutputLimits
 ) -> tuple[Check, ...]:
     real = case.values == "realistic"
     checks: list[Check] = []
@@ -99,18 +99,18 @@ def _checks(
         if output not in actual:
             checks.append(Check("engine", "outputs", output, str(case), None, None, False, "this output is missing"))
         elif value.shape != actual[output].shape or is_exact(value) != is_exact(actual[output]):
-            told = f"expected {value.dtype} {value.shape}, got {actual[output].dtype} {actual[output].shape}"
-            checks.append(Check("engine", "outputs", output, str(case), None, None, False, told))
+            text = f"expected {value.dtype} {value.shape}, got {actual[output].dtype} {actual[output].shape}"
+            checks.append(Check("engine", "outputs", output, str(case), None, None, False, text))
         elif real:
             named, held = (str(case), inputs.values()), limits.at(output, "edge", value.size)
             checks += edge_checks("engine", named, output, (value, actual[output]), sides.usual.get(output), held)
         elif not is_exact(value):  # a decision over made-up values is one between ties
-            judged = _judged(value, actual[output], sides)
+            judged = _mask_unjudged(value, actual[output], sides)
             checks += case_checks("engine", str(case), output, *judged, sides.documented)
     return tuple(checks)
 
 
-def _judged(expected: Array, actual: Array, sides: FuzzSides) -> tuple[Array, Array]:
+def _mask_unjudged(expected: Array, actual: Array, sides: FuzzSides) -> tuple[Array, Array]:
     """Both sides where the reference is a number; below the smallest normal one, 0 and a denormal are the same."""
     tiny = reach(sides.precision)[1]
     finite = np.isfinite(expected)

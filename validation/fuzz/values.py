@@ -31,12 +31,12 @@ def make(
     generator = np.random.default_rng([seed, VALUES.index(case.values), case.draw, *(size for _, size in case.sizes)])
     sizes = dict(case.sizes)
     known = enough_samples(golden, int(generator.integers(len(golden))), specs, sizes)
-    real = _resampled(generator, known, specs, sizes)
+    real = _resample(generator, known, specs, sizes)
     if case.values == "realistic":
         return real
     if case.values == "nan":
         return _with_nan(real, nan_at(case, specs, seed))
-    return {spec.name: _filled(generator, real[spec.name], case, golden, spec.name, precision) for spec in specs}
+    return {spec.name: _fill(generator, real[spec.name], case, golden, spec.name, precision) for spec in specs}
 
 
 def nan_at(case: FuzzCase, specs: Sequence[TensorSpec], seed: int) -> int | None:
@@ -45,7 +45,7 @@ def nan_at(case: FuzzCase, specs: Sequence[TensorSpec], seed: int) -> int | None
     return int(np.random.default_rng([seed, case.draw, size]).integers(size)) if size > 1 else None
 
 
-def _resampled(
+def _resample(
     generator: np.random.Generator, tensors: Tensors, specs: Sequence[TensorSpec], sizes: dict[str, int]
 ) -> dict[str, Array]:
     """Real samples in another order, then cut or repeated to the sizes."""
@@ -65,7 +65,7 @@ def _with_nan(tensors: dict[str, Array], position: int | None) -> dict[str, Arra
     return copies
 
 
-def _filled(
+def _fill(
     generator: np.random.Generator,
     real: Array,
     case: FuzzCase,

@@ -40,10 +40,10 @@ class GoldenChange:
         if self.same:
             return "the same golden set"
         parts = [
-            *_counted(self.added, "case added", "cases added"),
-            *_counted(self.removed, "case removed", "cases removed"),
-            *_counted(self.inputs, *(f"of {self.cases} cases {verb} other inputs" for verb in ("has", "have"))),
-            *_counted(
+            *_count_names(self.added, "case added", "cases added"),
+            *_count_names(self.removed, "case removed", "cases removed"),
+            *_count_names(self.inputs, *(f"of {self.cases} cases {verb} other inputs" for verb in ("has", "have"))),
+            *_count_names(
                 self.expected, *(f"of {self.cases} cases {verb} other expected outputs" for verb in ("has", "have"))
             ),
             *[f"{name} by up to {value:.4g} at {case}" for name, (value, case) in self.largest.items()],
@@ -117,5 +117,5 @@ def _difference(left: Array | None, right: Array | None) -> float:
     return math.inf if drift.nonfinite else float(np.nan_to_num(drift.max_abs, nan=math.inf))
 
 
-def _counted(names: tuple[str, ...], one: str, several: str) -> list[str]:
+def _count_names(names: tuple[str, ...], one: str, several: str) -> list[str]:
     return [f"{len(names)} {one if len(names) == 1 else several}"] if names else []

@@ -207,8 +207,8 @@ def _encode(golden: GoldenSet) -> bytes:
     named = []
     for index, case in enumerate(golden.cases):
         named.append(_CaseName(case.name, case.kind))
-        tensors.update(_prefixed(_prefix(index, "in"), case.inputs))
-        tensors.update(_prefixed(_prefix(index, "out"), case.expected))
+        tensors.update(_add_prefix(_prefix(index, "in"), case.inputs))
+        tensors.update(_add_prefix(_prefix(index, "out"), case.expected))
     header = encode(_GoldenHeader(_FORMAT, tuple(named), golden.noise))
     contiguous = {name: np.asarray(value, order="C") for name, value in tensors.items()}
     return save(contiguous, {"golden": canonical_json(header).decode()})
@@ -218,5 +218,5 @@ def _prefix(index: int, side: str) -> str:
     return f"{index:05d}/{side}/"
 
 
-def _prefixed(prefix: str, tensors: Mapping[str, Array]) -> dict[str, Array]:
+def _add_prefix(prefix: str, tensors: Mapping[str, Array]) -> dict[str, Array]:
     return {prefix + name: value for name, value in tensors.items()}

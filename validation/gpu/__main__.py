@@ -113,9 +113,9 @@ def _check(given: argparse.Namespace) -> int:
 
 def _keep(path: Path, found: Results) -> None:
     """Write the results so that the file is whole at any moment."""
-    landing = path.with_name(f"{path.name}.part")
-    landing.write_bytes(found.to_bytes())
-    landing.replace(path)
+    part_path = path.with_name(f"{path.name}.part")
+    part_path.write_bytes(found.to_bytes())
+    part_path.replace(path)
 
 
 def _own(found: Results) -> list[TrialOutcome]:

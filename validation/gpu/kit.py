@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from builders.backends import discovery as backends
-from builders.execution.jobs import Job, Limits, Request
+from builders.execution.jobs import Job, ProcessLimits, Request
 from builders.execution.process import run_job
 from enginery.core.errors import EngineryError, StepError
 from enginery.core.hardware.host import describe_host
@@ -87,7 +87,7 @@ class _Bench:
         self.count += 1
         workdir = self.folder / f"try{self.count}"
         workdir.mkdir()
-        limits = Limits(self.asked.timeout_s, _MEMORY_MIB)
+        limits = ProcessLimits(self.asked.timeout_s, _MEMORY_MIB)
         try:
             found: Result | TrialOutcome = run_job(Job(name, request, limits=limits), workdir)
         except EngineryError as error:

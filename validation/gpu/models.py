@@ -93,7 +93,7 @@ class _Drawn:
         """A small bias."""
         return self._hold(_round_weights(0.1 * self._rng.standard_normal(size)))
 
-    def filled(self, size: int, value: float) -> str:
+    def fill(self, size: int, value: float) -> str:
         """One value, `size` times."""
         return self._hold(np.full(size, value, np.float32))
 
@@ -183,7 +183,7 @@ def _attention(net: _Drawn, x: str, length: int, width: int, heads: int) -> str:
 
 
 def _normalize(net: _Drawn, x: str, width: int) -> str:
-    return net.op("LayerNormalization", x, net.filled(width, 1.0), net.bias(width), axis=-1, epsilon=1e-5)
+    return net.op("LayerNormalization", x, net.fill(width, 1.0), net.bias(width), axis=-1, epsilon=1e-5)
 
 
 def _gelu(net: _Drawn, x: str) -> str:

@@ -28,7 +28,7 @@ class _Entry:
 
 
 @dataclass(frozen=True)
-class _Document:
+class _BundleDocument:
     model: str
     version: str
     manifest: str
@@ -66,14 +66,14 @@ class OfflineBundle:
     def save(self) -> None:
         """Write carry.json; the files that it names are there already."""
         engines = tuple(_Entry(item.digest, item.request, item.path.name) for item in self.engines)
-        document = _Document(self.model, self.version, self.manifest, self.golden, engines)
+        document = _BundleDocument(self.model, self.version, self.manifest, self.golden, engines)
         (self.folder / "carry.json").write_bytes(canonical_json(encode(document)))
 
     @classmethod
     def load(cls, folder: Path) -> "OfflineBundle":
         """Read a folder and check its engines' digests. Raises IntegrityError for another, or a damaged one."""
         try:
-            found = decode(json.loads((folder / "carry.json").read_bytes()), _Document)
+            found = decode(json.loads((folder / "carry.json").read_bytes()), _BundleDocument)
             if (found.kind, found.format) != (KIND, FORMAT):
                 raise ValueError(f"kind {found.kind[:40]}, format {found.format}")
             engines = tuple(_engines(found, folder))
@@ -84,7 +84,7 @@ class OfflineBundle:
             ) from error
 
 
-def _engines(document: _Document, folder: Path) -> Iterator[BundledEngine]:
+def _engines(document: _BundleDocument, folder: Path) -> Iterator[BundledEngine]:
     for item in document.engines:
         digest, name = item.digest, item.file
         if not is_digest(digest) or Path(name).name != name:

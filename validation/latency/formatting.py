@@ -109,9 +109,11 @@ def describe_terms(report: LatencyReport) -> str:
 
 def _describe_device(report: LatencyReport) -> Iterator[str]:
     """How much of a run is the device's, where its events tell."""
-    told = [(item.name, item.device_s, item.median_s) for item in report.buckets]
+    diagnosis = [(item.name, item.device_s, item.median_s) for item in report.buckets]
     texts = [
-        f"{seconds_text(busy)} of {seconds_text(whole)} at {name}" for name, busy, whole in told if busy is not None
+        f"{seconds_text(busy)} of {seconds_text(whole)} at {name}"
+        for name, busy, whole in diagnosis
+        if busy is not None
     ]
     if texts:
         yield f"the device itself is busy, without copies: {', '.join(texts)}"
@@ -147,22 +149,22 @@ def describe_breakdown(breakdown: TimeBreakdown) -> Iterator[str]:
 
 def name_bound(breakdown: TimeBreakdown) -> str:
     """The bound, in a few words."""
-    told = breakdown.diagnosis
-    if told is None:
+    diagnosis = breakdown.diagnosis
+    if diagnosis is None:
         return f"no diagnosis at {breakdown.bucket}: the machine's limits are measured for CPU engines only"
-    if told.bound is None:
+    if diagnosis.bound is None:
         return f"no diagnosis at {breakdown.bucket}"
-    if told.clear:
-        return f"{told.bound}-bound at {breakdown.bucket}"
-    return f"no clear bound at {breakdown.bucket}; {told.bound}-bound, if any"
+    if diagnosis.clear:
+        return f"{diagnosis.bound}-bound at {breakdown.bucket}"
+    return f"no clear bound at {breakdown.bucket}; {diagnosis.bound}-bound, if any"
 
 
 def list_evidence(breakdown: TimeBreakdown) -> str:
     """What the diagnosis rests on, as far as that is known; nothing without one."""
-    told = breakdown.diagnosis
-    if told is None:
+    diagnosis = breakdown.diagnosis
+    if diagnosis is None:
         return ""
-    known = [share for share in (told.compute, told.bandwidth, told.overhead) if share is not None]
+    known = [share for share in (diagnosis.compute, diagnosis.bandwidth, diagnosis.overhead) if share is not None]
     if len(known) < 3:
         return "the machine's limits were measured slower than the run itself; time it again while the machine is quiet"
     parts = (
@@ -170,9 +172,9 @@ def list_evidence(breakdown: TimeBreakdown) -> str:
         f"moving its bytes {format_share(known[1])}",
         f"starting the run and its nodes {format_share(known[2])}",
     )
-    outside = "" if told.outside is None else f"; {format_share(told.outside)} of it is outside of any kernel"
-    weak = "" if told.clear else "; the rest is kernels far from what the machine can do, or a busy machine"
-    return f"of {seconds_text(told.seconds)} a run, {', '.join(parts)}{outside}{weak}"
+    outside = "" if diagnosis.outside is None else f"; {format_share(diagnosis.outside)} of it is outside of any kernel"
+    weak = "" if diagnosis.clear else "; the rest is kernels far from what the machine can do, or a busy machine"
+    return f"of {seconds_text(diagnosis.seconds)} a run, {', '.join(parts)}{outside}{weak}"
 
 
 def describe_diagnosis(breakdown: TimeBreakdown) -> str:
@@ -195,15 +197,15 @@ def format_nodes(breakdown: TimeBreakdown) -> list[dict[str, str]]:
 
 
 def _format_node(node: TimedNode, whole: float) -> dict[str, str]:
-    cost, told, seconds = node.cost, node.diagnosis, node.seconds
+    cost, diagnosis, seconds = node.cost, node.diagnosis, node.seconds
     rate = [""] * 2
     if cost and seconds:
         rate = [f"{cost.operations / seconds / 1e9:.3g}"]
         rate.append(f"{(cost.moved_bytes) / seconds / 1e9:.3g}")
     bound = ""
-    if told and told.bound:
-        known = told.share(told.bound)
-        bound = told.bound if known is None else f"{told.bound} {format_share(known)}"
+    if diagnosis and diagnosis.bound:
+        known = diagnosis.share(diagnosis.bound)
+        bound = diagnosis.bound if known is None else f"{diagnosis.bound} {format_share(known)}"
     share = format_share(seconds / whole) if whole else ""
     values = (node.name, node.op_type, seconds_text(seconds), share, *rate, bound)
     return dict(zip(NODE_COLUMNS, values, strict=True))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enginery.core.reports.breakdown import Bound, Roofs, TimeBreakdown, TimedNode
 from enginery.core.reports.latency import BucketLatency
 from validation.latency.formatting import format_count
-from validation.plots.charts import Curve, Point, ecdf, loglog, spanning
+from validation.plots.charts import Curve, Point, ecdf, loglog, span_axis
 from validation.plots.marks import Axis, Colour, Key, Line
 from validation.plots.svg import svg
 from validation.plots.texts import number_text, seconds_text
@@ -22,7 +22,7 @@ def distribution_svg(buckets: Sequence[BucketLatency]) -> str:
     shown = buckets[:MOST_CURVES]
     curves = [_curve(bucket) for bucket in shown]
     ends = [end for curve in curves for end in (curve.xs[0], curve.xs[round(_SEEN * (len(curve.xs) - 1))])]
-    low, high = spanning(ends, log=True, least=0.2)
+    low, high = span_axis(ends, log=True, least=0.2)
     words = "; ".join(f"{bucket.name}: half of the runs within {seconds_text(bucket.median_s)}" for bucket in shown)
     axis = Axis(low, high, "latency of a run, logarithmic", log=True, text=seconds_text)
     return svg(ecdf(curves, axis, f"Share of runs answered within a time. {words}"))
@@ -43,12 +43,12 @@ def roofline_svg(breakdown: TimeBreakdown) -> str:
         return ""
     peak = max(roofs.operations_per_s.values())
     ridge = peak / min(roofs.memory_bytes_per_s, roofs.cache_bytes_per_s)
-    x = Axis(*spanning([*(point.x for point in points), 0.1, ridge], log=True), "operations for each byte", log=True)
-    y = Axis(*spanning([*(point.y for point in points), peak], log=True), "operations a second", log=True, text=_rate)
+    x = Axis(*span_axis([*(point.x for point in points), 0.1, ridge], log=True), "operations for each byte", log=True)
+    y = Axis(*span_axis([*(point.y for point in points), peak], log=True), "operations a second", log=True, text=_rate)
     lines = [*_roofs(roofs, x)]
     bound = [Key(f"{name}-bound", colour, dot=True) for name, colour in _TONES.items()]
-    told = f"{len(points)} nodes; the machine does {format_count(peak)} operations a second"
-    words = f"Roofline at {breakdown.bucket}: {told}"
+    label = f"{len(points)} nodes; the machine does {format_count(peak)} operations a second"
+    words = f"Roofline at {breakdown.bucket}: {label}"
     return svg(loglog(points, lines, x, y, words, [*bound, Key("memory", "ink"), Key("cache", "muted", dash=True)]))
 
 
@@ -74,8 +74,8 @@ def _roofs(roofs: Roofs, x: Axis) -> Iterator[Line]:
         (roofs.cache_bytes_per_s, "muted", True, "cache"),
     ):
         corner = min(peak / bandwidth, x.high)
-        told = f"{what}: {format_count(bandwidth, 'B/s')}"
-        yield Line([x.low, corner], [x.low * bandwidth, corner * bandwidth], colour, 1.5, dash, title=told)  # type: ignore[arg-type]
+        label = f"{what}: {format_count(bandwidth, 'B/s')}"
+        yield Line([x.low, corner], [x.low * bandwidth, corner * bandwidth], colour, 1.5, dash, title=label)  # type: ignore[arg-type]
     for dtype, rate in roofs.operations_per_s.items():
         start = max(rate / roofs.cache_bytes_per_s, x.low)
         yield Line([start, x.high], [rate, rate], "ink", 1.5, title=f"{dtype}: {format_count(rate)} operations/s")

@@ -1,4 +1,4 @@
-"""How much drift is allowed, per joint, precision and model. Reason of each number: docs/concepts/validation.md."""
+"""How much drift is allowed, per stage, precision and model. Reason of each number: docs/concepts/validation.md."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -8,12 +8,12 @@ from typing import Literal
 from enginery.core.errors import InputError
 from enginery.core.text import suggest
 from enginery.core.types import Precision
-from validation.limits.noise_floor import Floor, Noise
+from validation.limits.noise_floor import Noise, OutputFloor
 from validation.metrics.drift import Drift
 from validation.rounding.decisions import Decisions
 from validation.rounding.figures import Honest
 
-Joint = Literal["export", "quantization", "engine", "task"]
+Stage = Literal["export", "quantization", "engine", "task"]
 
 
 # A margin of two in amplitude above honest rounding; four for the greatest error,
@@ -105,15 +105,15 @@ class Budgets:
         )
 
 
-def budgets(joint: Joint, precision: Precision, noise: Noise | None, honest: Honest | None = None) -> Budgets:
-    """The limits of a joint for one model: what its noise floor or honest rounding allows, else the documented ones.
+def budgets(stage: Stage, precision: Precision, noise: Noise | None, honest: Honest | None = None) -> Budgets:
+    """The limits of a stage for one model: what its noise floor or honest rounding allows, else the documented ones.
 
-    honest: of the graph that is the joint's reference. Both tighten and loosen; SQNR never below LEAST_DB.
+    honest: of the graph that is the stage's reference. Both tighten and loosen; SQNR never below LEAST_DB.
     """
-    default = default_budget(joint, precision)
-    if joint == "task":
+    default = default_budget(stage, precision)
+    if stage == "task":
         return Budgets(default)
-    rounded: Precision = "fp32" if joint == "export" else precision
+    rounded: Precision = "fp32" if stage == "export" else precision
     measured: dict[tuple[str, str], Budget] = {}
     notes: dict[tuple[str, str], str] = {}
     for key, floor in _floors(noise) if rounded in ROUNDING_DB else ():
@@ -122,10 +122,10 @@ def budgets(joint: Joint, precision: Precision, noise: Noise | None, honest: Hon
         if rounded == "fp32":
             measured[key] = _with_slices(measured.get(key, default), drift)
         else:
-            measured[key], notes[key] = _above_honest(joint, default, rounded, drift)
+            measured[key], notes[key] = _above_honest(stage, default, rounded, drift)
     if rounded == "fp32" or honest is None:
         return Budgets(default, measured, notes)
-    if joint == "engine":
+    if stage == "engine":
         for output, sqnr_db in honest.most_samples.items():
             key = output, "golden"
             measured[key] = _with_quartile(measured.get(key, default), sqnr_db)
@@ -133,23 +133,23 @@ def budgets(joint: Joint, precision: Precision, noise: Noise | None, honest: Hon
     return Budgets(default, measured, notes, honest.decisions)
 
 
-def strictest(joint: Joint, precision: Precision, noise: Noise | None) -> Budgets:
+def strictest(stage: Stage, precision: Precision, noise: Noise | None) -> Budgets:
     """The limits of a model whose honest rounding is least: those of `budgets` are never above them."""
-    found, rounded = budgets(joint, precision, noise), "fp32" if joint == "export" else precision
+    found, rounded = budgets(stage, precision, noise), "fp32" if stage == "export" else precision
     if rounded != "fp32":
-        held = _above_honest(joint, found.default, rounded, EXACT)[0]
-        return Budgets(_with_quartile(held, math.inf) if joint == "engine" else held)
+        held = _above_honest(stage, found.default, rounded, EXACT)[0]
+        return Budgets(_with_quartile(held, math.inf) if stage == "engine" else held)
     measured = {key: _with_slices(budget, EXACT) for key, budget in found.measured.items()}
     return Budgets(_with_slices(found.default, EXACT), measured, found.notes)
 
 
-def _floors(noise: Noise | None) -> Iterator[tuple[tuple[str, str], Floor]]:
+def _floors(noise: Noise | None) -> Iterator[tuple[tuple[str, str], OutputFloor]]:
     for output, kinds in (noise.floors if noise else {}).items():
         for kind, floor in kinds.items():
             yield (output, kind), floor
 
 
-def _above_floor(default: Budget, rounded: str, floor: Floor) -> tuple[Budget, str]:
+def _above_floor(default: Budget, rounded: str, floor: OutputFloor) -> tuple[Budget, str]:
     below = ROUNDING_DB[rounded] + MARGIN_DB[rounded]
     sqnr_db = min(floor.sqnr_db, MOST_DB) - below
     if rounded == "fp32" and default.sqnr_db is not None:
@@ -157,33 +157,35 @@ def _above_floor(default: Budget, rounded: str, floor: Floor) -> tuple[Budget, s
     sqnr_db = _least(sqnr_db)
     max_rel = max(default.max_rel or 0.0, min(floor.max_rel * 10 ** (below / 20), 1.0))
     note = f"float32's own noise is {floor.sqnr_db:.0f} dB below this output"
-    return replace(default, sqnr_db=sqnr_db, max_rel=max_rel), note + _loosened(default, sqnr_db)
+    return replace(default, sqnr_db=sqnr_db, max_rel=max_rel), note + _describe_loosening(default, sqnr_db)
 
 
-def _above_honest(joint: Joint, default: Budget, rounded: str, drift: Drift) -> tuple[Budget, str]:
-    margin = HONEST_DB if joint == "engine" else CAST_DB
-    sqnr_db = _held(drift.sqnr_db, margin)
+def _above_honest(stage: Stage, default: Budget, rounded: str, drift: Drift) -> tuple[Budget, str]:
+    margin = HONEST_DB if stage == "engine" else CAST_DB
+    sqnr_db = _limit_from_honest(drift.sqnr_db, margin)
     max_rel = min(max(drift.max_rel, 10 ** (-(MOST_DB - MARGIN_DB["fp32"]) / 20)) * EXTREME, 1.0)
     times = "twice" if margin == HONEST_DB else "four times"
     note = f"honest {rounded} rounding is {drift.sqnr_db:.0f} dB below this output; {times} that"
     if drift.sqnr_db < LEAST_DB:
         note = f"honest {rounded} rounding drowns this output"
     budget = replace(default, sqnr_db=sqnr_db, max_rel=max_rel)
-    return _with_slices(budget, drift, margin), note + _loosened(default, sqnr_db)
+    return _with_slices(budget, drift, margin), note + _describe_loosening(default, sqnr_db)
 
 
 def _with_slices(budget: Budget, drift: Drift, margin: float = HONEST_DB) -> Budget:
     """Each slice is held to the SQNR of the whole, or to what `drift_checks` allows it by its own honest rounding."""
     if not drift.centered_sq:
         return replace(budget, slice_sqnr_db=budget.sqnr_db)
-    return replace(budget, slice_sqnr_db=budget.sqnr_db, centered_sqnr_db=_held(drift.centered_sqnr_db, margin))
+    return replace(
+        budget, slice_sqnr_db=budget.sqnr_db, centered_sqnr_db=_limit_from_honest(drift.centered_sqnr_db, margin)
+    )
 
 
 def _with_quartile(budget: Budget, honest_db: float) -> Budget:
-    return replace(budget, quartile_sqnr_db=_held(honest_db, HONEST_DB))
+    return replace(budget, quartile_sqnr_db=_limit_from_honest(honest_db, HONEST_DB))
 
 
-def _held(honest_db: float, margin: float) -> float:
+def _limit_from_honest(honest_db: float, margin: float) -> float:
     """The limit that honest rounding gives: with a margin, and as if it were no less than float32's noise."""
     return _least(min(honest_db, MOST_DB - MARGIN_DB["fp32"]) - margin)
 
@@ -192,7 +194,7 @@ def _least(sqnr_db: float) -> float:
     return round(max(sqnr_db, LEAST_DB), 1)
 
 
-def _loosened(default: Budget, sqnr_db: float) -> str:
+def _describe_loosening(default: Budget, sqnr_db: float) -> str:
     return f" (looser than {default.sqnr_db:g})" if default.sqnr_db is not None and sqnr_db < default.sqnr_db else ""
 
 
@@ -222,11 +224,11 @@ LEAST_DB = 3.0
 MOST_DB = 140.0
 
 
-def default_budget(joint: Joint, precision: Precision) -> Budget:
+def default_budget(stage: Stage, precision: Precision) -> Budget:
     """The documented limits. Export is always fp32; the task's floor comes from the spec, so nothing is set here."""
-    if joint == "task":
+    if stage == "task":
         return Budget()
-    return _DEFAULTS["fp32" if joint == "export" else precision]
+    return _DEFAULTS["fp32" if stage == "export" else precision]
 
 
 # Of graphs and engines alike: what a precision costs, where nothing was measured on the model.

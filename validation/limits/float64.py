@@ -60,13 +60,13 @@ def _widen(model: "ModelProto") -> None:
     """In place: float32 becomes float64 in constants, casts, inputs and outputs; shapes that were inferred go."""
     from onnx import TensorProto, numpy_helper
 
-    def widened(tensor: TensorProto) -> TensorProto:
+    def widen(tensor: TensorProto) -> TensorProto:
         return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
 
     for graph in [*walk_graphs(model.graph), *model.functions]:
         for node in graph.node:
             for attribute in node.attribute:
-                _widen_attribute(node.op_type, attribute, widened)
+                _widen_attribute(node.op_type, attribute, widen)
     for graph in walk_graphs(model.graph):
         del graph.value_info[:]
         for value in (*graph.input, *graph.output):
@@ -74,7 +74,7 @@ def _widen(model: "ModelProto") -> None:
                 value.type.tensor_type.elem_type = TensorProto.DOUBLE
         for tensor in graph.initializer:
             if tensor.data_type == TensorProto.FLOAT:
-                tensor.CopyFrom(widened(tensor))
+                tensor.CopyFrom(widen(tensor))
 
 
 def _widen_attribute(

@@ -3,7 +3,7 @@
 A ratio to an output's energy says nothing where that is an offset: logits of 288 and a signal of 0.4 keep 57 dB when
 the answer is 288 for ever. So there is a limit on the ratio to its variation over the golden samples too. It does not
 count where the expected output itself does not vary (masks, anchors): by no more than `STILL` of its type's unit in
-amplitude; at the engine joint, where the graph rounds to the engine's precision, also by so little that an honest
+amplitude; at the engine stage, where the graph rounds to the engine's precision, also by so little that an honest
 kernel's rounding is half of it.
 """
 
@@ -37,11 +37,11 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredDrift:
     """The drift of an output over some cases. still: share of the energy below which a variation is none.
 
     usual: of an edge, the drift of the golden cases.  honest: the drift that an honest kernel adds.  rounded: whether
-    the expected output was rounded to the same precision, as at the engine joint.
+    the expected output was rounded to the same precision, as at the engine stage.
     """
 
     drift: Drift
@@ -54,14 +54,14 @@ class Measured:
     @property
     def varies(self) -> bool:
         """Whether the expected output varies over the samples by more than its rounding."""
-        return self._variation > self._rounding(STILL)
+        return self._variation > self._bound_rounding(STILL)
 
     @property
     def moves(self) -> bool:
         """Whether it varies by more than the last bits of its type: an answer that is constant there is none."""
-        return self._variation > self._rounding(MOVES)
+        return self._variation > self._bound_rounding(MOVES)
 
-    def _rounding(self, units: float) -> float:
+    def _bound_rounding(self, units: float) -> float:
         """Energy of so many units of the output's type; of an honest kernel's rounding where that is more."""
         known = self.honest if self.rounded else None
         made = 2 * _mean(known.error_sq, known) * self.drift.count if known else 0.0
@@ -108,7 +108,7 @@ class Measured:
             return
         for name, least in budget.items():
             if name == "centered_sqnr_db":
-                yield from self._centered(least)
+                yield from self._measure_centered(least)
             elif name == "slice_sqnr_db":
                 yield from self._slice(least)
             elif name == "quartile_sqnr_db":
@@ -121,7 +121,7 @@ class Measured:
             else:
                 yield Value(name, least, getattr(drift, name), _where(drift) if name == "max_abs" else "")
 
-    def _centered(self, limit: float | None) -> Iterator[Value]:
+    def _measure_centered(self, limit: float | None) -> Iterator[Value]:
         drift = self.drift
         if drift.slices is None or not drift.count:
             return

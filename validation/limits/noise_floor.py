@@ -18,7 +18,7 @@ MOST_CASES = 2
 
 
 @dataclass(frozen=True)
-class Floor:
+class OutputFloor:
     """Of one output over some cases, float32 against float64: the least SQNR, in decibels, and the greatest max_rel."""
 
     sqnr_db: float
@@ -29,10 +29,10 @@ class Floor:
 class Noise:
     """The floor of each output, by kind of case ('golden', 'edge'). reason: why there is none; empty when there is."""
 
-    floors: Mapping[str, Mapping[str, Floor]] = field(default_factory=dict)
+    floors: Mapping[str, Mapping[str, OutputFloor]] = field(default_factory=dict)
     reason: str = ""
 
-    def of(self, output: str, kind: str) -> Floor | None:
+    def of(self, output: str, kind: str) -> OutputFloor | None:
         """The floor of an output in a kind of case; None where it was not measured, or is no number."""
         return self.floors.get(output, {}).get(kind)
 
@@ -46,14 +46,14 @@ def noise_floor(
 
     Where `exact` raises ValueError, no floor is known, for the reason that it gives.
     """
-    floors: dict[str, dict[str, Floor]] = {}
+    floors: dict[str, dict[str, OutputFloor]] = {}
     for kind, inputs in cases.items():
         try:
             found = _drifts(exact, single, islice(inputs, MOST_CASES))
         except ValueError as error:
             return Noise(reason=str(error).splitlines()[0][:200])
         for output, drifts in found.items():
-            floor = Floor(min(item.sqnr_db for item in drifts), max(item.max_rel for item in drifts))
+            floor = OutputFloor(min(item.sqnr_db for item in drifts), max(item.max_rel for item in drifts))
             if math.isfinite(floor.sqnr_db) and math.isfinite(floor.max_rel):
                 floors.setdefault(output, {})[kind] = floor
     return Noise(floors)

@@ -14,16 +14,16 @@ from validation.metrics.drift import Drift
 
 
 @dataclass(frozen=True)
-class Limits:
+class OutputLimits:
     """What each output is held to. honest: by output and kind of case, the drift that an honest kernel adds."""
 
     budgets: Budgets
     honest: Mapping[tuple[str, str], Drift] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, given: "Budget | Budgets | Limits") -> "Limits":
+    def of(cls, given: "Budget | Budgets | OutputLimits") -> "OutputLimits":
         """Limits of whatever says how much drift is allowed."""
-        if isinstance(given, Limits):
+        if isinstance(given, OutputLimits):
             return given
         return cls(Budgets(given) if isinstance(given, Budget) else given)
 
@@ -37,15 +37,15 @@ class Limits:
 class StagedLimits:
     """Limits in use, and looser ones in order, each made when it is asked for."""
 
-    current: Limits
-    looser: Iterator[Limits] = field(default_factory=lambda: iter(()))
+    current: OutputLimits
+    looser: Iterator[OutputLimits] = field(default_factory=lambda: iter(()))
 
     @classmethod
-    def of(cls, given: "Budget | Budgets | Limits | StagedLimits") -> "StagedLimits":
+    def of(cls, given: "Budget | Budgets | OutputLimits | StagedLimits") -> "StagedLimits":
         """Limits that stay, or those that are given in stages."""
-        return given if isinstance(given, StagedLimits) else cls(Limits.of(given))
+        return given if isinstance(given, StagedLimits) else cls(OutputLimits.of(given))
 
-    def judge(self, checks: Callable[[Limits], Iterable[Check]]) -> tuple[Check, ...]:
+    def judge(self, checks: Callable[[OutputLimits], Iterable[Check]]) -> tuple[Check, ...]:
         """The checks of the first limits that all of them keep, else of the loosest. Those of others are not made
         beyond one that fails, because edges take time."""
         found: list[Check] = []
@@ -56,7 +56,7 @@ class StagedLimits:
                 found, held = [], iter(checks(self.current))
         return tuple(found)
 
-    def loosest(self) -> Limits:
+    def loosest(self) -> OutputLimits:
         """The limits that a failed check is held to."""
         while self._loosen():
             pass

@@ -34,7 +34,7 @@ import numpy as np
 
 from enginery.arrays.arrays import Array
 from validation.metrics.passes import exponent_of, flat_parts, sampled_parts
-from validation.metrics.rows import Rows, measure_rows
+from validation.metrics.rows import RowSums, measure_rows
 from validation.metrics.sample_errors import SampleErrors
 from validation.metrics.slice_limits import worst_slice
 from validation.metrics.slice_sums import SliceSums
@@ -72,7 +72,7 @@ class Drift:
     infinite: int = 0
     worst_index: tuple[int, ...] | None = None
     mismatches: int | None = None
-    rows: Rows | None = None
+    rows: RowSums | None = None
     ulps: Ulps | None = None
     slices: Slices | None = field(default=None, compare=False)
     samples: SampleErrors | None = field(default=None, compare=False)
@@ -132,21 +132,21 @@ class Drift:
             return 1 - self.mismatches / self.count if self.count else 1.0
         return self.rows.argmax_agreement if self.rows else math.nan if self.count else 1.0
 
-    def scaled(self, exponent: int) -> "Drift":
+    def scale_to(self, exponent: int) -> "Drift":
         """The same in units of 2^exponent."""
         if exponent == self.exponent:
             return self
         factor = math.ldexp(1.0, min(max(self.exponent - exponent, -1074), 400))
         sums = {name: getattr(self, name) * factor * factor for name in _SQUARES}
-        slices = self.slices.scaled(factor) if self.slices else None
+        slices = self.slices.scale(factor) if self.slices else None
         return replace(self, **sums, slices=slices, exponent=exponent)
 
     def merge(self, other: "Drift") -> "Drift":
         """The drift of both parts together."""
         if self.exponent != other.exponent:
             common = max((part.exponent for part in (self, other) if part.peak or part.max_abs), default=0)
-            return self.scaled(common).merge(other.scaled(common))
-        slices = _merged(self.slices, other.slices)
+            return self.scale_to(common).merge(other.scale_to(common))
+        slices = _merge_slices(self.slices, other.slices)
         worst = max(self, other, key=lambda part: (part.nonfinite > 0, part.max_abs, part.worst_index is not None))
         return Drift(
             count=self.count + other.count,
@@ -219,7 +219,7 @@ def _sum(left: int | None, right: int | None) -> int | None:
     return (left or 0) + (right or 0) if left is not None or right is not None else None
 
 
-def _merged(left: Slices | None, right: Slices | None) -> Slices | None:
+def _merge_slices(left: Slices | None, right: Slices | None) -> Slices | None:
     return left.merge(right) if left and right else left or right
 
 

@@ -54,12 +54,12 @@ def flat_parts(expected: Array, actual: Array, exponent: int, threads: int) -> I
     """The sums of spans of the flattened arrays."""
     shape = expected.shape
     if not (expected.flags.c_contiguous and actual.flags.c_contiguous):
-        yield from _strided(expected, actual, exponent)
+        yield from _pass_strided(expected, actual, exponent)
         return
     e, a = expected.reshape(-1), actual.reshape(-1)
 
     def measure(start: int) -> Part:
-        tally = Tally(exponent)
+        tally = ChunkSums(exponent)
         for at in range(start, min(start + SPAN, len(e)), CHUNK):
             tally.take(e[at : min(at + CHUNK, start + SPAN)], a[at : min(at + CHUNK, start + SPAN)])
         return tally.part(lambda place: _unravel(start + place, shape))
@@ -67,11 +67,11 @@ def flat_parts(expected: Array, actual: Array, exponent: int, threads: int) -> I
     yield from _in_threads(measure, range(0, len(e), SPAN), threads)
 
 
-def _strided(expected: Array, actual: Array, exponent: int) -> Iterator[Part]:
+def _pass_strided(expected: Array, actual: Array, exponent: int) -> Iterator[Part]:
     """The same for arrays that do not lie in one piece, which a flat view would copy whole."""
     start = 0
     for e, a in pairs_of(expected, actual, CHUNK):
-        tally = Tally(exponent)
+        tally = ChunkSums(exponent)
         tally.take(e, a)
         yield tally.part(lambda place, start=start: _unravel(start + place, expected.shape))  # type: ignore[misc]
         start += len(e)
@@ -92,7 +92,7 @@ def sampled_parts(
         block, start = task
         shift = _first(np.asarray(e[0][block]), exponent)
         features = FeatureSums(shift.reshape(-1), len(e))
-        tally, step = Tally(exponent, features, shift.size), max(1, CHUNK // max(shift.size, 1))
+        tally, step = ChunkSums(exponent, features, shift.size), max(1, CHUNK // max(shift.size, 1))
         for at in range(start, min(start + rows, len(e)), step):
             index = (slice(at, min(at + step, start + rows)), *block)
             tally.take(e[index].reshape(-1), a[index].reshape(-1))
@@ -140,7 +140,7 @@ def _in_threads(work: Callable[[T], R], tasks: Sequence[T], threads: int) -> Ite
         yield from pool.map(work, tasks)
 
 
-class Tally:
+class ChunkSums:
     """Running sums of the chunks that are taken, in units of 2^exponent; its two buffers hold a chunk in float64.
 
     features: takes the chunks too, whole rows of `width` each, of which `energies` are the squared errors.
@@ -166,7 +166,7 @@ class Tally:
 
     def _add(self, e: Array, a: Array) -> bool:
         """Add a chunk of finite elements; False, and nothing is added, when it holds NaN or infinities."""
-        wide, error = self._loaded(e, a)
+        wide, error = self._load_buffers(e, a)
         np.subtract(error, wide, out=error)
         expected_sq, cross, error_sq = _dot(wide, wide), _dot(wide, error), _dot(error, error)
         actual_sq, dot = expected_sq + 2 * cross + error_sq, expected_sq + cross  # a = e + (a - e): a pass less
@@ -190,7 +190,7 @@ class Tally:
                 self.worst = self.taken + int(np.argmax(error))
         return True
 
-    def _loaded(self, e: Array, a: Array) -> tuple[Array, Array]:
+    def _load_buffers(self, e: Array, a: Array) -> tuple[Array, Array]:
         if len(e) > self._buffers.shape[1]:
             self._buffers = np.empty((2, len(e)))
         wide, error = self._buffers[:, : len(e)]

@@ -26,7 +26,7 @@ TOP_K = 5
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowSums:
     """Sums and maxima over rows; `merge` of two parts is the whole.
 
     count: rows.  agreeing: with the same decision.  shared: of top_k sums.  kl_sum, js_sum, kl_max, js_max: over the
@@ -75,10 +75,10 @@ class Rows:
             return math.nan
         return total / self.count if self.count else 0.0
 
-    def merge(self, other: "Rows") -> "Rows":
+    def merge(self, other: "RowSums") -> "RowSums":
         """Both parts together."""
         worst = max(self, other, key=lambda part: (part.js_max, part.worst is not None)).worst
-        return Rows(
+        return RowSums(
             self.count + other.count,
             self.agreeing + other.agreeing,
             self.shared + other.shared,
@@ -92,15 +92,15 @@ class Rows:
         )
 
 
-def measure_rows(expected: Array, actual: Array, k: int = TOP_K, divergences: bool = True) -> Rows:
+def measure_rows(expected: Array, actual: Array, k: int = TOP_K, divergences: bool = True) -> RowSums:
     """Compare two floating-point arrays of one shape, row by row along the last axis; a scalar has no rows.
 
     divergences: without them only decisions are compared, which costs a fraction; top_k, kl and js are then NaN.
     """
     if expected.ndim == 0 or expected.size == 0:
-        return Rows(k=k)
+        return RowSums(k=k)
     length, shape = expected.shape[-1], expected.shape[:-1]
-    total, start = Rows(k=min(k, length)), 0
+    total, start = RowSums(k=min(k, length)), 0
     for block in blocks_of(shape, max(1, CHUNK // length)):
         e, a = (array[block].reshape(-1, length) for array in (expected, actual))
         total = total.merge(_measure(e, a, start, shape, total.k, divergences))
@@ -108,9 +108,9 @@ def measure_rows(expected: Array, actual: Array, k: int = TOP_K, divergences: bo
     return total
 
 
-def _measure(expected: Array, actual: Array, start: int, shape: tuple[int, ...], k: int, divergences: bool) -> Rows:
+def _measure(expected: Array, actual: Array, start: int, shape: tuple[int, ...], k: int, divergences: bool) -> RowSums:
     if not divergences:
-        return Rows(len(expected), _agreeing(expected, actual), math.nan, k=k)
+        return RowSums(len(expected), _count_agreeing(expected, actual), math.nan, k=k)
     e, a = expected.astype(np.float64), actual.astype(np.float64)
     finite = np.isfinite(e).all(axis=1) & np.isfinite(a).all(axis=1)
     kl, js = _divergences(e[finite], a[finite])
@@ -118,19 +118,19 @@ def _measure(expected: Array, actual: Array, start: int, shape: tuple[int, ...],
     if len(js):
         row = start + int(np.flatnonzero(finite)[np.argmax(js)])
         at = tuple(int(index) for index in np.unravel_index(row, shape)) if shape else ()
-    return Rows(
-        len(e), _agreeing(e, a), _shared(e, a, k), int(finite.sum()), float(kl.sum()), float(js.sum()),
+    return RowSums(
+        len(e), _count_agreeing(e, a), _sum_top_k_share(e, a, k), int(finite.sum()), float(kl.sum()), float(js.sum()),
         float(kl.max(initial=0)), float(js.max(initial=0)), at, k,
     )  # fmt: skip
 
 
-def _agreeing(e: Array, a: Array) -> int:
+def _count_agreeing(e: Array, a: Array) -> int:
     chosen = np.argmax(a, axis=1)[:, None]
     same = np.take_along_axis(e, chosen, axis=1)[:, 0] == e.max(axis=1)
     return int((same & ~np.isnan(np.take_along_axis(a, chosen, axis=1)[:, 0])).sum())
 
 
-def _shared(e: Array, a: Array, k: int) -> float:
+def _sum_top_k_share(e: Array, a: Array, k: int) -> float:
     """Sum over the rows of the share of the k likeliest in `a` that are as likely as the k-th in `e`."""
     if k == e.shape[1]:
         return float((~np.isnan(a).any(axis=1)).sum())

@@ -82,7 +82,7 @@ def worst_slice(
         judged = np.flatnonzero(sums.count >= FEWEST)
         if not len(judged):
             continue
-        shared = _shared(slices if usual is None else usual, axis, len(sums.count))
+        shared = _is_spread(slices if usual is None else usual, axis, len(sums.count))
         sqnr_db, limits, lost = _values(sums, limit, _axis(usual, axis), _axis(honest, axis), still, rounded, shared)
         with np.errstate(invalid="ignore"):
             margins = np.where(sums.error_sq == 0, math.inf, sqnr_db - limits)
@@ -105,7 +105,7 @@ def _values(
     rounded: bool,
     shared: tuple[Array, Array],
 ) -> tuple[Array, Array, Array]:
-    """Per slice the SQNR, the one it is held to, and whether its variation sets that and is lost. shared: `_shared`."""
+    """Per slice the SQNR, its limit, and whether its variation sets that limit and is lost. shared: of `_is_spread`."""
     energy = _at_least("expected_sq", sums, usual)
     mean = float(energy.sum() / sums.count.sum())
     dead = energy <= DEAD * mean * sums.count
@@ -122,14 +122,14 @@ def _values(
     return sqnr_db, _decibels(signal, np.minimum(allowed, half)), lost
 
 
-def _shared(slices: Slices, axis: int, size: int) -> tuple[Array, Array]:
+def _is_spread(slices: Slices, axis: int, size: int) -> tuple[Array, Array]:
     """Whether the energy of each slice, and whether its variation, is that of several elements; so where not known."""
     sums, peak = _axis(slices, axis), slices.centered_peaks.get(axis)
     if sums is None:
         return np.ones(size, bool), np.ones(size, bool)
     energy = np.square(sums.magnitude) >= SEVERAL * sums.expected_sq
     variation = energy if peak is None else energy & (VARIATION * sums.centered_sq >= peak)
-    return _sized(energy, size, True), _sized(variation, size, True)
+    return _pad_or_cut(energy, size, True), _pad_or_cut(variation, size, True)
 
 
 def _at_least(name: str, sums: AxisSums, usual: AxisSums | None) -> Array:
@@ -143,10 +143,10 @@ def _per_element(name: str, sums: AxisSums | None, size: int) -> Array:
     if sums is None:
         return np.zeros(size)
     energy: Array = getattr(sums, name)
-    return _sized(np.divide(energy, sums.count, out=np.zeros(len(energy)), where=sums.count > 0), size, 0.0)
+    return _pad_or_cut(np.divide(energy, sums.count, out=np.zeros(len(energy)), where=sums.count > 0), size, 0.0)
 
 
-def _sized(values: Array, size: int, filling: float) -> Array:
+def _pad_or_cut(values: Array, size: int, filling: float) -> Array:
     """The first values, and as many of another one as are missing: `numpy.pad`, which takes 40 us."""
     missing = size - len(values)
     return values[:size] if missing <= 0 else np.concatenate([values, np.full(missing, filling, values.dtype)])

@@ -48,11 +48,11 @@ class FeatureSums:
 
     def merge(self, other: "FeatureSums") -> None:
         """Take what was added to another with the same shift."""
-        self._sums = self._folded() + other._folded()
+        self._sums = self._fold_sums() + other._fold_sums()
         self._reach = np.maximum(self._folded_reach(), other._folded_reach())
         self._shift = self._shift[: self._width]
 
-    def _folded(self) -> Array:
+    def _fold_sums(self) -> Array:
         found = self._sums
         if found.shape[1] > self._width:
             found = found.reshape(4, -1, self._width).sum(axis=1)
@@ -68,7 +68,7 @@ class FeatureSums:
 
     def finish(self) -> tuple[Array, Array]:
         """Per feature the mean, and the sums of e^2, (e - m)^2, (a - e)^2 and |e| as an array of (4, features)."""
-        shift, sums = self._shift[: self._width], self._folded()
+        shift, sums = self._shift[: self._width], self._fold_sums()
         if self._rows == 1:
             np.square(shift, out=sums[0])
             return shift, sums

@@ -41,9 +41,11 @@ class AxisSums:
         """Both; indices that only one has are kept."""
         size = max(len(self.count), len(other.count))
         names = [item.name for item in fields(self)]
-        return AxisSums(*(_padded(getattr(self, name), size) + _padded(getattr(other, name), size) for name in names))
+        return AxisSums(
+            *(_pad_zeros(getattr(self, name), size) + _pad_zeros(getattr(other, name), size) for name in names)
+        )
 
-    def scaled(self, factor: float) -> "AxisSums":
+    def scale(self, factor: float) -> "AxisSums":
         """With other units of energy."""
         energies = self.expected_sq * factor, self.centered_sq * factor, self.error_sq * factor
         return AxisSums(*energies, self.magnitude * math.sqrt(factor), self.count)
@@ -80,10 +82,10 @@ class Slices:
             return None
         pairs = zip(self.mean.shape, other.mean.shape, strict=True)
         differing = [axis for axis, (one, two) in enumerate(pairs) if one != two]
-        left, right = self.pooled(differing), other.pooled(differing)
-        return left._joined(right)
+        left, right = self.pool(differing), other.pool(differing)
+        return left._join(right)
 
-    def _joined(self, other: "Slices") -> "Slices":
+    def _join(self, other: "Slices") -> "Slices":
         one, two = self.mean, other.mean
         if one is None or two is None:
             raise ValueError("slices without means do not merge")
@@ -101,7 +103,7 @@ class Slices:
         reach = None if self.reach is None or other.reach is None else np.maximum(self.reach, other.reach)
         return Slices(dict(sorted(axes.items())), total, self.samples + other.samples, mean, weight, reach)
 
-    def pooled(self, over: Sequence[int]) -> "Slices":
+    def pool(self, over: Sequence[int]) -> "Slices":
         """With means that are taken over some axes too."""
         if not over or self.mean is None:
             return self
@@ -109,10 +111,10 @@ class Slices:
         weight = self.weight * math.prod(self.mean.shape[axis] for axis in over)
         after = tuple(axis + 1 for axis in over)
         reach = None if self.reach is None else self.reach.max(axis=after, keepdims=True, initial=-np.inf)
-        varied = self._varied(np.square(self.mean - mean) * self.weight)
+        varied = self._add_variation(np.square(self.mean - mean) * self.weight)
         return replace(varied, mean=mean, weight=weight, reach=reach)
 
-    def _varied(self, energy: Array) -> "Slices":
+    def _add_variation(self, energy: Array) -> "Slices":
         """With more variation: energy for each feature."""
         extra = Marginals(energy.shape, 1)
         extra.add((slice(None),) if energy.ndim else (), energy[None])
@@ -128,7 +130,7 @@ class Slices:
             return self
         rest = tuple(range(self.mean.ndim - 1))
         alone = math.prod(self.mean.shape[axis] for axis in rest) <= 1
-        return replace(self.pooled(tuple(range(self.mean.ndim)) if alone else rest), reach=self.reach)
+        return replace(self.pool(tuple(range(self.mean.ndim)) if alone else rest), reach=self.reach)
 
     def about(self, usual: "Slices") -> "Slices":
         """Centred on the means of another part: on those of the golden set, for a case of few samples."""
@@ -136,10 +138,10 @@ class Slices:
             return self.within()
         pairs = zip(self.mean.shape, usual.mean.shape, strict=True)
         differing = [axis for axis, (one, two) in enumerate(pairs) if one != two]
-        here, there = self.pooled(differing), usual.pooled(differing)
+        here, there = self.pool(differing), usual.pool(differing)
         if here.mean is None or there.mean is None:
             return here
-        return here._varied(np.square(here.mean - there.mean) * here.weight)
+        return here._add_variation(np.square(here.mean - there.mean) * here.weight)
 
     def without_means(self) -> "Slices":
         """To keep: a few numbers for each index, however many features there are."""
@@ -160,9 +162,9 @@ class Slices:
             found[axis] = np.broadcast_to(away.max(axis=rest, initial=0.0), len(sums.count))
         return found
 
-    def scaled(self, factor: float) -> "Slices":
+    def scale(self, factor: float) -> "Slices":
         """With other units: elements times `factor`, a power of two."""
-        axes = {axis: sums.scaled(factor * factor) for axis, sums in self.axes.items()}
+        axes = {axis: sums.scale(factor * factor) for axis, sums in self.axes.items()}
         mean = None if self.mean is None else self.mean * factor
         reach = None if self.reach is None else self.reach * factor
         return replace(self, axes=axes, centered_sq=self.centered_sq * factor * factor, mean=mean, reach=reach)
@@ -197,5 +199,5 @@ class Marginals:
         return sums if sums.shape[1] == size else np.repeat(sums.sum(axis=1, keepdims=True) / max(size, 1), size, 1)
 
 
-def _padded(values: Array, size: int) -> Array:
+def _pad_zeros(values: Array, size: int) -> Array:
     return values if len(values) == size else np.pad(values, (0, size - len(values)))

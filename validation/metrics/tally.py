@@ -26,22 +26,22 @@ _SHIFT, _BUCKETS = 17, 1 << 14
 
 
 class Spreads:
-    """The spreads of all outputs at one joint, while they are measured; the first `MOST_OUTPUTS` outputs."""
+    """The spreads of all outputs at one stage, while they are measured; the first `MOST_OUTPUTS` outputs."""
 
     def __init__(self) -> None:
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: dict[str, OutputTally] = {}
 
     def add(self, output: str, case: str, golden: bool, pair: tuple[Array, Array], samples: int) -> None:
         """Take an output of a case. golden: else only its worst samples count."""
         if output in self._tallies or len(self._tallies) < MOST_OUTPUTS:
-            self._tallies.setdefault(output, Tally()).add(case, *pair, samples=samples, golden=golden)
+            self._tallies.setdefault(output, OutputTally()).add(case, *pair, samples=samples, golden=golden)
 
-    def at(self, joint: str) -> tuple[Spread, ...]:
+    def at(self, stage: str) -> tuple[Spread, ...]:
         """What was found."""
-        return tuple(tally.spread(joint, output) for output, tally in self._tallies.items())
+        return tuple(tally.spread(stage, output) for output, tally in self._tallies.items())
 
 
-class Tally:
+class OutputTally:
     """The running counts of one output."""
 
     def __init__(self) -> None:
@@ -67,9 +67,9 @@ class Tally:
         found = [_at(case, int(row), e[row], a[row], float(quality[row]), expected.shape, rows) for row in order]
         self.worst = _most([*self.worst, *(item for item in found if not item.fine)])
 
-    def merge(self, other: "Tally") -> "Tally":
+    def merge(self, other: "OutputTally") -> "OutputTally":
         """Both together."""
-        total = Tally()
+        total = OutputTally()
         total.buckets = self.buckets + other.buckets
         for name in ("elements", "equal", "nonfinite", "samples", "sqnr"):
             setattr(total, name, getattr(self, name) + getattr(other, name))
@@ -77,14 +77,14 @@ class Tally:
         total.worst = _most([*self.worst, *other.worst])
         return total
 
-    def spread(self, joint: str, output: str) -> Spread:
+    def spread(self, stage: str, output: str) -> Spread:
         """What was taken so far."""
         known = np.sort(np.array([value for value in self.sqnr if not math.isnan(value)]))
         kept = known if len(known) <= QUANTILES else np.quantile(known, np.linspace(0, 1, QUANTILES), method="lower")
         errors = () if self.exact else self._quantiles()
         sqnr = tuple(float(value) for value in kept)
         counts = self.elements, self.samples, self.equal, self.nonfinite
-        return Spread(joint, output, *counts, errors, sqnr, tuple(self.worst))
+        return Spread(stage, output, *counts, errors, sqnr, tuple(self.worst))
 
     def _take(self, e: Array, a: Array, golden: bool) -> Array:
         """Count some rows; the SQNR of each, or minus its unequal elements where they are integers."""

@@ -54,14 +54,14 @@ def measure_ulps(expected: Array, actual: Array) -> Ulps:
         with np.errstate(over="ignore"):
             rounded = a.astype(expected.dtype)
         finite = np.isfinite(e) & np.isfinite(rounded)
-        left, right = (_ordered(np.ascontiguousarray(part[finite]), size) for part in (e, rounded))
+        left, right = (_to_ordered_integers(np.ascontiguousarray(part[finite]), size) for part in (e, rounded))
         distance = np.where(left > right, left - right, right - left)
         counts = np.bincount(_bin(distance), minlength=BINS).astype(np.int64)
         total = total.merge(Ulps(counts, int(distance.max(initial=0))))
     return total
 
 
-def _ordered(values: Array, size: int) -> NDArray[np.uint64]:
+def _to_ordered_integers(values: Array, size: int) -> NDArray[np.uint64]:
     """Bit patterns as integers in the order of the numbers."""
     bits = values.view(_UNSIGNED[size]).astype(np.uint64)
     sign = np.uint64(1 << (8 * size - 1))

@@ -1,6 +1,6 @@
 """An ONNX graph with nodes in it that round as another kernel for the same graph would.
 
-The graph is the one that ONNX Runtime carries out for an engine joint: fp32 arithmetic, in which pairs of casts round
+The graph is the one that ONNX Runtime carries out for an engine stage: fp32 arithmetic, in which pairs of casts round
 to a 16-bit type (`pipeline.quantization.schemes.emulate`) and pairs of QuantizeLinear and DequantizeLinear to a grid.
 Two more inputs say how it rounds: SKIP, whether the 16-bit roundings are left out, as a kernel does that keeps fp32
 between fused operators; and FLIPS, how many elements of each tensor fall to the other side when they are quantized.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from builders.onnx_graphs.bodies import list_bodies
 from enginery.arrays.arrays import Array
 from validation.perturbation.nodes import Nodes
-from validation.perturbation.operators import COPIES, CORRECT, RANDOM, SIZES, inlined, types_of
+from validation.perturbation.operators import COPIES, CORRECT, RANDOM, SIZES, inline_functions, types_of
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
@@ -48,7 +48,7 @@ def with_rounding(
     """
     from onnx import TensorProto, helper
 
-    copy = inlined(model)
+    copy = inline_functions(model)
     if next((item.version for item in copy.opset_import if item.domain in ("", "ai.onnx")), 0) < _OPSET:
         raise ValueError(f"its opset is older than {_OPSET}")
     rounding = _Rounding(*types_of(copy), _HALVES.get(half or "", 0), activation_blocks)
@@ -84,7 +84,7 @@ class _Rounding:
         """Put the nodes in, in place. Raises ValueError as `with_rounding` does."""
         self._nodes.know(graph)
         makers = {name: node for node in graph.node for name in node.output}
-        with self._nodes.collected(graph):
+        with self._nodes.collect(graph):
             if self._half:
                 self._narrow_inputs(graph)
             for node in graph.node:
@@ -94,7 +94,7 @@ class _Rounding:
         for item in graph.input:
             computed = item.name != FLIPS and self._nodes.constant(item.name) is None
             if computed and item.type.tensor_type.elem_type == _FLOAT:
-                self._inputs[item.name] = self._narrowed(self._held(item.name, _GREATEST[self._half]))
+                self._inputs[item.name] = self._narrow(self._clip(item.name, _GREATEST[self._half]))
 
     def _take(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
         if node.op_type in RANDOM:
@@ -114,12 +114,12 @@ class _Rounding:
             if node.op_type not in COPIES:
                 for index, name in enumerate(node.output):
                     if name and self._types.get(name) == _FLOAT:
-                        self._rounded(node, index)
+                        self._perturb_rounding(node, index)
 
     def _read(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
         """Perturb what a node reads."""
         if node.op_type == _QUANTIZE[0] and self._nodes.constant(node.input[0]) is None:
-            node.input[0] = self._moved(node.input[0], self._step(node))
+            node.input[0] = self._move(node.input[0], self._step(node))
         if node.op_type in ("Conv", "Gemm") and len(node.input) > 2:
             self._bias(node, 2, node, makers)
         for place, other in ((0, 1), (1, 0)) if node.op_type == "Add" else ():
@@ -132,21 +132,21 @@ class _Rounding:
         if self._half and node.op_type not in (*COPIES, *SIZES):
             for index, name in enumerate(node.input):
                 if self._types.get(name) == _FLOAT and self._nodes.constant(name) is not None:
-                    node.input[index] = self._narrowed(self._held(name, _GREATEST[self._half]))
+                    node.input[index] = self._narrow(self._clip(name, _GREATEST[self._half]))
 
-    def _rounded(self, node: "NodeProto", index: int) -> None:
+    def _perturb_rounding(self, node: "NodeProto", index: int) -> None:
         add, name = self._nodes.add, node.output[index]
         node.output[index] = exact = f"{name}/unrounded"
         units = 1 if node.op_type in CORRECT else self.units
-        moved = add("Add", exact, add("Mul", self._held(exact, _LARGE), self._drawn(exact, name, units * UNIT)))
+        moved = add("Add", exact, add("Mul", self._clip(exact, _LARGE), self._draw(exact, name, units * UNIT)))
         if self._half:
-            self._narrowed(moved)
+            self._narrow(moved)
         self._nodes.rename(name)
 
-    def _held(self, name: str, most: float) -> str:
+    def _clip(self, name: str, most: float) -> str:
         return self._nodes.add("Clip", name, self._nodes.number(-most), self._nodes.number(most))
 
-    def _narrowed(self, name: str) -> str:
+    def _narrow(self, name: str) -> str:
         return self._nodes.add("Cast", self._nodes.add("Cast", name, to=self._half), to=_FLOAT)
 
     def _skippable(self, widen: "NodeProto", exact: str) -> None:
@@ -156,7 +156,7 @@ class _Rounding:
         self._nodes.add("Where", SKIP, exact, rounded)
         self._nodes.rename(name)
 
-    def _moved(self, name: str, step: str) -> str:
+    def _move(self, name: str, step: str) -> str:
         """The tensor moved by at most a share of a step, so that FLIPS of its elements are expected to fall elsewhere.
 
         Of elements that lie anywhere between two numbers of a grid, a move by at most e steps carries e / 2 over. Those
@@ -166,14 +166,14 @@ class _Rounding:
         known = add("Max", add("ReduceL1", add("Sign", name), keepdims=0), number(1.0))
         wanted = add("Max", add("Div", add("Mul", FLIPS, number(2.0)), known), number(STEP))
         share = add("Mul", add("Min", wanted, number(0.5)), step)
-        return add("Add", name, add("Mul", self._drawn(name, name, 1.0), share))
+        return add("Add", name, add("Mul", self._draw(name, name, 1.0), share))
 
-    def _drawn(self, like: str, name: str, most: float) -> str:
+    def _draw(self, like: str, name: str, most: float) -> str:
         """Numbers for a tensor, the same for each entry of its first axis: drawing costs more than all the rest."""
         if self._ranks.get(name, 0) > 1:
             first, last = self._nodes.number([0]), self._nodes.number([1])
             like = self._nodes.add("Slice", like, first, last, first)
-        return self._nodes.drawn(like, most)
+        return self._nodes.draw(like, most)
 
     def _step(self, node: "NodeProto") -> str:
         """The distance of neighbouring numbers of a grid: of a float8 grid it is relative to the value."""
@@ -188,7 +188,7 @@ class _Rounding:
         quantized, scale, zero = node.output
         node.output[0] = f"{quantized}/unmoved"
         self._nodes.append(node)
-        self._nodes.add("QuantizeLinear", self._moved(node.input[0], scale), scale, zero)
+        self._nodes.add("QuantizeLinear", self._move(node.input[0], scale), scale, zero)
         self._nodes.rename(quantized)
 
     def _bias(self, node: "NodeProto", place: int, product: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
@@ -201,7 +201,7 @@ class _Rounding:
         if left is None or right is None or bias is None or not {left.size, right.size} <= {1, bias.size}:
             return
         step = left.reshape(-1) * right.reshape(-1)
-        moved = self._nodes.add("Mul", self._nodes.drawn(node.input[place], 0.5), self._nodes.number(step))
+        moved = self._nodes.add("Mul", self._nodes.draw(node.input[place], 0.5), self._nodes.number(step))
         node.input[place] = self._nodes.add("Add", node.input[place], moved)
 
     def _scale(self, makers: Mapping[str, "NodeProto"], name: str) -> "Array | None":

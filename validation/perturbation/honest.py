@@ -116,21 +116,21 @@ def honest_rounding(
         with opens(path) as rounding:
             groups = _groups(golden, graph, reference)
             ways = [list(_runs(*traits(perturbed), group)) for group in groups]
-            yield from _measured(groups, (reference, rounding), ways)
+            yield from _measure(groups, (reference, rounding), ways)
     except (EngineryError, ValueError) as error:
         yield Honest(reason=str(error).splitlines()[0][:200])
 
 
-def _measured(groups: Sequence[_Group], pair: tuple[Session, Session], ways: Sequence[list[_Way]]) -> Iterator[Honest]:
+def _measure(groups: Sequence[_Group], pair: tuple[Session, Session], ways: Sequence[list[_Way]]) -> Iterator[Honest]:
     known: list[dict[tuple[str, _Way], _Sums]] = [{} for _ in groups]
     for stage in [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]:
         if any(item[stage] for item in ways):
-            for group, told, runs in zip(groups, ways, known, strict=True):
-                runs.update(_run(group, *pair, told[stage]))
-            yield _found(groups, known)
+            for group, chosen, runs in zip(groups, ways, known, strict=True):
+                runs.update(_run(group, *pair, chosen[stage]))
+            yield _collect_honest(groups, known)
 
 
-def _found(groups: Sequence[_Group], known: Sequence[Mapping[tuple[str, _Way], _Sums]]) -> Honest:
+def _collect_honest(groups: Sequence[_Group], known: Sequence[Mapping[tuple[str, _Way], _Sums]]) -> Honest:
     found: dict[tuple[str, str], list[Drift]] = {}
     golden: dict[str, dict[_Way, _Sums]] = {}
     left = next((group.unmeasured for group in groups if group.kind == "golden"), 0.0)
@@ -195,8 +195,8 @@ def _run(group: _Group, reference: Session, rounding: Session, ways: Sequence[_W
     for case in group.cases:
         expected = run(reference, case.inputs)
         for way in ways:
-            told = {SKIP: np.array(way.skip), FLIPS: np.array(way.flips, np.float32)}
-            actual = run(rounding, {**case.inputs, **told})
+            controls = {SKIP: np.array(way.skip), FLIPS: np.array(way.flips, np.float32)}
+            actual = run(rounding, {**case.inputs, **controls})
             for name, array in expected.items():
                 if array.size and array.shape == actual[name].shape:
                     samples = samples_of(case.inputs.values(), array)

@@ -38,7 +38,7 @@ class Nodes:
         return None if item is None else numpy_helper.to_array(item)
 
     @contextmanager
-    def collected(self, graph: "GraphProto") -> Iterator[None]:
+    def collect(self, graph: "GraphProto") -> Iterator[None]:
         """Let what is appended within be the nodes of a graph."""
         outer, self._nodes = self._nodes, []
         yield
@@ -73,7 +73,7 @@ class Nodes:
         known.name = known.name or f"{PREFIX}number {len(self.numbers)}"
         return str(known.name)
 
-    def drawn(self, like: str, most: float) -> str:
+    def draw(self, like: str, most: float) -> str:
         """Numbers between -most and most, of a tensor's shape."""
         return self.add("RandomUniformLike", like, low=-most, high=most, seed=float(self._count))
 

@@ -32,7 +32,7 @@ RANDOM = frozenset(
 _SMALL = 256
 
 
-def inlined(model: "ModelProto") -> "ModelProto":
+def inline_functions(model: "ModelProto") -> "ModelProto":
     """A copy of a model without functions."""
     from onnx import ModelProto
     from onnx.inliner import inline_local_functions

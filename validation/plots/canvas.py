@@ -33,7 +33,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from enginery.core.visible import visible
 from validation.plots.marks import Axis, Bars, Dot, Key, Line, Mark, Plot, Text
-from validation.plots.theme import SENTINELS, themed
+from validation.plots.theme import SENTINELS, apply_theme
 
 _STYLE = Path(__file__).with_name("plots.mplstyle")
 _COLOURS: Any = {
@@ -63,8 +63,8 @@ def draw(plot: Plot) -> str:
         axes.patch.set_visible(False)
         _lay(axes, "x", plot.x)
         _lay(axes, "y", plot.y)
-        figure.supxlabel(fitted(plot.x.label, plot.width - 8), size="medium", color=SENTINELS["muted"])
-        axes.set_title(fitted(plot.y.label, plot.width - 60))
+        figure.supxlabel(fit_text(plot.x.label, plot.width - 8), size="medium", color=SENTINELS["muted"])
+        axes.set_title(fit_text(plot.y.label, plot.width - 60))
         for order, mark in enumerate(plot.marks):
             _add(axes, plot, mark, zorder=10 + order, clip_on=False, gid=f"{mark.kind}:{visible(mark.title)}")
         if plot.legend:
@@ -74,7 +74,7 @@ def draw(plot: Plot) -> str:
         out = io.StringIO()
         nameless = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         FigureCanvasSVG(figure).print_svg(out, metadata=nameless)  # type: ignore[no-untyped-call]
-        return themed(out.getvalue(), plot)
+        return apply_theme(out.getvalue(), plot)
 
 
 @lru_cache(4096)
@@ -85,7 +85,7 @@ def text_width(text: str) -> float:
     return float(width)
 
 
-def fitted(text: str, most: float) -> str:
+def fit_text(text: str, most: float) -> str:
     """The text, or its beginning and an ellipsis, in at most so many pixels."""
     text = visible(" ".join(text.split()))
     if text_width(text) <= most:
@@ -137,7 +137,7 @@ def _add(axes: Axes, plot: Plot, mark: Mark, **common: Any) -> None:
             axes.add_artist(Circle((0, 0), radius, transform=place, **look, **common))
         case Text(x, y, text, anchor, colour):
             axes.annotate(
-                fitted(text, mark.most),
+                fit_text(text, mark.most),
                 (within(x, plot.x), within(y, plot.y)),
                 (mark.dx, mark.dy),
                 textcoords="offset pixels",
@@ -151,13 +151,13 @@ def _add(axes: Axes, plot: Plot, mark: Mark, **common: Any) -> None:
 
 def _columns(keys: Sequence[Key], width: float) -> int:
     """In how many columns matplotlib's legend of these keys fits into so many pixels."""
-    widths = [_HANDLE + text_width(fitted(key.text, width - _HANDLE)) for key in keys]
+    widths = [_HANDLE + text_width(fit_text(key.text, width - _HANDLE)) for key in keys]
     fits = (count for count in range(len(keys), 1, -1) if sum(map(max, np.array_split(widths, count))) <= width)
     return next(fits, 1)
 
 
 def _handle(key: Key, width: float) -> Artist:
-    label = fitted(key.text, width - _HANDLE)
+    label = fit_text(key.text, width - _HANDLE)
     if key.dot:
         return Circle((0, 0), facecolor=SENTINELS[key.colour], label=label)
     return Line2D([], [], color=SENTINELS[key.colour], linewidth=2.5, linestyle="--" if key.dash else "-", label=label)

@@ -53,7 +53,7 @@ class Point:
     colour: Colour = "c1"
 
 
-def spanning(
+def span_axis(
     values: Sequence[float], *, log: bool = False, pad: float = 0.04, least: float = 0.0
 ) -> tuple[float, float]:
     """Ends of an axis around the finite values (the positive ones, if logarithmic), with a pad on both sides.

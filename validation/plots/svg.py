@@ -1,7 +1,7 @@
 """A plot as SVG text."""
 
 from validation.plots.marks import Plot
-from validation.plots.theme import missing
+from validation.plots.theme import draw_missing
 
 
 def svg(plot: Plot) -> str:
@@ -14,5 +14,5 @@ def svg(plot: Plot) -> str:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
-        return missing(plot)
+        return draw_missing(plot)
     return draw(plot)

@@ -28,14 +28,14 @@ _NUMBER = re.compile(r"-?\d+\.\d+")
 _IDLE = {"font-weight: 400", "stroke-linejoin: miter", "stroke-linecap: butt", "font-style: normal"}
 
 
-def themed(drawn: str, plot: Plot) -> str:
+def apply_theme(drawn: str, plot: Plot) -> str:
     """The page's SVG of matplotlib's, where the id of a mark's group is its class, a colon, and its title."""
     picture = _root(plot)
     _move(fromstring(drawn), picture)  # noqa: S314 - matplotlib wrote it a moment ago
     return tostring(picture, "unicode")
 
 
-def missing(plot: Plot) -> str:
+def draw_missing(plot: Plot) -> str:
     """In the place of a picture that cannot be drawn here."""
     picture = _root(plot)
     words = SubElement(picture, "text", {"x": "0", "y": str(plot.height // 2), "style": "fill: var(--muted)"})

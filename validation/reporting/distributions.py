@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 
 from enginery.core.reports.proof import Report
 from enginery.core.reports.spread import Spread, Worst
-from validation.plots.charts import Curve, ecdf, series, spanning
+from validation.plots.charts import Curve, ecdf, series, span_axis
 from validation.plots.marks import Axis, Colour, Plot
 from validation.plots.svg import svg
 from validation.plots.texts import decibels_text, number_text
-from validation.reporting.stages import JOINTS
+from validation.reporting.stages import STAGES
 
 # Outputs with pictures, curves in a picture, and rows of worst cases.
 MOST_OUTPUTS, MOST_CURVES, MOST_ROWS = 4, 10, 60
 
 
 @dataclass(frozen=True)
-class _Found:
+class _SharedSpread:
     """A spread, the units that share it, what it is called, and its colour among the others of its output."""
 
     spread: Spread
@@ -58,8 +58,8 @@ class WorstRow:
 
 def distributions(reports: Sequence[Report]) -> list[ErrorDistribution]:
     """Per output two pictures: SQNR over the samples, and absolute errors over the elements; worst outputs first."""
-    outputs: dict[str, list[_Found]] = {}
-    for found in _found(reports):
+    outputs: dict[str, list[_SharedSpread]] = {}
+    for found in _collect_spreads(reports):
         if found.spread.abs_error:
             outputs.setdefault(found.spread.output, []).append(found)
     worst = sorted(outputs, key=lambda output: min(map(_median, outputs[output])))
@@ -68,20 +68,20 @@ def distributions(reports: Sequence[Report]) -> list[ErrorDistribution]:
 
 def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
     """The worst sample of each graph and engine first, then their others; at most `MOST_ROWS`."""
-    found = list(_found(reports))
+    found = list(_collect_spreads(reports))
     firsts = [_row(item, item.spread.worst[0]) for item in found if item.spread.worst]
     others = [_row(item, worst) for item in found for worst in item.spread.worst[1:]]
     return (sorted(firsts, key=_rank) + sorted(others, key=_rank))[:MOST_ROWS]
 
 
-def _found(reports: Sequence[Report]) -> list[_Found]:
-    """Every spread once, in the order of the joints."""
+def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
+    """Every spread once, in the order of the stages."""
     groups: dict[str, tuple[Spread, list[Report]]] = {}
     for report in reports:
         for spread in report.spreads:
             groups.setdefault(repr(spread), (spread, []))[1].append(report)
-    found = [_Found(spread, tuple(units)) for spread, units in groups.values()]
-    found.sort(key=lambda item: list(JOINTS).index(item.spread.joint))
+    found = [_SharedSpread(spread, tuple(units)) for spread, units in groups.values()]
+    found.sort(key=lambda item: list(STAGES).index(item.spread.joint))
     short = Counter((item.spread.output, _name(item)) for item in found)
     looks = _colours(reports)
     return [
@@ -92,7 +92,7 @@ def _found(reports: Sequence[Report]) -> list[_Found]:
     ]
 
 
-def _name(found: _Found, long: bool = False) -> str:
+def _name(found: _SharedSpread, long: bool = False) -> str:
     """'int8 graph', 'cpu int8 onnxruntime'. long: with backends, where graphs of one precision differ."""
     if found.spread.joint == "engine" and len(found.units) == 1:
         return found.units[0].unit
@@ -110,12 +110,12 @@ def _colours(reports: Sequence[Report]) -> dict[str, Colour]:
     return {unit: series(order[graph])[0] for unit, graph in graphs.items()}
 
 
-def _median(found: _Found) -> float:
+def _median(found: _SharedSpread) -> float:
     values = found.spread.sqnr_db
     return values[len(values) // 2] if values else -math.inf
 
 
-def _pictures(output: str, found: Sequence[_Found]) -> ErrorDistribution:
+def _pictures(output: str, found: Sequence[_SharedSpread]) -> ErrorDistribution:
     shown = sorted(sorted(found, key=_median)[:MOST_CURVES], key=lambda item: list(found).index(item))
     pictures = [picture for picture in (_sqnr(output, shown), _errors(output, shown)) if picture]
     return ErrorDistribution(
@@ -128,29 +128,29 @@ def _pictures(output: str, found: Sequence[_Found]) -> ErrorDistribution:
     )
 
 
-def _sqnr(output: str, found: Sequence[_Found]) -> Plot | None:
+def _sqnr(output: str, found: Sequence[_SharedSpread]) -> Plot | None:
     """Samples without any error are beyond the right end."""
     values = [value for item in found for value in item.spread.sqnr_db]
     if not any(map(math.isfinite, values)):
         return None
-    low, high = spanning(values, least=10.0)
+    low, high = span_axis(values, least=10.0)
     curves = [_curve(item, item.spread.sqnr_db) for item in found if any(map(math.isfinite, item.spread.sqnr_db))]
     words = f"Share of the samples whose SQNR is at most so many decibels, output {output}"
     return ecdf(curves, Axis(low, high, "SQNR of a sample; further left is worse", text=decibels_text), words)
 
 
-def _errors(output: str, found: Sequence[_Found]) -> Plot | None:
+def _errors(output: str, found: Sequence[_SharedSpread]) -> Plot | None:
     values = [value for item in found for value in item.spread.abs_error if value > 0]
     if not values:
         return None
-    low, high = spanning(values, log=True, pad=0.02, least=0.5)
+    low, high = span_axis(values, log=True, pad=0.02, least=0.5)
     curves = [_curve(item, item.spread.abs_error, quantiles=True) for item in found if item.spread.abs_error[-1] > 0]
     words = f"Share of the elements whose absolute error is at most so much, output {output}"
     axis = Axis(low, high, "absolute error, logarithmic; further right is worse", log=True, text=number_text)
     return ecdf(curves, axis, words)
 
 
-def _curve(found: _Found, values: Sequence[float], quantiles: bool = False) -> Curve:
+def _curve(found: _SharedSpread, values: Sequence[float], quantiles: bool = False) -> Curve:
     """Quantiles are spread evenly from 0 to 100 %; a list of samples rises by one sample each. Engines are dashed."""
     last = len(values) - 1 if quantiles else len(values)
     shares = [(at + (not quantiles)) / max(last, 1) for at in range(len(values))]
@@ -158,7 +158,7 @@ def _curve(found: _Found, values: Sequence[float], quantiles: bool = False) -> C
     return Curve(found.name, [values[0], *values], [0.0, *shares], colour=found.colour, dash=dash)
 
 
-def _row(found: _Found, worst: Worst) -> WorstRow:
+def _row(found: _SharedSpread, worst: Worst) -> WorstRow:
     off = f"{worst.unequal} unequal" if worst.sqnr_db is None else "not finite" if math.isnan(worst.sqnr_db) else ""
     return WorstRow(
         joint=found.spread.joint,

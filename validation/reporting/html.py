@@ -13,7 +13,7 @@ from enginery.core.text import format_bytes
 from enginery.core.visible import visible
 from validation.plots.texts import percent_text, seconds_text
 from validation.reporting.overview import overview
-from validation.reporting.stages import bound
+from validation.reporting.stages import format_bound
 from validation.reporting.version_document import VersionDocument
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ def templates() -> "Environment":
         loader=PackageLoader("validation", "."),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_shown,
+        finalize=_show,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "bound": bound,
+        "bound": format_bound,
         "bytes": format_bytes,
         "metric": metric_text,
         "shape": shape_text,
@@ -50,7 +50,7 @@ def templates() -> "Environment":
     return environment
 
 
-def _shown(value: object) -> object:
+def _show(value: object) -> object:
     """What an expression of a template writes: text of others visibly; markup, which is made of such, as it is."""
     return visible(value) if type(value) is str else value
 

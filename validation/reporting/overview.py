@@ -13,7 +13,7 @@ from validation.attribution.view import AttributionView, view_attribution
 from validation.latency.view import LatencyView, view_latencies
 from validation.reporting.distributions import ErrorDistribution, WorstRow, distributions, worst_cases
 from validation.reporting.quantized import QuantizationSection, quantizations
-from validation.reporting.stages import JOINTS, DriftRow, StageSection, side_by_side, stages
+from validation.reporting.stages import STAGES, DriftRow, StageSection, side_by_side, stages
 from validation.reporting.version_document import VersionDocument
 
 STATUSES = ("proven", "unproven", "failed", "refused")
@@ -139,7 +139,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
     engines = tuple(_engine(index, entry, version) for index, entry in enumerate(version.engines))
     counts = {status: sum(engine.entry.status == status for engine in engines) for status in STATUSES}
     reports = version.reports
-    untouched = dict.fromkeys(_untouched(version))
+    untouched = dict.fromkeys(_list_untouched(version))
     return VersionPage(
         manifest=version,
         reference=version.reference,
@@ -151,7 +151,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
         matrix=_matrix(engines),
         tasks=_tasks(version, engines),
         stages=stages(reports),
-        stage_names=list(JOINTS),
+        stage_names=list(STAGES),
         beside=side_by_side(reports),
         distributions=distributions(reports) if pictures else [],
         worst=worst_cases(reports),
@@ -166,7 +166,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
     )
 
 
-def _untouched(version: VersionDocument) -> Iterator[str]:
+def _list_untouched(version: VersionDocument) -> Iterator[str]:
     """Precisions of quantized engines whose graph is the exported model itself: its author quantized it."""
     original = version.sources.get("onnx")
     for entry in version.engines if original else ():

@@ -11,15 +11,15 @@ from enginery.core.reports.proof import Check, Report
 from enginery.core.text import pluralize
 from enginery.core.types import PRECISIONS
 
-JOINTS = {
+STAGES = {
     "export": "the ONNX model against the original framework",
     "quantization": "the quantized or cast graph against the fp32 graph",
     "engine": "the compiled engine against the graph it was built from",
 }
 _BAR_DB = 140.0
-# A joint that is so much worse than the others has made the drift.
+# A stage that is so much worse than the others has made the drift.
 _APART_DB = 6.0
-# Metrics with a least value; `bound` needs them where a value is exactly its limit.
+# Metrics with a least value; `format_bound` needs them where a value is exactly its limit.
 AT_LEAST = (
     *("sqnr_db", "centered_sqnr_db", "slice_sqnr_db", "quartile_sqnr_db"),
     *("cosine", "agreement", "argmax_agreement", "accuracy"),
@@ -82,7 +82,7 @@ class DriftRow:
     @property
     def failed(self) -> bool:
         """Whether a stage failed."""
-        return _failed(self.cells) is not None
+        return _find_failed_stage(self.cells) is not None
 
 
 @dataclass(frozen=True)
@@ -122,10 +122,10 @@ def side_by_side(reports: Sequence[Report]) -> list[DriftRow]:
 
 def _cells(report: Report) -> Iterator[tuple[str, Cells]]:
     """Per output a cell for each stage."""
-    checks = [check for check in report.checks if check.joint in JOINTS]
+    checks = [check for check in report.checks if check.joint in STAGES]
     for output in dict.fromkeys(check.output for check in checks):
         mine = [check for check in checks if check.output == output]
-        cells = {stage: _cell([check for check in mine if check.joint == stage]) for stage in JOINTS}
+        cells = {stage: _cell([check for check in mine if check.joint == stage]) for stage in STAGES}
         if any(cell and cell.shown for cell in cells.values()):
             yield output, cells
 
@@ -144,7 +144,7 @@ def _is_promise(check: Check) -> bool:
     return check.name.startswith("contract ")
 
 
-def bound(check: Check) -> str:
+def format_bound(check: Check) -> str:
     """'≤' or '≥' of a check's limit. Which it is follows from value and verdict, and where they are equal from the
     metric: nearness and shares have a least value, all else a greatest."""
     if check.value is None or check.limit is None or math.isnan(check.value) or check.value == check.limit:
@@ -152,13 +152,13 @@ def bound(check: Check) -> str:
     return "≤" if (check.value < check.limit) == check.passed else "≥"
 
 
-def _failed(cells: Cells) -> str | None:
+def _find_failed_stage(cells: Cells) -> str | None:
     return next((stage for stage, cell in cells.items() if cell and cell.failed), None)
 
 
 def _cause(cells: Cells) -> str:
     """The stage that made the drift, in words: the first that fails; else the one far below the others."""
-    if stage := _failed(cells):
+    if stage := _find_failed_stage(cells):
         return f"fails at {stage}"
     known = sorted((level, stage) for stage, cell in cells.items() if (level := _level(cell)) is not None)
     if len(known) < 2 or known[0][0] == math.inf or known[1][0] - known[0][0] < _APART_DB:
@@ -179,7 +179,7 @@ def _rank(row: DriftRow) -> tuple[bool, int]:
 
 def stages(reports: Sequence[Report]) -> list[StageSection]:
     """Per stage the distinct sets of checks, each with the units it holds for: many units share a graph."""
-    return [StageSection(stage, what, tuple(_groups(stage, reports))) for stage, what in JOINTS.items()]
+    return [StageSection(stage, what, tuple(_groups(stage, reports))) for stage, what in STAGES.items()]
 
 
 def _groups(stage: str, reports: Sequence[Report]) -> Iterator[StageGroup]:

@@ -53,7 +53,7 @@ class Decisions:
         (Korn and Graubard, Survey Methodology 24, 1998).
         """
         known = max(MARGIN * self.changed, self.changed + max(self.together, PAIR))
-        others = self._bound(self.changed, self.elements) * self.unmeasured
+        others = self._bound_share(self.changed, self.elements) * self.unmeasured
         return min(1.0, (known + others) / (self.elements + self.unmeasured)) if self.elements else 1.0
 
     def _most(self, elements: int) -> int:
@@ -62,7 +62,7 @@ class Decisions:
         seldom = (beta_cdf(self.share, count + 1.0, float(ties - count)) <= LEVEL for count in range(ties))
         return min(elements, self.together * next((count for count, found in enumerate(seldom) if found), ties))
 
-    def _bound(self, changed: float, elements: int) -> float:
+    def _bound_share(self, changed: float, elements: int) -> float:
         return upper(changed / self.together, elements / self.together, LEVEL)
 
     def __str__(self) -> str:

@@ -38,9 +38,9 @@ def greatest(drifts: Sequence[Drift], usual: Drift) -> Drift:
     usual: of the golden set, by whose variation over the samples all are measured: an edge may hold one sample.
     """
     worst = min(drifts, key=lambda drift: drift.sqnr_db)
-    drifts = [item.scaled(worst.exponent) for item in drifts]
+    drifts = [item.scale_to(worst.exponent) for item in drifts]
     most = max(item.error_sq / item.count for item in drifts) * worst.count
-    variation = usual.scaled(worst.exponent).centered_sq / usual.count * worst.count
+    variation = usual.scale_to(worst.exponent).centered_sq / usual.count * worst.count
     return replace(
         worst,
         max_abs=worst.peak * max(item.max_rel for item in drifts),

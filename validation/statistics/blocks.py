@@ -69,7 +69,7 @@ def _first_quiet(quiet: np.ndarray, run: int) -> int:
 
 
 @lru_cache(maxsize=8)
-def drawn(blocks: int, replicates: int, seed: int, side: int = 0) -> np.ndarray:
+def draw_block_counts(blocks: int, replicates: int, seed: int, side: int = 0) -> np.ndarray:
     """How often each block comes up in each bootstrap replicate: shape (replicates, blocks), not to be written to.
 
     All quantiles, of a verdict and of its page, share what is drawn for one side.

@@ -27,7 +27,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class CanaryEvidence:
     """paired: whether entry i of both sides belongs together.  matched: whether those are different requests of about
     the same moment, and not the same request.
 

@@ -34,7 +34,7 @@ _WAVES, _BLOCKS_A_WAVE = 8, 4
 
 
 @dataclass(frozen=True)
-class Memory:
+class SeriesMemory:
     """What a series' mean is worth. block: requests that make one independent observation of it, about.  variance: of
     the mean; infinite where there are fewer than LEAST_INDEPENDENT such blocks, so that it cannot be known.
     """
@@ -50,22 +50,22 @@ class Memory:
 
 def memory_of(
     series: np.ndarray, least: int = 1, levels: tuple[float, float] = LEVELS, design_block: int = 1
-) -> Memory:
+) -> SeriesMemory:
     """The memory of a series, from its autocorrelation, from that of means of ever longer blocks, and from its drift.
 
-    least: the shortest block.  levels: see LEVELS.  design_block: see `Evidence.design_block`.
+    least: the shortest block.  levels: see LEVELS.  design_block: see `CanaryEvidence.design_block`.
     """
     count = len(series)
     block = max(least, _independent(series, design_block))
     if count // block < LEAST_INDEPENDENT:
-        return Memory(block, math.inf)
+        return SeriesMemory(block, math.inf)
     if drifts(series, block, levels[1]):
-        return Memory(count, math.inf)
+        return SeriesMemory(count, math.inf)
     variance = variance_of_mean(series, block)
     if drifts(series, block, levels[0]):
         block = max(block, count // LEAST_INDEPENDENT)
         variance = max(variance, variance_of_mean(series, block))
-    return Memory(block, variance)
+    return SeriesMemory(block, variance)
 
 
 def memories_of(
@@ -74,7 +74,7 @@ def memories_of(
     least: Sequence[int] = (1, 1),
     levels: tuple[float, float] = LEVELS,
     design_block: int = 1,
-) -> list[Memory]:
+) -> list[SeriesMemory]:
     """The memories of what tells two series apart: of either by itself, or of pairs how they differ.
 
     What moves both sides of pairs slowly cancels in how they differ. Where it is seen not to, because that remembers as
@@ -89,7 +89,7 @@ def memories_of(
         slowest = max(memory_of(series).block for series in sides)
         alone = sum(variance_of_mean(series, block) for series in sides)
         if slowest > block and variance_of_mean(apart, block) > alone / 2:
-            return [Memory(slowest, math.inf)]
+            return [SeriesMemory(slowest, math.inf)]
     return [memory]
 
 

@@ -42,7 +42,7 @@ def lower(count: float, total: float, level: float) -> float:
     return level ** (1.0 / total) if count >= total else beta_quantile(level, count, total - count + 1.0)
 
 
-def clustering(values: np.ndarray, block: int) -> float:
+def estimate_design_effect(values: np.ndarray, block: int) -> float:
     """The design effect: variance of a mean between blocks of consecutive requests, over that of independent ones.
 
     At least 1, so that no luck makes more of the data than there is.
@@ -59,7 +59,7 @@ def burst_size(sides: Sequence[np.ndarray], assumed: int, setting: str) -> tuple
 
     assumed: the size where none was seen, which `setting` of a spec replaces.
     """
-    size = max(_clustered(flags, assumed) for flags in sides)
+    size = max(_bound_design_effect(flags, assumed) for flags in sides)
     if not any(flags.any() for flags in sides):
         size = float(assumed)
         one = "one by one" if assumed == 1 else f"in bursts of {assumed} requests"
@@ -67,13 +67,13 @@ def burst_size(sides: Sequence[np.ndarray], assumed: int, setting: str) -> tuple
     return size, f"they come in bursts of some {size:.0f} requests, as those that were seen" if size >= 2.0 else ""
 
 
-def _clustered(flags: np.ndarray, assumed: int) -> float:
+def _bound_design_effect(flags: np.ndarray, assumed: int) -> float:
     """The greatest design effect of blocks of several lengths, less what chance gives: a block that is shorter than a
     burst does not see all of it."""
     values, found = flags.astype(float), 1.0
     for blocks in {100, 20, len(flags) // assumed if assumed > 1 else 100}:
         if 20 <= blocks <= len(flags):
-            effect = clustering(values, len(flags) // blocks)
+            effect = estimate_design_effect(values, len(flags) // blocks)
             # Few flags, or few blocks, vary by chance: chi-squared over its degrees of freedom is beyond this in 1 %.
             chance = 1.0 + NORMAL.inv_cdf(0.99) * math.sqrt(2.0 / (blocks - 1))
             few = float(values.sum()) < FEW
@@ -84,7 +84,7 @@ def _clustered(flags: np.ndarray, assumed: int) -> float:
 
 def effective(flags: np.ndarray, size: float) -> tuple[float, float]:
     """Count and total, each divided by the size of bursts, which is the flags' own where that is greater."""
-    size = max(size, _clustered(flags, 1))
+    size = max(size, _bound_design_effect(flags, 1))
     return float(flags.sum()) / size, len(flags) / size
 
 
@@ -105,6 +105,6 @@ def detectable(total: int, margin: float, level: float, halves: bool) -> float |
     return beta_quantile(POWER, high, total - high + 1.0)
 
 
-def needed(margin: float, level: float) -> int | None:
+def count_needed(margin: float, level: float) -> int | None:
     """Requests that give a PASS when not one of them fails. None: no number does."""
     return math.ceil(math.log(level) / math.log1p(-margin)) if 0 < margin < 1 else None

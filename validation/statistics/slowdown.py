@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from enginery.arrays.arrays import Array
-from validation.statistics.blocks import LEAST_BLOCKS, drawn, quantile_replicates
-from validation.statistics.evidence import Evidence
+from validation.statistics.blocks import LEAST_BLOCKS, draw_block_counts, quantile_replicates
+from validation.statistics.evidence import CanaryEvidence
 from validation.statistics.memory import LEAST_INDEPENDENT, memories_of, memory_of
-from validation.statistics.rates import clustering
+from validation.statistics.rates import estimate_design_effect
 
 # Levels of the test against a level that moves (`memory.LEVELS`) of one quantile, where that of all was tested.
 _ALONE = (0.01, 0.01)
@@ -45,7 +45,7 @@ class Effect:
     share_error: float = math.inf
 
 
-def answered(evidence: Evidence) -> tuple[Array, Array]:
+def select_answered(evidence: CanaryEvidence) -> tuple[Array, Array]:
     """Latencies of what was answered: of pairs, where both answered. What was not counts as an error, once."""
     candidate, baseline = evidence.candidate, evidence.baseline
     if evidence.paired:
@@ -64,7 +64,7 @@ def quantile_effects(
 ) -> list[Effect]:
     """The effect on each quantile. The same blocks are drawn on both sides of pairs, so what both suffered cancels.
 
-    design_block: see `Evidence`.
+    design_block: see `CanaryEvidence`.
     """
     count = min(map(len, sides))
     if count < 2 * LEAST_BLOCKS:
@@ -89,7 +89,7 @@ def _effect(
     if paired:
         lengths = [max(lengths[0], *(min(memory_of(mark).block, count // LEAST_BLOCKS) for mark in marks))] * 2
     drawn_blocks = [
-        drawn(len(values) // length, replicates, seed, 0 if paired else side)
+        draw_block_counts(len(values) // length, replicates, seed, 0 if paired else side)
         for side, (values, length) in enumerate(zip(sides, lengths, strict=True))
     ]
     found = [
@@ -98,7 +98,7 @@ def _effect(
     ]
     blocks = min(draw.shape[1] for draw in drawn_blocks)
     worth = max(
-        memory.design_effect(one) if math.isfinite(memory.variance) else clustering(one, length)
+        memory.design_effect(one) if math.isfinite(memory.variance) else estimate_design_effect(one, length)
         for memory, one, length in zip(memories, series, lengths, strict=False)
     )
     beyond = count * min(p, 1 - p) / worth

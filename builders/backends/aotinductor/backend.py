@@ -25,7 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from builders.backends.fitting import check_fits
+from builders.backends.compatibility import check_compatible
 from builders.backends.installed import PackageNotFoundError, version
 from builders.execution.workdir import require_plain
 from enginery.core.capabilities import Capabilities, SharedOptions
@@ -159,7 +159,7 @@ class AotInductor:
         holds what no package of ours has."""
         from builders.backends.aotinductor.session import PackageSession
 
-        check_fits(self, engine)
+        check_compatible(self, engine)
         check_members(engine.path)
         session = PackageSession(engine, _MODEL, _FAULTS)
         try:

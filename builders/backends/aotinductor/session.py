@@ -37,7 +37,7 @@ class PackageSession(Session):
         if self._model is None:
             raise EngineryError(f"{self._name}: the session is closed; open it again")
         self._accepts(inputs)
-        given = [_lent(inputs[spec.name]).to(self._device) for spec in self.inputs]
+        given = [_share_as_tensor(inputs[spec.name]).to(self._device) for spec in self.inputs]
         try:
             results = self._model.boxed_run(list(given))
         except RuntimeError as error:
@@ -54,7 +54,7 @@ class PackageSession(Session):
         import torch
 
         self.run(inputs)
-        given = [_lent(inputs[spec.name]).to(self._device) for spec in self.inputs]
+        given = [_share_as_tensor(inputs[spec.name]).to(self._device) for spec in self.inputs]
 
         def call() -> object:
             found = self._model.boxed_run(list(given))
@@ -75,7 +75,7 @@ class PackageSession(Session):
         self._model = None
 
 
-def _lent(array: np.ndarray) -> Untyped:
+def _share_as_tensor(array: np.ndarray) -> Untyped:
     """The array as a tensor, without a copy where torch can read it as it lies."""
     import torch
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends import profile_bounds
-from builders.backends.fitting import check_fits
+from builders.backends.compatibility import check_compatible
 from builders.backends.installed import PackageNotFoundError, version
 from builders.execution.workdir import require_plain
 from enginery.core.capabilities import Capabilities, SharedOptions
@@ -109,10 +109,10 @@ class Iree:
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        """Load an engine. Raises as `check_fits` does. Never run on a GPU."""
+        """Load an engine. Raises as `check_compatible` does. Never run on a GPU."""
         from builders.backends.iree.session import open_engine
 
-        check_fits(self, engine)
+        check_compatible(self, engine)
         with open_engine(engine, self._device(engine.request.target)) as session:
             yield session
 

@@ -61,7 +61,7 @@ def _import(model: Path, module: Path) -> Names:
 
     proto, names = plain(model)
     try:
-        info = onnx_importer.ModelInfo(_infer(_mended(_infer(proto), names)))
+        info = onnx_importer.ModelInfo(_infer(_rewrite_for_iree(_infer(proto), names)))
         operation = info.create_module(context=ir.Context()).operation
         onnx_importer.NodeImporter.define_function(info.main_graph, operation).import_all()
     except (onnx_importer.OnnxImportError, onnx.shape_inference.InferenceError, ir.MLIRError) as error:
@@ -78,7 +78,7 @@ def _infer(proto: "onnx.ModelProto") -> "onnx.ModelProto":
     return shape_inference.infer_shapes(proto, data_prop=True)
 
 
-def _mended(proto: "onnx.ModelProto", names: Names) -> "onnx.ModelProto":
+def _rewrite_for_iree(proto: "onnx.ModelProto", names: Names) -> "onnx.ModelProto":
     """The model without what IREE compiles into something else. Raises ModelError where that is not to be had."""
     opset = max(entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx"))
     found = next(chain(wrong_loops(proto.graph), wrong_operators(proto.graph, opset)), None)

@@ -36,7 +36,7 @@ def _flattens(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
             yield "is taken along one axis, as from opset 13 on; export the model with opset 13 or later"
 
 
-def _unsigned(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
+def _find_unsigned(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     for name in node.input[:1]:
         kind = scope.dtype(name)
         if kind is not None and kind.kind == "u":
@@ -109,15 +109,15 @@ def _always(words: str) -> Callable[["onnx.NodeProto", Scope], Iterator[str]]:
 _RULES: dict[str, tuple[Callable[["onnx.NodeProto", Scope], Iterator[str]], ...]] = {
     "AveragePool": (_average,),
     "Det": (_always("divides by zero where an entry of the diagonal comes to 0; compute the determinant outside"),),
-    "Div": (_unsigned,),
+    "Div": (_find_unsigned,),
     "GRU": (_recurrent,),
     "GridSample": (_always("reads elsewhere for points far outside of the image; sample outside of the model"),),
     "LSTM": (_recurrent,),
-    "MaxPool": (_unsigned,),
-    "Mod": (_unsigned,),
+    "MaxPool": (_find_unsigned,),
+    "Mod": (_find_unsigned,),
     "Pad": (_pad,),
     "QLinearMatMul": (_quantized_product,),
     "RNN": (_recurrent,),
     "Scan": (wrong_scan,),
-    "TopK": (_unsigned,),
+    "TopK": (_find_unsigned,),
 }

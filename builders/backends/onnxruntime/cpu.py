@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from builders.backends.fitting import check_fits
+from builders.backends.compatibility import check_compatible
 from builders.backends.installed import PackageNotFoundError, version
 from builders.backends.onnxruntime.reasons import failures, why_unreadable, words_of
 from builders.backends.run_profiles import RunProfile
@@ -150,7 +150,7 @@ class OnnxRuntime:
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Optimise `model` into WORKDIR/engine.onnx and open it once. Raises ModelError with ONNX Runtime's reason."""
-        from builders.backends.onnxruntime.file import settle
+        from builders.backends.onnxruntime.file import embed_weights
         from builders.backends.onnxruntime.fusion import fuse_bias
         from builders.backends.onnxruntime.saturation import file_may_saturate
         from builders.backends.onnxruntime.split import split_convolutions
@@ -161,7 +161,7 @@ class OnnxRuntime:
         options = session_options(_LEVELS[self.graph_optimization][0], self.intra_op_threads, without)
         options.optimized_model_filepath = str(path)
         open_model(model, options, exact=False)
-        notes = settle(path, model.parent) + cast_first(path)
+        notes = embed_weights(path, model.parent) + cast_first(path)
         if self.graph_optimization != "none":
             fuse_bias(path)
             split_convolutions(path)
@@ -177,8 +177,8 @@ class OnnxRuntime:
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        """Load the engine. Raises as `check_fits` does, and ModelError when it cannot be read."""
-        check_fits(self, engine)
+        """Load the engine. Raises as `check_compatible` does, and ModelError when it cannot be read."""
+        check_compatible(self, engine)
         with self.open_part(engine.path) as session:
             yield session
 
@@ -188,10 +188,10 @@ class OnnxRuntime:
 
     def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:
         """Time each node of the graph as it is executed, this CPU's layout included. The trace is left in `workdir`."""
-        from builders.backends.onnxruntime.profile import profiled
+        from builders.backends.onnxruntime.profile import profile_nodes
 
         level = _LEVELS[self.graph_optimization][1]
-        return profiled(
+        return profile_nodes(
             engine.path, inputs, runs, workdir, lambda: session_options(level, self.intra_op_threads), open_model
         )
 

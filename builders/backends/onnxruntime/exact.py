@@ -30,7 +30,7 @@ def make_exact(model: ModelProto, folder: Path) -> bool:
     The same numbers: weight and zero point both grow by 128. folder: of the model's external data, which is then read.
     Of graphs within nodes, nothing.
     """
-    if not Rewrite(model).saturating():
+    if not Rewrite(model).list_constant_factors():
         return False
     onnx.load_external_data_for_model(model, str(folder))
     Rewrite(model).apply()
@@ -49,7 +49,7 @@ class Rewrite:
             self._kinds |= self._results(node)
         self._shifted: dict[str, str] = {}
 
-    def saturating(self) -> list[bool]:
+    def list_constant_factors(self) -> list[bool]:
         """Of each node that multiplies uint8 by int8, whether the int8 factor is a constant of the graph."""
         nodes = (node for node in self.graph.node if self.saturates(node))
         return [node.input[_PLACES[node.op_type][1]] in self._constants for node in nodes]

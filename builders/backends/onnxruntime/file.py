@@ -11,7 +11,7 @@ WIDENED = "InsertedPrecisionFreeCast_"
 _INDICES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
 
-def settle(path: Path, source: Path) -> tuple[str, ...]:
+def embed_weights(path: Path, source: Path) -> tuple[str, ...]:
     """Take external data from `source` into the engine, which must stand alone; notes on what the graph became."""
     engine = onnx.load(path, load_external_data=False)
     if any(onnx.external_data_helper.uses_external_data(tensor) for tensor in engine.graph.initializer):

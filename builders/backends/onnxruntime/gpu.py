@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends.fitting import check_fits
+from builders.backends.compatibility import check_compatible
 from builders.backends.installed import PackageNotFoundError, version
 from builders.backends.onnxruntime.gpu_file import left_over, write_whole
 from builders.backends.onnxruntime.gpu_session import (
@@ -71,7 +71,7 @@ class _OnnxRuntimeGpu(ABC):
 
     def versions(self) -> dict[str, str]:
         """Version of the wheel with the GPU providers."""
-        return _installed("onnxruntime-gpu")
+        return _read_versions("onnxruntime-gpu")
 
     def scheme(self) -> QuantizationScheme:
         """TensorRT's: symmetric int8, biases in floating point, the rest in fp16."""
@@ -89,7 +89,7 @@ class _OnnxRuntimeGpu(ABC):
         for spec in (*request.inputs, *request.outputs):
             if spec.dtype == "bfloat16":
                 return f"{spec.name!r} is bfloat16, which onnxruntime takes from no numpy array; cast it to float32"
-        return self._misinstalled()
+        return self._find_misinstallation()
 
     @abstractmethod
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
@@ -103,13 +103,13 @@ class _OnnxRuntimeGpu(ABC):
         """Whether a GPU of that compute capability is in this machine, and the wheel installed."""
         if target.is_cpu:
             return f"{self.name} engines run on GPUs"
-        return cuda.explain_missing_gpu(target) or self._misinstalled()
+        return cuda.explain_missing_gpu(target) or self._find_misinstallation()
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        """Load an engine on the first GPU of its capability. Raises as `check_fits` does, and EngineryError when ONNX
-        Runtime would run it elsewhere."""
-        check_fits(self, engine)
+        """Load an engine on the first GPU of its capability. Raises as `check_compatible` does, and EngineryError when
+        ONNX Runtime would run it on another device."""
+        check_compatible(self, engine)
         request = engine.request
         providers = self.providers(request, cuda.index_of(request.target.compute_capability))
         with GpuSession(engine.path, request.profiles, providers, cpu_operators=self.cpu_operators) as session:
@@ -123,8 +123,8 @@ class _OnnxRuntimeGpu(ABC):
     def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:
         """The providers of a session with their options, the backend's own first."""
 
-    def _misinstalled(self) -> str | None:
-        here, plain = self.versions().get("onnxruntime-gpu"), _installed("onnxruntime").get("onnxruntime")
+    def _find_misinstallation(self) -> str | None:
+        here, plain = self.versions().get("onnxruntime-gpu"), _read_versions("onnxruntime").get("onnxruntime")
         if here is None:
             return f"onnxruntime-gpu is not installed; {self.install}"
         if plain not in (None, here):
@@ -222,7 +222,7 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
 
     def versions(self) -> dict[str, str]:
         """Versions of the wheel with the provider and, where they are wheels, of TensorRT's libraries."""
-        return _installed("onnxruntime-gpu") and _installed("onnxruntime-gpu", *_TENSORRT_WHEELS)
+        return _read_versions("onnxruntime-gpu") and _read_versions("onnxruntime-gpu", *_TENSORRT_WHEELS)
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
         """The very versions that built it, and a driver for their CUDA."""
@@ -289,7 +289,7 @@ def _library(provider: str) -> Path:
     return where / "capi" / f"libonnxruntime_providers_{name}.so"
 
 
-def _installed(*names: str) -> dict[str, str]:
+def _read_versions(*names: str) -> dict[str, str]:
     found = {}
     for name in names:
         try:

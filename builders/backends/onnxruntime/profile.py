@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.backends.run_profiles import NodeTime, RunProfile, Seen, element_name, type_name
+from builders.backends.run_profiles import NodeTime, RunProfile, TensorType, element_name, type_name
 from enginery.core.documents import find, read
 from enginery.core.errors import DataError, ModelError
 from enginery.core.untyped import Untyped
@@ -44,8 +44,8 @@ class TraceEvent:
     begun: float
     taken: float
     operator: str
-    inputs: tuple[Seen, ...]
-    outputs: tuple[Seen, ...]
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
 
     @property
     def ended(self) -> float:
@@ -61,12 +61,12 @@ class TraceEvent:
             read(item, "ts", float),
             find(item, "dur", float, 0.0),
             find(item, "args.op_name", str, ""),
-            _seen(find(item, "args.input_type_shape", list, [])),
-            _seen(find(item, "args.output_type_shape", list, [])),
+            _read_types(find(item, "args.input_type_shape", list, [])),
+            _read_types(find(item, "args.output_type_shape", list, [])),
         )
 
 
-def profiled(
+def profile_nodes(
     path: Path,
     inputs: "Tensors",
     runs: int,
@@ -78,13 +78,13 @@ def profiled(
 
     Raises what `opens` raises, and ModelError for a trace that cannot be read.
     """
-    found = _traced(path, inputs, runs, workdir, options(), opens)
+    found = _trace_run(path, inputs, runs, workdir, options(), opens)
     empty = statistics.median(node.seconds for node in _empty(workdir, options(), opens).nodes)
     nodes = [replace(node, seconds=max(node.seconds - empty, 0.0)) for node in found.nodes]
     return replace(found, nodes=nodes)
 
 
-def _traced(
+def _trace_run(
     path: Path, inputs: "Tensors", runs: int, workdir: Path, options: Untyped, opens: Callable[[Path, Untyped], Untyped]
 ) -> RunProfile:
     executed = workdir / f"executed-{path.stem}.onnx"
@@ -112,10 +112,10 @@ def _empty(workdir: Path, options: Untyped, opens: Callable[[Path, Untyped], Unt
     path = workdir / "empty.onnx"
     path.write_bytes(parser.parse_model(text).SerializeToString())
     one = np.ones(1, np.float32)
-    return _traced(path, {"x": one, "c": one}, _EMPTY_RUNS, workdir, options, opens)
+    return _trace_run(path, {"x": one, "c": one}, _EMPTY_RUNS, workdir, options, opens)
 
 
-def read_trace(path: Path, executed: Path, inputs: Mapping[str, Seen], discard: int) -> RunProfile:
+def read_trace(path: Path, executed: Path, inputs: Mapping[str, TensorType], discard: int) -> RunProfile:
     """Mean times over the quicker half of the runs, the first `discard` left out: an interruption says nothing about a
     node. executed: the optimized graph, as the session wrote it.  inputs: of the run.
 
@@ -152,12 +152,12 @@ def _node(same: Sequence[TraceEvent]) -> NodeTime:
     return NodeTime(first.name.removesuffix(_END), first.operator, seconds, first.inputs, first.outputs)
 
 
-def _with_inputs(nodes: Sequence[NodeTime], executed: Path, inputs: Mapping[str, Seen]) -> list[NodeTime]:
+def _with_inputs(nodes: Sequence[NodeTime], executed: Path, inputs: Mapping[str, TensorType]) -> list[NodeTime]:
     """The nodes with all of their inputs; a node that the graph does not show keeps what its event told."""
     import onnx
 
     graph = onnx.load(executed, load_external_data=False).graph
-    found = [(node, _taken(node, graph, taken)) for taken in [set[int]()] for node in nodes]
+    found = [(node, _take_node(node, graph, taken)) for taken in [set[int]()] for node in nodes]
     known = {item.name: (element_name(item.data_type), tuple(item.dims)) for item in graph.initializer} | dict(inputs)
     for node, told in found:
         if told is not None:
@@ -168,7 +168,7 @@ def _with_inputs(nodes: Sequence[NodeTime], executed: Path, inputs: Mapping[str,
     ]
 
 
-def _taken(node: NodeTime, graph: "GraphProto", taken: set[int]) -> "NodeProto | None":
+def _take_node(node: NodeTime, graph: "GraphProto", taken: set[int]) -> "NodeProto | None":
     """The graph's node of this name; a node without a name is called by its operator and a number: the next such."""
     alike: list[tuple[int, NodeProto]] = [
         (i, item) for i, item in enumerate(graph.node) if i not in taken and item.op_type == node.op_type
@@ -181,5 +181,5 @@ def _taken(node: NodeTime, graph: "GraphProto", taken: set[int]) -> "NodeProto |
     return None
 
 
-def _seen(items: Sequence[Mapping[str, Sequence[int]]]) -> tuple[Seen, ...]:
+def _read_types(items: Sequence[Mapping[str, Sequence[int]]]) -> tuple[TensorType, ...]:
     return tuple((type_name(kind), tuple(shape)) for item in items for kind, shape in item.items())

@@ -35,7 +35,7 @@ def exact_source(path: Path, options: Untyped) -> str | bytes:
         options.add_session_config_entry(*EXACT_SESSION)
         # The option changes constants only, and nothing in a graph that runs as it is written.
         as_written = options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if as_written or not all(Rewrite(model).saturating()):
+        if as_written or not all(Rewrite(model).list_constant_factors()):
             return model.SerializeToString() if make_exact(model, path.parent) else str(path)
     except _UNREADABLE:  # over 2 GiB, too: then the option is all there is
         options.add_session_config_entry(*EXACT_SESSION)
@@ -56,7 +56,7 @@ def may_saturate(model: ModelProto, folder: Path) -> bool:
     if any(_beyond(tensor, folder) for tensor in _tensors(model.graph) if tensor.data_type == TensorProto.INT8):
         return True
     rewrite = Rewrite(model)
-    return rewrite.quantizes_to_int8() or not all(rewrite.saturating())
+    return rewrite.quantizes_to_int8() or not all(rewrite.list_constant_factors())
 
 
 def _beyond(tensor: TensorProto, folder: Path) -> bool:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends.fitting import check_fits, fitting_gpu
+from builders.backends.compatibility import check_compatible, find_compatible_gpu
 from builders.backends.installed import PackageNotFoundError, version
 from builders.backends.run_profiles import RunProfile
-from builders.backends.tensorrt.network import add_profiles, check_model, has_profile, parsed
+from builders.backends.tensorrt.network import add_profiles, check_model, has_profile, parse_network
 from builders.backends.tensorrt.progress import monitor
 from builders.backends.tensorrt.runtime.opening import Opening
 from builders.backends.tensorrt.words import builder_reason, clean, ran_out_of_memory, recorder
@@ -45,7 +45,7 @@ def wheels(api: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Flavour:
+class TensorRTEdition:
     """What both flavours share.
 
     workspace_mib: scratch memory that one operator may use on the GPU, in MiB; 0 is no limit.
@@ -103,7 +103,7 @@ class Flavour:
         cannot take, and everything where it is not installed; in that order."""
         if not self.serves(request.target):
             return f"{self.name} compiles for GPUs, not for {request.target.name}; use onnxruntime"
-        return self._hardware_refusal(request) or self._io_refusal(request) or self._missing()
+        return self._hardware_refusal(request) or self._io_refusal(request) or self._describe_missing()
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
         """A GPU of that compute capability, the release that built it, whichever of its wheels tells, and a driver."""
@@ -136,16 +136,16 @@ class Flavour:
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
         """Load an engine on the first GPU that fits.
 
-        Raises as `check_fits` does, before anything is loaded. Never run on a GPU.
+        Raises as `check_compatible` does, before anything is loaded. Never run on a GPU.
         """
         from builders.backends.tensorrt.runtime.session import open_engine
 
-        check_fits(self, engine)
+        check_compatible(self, engine)
         request = engine.request
-        gpu = fitting_gpu(self.requires(request), request.target, cuda.gpus())
+        gpu = find_compatible_gpu(self.requires(request), request.target, cuda.gpus())
         if gpu is None:
             raise EngineryError(f"{engine.path.name}: the GPU that it was to run on is gone; run it again")
-        return open_engine(self._import(), recorder(self.module), engine, self._opening(Opening(gpu.index)))
+        return open_engine(self._import(), recorder(self.module), engine, self._configure_opening(Opening(gpu.index)))
 
     def load_runtime(self) -> None:
         """Import TensorRT's bindings."""
@@ -153,13 +153,13 @@ class Flavour:
 
     def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:  # noqa: ARG002
         """Time each layer, by TensorRT's own profiler. Never run on a GPU."""
-        from builders.backends.tensorrt.profile import profiled
+        from builders.backends.tensorrt.profile import profile_layers
         from builders.backends.tensorrt.runtime.session import EngineSession
 
         with self.open(engine) as session:
             if not isinstance(session, EngineSession):
                 raise EngineryError(f"{engine.path.name}: this session has no layers to time")
-            return profiled(self._import(), session, inputs, runs)
+            return profile_layers(self._import(), session, inputs, runs)
 
     def _runtime(self, toolchain: Mapping[str, str]) -> Runtime:
         """The release that built an engine."""
@@ -171,7 +171,7 @@ class Flavour:
         """The serialized engine."""
         builder = trt.Builder(said)
         self._prepare(builder)
-        network = parsed(trt, said, builder, model, (self.title, self.name))
+        network = parse_network(trt, said, builder, model, (self.title, self.name))
         watching = monitor(trt, heed_stop(), enter_phase)
         config = builder.create_builder_config()
         config.progress_monitor = watching
@@ -205,7 +205,7 @@ class Flavour:
     def _end(self, config: Untyped, workdir: Path) -> None:
         """What a flavour keeps of a build, whatever became of it."""
 
-    def _opening(self, opening: Opening) -> Opening:
+    def _configure_opening(self, opening: Opening) -> Opening:
         """How this flavour opens an engine."""
         budget = self.weight_budget_mib << 20 if self.weight_streaming else None
         return replace(opening, streamed_budget_bytes=budget, cuda_graphs=self.cuda_graphs)
@@ -230,7 +230,7 @@ class Flavour:
                 return f"input {spec.name!r}: dim {dims[0]!r} has no max; {self.name} needs one; add dims.{dims[0]}.max"
         return None
 
-    def _missing(self) -> str | None:
+    def _describe_missing(self) -> str | None:
         return None if self.versions() else f"{self.title} is not installed; {self.install}"
 
     def _check_host(self, target: Target) -> None:

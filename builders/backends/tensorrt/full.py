@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends.tensorrt.edition import LEAST, OPTIONS, Flavour, wheels
+from builders.backends.tensorrt.edition import LEAST, OPTIONS, TensorRTEdition, wheels
 from builders.backends.tensorrt.layers import kept_layers
 from builders.backends.tensorrt.runtime import plugins as libraries
 from builders.backends.tensorrt.runtime.opening import Opening
-from builders.backends.tensorrt.runtime.refit import refit, serialized
-from builders.backends.tensorrt.timing import keep_grown, merged, use_given
+from builders.backends.tensorrt.runtime.refit import refit, serialize_engine
+from builders.backends.tensorrt.timing import keep_grown, merge_caches, use_given
 from builders.backends.tensorrt.words import recorder
 from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError
@@ -31,7 +31,7 @@ _OTHER_PRODUCT = "TensorRT warns of errors on another product, but for engines w
 
 
 @dataclass(frozen=True)
-class TensorRT(Flavour):
+class TensorRT(TensorRTEdition):
     """Full TensorRT, 10.16 and later. Options besides those of the base class:
 
     optimization_level: 0 (fast build) to 5 (fast engine).
@@ -131,9 +131,9 @@ class TensorRT(Flavour):
             trt, said = self._import(), recorder(self.module)
             said.messages.clear()
             runtime = trt.Runtime(said)
-            loaded = load(runtime, said, engine, self._opening(Opening(0)))
+            loaded = load(runtime, said, engine, self._configure_opening(Opening(0)))
             refit(trt, said, loaded, model)
-            path.write_bytes(serialized(trt, loaded, said))
+            path.write_bytes(serialize_engine(trt, loaded, said))
         return Engine.of_file(self, request, path)
 
     def timing_place(self) -> tuple[str, str] | None:
@@ -143,7 +143,7 @@ class TensorRT(Flavour):
 
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
         """See `TimingCached`."""
-        return merged(self._import(), recorder(self.module), older, newer)
+        return merge_caches(self._import(), recorder(self.module), older, newer)
 
     def _runtime(self, toolchain: Mapping[str, str]) -> Runtime:
         """One that is version compatible runs with later releases of its major version and some of the next, too."""
@@ -181,9 +181,9 @@ class TensorRT(Flavour):
     def _end(self, config: Untyped, workdir: Path) -> None:
         keep_grown(config, workdir)
 
-    def _opening(self, opening: Opening) -> Opening:
+    def _configure_opening(self, opening: Opening) -> Opening:
         return replace(
-            super()._opening(opening),
+            super()._configure_opening(opening),
             host_code=self.version_compatible,
             stripped=self.strip_weights,
             prepare=self._load_plugins,
@@ -193,7 +193,7 @@ class TensorRT(Flavour):
         capability = request.target.compute_capability or (0, 0)
         if self.hardware_compatibility == "ampere_plus" and capability < (8, 0):
             return f"{request.target.sm} is older than Ampere; hardware_compatibility: ampere_plus begins with sm_80"
-        if reason := libraries.missing(libraries.paths(self.plugins), "backends.tensorrt.plugins"):
+        if reason := libraries.find_missing_library(libraries.paths(self.plugins), "backends.tensorrt.plugins"):
             return reason
         release = max(super().versions().values(), default="")
         if (self.refittable or self.strip_weights) and release.startswith("11.3."):

@@ -29,16 +29,16 @@ def kept_layers(
     del said.messages[before:]
     if not text:
         return None, "; ".join(dict.fromkeys(heard)) or "TensorRT tells nothing"
-    return _written(text, engine)
+    return _write_layers(text, engine)
 
 
-def _written(text: str, engine: Path) -> tuple[Path | None, str]:
+def _write_layers(text: str, engine: Path) -> tuple[Path | None, str]:
     if len(text) > MAX_BYTES:
         return None, f"it takes {len(text)} bytes; the limit is {MAX_BYTES}"
     try:
-        told = json.loads(text)
+        document = json.loads(text)
     except ValueError as error:
         return None, f"TensorRT's JSON cannot be read: {error}"
     path = engine.with_name("layers.json")
-    path.write_text(json.dumps(told, sort_keys=True))
+    path.write_text(json.dumps(document, sort_keys=True))
     return path, ""

@@ -19,7 +19,7 @@ def check_model(model: Path) -> None:
         raise ModelError(f"{model.name} is no valid ONNX model: {error}; export it again") from error
 
 
-def parsed(trt: Untyped, said: Untyped, builder: Untyped, model: Path, flavour: tuple[str, str]) -> Untyped:
+def parse_network(trt: Untyped, said: Untyped, builder: Untyped, model: Path, edition: tuple[str, str]) -> Untyped:
     """A strongly typed network of the model. flavour: title and name, for words.
 
     Raises ModelError naming node, operator and reason. The parser reads from the path, so that external data is found;
@@ -29,9 +29,9 @@ def parsed(trt: Untyped, said: Untyped, builder: Untyped, model: Path, flavour: 
     parser = trt.OnnxParser(network, said)
     if not parser.parse_from_file(str(model)) or parser.num_errors:
         problems = [parser.get_error(index) for index in range(parser.num_errors)]
-        raise ModelError(parser_reason(*flavour, problems))
+        raise ModelError(parser_reason(*edition, problems))
     if network.num_layers == 0:
-        raise ModelError(f"{flavour[0]} found no operators in {model.name}; export it again")
+        raise ModelError(f"{edition[0]} found no operators in {model.name}; export it again")
     return network
 
 

@@ -12,7 +12,7 @@ from enginery.core.types import Tensors
 from enginery.core.untyped import Untyped
 
 
-def profiled(trt: Untyped, session: EngineSession, inputs: Tensors, runs: int) -> RunProfile:
+def profile_layers(trt: Untyped, session: EngineSession, inputs: Tensors, runs: int) -> RunProfile:
     """Times of each layer over `runs` runs, after a fifth more that are not counted. Raises as `session.run` does."""
     listener = _listener(trt)
     for _ in range(max(2, runs // 5)):

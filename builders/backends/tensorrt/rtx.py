@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends.tensorrt.edition import OPTIONS, Flavour, wheels
+from builders.backends.tensorrt.edition import OPTIONS, TensorRTEdition, wheels
 from builders.backends.tensorrt.runtime.opening import Opening
 from enginery.core.capabilities import Capabilities
 from enginery.core.types import NO_LAYERS, BuildRequest, Engine
@@ -20,7 +20,7 @@ _CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
 
 
 @dataclass(frozen=True)
-class TensorRTRTX(Flavour):
+class TensorRTRTX(TensorRTEdition):
     """TensorRT for RTX: sm_75, 80, 86, 89, 120 and 121, built on any Linux x86-64 host. Options: see the base class."""
 
     name: ClassVar[str] = "tensorrt-rtx"
@@ -54,6 +54,6 @@ class TensorRTRTX(Flavour):
         capability = request.target.sm.upper().replace("_", "")  # SM89
         config.set_compute_capability(getattr(trt.ComputeCapability, capability), 0)
 
-    def _opening(self, opening: Opening) -> Opening:
+    def _configure_opening(self, opening: Opening) -> Opening:
         # Its kernels change while it runs, so it captures graphs by itself, and knows when.
-        return replace(super()._opening(opening), cuda_graphs=False, own_graphs=self.cuda_graphs)
+        return replace(super()._configure_opening(opening), cuda_graphs=False, own_graphs=self.cuda_graphs)

@@ -31,7 +31,7 @@ def keep_grown(config: Untyped, workdir: Path) -> None:
         (workdir / GROWN).write_bytes(bytes(cache.serialize()))
 
 
-def merged(trt: Untyped, logger: Untyped, older: bytes, newer: bytes) -> bytes:
+def merge_caches(trt: Untyped, logger: Untyped, older: bytes, newer: bytes) -> bytes:
     """Both caches as one. Raises EngineryError when TensorRT does not take them together."""
     config = trt.Builder(logger).create_builder_config()
     first = config.create_timing_cache(older)

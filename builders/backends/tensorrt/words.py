@@ -53,7 +53,7 @@ def builder_reason(title: str, backend: str, messages: Iterable[tuple[str, str]]
     heard = [*messages]
     errors = list(dict.fromkeys(clean(text) for level, text in heard if "ERROR" in level))
     words = "; ".join(errors) or "it gave no reason"
-    if _disguised(heard):
+    if _find_disguised_error(heard):
         told = next(clean(text) for _, text in heard if re.search(_TACTIC_LACKS_MEMORY, text))
         words, remedy = f"{words} (no kernel fits the memory: {told})", dict(_REMEDIES)[_NO_MEMORY]
     else:
@@ -65,10 +65,10 @@ def ran_out_of_memory(messages: Iterable[tuple[str, str]]) -> bool:
     """Whether TensorRT found too little memory, the GPU's or the host's: it says so, or it found no kernel after it had
     left out some for want of memory."""
     heard = [*messages]
-    return _disguised(heard) or any(re.search(_NO_MEMORY, text) for level, text in heard if "ERROR" in level)
+    return _find_disguised_error(heard) or any(re.search(_NO_MEMORY, text) for level, text in heard if "ERROR" in level)
 
 
-def _disguised(messages: Sequence[tuple[str, str]]) -> bool:
+def _find_disguised_error(messages: Sequence[tuple[str, str]]) -> bool:
     errors = any(re.search(_NO_IMPLEMENTATION, text) for level, text in messages if "ERROR" in level)
     return errors and any(re.search(_TACTIC_LACKS_MEMORY, text) for _, text in messages)
 
@@ -109,7 +109,7 @@ def recorder(module: str) -> Untyped:
     warnings up in `messages`, as (severity, text), and prints everything but verbose output on stderr."""
     trt = importlib.import_module(module)
 
-    class Recorder(trt.ILogger):  # type: ignore[misc, name-defined]
+    class LogRecorder(trt.ILogger):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self.messages: list[tuple[str, str]] = []
@@ -120,4 +120,4 @@ def recorder(module: str) -> Untyped:
             if severity <= trt.ILogger.INFO:
                 print(f"[{severity.name}] {message}", file=sys.stderr)
 
-    return Recorder()
+    return LogRecorder()

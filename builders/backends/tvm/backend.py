@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends import profile_bounds
-from builders.backends.fitting import check_fits
+from builders.backends.compatibility import check_compatible
 from builders.backends.installed import PackageNotFoundError, version
 from builders.backends.nvcc import INSTALL, find_nvcc
 from builders.backends.tvm import records
@@ -114,10 +114,10 @@ class Tvm:
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        """Load an engine. Raises as `check_fits` does. Never run on a GPU."""
+        """Load an engine. Raises as `check_compatible` does. Never run on a GPU."""
         from builders.backends.tvm.session import open_engine
 
-        check_fits(self, engine)
+        check_compatible(self, engine)
         with open_engine(engine) as session:
             yield session
 

@@ -35,13 +35,15 @@ def compile_model(
     if request.target.is_cpu:
         target = {"kind": "llvm", "mcpu": level_of(request)}
         search = _Search(workdir, tune_s)
-        _linked(_compiled(request, model, target, search if tune_s else None), path)
+        _link_library(_compile_module(request, model, target, search if tune_s else None), path)
         return path, search.notes
     from builders.backends.tvm.cuda import CubinCompiler
 
     compiler = CubinCompiler(request.target.sm, workdir, fast_math=fast_math)
     host = {"kind": "llvm", "mcpu": level_of(request)}
-    _linked(_compiled(request, model, {"kind": "cuda", "arch": request.target.sm, "host": host}, None), path)
+    _link_library(
+        _compile_module(request, model, {"kind": "cuda", "arch": request.target.sm, "host": host}, None), path
+    )
     compiler.check_packed(path)
     return path, ()
 
@@ -57,14 +59,14 @@ class _Search:
     def __call__(self, module: Untyped, target: dict[str, Untyped]) -> Untyped:
         import tvm
 
-        from builders.backends.tvm.tuning import scheduled
+        from builders.backends.tvm.tuning import schedule_kernels
 
         counted = tvm.target.Target({**target, "num-cores": os.cpu_count() or 1})
-        module, self.notes = scheduled(module, counted, self.workdir, self.seconds)
+        module, self.notes = schedule_kernels(module, counted, self.workdir, self.seconds)
         return module
 
 
-def _compiled(
+def _compile_module(
     request: BuildRequest,
     model: Path,
     target: dict[str, Untyped],
@@ -125,7 +127,7 @@ def _fix_sizes(proto: Untyped, request: BuildRequest, names: Names) -> None:
                 dim.dim_value = size
 
 
-def _linked(built: Untyped, path: Path) -> None:
+def _link_library(built: Untyped, path: Path) -> None:
     try:
         built.export_library(str(path), options=list(_LINKER))
     except RuntimeError as error:

@@ -81,7 +81,7 @@ def _library(package: Path) -> Path:
 
 def _load_cudart(library: Path, nvcc: Nvcc) -> None:
     """CUDA's runtime library, of the version that `library` asks for, from wherever a toolkit is."""
-    name = _named(_CUDART, library)[0]
+    name = _find_names(_CUDART, library)[0]
     if _loads(name):
         return
     homes = [Path(entry) for entry in sys.path if entry]
@@ -93,7 +93,7 @@ def _load_cudart(library: Path, nvcc: Nvcc) -> None:
 
 def _stand_in(library: Path, workdir: Path) -> Path:
     """A libcuda.so.1 with every function that `library` takes from it; each answers that there is no device."""
-    names = sorted({*_named(_DRIVER_CALL, library), *_ALWAYS})
+    names = sorted({*_find_names(_DRIVER_CALL, library), *_ALWAYS})
     source, made = workdir / "no_device.c", workdir / _DRIVER
     source.write_text("".join(f"int {name}(void) {{ return {_NO_DEVICE}; }}\n" for name in names))
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "c++", "g++"))), "cc")
@@ -104,7 +104,7 @@ def _stand_in(library: Path, workdir: Path) -> Path:
     return made
 
 
-def _named(pattern: re.Pattern[bytes], library: Path) -> list[str]:
+def _find_names(pattern: re.Pattern[bytes], library: Path) -> list[str]:
     return [name.decode() for name in pattern.findall(library.read_bytes())]
 
 

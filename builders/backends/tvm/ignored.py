@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 def check_heeded(proto: "onnx.ModelProto", names: Names) -> None:
     """Raise ModelError naming the first node with an attribute or input that TVM would ignore, and the remedy."""
     for node in walk_nodes(proto.graph):
-        if reason := _ignored(node):
+        if reason := _find_ignored(node):
             raise ModelError(f"TVM cannot compile the model: {names.restore(node.name)}: {reason}")
 
 
-def _ignored(node: "onnx.NodeProto") -> str | None:
+def _find_ignored(node: "onnx.NodeProto") -> str | None:
     from onnx import helper
 
     given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}

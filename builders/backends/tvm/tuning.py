@@ -31,7 +31,9 @@ _PATIENCE_S = 60.0
 _LEAST_ROUNDS = 3
 
 
-def scheduled(module: Untyped, target: Untyped, workdir: Path, seconds: float) -> tuple[Untyped, tuple[str, ...]]:
+def schedule_kernels(
+    module: Untyped, target: Untyped, workdir: Path, seconds: float
+) -> tuple[Untyped, tuple[str, ...]]:
     """The module lowered and its kernels of fixed sizes scheduled by the best that is known after `seconds`; and notes.
 
     module: Relax, as imported.  target: with num-cores.  The budget is looked at after every round of measurements;
@@ -52,7 +54,7 @@ def scheduled(module: Untyped, target: Untyped, workdir: Path, seconds: float) -
     fixed = sorted((task for task in found if _is_fixed(task)), key=_work, reverse=True)
     if not fixed:
         return lowered, (f"not tuned: all {len(found)} kernels have open sizes; give the dims one size (min = max)",)
-    database, how = _searched(fixed, workdir, end)
+    database, how = _search_schedules(fixed, workdir, end)
     with target, database, transform.PassContext(opt_level=3):
         tuned = relax.transform.MetaScheduleApplyDatabase()(lowered)
     (workdir / GROWN).write_bytes(records.bundle(workdir / "tuning"))
@@ -61,7 +63,7 @@ def scheduled(module: Untyped, target: Untyped, workdir: Path, seconds: float) -
     return tuned, (f"{known} of {len(found)} kernels tuned {how}{left}",)
 
 
-def _searched(tasks: Sequence[Untyped], workdir: Path, end: float) -> tuple[Untyped, str]:
+def _search_schedules(tasks: Sequence[Untyped], workdir: Path, end: float) -> tuple[Untyped, str]:
     """The database after the search, and how it went."""
     from tvm.s_tir import meta_schedule as ms
 
@@ -127,7 +129,7 @@ def _clock(end: float, count: int) -> Untyped:
     begun = time.monotonic()
 
     @derived_object
-    class Clock(PyMeasureCallback):  # type: ignore[misc]
+    class BudgetClock(PyMeasureCallback):  # type: ignore[misc]
         def __init__(self) -> None:
             self.measured = self._rounds = 0
             self.said = ""
@@ -145,7 +147,7 @@ def _clock(end: float, count: int) -> Untyped:
         def is_over(self) -> bool:
             return time.monotonic() >= end and (self.measured > 0 or self._rounds >= _LEAST_ROUNDS)
 
-    return Clock()
+    return BudgetClock()
 
 
 def _builder() -> Untyped:
@@ -156,12 +158,12 @@ def _builder() -> Untyped:
     @derived_object
     class Builder(PyBuilder):  # type: ignore[misc]
         def build(self, build_inputs: Sequence[Untyped]) -> list[Untyped]:
-            return [_built(item) for item in build_inputs]
+            return [_build_candidate(item) for item in build_inputs]
 
     return Builder()
 
 
-def _built(item: Untyped) -> Untyped:
+def _build_candidate(item: Untyped) -> Untyped:
     """The file of a candidate, or why there is none."""
     from tvm import tirx
     from tvm.s_tir.meta_schedule.builder import BuilderResult

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends import profile_bounds
-from builders.backends.fitting import check_fits
+from builders.backends.compatibility import check_compatible
 from builders.backends.installed import PackageNotFoundError, version
 from enginery.core.capabilities import Capabilities
 from enginery.core.errors import InputError
@@ -104,11 +104,11 @@ class Xla:
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        """Load the engine and compile it for the sizes it is tuned for. Raises as `check_fits` does.
+        """Load the engine and compile it for the sizes it is tuned for. Raises as `check_compatible` does.
 
         GPU engines were never run.
         """
-        check_fits(self, engine)
+        check_compatible(self, engine)
         from builders.backends.xla.session import XlaSession
 
         with XlaSession(engine, self.kept_sizes) as session:

@@ -12,7 +12,7 @@ import numpy as np
 
 from builders.backends.xla.file import write_engine
 from builders.backends.xla.jax_arrays import JAX
-from builders.onnx_ops.graph import Program, known_operators
+from builders.onnx_ops.graph import BoundGraph, known_operators
 from builders.onnx_ops.reading import read
 from builders.onnx_ops.table import Lookups
 from enginery.core.errors import ModelError
@@ -25,7 +25,7 @@ LARGEST_CONSTANT_BYTES = 256
 def export(request: BuildRequest, model: Path, path: Path, matmul_precision: str) -> None:
     """Write the engine of `model` to `path`. Raises ModelError when the model or a dim of it cannot be compiled."""
     with jax.enable_x64(True), jax.default_matmul_precision(matmul_precision), _without_paths():
-        program = Program(read(model, known_operators(JAX)), JAX, folded=sys.maxsize)
+        program = BoundGraph(read(model, known_operators(JAX)), JAX, folded=sys.maxsize)
         # Arguments of the compiled function instead of parts of it.
         weights = {name: array for name, array in program.constants.items() if array.nbytes > LARGEST_CONSTANT_BYTES}
         for kind, there, asked in (

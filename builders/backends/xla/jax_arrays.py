@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.core import max_dim, min_dim
 
-from builders.onnx_ops.library import Library
+from builders.onnx_ops.library import ArrayLibrary
 from builders.onnx_ops.table import must
 
 sym_max, sym_min = max_dim, min_dim
@@ -85,11 +85,11 @@ def same(a: Any, b: Any) -> bool:
 
 def numbers(x: jax.Array) -> list[Any]:
     """Its numbers. Raises ModelError where they depend on data."""
-    _known(x, "a size or an axis depends on the data of the inputs, and XLA needs it ahead of time")
+    _require_known(x, "a size or an axis depends on the data of the inputs, and XLA needs it ahead of time")
     return list(np.asarray(x).ravel().tolist())
 
 
-def _known(x: jax.Array, words: str) -> None:
+def _require_known(x: jax.Array, words: str) -> None:
     must(not isinstance(x, jax.core.Tracer), words)
 
 
@@ -121,7 +121,7 @@ def cut(x: jax.Array, axis: int, start: Any, end: Any, step: int = 1) -> jax.Arr
     return x[(slice(None),) * axis + (slice(first, last, step),)]
 
 
-def padded(x: jax.Array, widths: Widths, value: float) -> jax.Array:
+def pad_axes(x: jax.Array, widths: Widths, value: float) -> jax.Array:
     """With a value before and after each axis; negative widths cut."""
     return lax.pad(x, jnp.asarray(value, x.dtype), [(before, after, 0) for before, after in widths])
 
@@ -173,7 +173,7 @@ def scatter(x: jax.Array, axis: int, indices: jax.Array, updates: jax.Array, red
 
 def indices_of(x: jax.Array) -> jax.Array:
     """Where it is not zero: an index a row."""
-    _known(x, "the shape of its output depends on data")
+    _require_known(x, "the shape of its output depends on data")
     return jnp.stack(jnp.nonzero(x), axis=-1)
 
 
@@ -199,10 +199,10 @@ def conv(
     """XLA's."""
     pads = list(zip(before, after, strict=True))
     made = lax.conv_general_dilated(x, weight, strides, pads, rhs_dilation=dilations, feature_group_count=group)
-    return _biased(made, bias)
+    return _add_bias(made, bias)
 
 
-def _biased(x: jax.Array, bias: jax.Array | None) -> jax.Array:
+def _add_bias(x: jax.Array, bias: jax.Array | None) -> jax.Array:
     return x if bias is None else x + bias.reshape((-1, *[1] * (x.ndim - 2)))
 
 
@@ -222,7 +222,7 @@ def conv_transpose(
     made = lax.conv_general_dilated(
         x, weight, ones, pads, lhs_dilation=strides, rhs_dilation=dilations, feature_group_count=group
     )
-    return _biased(made, bias)
+    return _add_bias(made, bias)
 
 
 def _windows(
@@ -261,4 +261,4 @@ def window_sums(
     return _windows(x, 0, lax.add, kernel, strides, list(zip(before, after, strict=True)), dilations)
 
 
-JAX = Library("XLA", sys.modules[__name__], jnp, jax.nn, jax.scipy.special, lacks=["GridSample"])
+JAX = ArrayLibrary("XLA", sys.modules[__name__], jnp, jax.nn, jax.scipy.special, lacks=["GridSample"])

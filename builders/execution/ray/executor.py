@@ -7,13 +7,13 @@ from contextlib import nullcontext
 from types import TracebackType
 from typing import Self
 
-from builders.execution.events import ProcessEnded, Started, Watch, unwatched
+from builders.execution.events import ProcessEnded, Started, Watch, ignore_event
 from builders.execution.jobs import Job, Result
 from builders.execution.ray import cluster
 from builders.execution.ray.listener import TaskListener
 from builders.execution.ray.placement import find_fitting, none_fits
-from builders.execution.ray.task import Task
-from builders.execution.ray.worker import Answer
+from builders.execution.ray.task import RayTask
+from builders.execution.ray.worker import TaskAnswer
 from builders.execution.requests import result_type
 from builders.execution.retries import run_with_retries
 from enginery.core.codec import decode
@@ -60,7 +60,7 @@ class RayExecutor:
         with self._connecting:
             self._disconnect()
 
-    def run(self, job: Job[Result], watch: Watch = unwatched) -> Result:
+    def run(self, job: Job[Result], watch: Watch = ignore_event) -> Result:
         """Run the job where its needs are met, and again where that helps (`builders.execution.retries`).
 
         Errors are `run_job`'s; also StepError 'crash' when its worker is lost, 'node-lost', 'node-memory' and
@@ -130,20 +130,20 @@ class RayExecutor:
         finally:
             last[0] = task.node
 
-    def _submit(self, job: Job[object], listener: TaskListener, avoid: str | None) -> Task:
+    def _submit(self, job: Job[object], listener: TaskListener, avoid: str | None) -> RayTask:
         there = listener.nodes()
         if not find_fitting(job.needs, there):
             there = listener.nodes(fresh=True)
             if not find_fitting(job.needs, there) and not self._wait_s:
                 raise StepError(f"{job.name}: {none_fits(job.needs, there)}", "no-node")
-        return Task(job, there, avoid, self._isolated)
+        return RayTask(job, there, avoid, self._isolated)
 
     def _refuse_when_cancelled(self, job: Job[object]) -> None:
         if self._cancelled:
             raise StepError(f"{job.name}: cancelled before it started", "cancelled")
 
 
-def _follow(task: Task, watch: Watch, listener: TaskListener) -> object:
+def _follow(task: RayTask, watch: Watch, listener: TaskListener) -> object:
     """Tell the watch what the task tells, until its answer."""
     ended = False
     try:
@@ -151,7 +151,7 @@ def _follow(task: Task, watch: Watch, listener: TaskListener) -> object:
             match task.told.get():
                 case Exception() as error:
                     raise error
-                case Answer(data):
+                case TaskAnswer(data):
                     return _value(data)
                 case Started(name, node):
                     watch(Started(name, _where(node, listener)))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from builders.execution.events import Waiting
 from builders.execution.ray.cluster import answers, nodes
 from builders.execution.ray.placement import RayNode, countdown, find_fitting, none_fits
-from builders.execution.ray.task import Task
+from builders.execution.ray.task import RayTask
 from enginery.core.errors import StepError, UnavailableError
 from enginery.core.text import pluralize
 from enginery.core.untyped import Untyped
@@ -30,7 +30,7 @@ class TaskListener:
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
         self._nodes: tuple[float, list[RayNode]] = (0.0, [])
-        self._tasks: dict[Untyped, Task] = {}
+        self._tasks: dict[Untyped, RayTask] = {}
         self._changed = threading.Condition()
         self._closed = self._cancelled = False  # plain flags: `cancel` is called by signal handlers
         self.lost = False  # whether Ray is gone: nobody is heard any more, and another listener is needed
@@ -48,7 +48,7 @@ class TaskListener:
             self._nodes = (time.monotonic(), found)
         return found
 
-    def add(self, task: Task) -> None:
+    def add(self, task: RayTask) -> None:
         """Hear this task from now on. Raises UnavailableError where Ray was lost meanwhile."""
         with self._changed:
             if self.lost:
@@ -60,7 +60,7 @@ class TaskListener:
         """End all tasks, within `_GRACE_S`; safe from a signal handler."""
         self._cancelled = True
 
-    def drop(self, task: Task) -> None:
+    def drop(self, task: RayTask) -> None:
         """End one task whose waiting thread has gone; returns when its processes are dead."""
         with self._changed:
             known = self._tasks.pop(task.ref, None)
@@ -127,7 +127,7 @@ class TaskListener:
             self._closed = True
             self._changed.notify()
 
-    def _forget(self, task: Task) -> None:
+    def _forget(self, task: RayTask) -> None:
         with self._changed:
             self._tasks.pop(task.ref, None)
 
@@ -143,7 +143,7 @@ class TaskListener:
                 task.fail(error)
                 self._forget(task)
 
-    def _find_loss(self, task: Task, alive: set[str], now: float) -> StepError | None:
+    def _find_loss(self, task: RayTask, alive: set[str], now: float) -> StepError | None:
         name, peak = task.job.name, task.peak_mib
         if task.late(now):
             limits = task.job.limits
@@ -157,7 +157,7 @@ class TaskListener:
             None if now < task.lost_since + _LOST_S else StepError(f"{name}: lost with its node", "node-lost", "", peak)
         )
 
-    def _find_placement(self, task: Task, there: Sequence[RayNode], now: float) -> StepError | None:
+    def _find_placement(self, task: RayTask, there: Sequence[RayNode], now: float) -> StepError | None:
         needs = task.job.needs
         if fits := find_fitting(needs, there, task.avoid):
             task.unplaced_since = None
@@ -196,7 +196,7 @@ def _ready(refs: list[Untyped]) -> list[Untyped]:
     return list(ready)
 
 
-def _end(tasks: Sequence[Task]) -> None:
+def _end(tasks: Sequence[RayTask]) -> None:
     """Interrupt what runs and take back what does not yet; then kill what is not gone in time."""
     for task in tasks:
         task.cancel(force=task.started is None)

@@ -9,7 +9,7 @@ from builders.execution.events import MemoryHeld, Started, Usage
 from builders.execution.jobs import Job
 from builders.execution.ray.cluster import answers, nodes, through_client
 from builders.execution.ray.placement import RayNode, ray_options
-from builders.execution.ray.worker import Answer, Event, work, work_here, work_through
+from builders.execution.ray.worker import Event, TaskAnswer, work, work_here, work_through
 from enginery.core.errors import StepError, UnavailableError
 from enginery.core.untyped import Untyped
 
@@ -17,7 +17,7 @@ from enginery.core.untyped import Untyped
 LATE_S = 60.0
 
 
-class Task:
+class RayTask:
     """A job that was handed to Ray. The listener writes it, and the thread that waits for the job reads `told`.
 
     told: events of the worker, and of the listener: `Waiting`, and the error that ends it.  over: whether the last one
@@ -81,7 +81,7 @@ class Task:
                 self.node, self.started = node, time.monotonic()
             case MemoryHeld(_, mib):
                 self.peak_mib = mib
-            case Answer():
+            case TaskAnswer():
                 self.over = True
 
     def _failure(self, error: Exception) -> Exception:

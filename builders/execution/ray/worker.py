@@ -1,7 +1,7 @@
 """The worker's side of a job on Ray: runs it in a process of its own, and tells the driver what becomes of it.
 
-A task is a generator of batches of events, an `Answer` the last one. For jobs that need no process of their own it is a
-plain function that returns one batch (`work_here`).
+A task is a generator of batches of events, a `TaskAnswer` the last one. For jobs that need no process of their own it
+is a plain function that returns one batch (`work_here`).
 """
 
 import signal
@@ -23,13 +23,13 @@ _BATCH_S = 0.25
 
 
 @dataclass(frozen=True)
-class Answer:
+class TaskAnswer:
     """The last event of a task: {'value': ...}, or an error as `enginery.core.errors.error_to_json` writes it."""
 
     data: dict[str, object]
 
 
-Event = JobEvent | Answer
+Event = JobEvent | TaskAnswer
 
 
 def work(job: Job[object]) -> Iterator[list[Event]]:
@@ -94,14 +94,14 @@ class _Running:
             return encode(run_job(self._job, folder, lambda: self._cancelled, self._events.append))
 
 
-def _answer(job: Job[object], function: Untyped) -> Answer:
+def _answer(job: Job[object], function: Untyped) -> TaskAnswer:
     """A value or an error as JSON, since Ray would wrap an exception."""
     try:
-        return Answer({"value": function()})
+        return TaskAnswer({"value": function()})
     except EngineryError as error:
-        return Answer(error_to_json(error))
+        return TaskAnswer(error_to_json(error))
     except Exception as error:
-        return Answer(error_to_json(StepError(f"{job.name}: {type(error).__name__}: {error}")))
+        return TaskAnswer(error_to_json(StepError(f"{job.name}: {type(error).__name__}: {error}")))
 
 
 def _node_id() -> str:

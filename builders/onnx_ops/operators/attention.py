@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from builders.onnx_ops.library import Array, Library
+from builders.onnx_ops.library import Array, ArrayLibrary
 from builders.onnx_ops.table import must, operator
 
 
 @operator("Attention")
 def attention(
-    xp: Library, q: Array, k: Array, v: Array, mask: Array | None = None, past_key: Array | None = None,
+    xp: ArrayLibrary, q: Array, k: Array, v: Array, mask: Array | None = None, past_key: Array | None = None,
     past_value: Array | None = None, filled: Array | None = None,
     *, is_causal: int = 0, kv_num_heads: int | None = None, left_window_size: int = -1, q_num_heads: int | None = None,
     qk_matmul_output_mode: int = 0, right_window_size: int = -1, scale: float | None = None, softcap: float = 0.0,
@@ -46,7 +46,7 @@ def attention(
 
 
 def _weights(
-    xp: Library, scores: Array, bias: Array | None, softcap: float, precision: int | None
+    xp: ArrayLibrary, scores: Array, bias: Array | None, softcap: float, precision: int | None
 ) -> tuple[Array, ...]:
     """The product of queries and keys, capped, with the bias, and as weights: what `qk_matmul_output_mode` counts."""
     capped = softcap * xp.tanh(scores / softcap) if softcap else scores
@@ -60,7 +60,7 @@ def _weights(
     return capped, capped, biased, xp.astype(weights, scores.dtype)
 
 
-def _heads(xp: Library, x: Array, heads: int) -> Array:
+def _heads(xp: ArrayLibrary, x: Array, heads: int) -> Array:
     return xp.swapaxes(x.reshape((x.shape[0], x.shape[1], heads, -1)), 1, 2)
 
 
@@ -73,7 +73,7 @@ class _Window(NamedTuple):
 
 
 def _bias(
-    xp: Library, q: Array, k: Array, mask: Array | None, past: int, filled: Array | None, window: _Window
+    xp: ArrayLibrary, q: Array, k: Array, mask: Array | None, past: int, filled: Array | None, window: _Window
 ) -> Array | None:
     """What is added to the scores: 0 or a mask's values where a query attends, -inf where not; None for nothing."""
     none, zero = xp.full((), -math.inf, dtype=q.dtype), xp.zeros((), dtype=q.dtype)
@@ -82,7 +82,7 @@ def _bias(
         bias = xp.where(mask, zero, none) if mask.dtype == xp.bool else mask
         missing = k.shape[2] - mask.shape[-1]
         if not isinstance(missing, int) or missing:
-            bias = xp.padded(bias, [(0, 0)] * (bias.ndim - 1) + [(0, missing)], -math.inf)
+            bias = xp.pad_axes(bias, [(0, 0)] * (bias.ndim - 1) + [(0, missing)], -math.inf)
     keys = xp.arange(k.shape[2])
     places = xp.unsqueeze(xp.arange(q.shape[2]), 1) + past
     ends = None if filled is None else filled.reshape((-1, 1, 1, 1))
@@ -99,7 +99,7 @@ def _bias(
 
 @operator("RotaryEmbedding")
 def rotary_embedding(
-    xp: Library, x: Array, cos: Array, sin: Array, positions: Array | None = None,
+    xp: ArrayLibrary, x: Array, cos: Array, sin: Array, positions: Array | None = None,
     *, interleaved: int = 0, num_heads: int | None = None, rotary_embedding_dim: int = 0,
 ) -> Array:  # fmt: skip
     """[batch, heads, length, size], or [batch, length, heads * size] with `num_heads`."""

@@ -8,7 +8,7 @@ from functools import reduce
 import numpy as np
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from builders.onnx_ops.library import Array, DType, Library
+from builders.onnx_ops.library import Array, ArrayLibrary, DType
 from builders.onnx_ops.table import Known, Lookups, Value, must, operator
 
 # ONNX's names where they are not the libraries' own in capitals.
@@ -76,13 +76,13 @@ _FP8_LARGEST = {"float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0, "float8_e5m2":
 
 def _unary(name: str, function: str) -> None:
     @operator(name)
-    def call(xp: Library, x: Array) -> Array:
+    def call(xp: ArrayLibrary, x: Array) -> Array:
         return getattr(xp, function)(x)  # type: ignore[no-any-return]
 
 
 def _binary(name: str, function: Callable[[Array, Array], Array]) -> None:
     @operator(name)
-    def call(xp: Library, a: Array, b: Array) -> Array:  # noqa: ARG001
+    def call(xp: ArrayLibrary, a: Array, b: Array) -> Array:  # noqa: ARG001
         return function(a, b)
 
 
@@ -93,7 +93,7 @@ for _name, _function2 in _BINARY.items():
 
 
 @operator("Div")
-def div(xp: Library, a: Array, b: Value, *, lookups: Lookups) -> Array:
+def div(xp: ArrayLibrary, a: Array, b: Value, *, lookups: Lookups) -> Array:
     """Integers are cut towards zero; the lowest divided by -1, which processors refuse, is itself."""
     by = b.on(xp) if isinstance(b, Known) else b
     if xp.is_floating(a):
@@ -107,7 +107,7 @@ def div(xp: Library, a: Array, b: Value, *, lookups: Lookups) -> Array:
 
 
 @operator("Mod")
-def mod(xp: Library, a: Array, b: Value, *, fmod: int = 0, lookups: Lookups) -> Array:
+def mod(xp: ArrayLibrary, a: Array, b: Value, *, fmod: int = 0, lookups: Lookups) -> Array:
     """The sign is the divisor's, with `fmod` the dividend's."""
     by = b.on(xp) if isinstance(b, Known) else b
     if not xp.is_floating(a) and not _harmless(b):
@@ -121,7 +121,7 @@ def _harmless(divisor: Value) -> bool:
 
 
 @operator("Pow")
-def power(xp: Library, a: Array, b: Value) -> Array:
+def power(xp: ArrayLibrary, a: Array, b: Value) -> Array:
     """The type is the base's. Squares and cubes are products: exact, and what other runtimes do."""
     if isinstance(b, Known) and b.numbers.ndim == 0 and b.first in (2, 3):
         return reduce(python.mul, [a] * int(b.first))
@@ -129,50 +129,50 @@ def power(xp: Library, a: Array, b: Value) -> Array:
 
 
 @operator("BitShift")
-def bit_shift(xp: Library, a: Array, b: Array, *, direction: str) -> Array:
+def bit_shift(xp: ArrayLibrary, a: Array, b: Array, *, direction: str) -> Array:
     """Of unsigned integers."""
     return xp.bitwise_left_shift(a, b) if direction == "LEFT" else xp.bitwise_right_shift(a, b)
 
 
 @operator("Max")
-def maximum(xp: Library, *xs: Array) -> Array:
+def maximum(xp: ArrayLibrary, *xs: Array) -> Array:
     """Of any number of arrays; NaN wins."""
     return reduce(xp.maximum, xs)
 
 
 @operator("Min")
-def minimum(xp: Library, *xs: Array) -> Array:
+def minimum(xp: ArrayLibrary, *xs: Array) -> Array:
     """Of any number of arrays; NaN wins."""
     return reduce(xp.minimum, xs)
 
 
 @operator("Sum")
-def sum_of(xp: Library, *xs: Array) -> Array:  # noqa: ARG001
+def sum_of(xp: ArrayLibrary, *xs: Array) -> Array:  # noqa: ARG001
     """Of any number of arrays."""
     return reduce(python.add, xs)
 
 
 @operator("Mean")
-def mean_of(xp: Library, *xs: Array) -> Array:  # noqa: ARG001
+def mean_of(xp: ArrayLibrary, *xs: Array) -> Array:  # noqa: ARG001
     """Of any number of arrays."""
     return reduce(python.add, xs) / len(xs)
 
 
 @operator("Where")
-def where(xp: Library, condition: Array, a: Array, b: Array) -> Array:
+def where(xp: ArrayLibrary, condition: Array, a: Array, b: Array) -> Array:
     """Numpy's where."""
     return xp.where(condition, a, b)
 
 
 @operator("Identity")
-def identity(xp: Library, x: Value) -> Value:  # noqa: ARG001
+def identity(xp: ArrayLibrary, x: Value) -> Value:  # noqa: ARG001
     """The same."""
     return x
 
 
 @operator("Dropout")
 def dropout(
-    xp: Library, x: Array, _ratio: Value | None = None, training: Value | None = None,
+    xp: ArrayLibrary, x: Array, _ratio: Value | None = None, training: Value | None = None,
     *, ratio: float = 0.5, seed: int = 0, outputs: int,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Of inference: everything stays."""
@@ -183,7 +183,7 @@ def dropout(
 
 
 @operator("Clip")
-def clip(xp: Library, x: Array, low: Value | None = None, high: Value | None = None) -> Array:
+def clip(xp: ArrayLibrary, x: Array, low: Value | None = None, high: Value | None = None) -> Array:
     """With numbers where they are known, so that a compiler sees them."""
     if low is not None:
         x = xp.clip(x, low.first, None) if isinstance(low, Known) else xp.maximum(x, low)
@@ -193,70 +193,70 @@ def clip(xp: Library, x: Array, low: Value | None = None, high: Value | None = N
 
 
 @operator("LeakyRelu")
-def leaky_relu(xp: Library, x: Array, *, alpha: float = 0.01) -> Array:
+def leaky_relu(xp: ArrayLibrary, x: Array, *, alpha: float = 0.01) -> Array:
     """With a slope below zero."""
     return xp.leaky_relu(x, alpha)
 
 
 @operator("PRelu")
-def prelu(xp: Library, x: Array, slope: Array) -> Array:
+def prelu(xp: ArrayLibrary, x: Array, slope: Array) -> Array:
     """With a slope of any shape that broadcasts to x."""
     return xp.where(x < 0, slope * x, x)
 
 
 @operator("ThresholdedRelu")
-def thresholded_relu(xp: Library, x: Array, *, alpha: float = 1.0) -> Array:
+def thresholded_relu(xp: ArrayLibrary, x: Array, *, alpha: float = 1.0) -> Array:
     """Zero up to alpha."""
     return xp.where(x > alpha, x, xp.zeros_like(x))
 
 
 @operator("Elu")
-def elu(xp: Library, x: Array, *, alpha: float = 1.0) -> Array:
+def elu(xp: ArrayLibrary, x: Array, *, alpha: float = 1.0) -> Array:
     """alpha * (exp(x) - 1) below zero."""
     return xp.elu(x, alpha)
 
 
 @operator("Celu")
-def celu(xp: Library, x: Array, *, alpha: float = 1.0) -> Array:
+def celu(xp: ArrayLibrary, x: Array, *, alpha: float = 1.0) -> Array:
     """alpha * (exp(x / alpha) - 1) below zero."""
     return xp.celu(x, alpha)
 
 
 @operator("Selu")
 def selu(
-    xp: Library, x: Array, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
+    xp: ArrayLibrary, x: Array, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
 ) -> Array:
     """With alpha and gamma of its own."""
     return gamma * xp.where(x > 0, x, alpha * xp.expm1(x))
 
 
 @operator("HardSigmoid")
-def hard_sigmoid(xp: Library, x: Array, *, alpha: float = 0.2, beta: float = 0.5) -> Array:
+def hard_sigmoid(xp: ArrayLibrary, x: Array, *, alpha: float = 0.2, beta: float = 0.5) -> Array:
     """With ONNX's slope, which is not the libraries' 1/6."""
     return xp.clip(alpha * x + beta, 0, 1)
 
 
 @operator("Shrink")
-def shrink(xp: Library, x: Array, *, bias: float = 0.0, lambd: float = 0.5) -> Array:
+def shrink(xp: ArrayLibrary, x: Array, *, bias: float = 0.0, lambd: float = 0.5) -> Array:
     """Towards zero by bias, zero within lambd."""
     made = xp.where(x < -lambd, x + bias, xp.where(x > lambd, x - bias, xp.zeros_like(x)))
     return xp.astype(made, x.dtype)
 
 
 @operator("Gelu")
-def gelu(xp: Library, x: Array, *, approximate: str = "none") -> Array:
+def gelu(xp: ArrayLibrary, x: Array, *, approximate: str = "none") -> Array:
     """By erf, or by tanh."""
     return xp.gelu(x, approximate=approximate)
 
 
 @operator("Swish")
-def swish(xp: Library, x: Array, *, alpha: float = 1.0) -> Array:
+def swish(xp: ArrayLibrary, x: Array, *, alpha: float = 1.0) -> Array:
     """x * sigmoid(alpha * x)."""
     return x * xp.sigmoid(alpha * x)
 
 
 @operator("IsInf")
-def is_inf(xp: Library, x: Array, *, detect_negative: int = 1, detect_positive: int = 1) -> Array:
+def is_inf(xp: ArrayLibrary, x: Array, *, detect_negative: int = 1, detect_positive: int = 1) -> Array:
     """Of either sign or of one."""
     found = xp.zeros_like(x, dtype=xp.bool)
     found = found | (x == math.inf) if detect_positive else found
@@ -264,20 +264,20 @@ def is_inf(xp: Library, x: Array, *, detect_negative: int = 1, detect_positive: 
 
 
 @operator("Cast")
-def cast(xp: Library, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
+def cast(xp: ArrayLibrary, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
     """Into FP8 values beyond the largest become the largest, unless `saturate` is 0."""
     del round_mode  # of float8e8m0
-    return converted(xp, x, xp.dtype(tensor_dtype_to_np_dtype(to)), saturate=bool(saturate))
+    return convert(xp, x, xp.dtype(tensor_dtype_to_np_dtype(to)), saturate=bool(saturate))
 
 
 @operator("CastLike")
-def cast_like(xp: Library, x: Array, like: Array, *, saturate: int = 1, round_mode: str = "up") -> Array:
+def cast_like(xp: ArrayLibrary, x: Array, like: Array, *, saturate: int = 1, round_mode: str = "up") -> Array:
     """See `cast`."""
     del round_mode
-    return converted(xp, x, like.dtype, saturate=bool(saturate))
+    return convert(xp, x, like.dtype, saturate=bool(saturate))
 
 
-def converted(xp: Library, x: Array, dtype: DType, *, saturate: bool = True) -> Array:
+def convert(xp: ArrayLibrary, x: Array, dtype: DType, *, saturate: bool = True) -> Array:
     """`x` in another type, as ONNX's Cast does it."""
     if dtype == xp.bool:
         return xp.astype(x, xp.float32 if xp.is_floating(x) else x.dtype) != 0

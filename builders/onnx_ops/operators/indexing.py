@@ -5,12 +5,12 @@ What an index out of range does is the library's affair, see `table.Lookups`.
 
 from typing import Any
 
-from builders.onnx_ops.library import Array, Library
+from builders.onnx_ops.library import Array, ArrayLibrary
 from builders.onnx_ops.table import Known, Lookups, Numbers, Value, must, operator
 
 
 @operator("Gather")
-def gather(xp: Library, data: Array, indices: Value, *, axis: int = 0, lookups: Lookups) -> Array:
+def gather(xp: ArrayLibrary, data: Array, indices: Value, *, axis: int = 0, lookups: Lookups) -> Array:
     """Numpy's take."""
     axis = axis % data.ndim
     size = data.shape[axis]
@@ -23,19 +23,19 @@ def gather(xp: Library, data: Array, indices: Value, *, axis: int = 0, lookups: 
 
 
 @operator("GatherElements")
-def gather_elements(xp: Library, data: Array, indices: Array, *, axis: int = 0, lookups: Lookups) -> Array:
+def gather_elements(xp: ArrayLibrary, data: Array, indices: Array, *, axis: int = 0, lookups: Lookups) -> Array:
     """Numpy's take_along_axis."""
     return xp.take_along(data, lookups.into(indices, data.shape[axis]), axis)
 
 
 @operator("GatherND")
-def gather_nd(xp: Library, data: Array, indices: Array, *, batch_dims: int = 0, lookups: Lookups) -> Array:
+def gather_nd(xp: ArrayLibrary, data: Array, indices: Array, *, batch_dims: int = 0, lookups: Lookups) -> Array:
     """The last axis of the indices is a path into the data."""
     batch = [_along(xp, data.shape[axis], axis, indices.ndim - 1) for axis in range(batch_dims)]
     return xp.at(data, (*batch, *_path(data.shape[batch_dims:], indices, lookups)))
 
 
-def _along(xp: Library, size: Any, axis: int, rank: int) -> Array:
+def _along(xp: ArrayLibrary, size: Any, axis: int, rank: int) -> Array:
     """0, 1, ... laid along one of so many axes."""
     return xp.arange(size).reshape(tuple(-1 if at == axis else 1 for at in range(rank)))
 
@@ -47,7 +47,7 @@ def _path(sizes: Any, indices: Array, lookups: Lookups) -> tuple[Array, ...]:
 
 @operator("ScatterElements", "Scatter")
 def scatter_elements(
-    xp: Library, data: Array, indices: Array, updates: Array,
+    xp: ArrayLibrary, data: Array, indices: Array, updates: Array,
     *, axis: int = 0, reduction: str = "none", lookups: Lookups,
 ) -> Array:  # fmt: skip
     """Elements written along an axis, or added, multiplied and the like with what is there."""
@@ -56,14 +56,14 @@ def scatter_elements(
 
 @operator("ScatterND")
 def scatter_nd(
-    xp: Library, data: Array, indices: Array, updates: Array, *, reduction: str = "none", lookups: Lookups
+    xp: ArrayLibrary, data: Array, indices: Array, updates: Array, *, reduction: str = "none", lookups: Lookups
 ) -> Array:
     """Slices written by path."""
     return xp.put(data, _path(data.shape, indices, lookups), updates, reduction)
 
 
 @operator("OneHot")
-def one_hot(xp: Library, indices: Array, depth: Numbers, values: Array, *, axis: int = -1) -> Array:
+def one_hot(xp: ArrayLibrary, indices: Array, depth: Numbers, values: Array, *, axis: int = -1) -> Array:
     """off everywhere, on at the index; an index out of range is nowhere."""
     count = int(depth[0])
     at = xp.where(indices < 0, indices + count, indices)
@@ -72,13 +72,13 @@ def one_hot(xp: Library, indices: Array, depth: Numbers, values: Array, *, axis:
 
 
 @operator("NonZero")
-def non_zero(xp: Library, x: Array) -> Array:
+def non_zero(xp: ArrayLibrary, x: Array) -> Array:
     """The indices of what is not zero, an axis a row."""
     return xp.indices_of(x).T
 
 
 @operator("Compress")
-def compress(xp: Library, x: Array, condition: Array, *, axis: int | None = None) -> Array:
+def compress(xp: ArrayLibrary, x: Array, condition: Array, *, axis: int | None = None) -> Array:
     """What the condition is true for, along an axis or of the flat array."""
     x, along = (x.reshape((-1,)), 0) if axis is None else (x, axis % x.ndim)
     return xp.take(x, xp.indices_of(condition).reshape((-1,)), along)
@@ -86,7 +86,7 @@ def compress(xp: Library, x: Array, condition: Array, *, axis: int | None = None
 
 @operator("ReverseSequence")
 def reverse_sequence(
-    xp: Library, x: Array, lengths: Array, *, batch_axis: int = 1, time_axis: int = 0, lookups: Lookups
+    xp: ArrayLibrary, x: Array, lengths: Array, *, batch_axis: int = 1, time_axis: int = 0, lookups: Lookups
 ) -> Array:
     """The first `length` steps of each row, backwards."""
     must({batch_axis, time_axis} == {0, 1}, f"batch_axis {batch_axis} and time_axis {time_axis} are not 0 and 1")
@@ -98,7 +98,13 @@ def reverse_sequence(
 
 @operator("GridSample")
 def grid_sample(
-    xp: Library, x: Array, grid: Array, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
+    xp: ArrayLibrary,
+    x: Array,
+    grid: Array,
+    *,
+    align_corners: int = 0,
+    mode: str = "linear",
+    padding_mode: str = "zeros",
 ) -> Array:
     """The library's, for images and volumes."""
     kinds = {"linear": "bilinear", "nearest": "nearest", "cubic": "bicubic"}
@@ -109,7 +115,7 @@ def grid_sample(
 
 @operator("TensorScatter")
 def tensor_scatter(
-    xp: Library, past: Array, update: Array, write_indices: Array | None = None,
+    xp: ArrayLibrary, past: Array, update: Array, write_indices: Array | None = None,
     *, axis: int = -2, mode: str = "linear", lookups: Lookups,
 ) -> Array:  # fmt: skip
     """A cache written at each row's own place; 'circular' goes around its end."""

@@ -1,18 +1,18 @@
 """Matrix products."""
 
-from builders.onnx_ops.library import Array, Library
+from builders.onnx_ops.library import Array, ArrayLibrary
 from builders.onnx_ops.table import operator
 
 
 @operator("MatMul")
-def matmul(xp: Library, a: Array, b: Array) -> Array:
+def matmul(xp: ArrayLibrary, a: Array, b: Array) -> Array:
     """Numpy's matmul."""
     return xp.matmul(a, b)
 
 
 @operator("Gemm")
 def gemm(
-    xp: Library, a: Array, b: Array, c: Array | None = None,
+    xp: ArrayLibrary, a: Array, b: Array, c: Array | None = None,
     *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0,  # noqa: N803 - ONNX's names
 ) -> Array:  # fmt: skip
     """alpha * a @ b + beta * c; the plain case as a linear layer, which compilers know best."""
@@ -27,18 +27,20 @@ def gemm(
 
 
 @operator("Einsum")
-def einsum(xp: Library, *xs: Array, equation: str) -> Array:
+def einsum(xp: ArrayLibrary, *xs: Array, equation: str) -> Array:
     """The libraries' own."""
     return xp.einsum(equation.replace(" ", ""), *xs)
 
 
 @operator("MatMulInteger")
-def matmul_integer(xp: Library, a: Array, b: Array, a_zero: Array | None = None, b_zero: Array | None = None) -> Array:
+def matmul_integer(
+    xp: ArrayLibrary, a: Array, b: Array, a_zero: Array | None = None, b_zero: Array | None = None
+) -> Array:
     """Of 8-bit integers, into int32."""
-    return integer_product(xp, shifted(xp, a, a_zero, -2), shifted(xp, b, b_zero, -1))
+    return integer_product(xp, subtract_zero_point(xp, a, a_zero, -2), subtract_zero_point(xp, b, b_zero, -1))
 
 
-def shifted(xp: Library, x: Array, zero: Array | None, axis: int) -> Array:
+def subtract_zero_point(xp: ArrayLibrary, x: Array, zero: Array | None, axis: int) -> Array:
     """x - zero in int32; a zero point per row (axis -2) or per column (-1) is laid along that axis."""
     wide = xp.astype(x, xp.int32)
     if zero is None:
@@ -47,7 +49,7 @@ def shifted(xp: Library, x: Array, zero: Array | None, axis: int) -> Array:
     return wide - (xp.unsqueeze(zero, -1) if zero.ndim == 1 and axis == -2 and zero.shape[0] != 1 else zero)
 
 
-def integer_product(xp: Library, a: Array, b: Array) -> Array:
+def integer_product(xp: ArrayLibrary, a: Array, b: Array) -> Array:
     """a @ b of differences of 8-bit integers, in int32: by sums of a type that holds every such integer."""
     wide = xp.exact_dtype(a.shape[-1])
     return xp.astype(xp.matmul(xp.astype(a, wide), xp.astype(b, wide)), xp.int32)

@@ -4,19 +4,19 @@ from functools import reduce
 
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from builders.onnx_ops.library import Array, Library
+from builders.onnx_ops.library import Array, ArrayLibrary
 from builders.onnx_ops.table import must, operator
 
 
 @operator("Softmax")
-def softmax(xp: Library, x: Array, *, axis: int = -1, opset: int) -> Array:
+def softmax(xp: ArrayLibrary, x: Array, *, axis: int = -1, opset: int) -> Array:
     """Along an axis, as it is from opset 13 on."""
     must(opset >= 13, "its axis means another thing before opset 13; use onnx.version_converter")
     return xp.softmax(x, axis)
 
 
 @operator("LogSoftmax")
-def log_softmax(xp: Library, x: Array, *, axis: int = -1, opset: int) -> Array:
+def log_softmax(xp: ArrayLibrary, x: Array, *, axis: int = -1, opset: int) -> Array:
     """Along an axis, as it is from opset 13 on."""
     must(opset >= 13, "its axis means another thing before opset 13; use onnx.version_converter")
     return xp.log_softmax(x, axis)
@@ -24,7 +24,7 @@ def log_softmax(xp: Library, x: Array, *, axis: int = -1, opset: int) -> Array:
 
 @operator("BatchNormalization")
 def batch_normalization(
-    xp: Library, x: Array, scale: Array, bias: Array, mean: Array, variance: Array,
+    xp: ArrayLibrary, x: Array, scale: Array, bias: Array, mean: Array, variance: Array,
     *, epsilon: float = 1e-5, momentum: float = 0.9, training_mode: int = 0,
 ) -> Array:  # fmt: skip
     """Of inference."""
@@ -35,7 +35,7 @@ def batch_normalization(
 
 @operator("LayerNormalization")
 def layer_normalization(
-    xp: Library, x: Array, scale: Array, bias: Array | None = None,
+    xp: ArrayLibrary, x: Array, scale: Array, bias: Array | None = None,
     *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1, outputs: int,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Over the axes from `axis` on; the library's own where it has one that does the same."""
@@ -45,12 +45,12 @@ def layer_normalization(
     if xp.layer_norm is not None and outputs == 1 and plain and (bias is None or list(bias.shape) == sizes):
         return (xp.layer_norm(x, sizes, scale, bias, epsilon),)
     wide = xp.astype(x, xp.dtype(tensor_dtype_to_np_dtype(stash_type)))
-    normal, mean, inverse = _standardized(xp, wide, tuple(range(axis, x.ndim)), epsilon)
+    normal, mean, inverse = _standardize(xp, wide, tuple(range(axis, x.ndim)), epsilon)
     made = xp.astype(normal, x.dtype) * scale
     return (made if bias is None else made + bias, mean, inverse)[:outputs]
 
 
-def _standardized(xp: Library, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
+def _standardize(xp: ArrayLibrary, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
     """x less its mean, over its deviation; the mean; and one over the deviation."""
     mean = xp.mean(x, axis=axes, keepdims=True)
     centred = x - mean
@@ -60,7 +60,7 @@ def _standardized(xp: Library, x: Array, axes: tuple[int, ...], epsilon: float) 
 
 @operator("RMSNormalization")
 def rms_normalization(
-    xp: Library, x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+    xp: ArrayLibrary, x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Array:
     """By the root of the mean square over the axes from `axis` on."""
     wide = xp.astype(x, xp.dtype(tensor_dtype_to_np_dtype(stash_type)))
@@ -70,7 +70,7 @@ def rms_normalization(
 
 
 @operator("InstanceNormalization")
-def instance_normalization(xp: Library, x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5) -> Array:
+def instance_normalization(xp: ArrayLibrary, x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5) -> Array:
     """Each channel of each sample; of 16-bit floats, in float32."""
     wide = x if x.dtype == xp.float64 else xp.astype(x, xp.float32)
     normal = xp.astype(_by_groups(xp, wide, x.shape[1], epsilon), x.dtype)
@@ -79,7 +79,7 @@ def instance_normalization(xp: Library, x: Array, scale: Array, bias: Array, *, 
 
 @operator("GroupNormalization")
 def group_normalization(
-    xp: Library, x: Array, scale: Array, bias: Array,
+    xp: ArrayLibrary, x: Array, scale: Array, bias: Array,
     *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1, opset: int,
 ) -> Array:  # fmt: skip
     """Scale and bias are per group up to opset 20, per channel from 21 on."""
@@ -91,9 +91,9 @@ def group_normalization(
     return normal * _channels(scale, x) + _channels(bias, x)
 
 
-def _by_groups(xp: Library, x: Array, groups: int, epsilon: float) -> Array:
+def _by_groups(xp: ArrayLibrary, x: Array, groups: int, epsilon: float) -> Array:
     parts = x.reshape((x.shape[0], groups, -1))
-    return _standardized(xp, parts, (2,), epsilon)[0].reshape(x.shape)
+    return _standardize(xp, parts, (2,), epsilon)[0].reshape(x.shape)
 
 
 def _channels(scale: Array, x: Array) -> Array:
@@ -103,16 +103,16 @@ def _channels(scale: Array, x: Array) -> Array:
 
 @operator("LRN")
 def local_response(
-    xp: Library, x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
+    xp: ArrayLibrary, x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
 ) -> Array:
     """By the mean square of neighbouring channels; of an even number, the odd one out comes after."""
-    squares = xp.padded(x * x, [(0, 0), ((size - 1) // 2, size // 2), *[(0, 0)] * (x.ndim - 2)], 0)
+    squares = xp.pad_axes(x * x, [(0, 0), ((size - 1) // 2, size // 2), *[(0, 0)] * (x.ndim - 2)], 0)
     around = [xp.cut(squares, 1, start, start + x.shape[1]) for start in range(size)]
     return x / (bias + alpha / size * reduce(xp.add, around)) ** beta
 
 
 @operator("LpNormalization")
-def lp_normalization(xp: Library, x: Array, *, axis: int = -1, p: int = 2) -> Array:
+def lp_normalization(xp: ArrayLibrary, x: Array, *, axis: int = -1, p: int = 2) -> Array:
     """By the norm along an axis; where that is zero, zero."""
     sums = xp.sum(xp.abs(x) if p == 1 else x * x, axis=(axis,), keepdims=True)
     norm = sums if p == 1 else xp.sqrt(sums)
@@ -120,7 +120,7 @@ def lp_normalization(xp: Library, x: Array, *, axis: int = -1, p: int = 2) -> Ar
 
 
 @operator("MeanVarianceNormalization")
-def mean_variance(xp: Library, x: Array, *, axes: list[int] | None = None) -> Array:
+def mean_variance(xp: ArrayLibrary, x: Array, *, axes: list[int] | None = None) -> Array:
     """To mean 0 and deviation 1, with the 1e-9 that ONNX's function has."""
     along = tuple([0, 2, 3] if axes is None else axes)
     mean = xp.mean(x, axis=along, keepdims=True)

@@ -10,22 +10,22 @@ import numpy as np
 from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from builders.onnx_ops.library import Array, DType, Library
-from builders.onnx_ops.operators.elementwise import converted
-from builders.onnx_ops.operators.matmul import integer_product, shifted
+from builders.onnx_ops.library import Array, ArrayLibrary, DType
+from builders.onnx_ops.operators.elementwise import convert
+from builders.onnx_ops.operators.matmul import integer_product, subtract_zero_point
 from builders.onnx_ops.operators.windows import conv
 from builders.onnx_ops.table import must, operator
 
 _NARROW = (TensorProto.INT4, TensorProto.UINT4, TensorProto.INT2, TensorProto.UINT2)
 
 
-def _wide(xp: Library, dtype: DType) -> DType:
+def _wide(xp: ArrayLibrary, dtype: DType) -> DType:
     return dtype if dtype == xp.float64 else xp.float32
 
 
 @operator("QuantizeLinear")
 def quantize_linear(
-    xp: Library, x: Array, scale: Array, zero: Array | None = None,
+    xp: ArrayLibrary, x: Array, scale: Array, zero: Array | None = None,
     *, axis: int = 1, block_size: int = 0, output_dtype: int = TensorProto.UINT8, precision: int = 0, saturate: int = 1,
 ) -> Array:  # fmt: skip
     """saturate(round(x / scale) + zero), halves to even; into FP8 by Cast's rule. The zero point's type is kept."""
@@ -38,7 +38,7 @@ def quantize_linear(
     if zero is not None and whole:
         scaled = scaled + xp.astype(laid_out(xp, zero, x, axis, block_size), wide)
     if not whole:
-        return converted(xp, scaled, dtype, saturate=bool(saturate))
+        return convert(xp, scaled, dtype, saturate=bool(saturate))
     low, high = xp.ends(dtype) if output_dtype not in _NARROW else _ends(made)
     clipped = xp.clip(scaled, low, high)
     return xp.astype(xp.astype(clipped, xp.int32) if output_dtype in _NARROW else clipped, dtype)
@@ -50,7 +50,7 @@ def _ends(dtype: np.dtype[Any]) -> tuple[int, int]:
 
 @operator("DequantizeLinear")
 def dequantize_linear(
-    xp: Library, x: Array, scale: Array, zero: Array | None = None,
+    xp: ArrayLibrary, x: Array, scale: Array, zero: Array | None = None,
     *, axis: int = 1, block_size: int = 0, output_dtype: int = 0,
 ) -> Array:  # fmt: skip
     """(x - zero) * scale, in the scale's type or `output_dtype`."""
@@ -62,7 +62,7 @@ def dequantize_linear(
     return xp.astype(value * xp.astype(laid_out(xp, scale, x, axis, block_size), wide), made)
 
 
-def laid_out(xp: Library, scale: Array, x: Array, axis: int, block: int) -> Array:
+def laid_out(xp: ArrayLibrary, scale: Array, x: Array, axis: int, block: int) -> Array:
     """A scale or zero point in a shape that broadcasts to x: one for all, per index of an axis, or per block."""
     if scale.ndim <= 1 and all(size == 1 for size in scale.shape):
         return scale.reshape(())
@@ -75,7 +75,7 @@ def laid_out(xp: Library, scale: Array, x: Array, axis: int, block: int) -> Arra
 
 
 @operator("DynamicQuantizeLinear")
-def dynamic_quantize_linear(xp: Library, x: Array) -> tuple[Array, Array, Array]:
+def dynamic_quantize_linear(xp: ArrayLibrary, x: Array) -> tuple[Array, Array, Array]:
     """uint8 over the array's own range, zero included: values, scale, zero point."""
     axes = tuple(range(x.ndim))
     low, high = xp.clip(xp.amin(x, axis=axes), None, 0.0), xp.clip(xp.amax(x, axis=axes), 0.0, None)
@@ -88,11 +88,13 @@ def dynamic_quantize_linear(xp: Library, x: Array) -> tuple[Array, Array, Array]
 
 @operator("QLinearMatMul")
 def qlinear_matmul(
-    xp: Library, a: Array, a_scale: Array, a_zero: Array, b: Array, b_scale: Array, b_zero: Array,
+    xp: ArrayLibrary, a: Array, a_scale: Array, a_zero: Array, b: Array, b_scale: Array, b_zero: Array,
     y_scale: Array, y_zero: Array,
 ) -> Array:  # fmt: skip
     """The product of integers, scaled and rounded back to integers."""
-    sums = xp.astype(integer_product(xp, shifted(xp, a, a_zero, -2), shifted(xp, b, b_zero, -1)), xp.float32)
+    sums = xp.astype(
+        integer_product(xp, subtract_zero_point(xp, a, a_zero, -2), subtract_zero_point(xp, b, b_zero, -1)), xp.float32
+    )
     rows = xp.unsqueeze(a_scale, -1) if a_scale.ndim == 1 and a_scale.shape[0] != 1 else a_scale
     scaled = sums * xp.astype(rows * b_scale, xp.float32)
     return quantize_linear(xp, scaled, xp.astype(y_scale, xp.float32), y_zero, axis=-1)
@@ -100,7 +102,7 @@ def qlinear_matmul(
 
 @operator("ConvInteger")
 def conv_integer(
-    xp: Library, x: Array, weight: Array, x_zero: Array | None = None, weight_zero: Array | None = None,
+    xp: ArrayLibrary, x: Array, weight: Array, x_zero: Array | None = None, weight_zero: Array | None = None,
     *, auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1,
     kernel_shape: list[int] | None = None, pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Array:  # fmt: skip
@@ -109,7 +111,7 @@ def conv_integer(
     if zero is not None and zero.ndim == 1 and zero.shape[0] != 1:
         zero = zero.reshape((-1, *[1] * (weight.ndim - 1)))
     wide = xp.exact_dtype(None)
-    parts = (xp.astype(shifted(xp, part, by, 0), wide) for part, by in ((x, x_zero), (weight, zero)))
+    parts = (xp.astype(subtract_zero_point(xp, part, by, 0), wide) for part, by in ((x, x_zero), (weight, zero)))
     made = conv(
         xp, *parts, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads,
         strides=strides,
@@ -119,7 +121,7 @@ def conv_integer(
 
 @operator("QLinearConv")
 def qlinear_conv(
-    xp: Library, x: Array, x_scale: Array, x_zero: Array, weight: Array, weight_scale: Array, weight_zero: Array,
+    xp: ArrayLibrary, x: Array, x_scale: Array, x_zero: Array, weight: Array, weight_scale: Array, weight_zero: Array,
     y_scale: Array, y_zero: Array, bias: Array | None = None,
     *, auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1,
     kernel_shape: list[int] | None = None, pads: list[int] | None = None, strides: list[int] | None = None,

@@ -3,24 +3,24 @@
 import math
 from collections.abc import Callable
 
-from builders.onnx_ops.library import Array, Library
+from builders.onnx_ops.library import Array, ArrayLibrary
 from builders.onnx_ops.table import Numbers, must, operator
 
 # Of an array along some axes: the axes stay, with size 1, when the flag says so.
 Axes = tuple[int, ...]
-Fold = Callable[[Library, Array, Axes, bool], Array]
+Fold = Callable[[ArrayLibrary, Array, Axes, bool], Array]
 
 
-def _sum(xp: Library, x: Array, axes: Axes, keep: bool) -> Array:
+def _sum(xp: ArrayLibrary, x: Array, axes: Axes, keep: bool) -> Array:
     return xp.sum(x, axis=axes, keepdims=keep, dtype=x.dtype)
 
 
-def _mean(xp: Library, x: Array, axes: Axes, keep: bool) -> Array:
+def _mean(xp: ArrayLibrary, x: Array, axes: Axes, keep: bool) -> Array:
     wide = x if xp.is_floating(x) else xp.astype(x, xp.float64)
     return xp.astype(xp.mean(wide, axis=axes, keepdims=keep), x.dtype)
 
 
-def _product(xp: Library, x: Array, axes: Axes, keep: bool) -> Array:
+def _product(xp: ArrayLibrary, x: Array, axes: Axes, keep: bool) -> Array:
     for axis in sorted(axes, reverse=True):
         x = xp.prod(x, axis=axis, keepdims=keep, dtype=x.dtype)
     return x
@@ -30,7 +30,7 @@ def _extreme(name: str) -> Fold:
     """Of nothing it is the type's other end, as ONNX says."""
     greatest = name == "amax"
 
-    def run(xp: Library, x: Array, axes: Axes, keep: bool) -> Array:
+    def run(xp: ArrayLibrary, x: Array, axes: Axes, keep: bool) -> Array:
         if not any(isinstance(x.shape[axis], int) and x.shape[axis] == 0 for axis in axes):
             return getattr(xp, name)(x, axis=axes, keepdims=keep)  # type: ignore[no-any-return]
         sizes = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes)
@@ -44,7 +44,7 @@ def _extreme(name: str) -> Fold:
     return run
 
 
-def _root(xp: Library, x: Array) -> Array:
+def _root(xp: ArrayLibrary, x: Array) -> Array:
     return xp.sqrt(x) if xp.is_floating(x) else xp.astype(xp.sqrt(xp.astype(x, xp.float64)), x.dtype)
 
 
@@ -65,7 +65,7 @@ _FOLDS: dict[str, Fold] = {
 def _reduction(name: str, fold: Fold) -> None:
     @operator(name)
     def run(
-        xp: Library, x: Array, given: Numbers | None = None,
+        xp: ArrayLibrary, x: Array, given: Numbers | None = None,
         *, axes: list[int] | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0,
     ) -> Array:  # fmt: skip
         chosen = given if given is not None else axes
@@ -83,37 +83,42 @@ for _name, _fold in _FOLDS.items():
 
 
 @operator("ArgMax")
-def arg_max(xp: Library, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
+def arg_max(xp: ArrayLibrary, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
     """The first of equals, or the last."""
     return _index_of(xp, xp.argmax, x, axis, keepdims, select_last_index)
 
 
 @operator("ArgMin")
-def arg_min(xp: Library, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
+def arg_min(xp: ArrayLibrary, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
     """The first of equals, or the last."""
     return _index_of(xp, xp.argmin, x, axis, keepdims, select_last_index)
 
 
-def _index_of(xp: Library, find: Callable[..., Array], x: Array, axis: int, keepdims: int, last: int) -> Array:
+def _index_of(xp: ArrayLibrary, find: Callable[..., Array], x: Array, axis: int, keepdims: int, last: int) -> Array:
     if not last:
         return find(x, axis=axis, keepdims=bool(keepdims))
     return x.shape[axis] - 1 - find(xp.flip(x, (axis,)), axis=axis, keepdims=bool(keepdims))
 
 
 @operator("CumSum")
-def cum_sum(xp: Library, x: Array, axis: Numbers, *, exclusive: int = 0, reverse: int = 0) -> Array:
+def cum_sum(xp: ArrayLibrary, x: Array, axis: Numbers, *, exclusive: int = 0, reverse: int = 0) -> Array:
     """Running sums; `exclusive` leaves an element out of its own."""
-    return _running(xp, xp.cumsum, x, axis, xp.zeros_like if exclusive else None, reverse)
+    return _accumulate(xp, xp.cumsum, x, axis, xp.zeros_like if exclusive else None, reverse)
 
 
 @operator("CumProd")
-def cum_prod(xp: Library, x: Array, axis: Numbers, *, exclusive: int = 0, reverse: int = 0) -> Array:
+def cum_prod(xp: ArrayLibrary, x: Array, axis: Numbers, *, exclusive: int = 0, reverse: int = 0) -> Array:
     """Running products; `exclusive` leaves an element out of its own."""
-    return _running(xp, xp.cumprod, x, axis, xp.ones_like if exclusive else None, reverse)
+    return _accumulate(xp, xp.cumprod, x, axis, xp.ones_like if exclusive else None, reverse)
 
 
-def _running(
-    xp: Library, run: Callable[..., Array], x: Array, axis: Numbers, first: Callable[..., Array] | None, reverse: int
+def _accumulate(
+    xp: ArrayLibrary,
+    run: Callable[..., Array],
+    x: Array,
+    axis: Numbers,
+    first: Callable[..., Array] | None,
+    reverse: int,
 ) -> Array:
     (along,) = axis
     along %= x.ndim
@@ -125,7 +130,7 @@ def _running(
 
 
 @operator("Hardmax")
-def hardmax(xp: Library, x: Array, *, axis: int = -1, opset: int) -> Array:
+def hardmax(xp: ArrayLibrary, x: Array, *, axis: int = -1, opset: int) -> Array:
     """One at the first greatest element, zero elsewhere."""
     must(opset >= 13, "its axis means another thing before opset 13; use onnx.version_converter")
     axis %= x.ndim
@@ -135,7 +140,7 @@ def hardmax(xp: Library, x: Array, *, axis: int = -1, opset: int) -> Array:
 
 @operator("TopK")
 def top_k(
-    xp: Library, x: Array, k: Numbers, *, axis: int = -1, largest: int = 1, sorted: int = 1  # noqa: A002
+    xp: ArrayLibrary, x: Array, k: Numbers, *, axis: int = -1, largest: int = 1, sorted: int = 1  # noqa: A002
 ) -> tuple[Array, Array]:  # fmt: skip
     """Values and indices; of equals the lower index first."""
     del sorted

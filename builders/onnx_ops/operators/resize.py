@@ -8,11 +8,11 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-from builders.onnx_ops.library import Array, Library
+from builders.onnx_ops.library import Array, ArrayLibrary
 from builders.onnx_ops.table import Numbers, must, operator
 
 
-class _Axis(NamedTuple):
+class _ResizedAxis(NamedTuple):
     """One axis to be resized. scale: output over input; start, end: of the region of interest, in 0..1."""
 
     axis: int
@@ -25,7 +25,7 @@ class _Axis(NamedTuple):
 
 @operator("Resize")
 def resize(
-    xp: Library,
+    xp: ArrayLibrary,
     x: Array,
     roi: Numbers | None = None,
     scales: Numbers | None = None,
@@ -50,15 +50,15 @@ def resize(
     cropped = coordinate_transformation_mode == "tf_crop_and_resize"
     outside: Array | None = None
     for each in _axes(xp, x, roi if cropped else None, scales, sizes, axes, keep_aspect_ratio_policy):
-        if not cropped and _unchanged(each):
+        if not cropped and _is_unchanged(each):
             continue
         with xp.at_once() if isinstance(each.size, int) and isinstance(each.made, int) else nullcontext():
             # Traced, XLA would divide by multiplying, and round another way.
             at = rule(xp.astype(xp.arange(each.made), xp.float32), each)
         if mode == "nearest":
-            x = _taken(xp, x, each, _nearest(xp, at, nearest_mode))
+            x = _take_clipped(xp, x, each, _nearest(xp, at, nearest_mode))
         else:
-            x = _weighted(xp, x, each, at, mode, cubic_coeff_a, bool(exclude_outside))
+            x = _interpolate(xp, x, each, at, mode, cubic_coeff_a, bool(exclude_outside))
         if cropped:
             beyond = ((at < 0) | (at > each.size - 1)).reshape((-1, *[1] * (x.ndim - 1 - each.axis)))
             outside = beyond if outside is None else outside | beyond
@@ -66,16 +66,16 @@ def resize(
 
 
 @operator("Upsample")
-def upsample(xp: Library, x: Array, scales: Numbers, *, mode: str = "nearest") -> Array:
+def upsample(xp: ArrayLibrary, x: Array, scales: Numbers, *, mode: str = "nearest") -> Array:
     """What Resize was before opset 10."""
     rule = "asymmetric"
     return resize(xp, x, None, scales, mode=mode, coordinate_transformation_mode=rule, nearest_mode="floor", opset=11)
 
 
 def _axes(
-    xp: Library, x: Array, roi: Numbers | None, scales: Numbers | None, sizes: Numbers | None, axes: list[int] | None,
-    policy: str,
-) -> list[_Axis]:  # fmt: skip
+    xp: ArrayLibrary, x: Array, roi: Numbers | None, scales: Numbers | None, sizes: Numbers | None,
+    axes: list[int] | None, policy: str,
+) -> list[_ResizedAxis]:  # fmt: skip
     along = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))
     have = [x.shape[axis] for axis in along]
     if sizes:
@@ -87,49 +87,49 @@ def _axes(
     else:
         must(bool(scales), "it has neither scales nor sizes")
         factors = list(scales or ())
-        sizes = [_scaled(own, factor) for own, factor in zip(have, factors, strict=True)]
+        sizes = [_scale_size(own, factor) for own, factor in zip(have, factors, strict=True)]
     count = len(along)
     starts, ends = (roi[:count], roi[count:]) if roi else ([0.0] * count, [1.0] * count)
-    return [_Axis(*found) for found in zip(along, have, sizes, factors, starts, ends, strict=True)]
+    return [_ResizedAxis(*found) for found in zip(along, have, sizes, factors, starts, ends, strict=True)]
 
 
-def _scaled(size: Any, factor: Any) -> Any:
+def _scale_size(size: Any, factor: Any) -> Any:
     """floor(size * factor), in integers where the factor is one."""
     if isinstance(factor, float) and factor.is_integer():
         return size * int(factor)
     return math.floor(size * factor)
 
 
-def _unchanged(each: _Axis) -> bool:
+def _is_unchanged(each: _ResizedAxis) -> bool:
     return isinstance(each.scale, (int, float)) and each.scale == 1
 
 
-Rule = Callable[[Array, _Axis], Array]
+Rule = Callable[[Array, _ResizedAxis], Array]
 
 
-def _half_pixel(at: Array, each: _Axis) -> Array:
+def _half_pixel(at: Array, each: _ResizedAxis) -> Array:
     return (at + 0.5) / each.scale - 0.5
 
 
-def _half_pixel_symmetric(at: Array, each: _Axis) -> Array:
+def _half_pixel_symmetric(at: Array, each: _ResizedAxis) -> Array:
     adjusted = each.made / (each.size * each.scale)
     centre = each.size / 2
     return centre * (1 - adjusted) + (at + 0.5) / each.scale - 0.5
 
 
-def _pytorch_half_pixel(at: Array, each: _Axis) -> Array:
+def _pytorch_half_pixel(at: Array, each: _ResizedAxis) -> Array:
     return _half_pixel(at, each) if each.made > 1 else at * 0.0
 
 
-def _align_corners(at: Array, each: _Axis) -> Array:
+def _align_corners(at: Array, each: _ResizedAxis) -> Array:
     return at * ((each.size - 1) / (each.made - 1)) if each.made > 1 else at * 0.0
 
 
-def _asymmetric(at: Array, each: _Axis) -> Array:
+def _asymmetric(at: Array, each: _ResizedAxis) -> Array:
     return at / each.scale
 
 
-def _crop(at: Array, each: _Axis) -> Array:
+def _crop(at: Array, each: _ResizedAxis) -> Array:
     if each.made > 1:
         return each.start * (each.size - 1) + at * (each.end - each.start) * ((each.size - 1) / (each.made - 1))
     return at * 0.0 + 0.5 * (each.start + each.end) * (each.size - 1)
@@ -145,7 +145,7 @@ _RULES: dict[str, Rule] = {
 }
 
 
-def _nearest(xp: Library, at: Array, mode: str) -> Array:
+def _nearest(xp: ArrayLibrary, at: Array, mode: str) -> Array:
     if mode == "round_prefer_floor":
         return xp.ceil(at - 0.5)
     if mode == "round_prefer_ceil":
@@ -154,7 +154,9 @@ def _nearest(xp: Library, at: Array, mode: str) -> Array:
     return xp.floor(at) if mode == "floor" else xp.ceil(at)
 
 
-def _weighted(xp: Library, x: Array, each: _Axis, at: Array, mode: str, cubic: float, exclude: bool) -> Array:
+def _interpolate(
+    xp: ArrayLibrary, x: Array, each: _ResizedAxis, at: Array, mode: str, cubic: float, exclude: bool
+) -> Array:
     """The sum over neighbours (2 of 'linear', 4 of 'cubic'); those outside are the edge's, or left out."""
     base = xp.floor(at)
     offset = at - base
@@ -169,18 +171,18 @@ def _weighted(xp: Library, x: Array, each: _Axis, at: Array, mode: str, cubic: f
     shape = (-1, *[1] * (x.ndim - 1 - each.axis))
     wide = x if xp.is_floating(x) else xp.astype(x, xp.float32)
     parts = [
-        _taken(xp, wide, each, place) * xp.astype(weight.reshape(shape), wide.dtype)
+        _take_clipped(xp, wide, each, place) * xp.astype(weight.reshape(shape), wide.dtype)
         for place, weight in zip(places, weights, strict=True)
     ]
     made = sum(parts[1:], parts[0])
     return made if xp.is_floating(x) else xp.astype(xp.round(made), x.dtype)
 
 
-def _taken(xp: Library, x: Array, each: _Axis, places: Array) -> Array:
+def _take_clipped(xp: ArrayLibrary, x: Array, each: _ResizedAxis, places: Array) -> Array:
     return xp.take(x, xp.astype(xp.clip(places, 0, each.size - 1), xp.int64), each.axis)
 
 
-def _cubic(xp: Library, distance: Array, a: float) -> Array:
+def _cubic(xp: ArrayLibrary, distance: Array, a: float) -> Array:
     """Keys' kernel (IEEE Trans. ASSP 29, 1981) with parameter a."""
     d = xp.abs(distance)
     near = ((a + 2) * d - (a + 3)) * d * d + 1

@@ -7,25 +7,25 @@ from typing import Any
 import numpy as np
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from builders.onnx_ops.library import Array, Library
-from builders.onnx_ops.table import Known, Numbers, Value, known, must, operator
+from builders.onnx_ops.library import Array, ArrayLibrary
+from builders.onnx_ops.table import Known, Numbers, Value, make_known, must, operator
 
 
 @operator("Shape")
-def shape_of(xp: Library, x: Array, *, start: int = 0, end: int | None = None) -> Known:  # noqa: ARG001
+def shape_of(xp: ArrayLibrary, x: Array, *, start: int = 0, end: int | None = None) -> Known:  # noqa: ARG001
     """The sizes, as numbers."""
     sizes = list(x.shape)[start:end]
-    return known(sizes, (len(sizes),), np.int64)
+    return make_known(sizes, (len(sizes),), np.int64)
 
 
 @operator("Size")
-def size_of(xp: Library, x: Array) -> Known:  # noqa: ARG001
+def size_of(xp: ArrayLibrary, x: Array) -> Known:  # noqa: ARG001
     """The number of elements."""
-    return known([math.prod(x.shape)], (), np.int64)
+    return make_known([math.prod(x.shape)], (), np.int64)
 
 
 @operator("Reshape")
-def reshape(xp: Library, x: Array, shape: Numbers, *, allowzero: int = 0) -> Array:  # noqa: ARG001
+def reshape(xp: ArrayLibrary, x: Array, shape: Numbers, *, allowzero: int = 0) -> Array:  # noqa: ARG001
     """0 takes the size over, unless `allowzero`; -1 is what remains."""
     if allowzero:
         return x.reshape(tuple(shape))
@@ -45,20 +45,20 @@ def _is(size: Any, number: int) -> bool:
 
 
 @operator("Flatten")
-def flatten(xp: Library, x: Array, *, axis: int = 1) -> Array:  # noqa: ARG001
+def flatten(xp: ArrayLibrary, x: Array, *, axis: int = 1) -> Array:  # noqa: ARG001
     """Two axes: what is before `axis`, and the rest."""
     axis = axis + x.ndim if axis < 0 else axis
     return x.reshape((math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
 @operator("Transpose")
-def transpose(xp: Library, x: Array, *, perm: list[int] | None = None) -> Array:
+def transpose(xp: ArrayLibrary, x: Array, *, perm: list[int] | None = None) -> Array:
     """By default the axes in reverse."""
     return xp.permute(x, tuple(perm if perm is not None else range(x.ndim)[::-1]))
 
 
 @operator("Squeeze")
-def squeeze(xp: Library, x: Array, given: Numbers | None = None, *, axes: list[int] | None = None) -> Array:
+def squeeze(xp: ArrayLibrary, x: Array, given: Numbers | None = None, *, axes: list[int] | None = None) -> Array:
     """Without axes: every one of size 1."""
     chosen = given if given is not None else axes
     if chosen is None:
@@ -70,7 +70,7 @@ def squeeze(xp: Library, x: Array, given: Numbers | None = None, *, axes: list[i
 
 
 @operator("Unsqueeze")
-def unsqueeze(xp: Library, x: Array, axes: Numbers) -> Array:
+def unsqueeze(xp: ArrayLibrary, x: Array, axes: Numbers) -> Array:
     """Axes count in the result."""
     rank = x.ndim + len(axes)
     for axis in sorted(axis % rank for axis in axes):
@@ -79,14 +79,14 @@ def unsqueeze(xp: Library, x: Array, axes: Numbers) -> Array:
 
 
 @operator("Concat")
-def concat(xp: Library, *xs: Array, axis: int) -> Array:
+def concat(xp: ArrayLibrary, *xs: Array, axis: int) -> Array:
     """Numpy's."""
     return xp.concat(xs, axis)
 
 
 @operator("Split")
 def split(
-    xp: Library, x: Array, sizes: Numbers | None = None,
+    xp: ArrayLibrary, x: Array, sizes: Numbers | None = None,
     *, axis: int = 0, num_outputs: int | None = None, outputs: int,
 ) -> tuple[Array, ...]:  # fmt: skip
     """In given sizes, or in equal ones of which the last may be smaller."""
@@ -99,7 +99,7 @@ def split(
 
 
 @operator("Expand")
-def expand(xp: Library, x: Array, shape: Numbers) -> Array:
+def expand(xp: ArrayLibrary, x: Array, shape: Numbers) -> Array:
     """Broadcasting both ways: a 1 takes the array's own size."""
     rank = max(x.ndim, len(shape))
     own = [1] * (rank - x.ndim) + list(x.shape)
@@ -108,14 +108,19 @@ def expand(xp: Library, x: Array, shape: Numbers) -> Array:
 
 
 @operator("Tile")
-def tile(xp: Library, x: Array, repeats: Numbers) -> Array:
+def tile(xp: ArrayLibrary, x: Array, repeats: Numbers) -> Array:
     """Numpy's."""
     return xp.tile(x, tuple(repeats))
 
 
 @operator("Slice")
 def slice_(
-    xp: Library, x: Array, starts: Numbers, ends: Numbers, axes: Numbers | None = None, steps: Numbers | None = None
+    xp: ArrayLibrary,
+    x: Array,
+    starts: Numbers,
+    ends: Numbers,
+    axes: Numbers | None = None,
+    steps: Numbers | None = None,
 ) -> Array:
     """Python's slices, steps backwards too."""
     along = [axis % x.ndim for axis in axes] if axes is not None else list(range(len(starts)))
@@ -125,7 +130,7 @@ def slice_(
     return x
 
 
-def _backwards(xp: Library, x: Array, axis: int, start: Any, end: Any, step: int) -> Array:
+def _backwards(xp: ArrayLibrary, x: Array, axis: int, start: Any, end: Any, step: int) -> Array:
     """The slice start, start - step, ... down to above `end`: a slice of the mirrored array."""
     size = x.shape[axis]
     first = size - 1 - (start if start >= 0 else xp.sym_max(start + size, -1))
@@ -138,25 +143,25 @@ def _backwards(xp: Library, x: Array, axis: int, start: Any, end: Any, step: int
 
 @operator("Pad")
 def pad(
-    xp: Library, x: Array, pads: Numbers, value: Value | None = None, axes: Numbers | None = None,
+    xp: ArrayLibrary, x: Array, pads: Numbers, value: Value | None = None, axes: Numbers | None = None,
     *, mode: str = "constant",
 ) -> Array:  # fmt: skip
     """With a value, the edge, a reflection, or around (wrap). Negative pads cut."""
     along = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))
     for axis, before, after in zip(along, pads[: len(along)], pads[len(along) :], strict=True):
         if not (_is(before, 0) and _is(after, 0)):
-            x = _padded(xp, x, axis, before, after, mode, value)
+            x = _pad_axis(xp, x, axis, before, after, mode, value)
     return x
 
 
-def _padded(xp: Library, x: Array, axis: int, before: Any, after: Any, mode: str, value: Value | None) -> Array:
+def _pad_axis(xp: ArrayLibrary, x: Array, axis: int, before: Any, after: Any, mode: str, value: Value | None) -> Array:
     size = x.shape[axis]
     if mode == "constant":
         widths = [(0, 0)] * axis + [(before, after)] + [(0, 0)] * (x.ndim - 1 - axis)
         if value is None or isinstance(value, Known):
-            return xp.padded(x, widths, 0 if value is None else value.first)
-        inside = xp.padded(xp.ones_like(x, dtype=xp.bool), widths, 0)
-        return xp.where(inside, xp.padded(x, widths, 0), value.reshape(()))
+            return xp.pad_axes(x, widths, 0 if value is None else value.first)
+        inside = xp.pad_axes(xp.ones_like(x, dtype=xp.bool), widths, 0)
+        return xp.where(inside, xp.pad_axes(x, widths, 0), value.reshape(()))
     at = xp.arange(-before, size + after)
     if mode == "edge":
         at = xp.clip(at, 0, size - 1)
@@ -170,14 +175,14 @@ def _padded(xp: Library, x: Array, axis: int, before: Any, after: Any, mode: str
 
 
 @operator("ConstantOfShape")
-def constant_of_shape(xp: Library, shape: Numbers, *, value: Any = None) -> Array:
+def constant_of_shape(xp: ArrayLibrary, shape: Numbers, *, value: Any = None) -> Array:
     """Zeros of float32 unless told otherwise."""
     value = np.zeros(1, np.float32) if value is None else value
     return xp.full(tuple(shape), value.item(), dtype=xp.dtype(value.dtype))
 
 
 @operator("Range")
-def range_(xp: Library, start: Value, limit: Value, delta: Value) -> Array:
+def range_(xp: ArrayLibrary, start: Value, limit: Value, delta: Value) -> Array:
     """From start to before limit."""
     first, last, step = (v.first if isinstance(v, Known) else xp.numbers(v)[0] for v in (start, limit, delta))
     dtype = xp.dtype(start.dtype) if isinstance(start, Known) else start.dtype
@@ -185,26 +190,26 @@ def range_(xp: Library, start: Value, limit: Value, delta: Value) -> Array:
 
 
 @operator("EyeLike")
-def eye_like(xp: Library, x: Array, *, dtype: int | None = None, k: int = 0) -> Array:
+def eye_like(xp: ArrayLibrary, x: Array, *, dtype: int | None = None, k: int = 0) -> Array:
     """Ones on the k-th diagonal."""
     made = x.dtype if dtype is None else xp.dtype(tensor_dtype_to_np_dtype(dtype))
     return xp.astype(_above(xp, x) == k, made)
 
 
-def _above(xp: Library, x: Array) -> Array:
+def _above(xp: ArrayLibrary, x: Array) -> Array:
     """How far each place of the last two axes is above the diagonal."""
     return xp.arange(x.shape[-1]) - xp.unsqueeze(xp.arange(x.shape[-2]), 1)
 
 
 @operator("Trilu")
-def trilu(xp: Library, x: Array, k: Numbers | None = None, *, upper: int = 1) -> Array:
+def trilu(xp: ArrayLibrary, x: Array, k: Numbers | None = None, *, upper: int = 1) -> Array:
     """The upper or the lower triangle of the last two axes."""
     above, diagonal = _above(xp, x), k[0] if k else 0
     return xp.where(above >= diagonal if upper else above <= diagonal, x, xp.zeros((), dtype=x.dtype))
 
 
 @operator("DepthToSpace")
-def depth_to_space(xp: Library, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
+def depth_to_space(xp: ArrayLibrary, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     """Depth-column-row or column-row-depth."""
     n, c, h, w = x.shape
     depth = c // (blocksize * blocksize)
@@ -216,7 +221,7 @@ def depth_to_space(xp: Library, x: Array, *, blocksize: int, mode: str = "DCR") 
 
 
 @operator("SpaceToDepth")
-def space_to_depth(xp: Library, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
+def space_to_depth(xp: ArrayLibrary, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     """Its inverse."""
     n, c, h, w = x.shape
     parts = x.reshape((n, c, h // blocksize, blocksize, w // blocksize, blocksize))
@@ -225,7 +230,7 @@ def space_to_depth(xp: Library, x: Array, *, blocksize: int, mode: str = "DCR") 
 
 
 @operator("CenterCropPad")
-def center_crop_pad(xp: Library, x: Array, shape: Numbers, *, axes: list[int] | None = None) -> Array:
+def center_crop_pad(xp: ArrayLibrary, x: Array, shape: Numbers, *, axes: list[int] | None = None) -> Array:
     """Cut or filled with zeros on both sides alike, the odd one at the end of a pad and the start of a cut's rest."""
     for axis, size in zip(axes if axes is not None else range(x.ndim), shape, strict=True):
         axis, have = axis % x.ndim, x.shape[axis]
@@ -233,5 +238,5 @@ def center_crop_pad(xp: Library, x: Array, shape: Numbers, *, axes: list[int] | 
             x = xp.cut(x, axis, start := (have - size) // 2, start + size)
         elif have < size:
             before = (size - have) // 2
-            x = _padded(xp, x, axis, before, size - have - before, "constant", None)
+            x = _pad_axis(xp, x, axis, before, size - have - before, "constant", None)
     return x

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from builders.onnx_ops.library import Library
+from builders.onnx_ops.library import ArrayLibrary
 from builders.onnx_ops.table import Known, ObjectArray, on_numbers
 
 _SIZES = (np.dtype(np.int64), np.dtype(np.int32))
@@ -46,13 +46,13 @@ def _countable(value: Known) -> bool:
 
 def _arithmetic(name: str, function: Function) -> None:
     @on_numbers(name)
-    def run(xp: Library, *values: Known, **_: object) -> Known | None:  # noqa: ARG001
+    def run(xp: ArrayLibrary, *values: Known, **_: object) -> Known | None:  # noqa: ARG001
         return _of(_each(function, *values), values[0].dtype) if all(map(_countable, values)) else None
 
 
 def _truth(name: str, function: Function) -> None:
     @on_numbers(name)
-    def run(xp: Library, *values: Known) -> Known:  # noqa: ARG001
+    def run(xp: ArrayLibrary, *values: Known) -> Known:  # noqa: ARG001
         return _of(_each(lambda *numbers: bool(function(*numbers)), *values), _BOOL)
 
 
@@ -81,7 +81,7 @@ for _name, _function in _TRUTHS.items():
 
 def _extreme(name: str, choose: str) -> None:
     @on_numbers(name)
-    def run(xp: Library, a: Known, *others: Known) -> Known | None:
+    def run(xp: ArrayLibrary, a: Known, *others: Known) -> Known | None:
         if len(others) != 1 or not _countable(a):
             return None
         return _of(_each(getattr(xp, choose), a, *others), a.dtype)
@@ -91,18 +91,18 @@ _extreme("Min", "sym_min")
 _extreme("Max", "sym_max")
 
 
-def _rounded(name: str, function: Function) -> None:
+def _register_rounding(name: str, function: Function) -> None:
     @on_numbers(name)
-    def run(xp: Library, x: Known) -> Known | None:  # noqa: ARG001
+    def run(xp: ArrayLibrary, x: Known) -> Known | None:  # noqa: ARG001
         return _of(_each(function, x), x.dtype) if x.symbolic else None
 
 
-_rounded("Floor", math.floor)
-_rounded("Ceil", math.ceil)
+_register_rounding("Floor", math.floor)
+_register_rounding("Ceil", math.ceil)
 
 
 @on_numbers("Cast")
-def cast(xp: Library, x: Known, *, to: int, **_: object) -> Known | None:  # noqa: ARG001
+def cast(xp: ArrayLibrary, x: Known, *, to: int, **_: object) -> Known | None:  # noqa: ARG001
     """Between integers, bool, and the fractions that torch's sizes can become."""
     dtype = tensor_dtype_to_np_dtype(to)
     if dtype in _SIZES:
@@ -123,19 +123,19 @@ def _fraction(number: Any) -> Any:
 
 
 @on_numbers("Where")
-def where(xp: Library, condition: Known, a: Known, b: Known) -> Known:  # noqa: ARG001
+def where(xp: ArrayLibrary, condition: Known, a: Known, b: Known) -> Known:  # noqa: ARG001
     """Numpy's."""
     return _of(_each(lambda c, x, y: x if c else y, condition, a, b), a.dtype)
 
 
 @on_numbers("Identity")
-def identity(xp: Library, x: Known) -> Known:  # noqa: ARG001
+def identity(xp: ArrayLibrary, x: Known) -> Known:  # noqa: ARG001
     """The same."""
     return x
 
 
 @on_numbers("Gather")
-def gather(xp: Library, data: Known, indices: Known, *, axis: int = 0) -> Known | None:  # noqa: ARG001
+def gather(xp: ArrayLibrary, data: Known, indices: Known, *, axis: int = 0) -> Known | None:  # noqa: ARG001
     """Numpy's take."""
     if indices.symbolic:
         return None
@@ -143,7 +143,7 @@ def gather(xp: Library, data: Known, indices: Known, *, axis: int = 0) -> Known 
 
 
 @on_numbers("Slice")
-def slice_(xp: Library, data: Known, starts: Known, ends: Known, *more: Known | None) -> Known | None:  # noqa: ARG001
+def slice_(xp: ArrayLibrary, data: Known, starts: Known, ends: Known, *more: Known | None) -> Known | None:  # noqa: ARG001
     """Python's slices. more: axes, steps."""
     if any(value.symbolic for value in (starts, ends, *more) if value is not None):
         return None
@@ -158,25 +158,25 @@ def slice_(xp: Library, data: Known, starts: Known, ends: Known, *more: Known | 
 
 
 @on_numbers("Concat")
-def concat(xp: Library, *xs: Known, axis: int) -> Known:  # noqa: ARG001
+def concat(xp: ArrayLibrary, *xs: Known, axis: int) -> Known:  # noqa: ARG001
     """Numpy's."""
     return _of(np.concatenate([x.numbers for x in xs], axis=axis), xs[0].dtype)
 
 
 @on_numbers("Unsqueeze")
-def unsqueeze(xp: Library, x: Known, axes: Known) -> Known:  # noqa: ARG001
+def unsqueeze(xp: ArrayLibrary, x: Known, axes: Known) -> Known:  # noqa: ARG001
     """Numpy's expand_dims."""
     return _of(np.expand_dims(x.numbers, tuple(axes.each)), x.dtype)
 
 
 @on_numbers("Squeeze")
-def squeeze(xp: Library, x: Known, axes: Known | None = None, /, **_: object) -> Known:  # noqa: ARG001
+def squeeze(xp: ArrayLibrary, x: Known, axes: Known | None = None, /, **_: object) -> Known:  # noqa: ARG001
     """Numpy's."""
     return _of(np.squeeze(x.numbers, None if axes is None else tuple(axes.each)), x.dtype)
 
 
 @on_numbers("Reshape")
-def reshape(xp: Library, x: Known, shape: Known, *, allowzero: int = 0) -> Known | None:  # noqa: ARG001
+def reshape(xp: ArrayLibrary, x: Known, shape: Known, *, allowzero: int = 0) -> Known | None:  # noqa: ARG001
     """Numpy's, with ONNX's 0."""
     if shape.symbolic:
         return None
@@ -185,13 +185,13 @@ def reshape(xp: Library, x: Known, shape: Known, *, allowzero: int = 0) -> Known
 
 
 @on_numbers("Transpose")
-def transpose(xp: Library, x: Known, *, perm: list[int] | None = None) -> Known:  # noqa: ARG001
+def transpose(xp: ArrayLibrary, x: Known, *, perm: list[int] | None = None) -> Known:  # noqa: ARG001
     """Numpy's."""
     return _of(np.transpose(x.numbers, perm), x.dtype)
 
 
 @on_numbers("Expand")
-def expand(xp: Library, x: Known, shape: Known) -> Known | None:  # noqa: ARG001
+def expand(xp: ArrayLibrary, x: Known, shape: Known) -> Known | None:  # noqa: ARG001
     """Numpy's broadcast_to, both ways."""
     if shape.symbolic:
         return None
@@ -200,13 +200,13 @@ def expand(xp: Library, x: Known, shape: Known) -> Known | None:  # noqa: ARG001
 
 
 @on_numbers("Tile")
-def tile(xp: Library, x: Known, repeats: Known) -> Known | None:  # noqa: ARG001
+def tile(xp: ArrayLibrary, x: Known, repeats: Known) -> Known | None:  # noqa: ARG001
     """Numpy's."""
     return None if repeats.symbolic else _of(np.tile(x.numbers, tuple(repeats.each)), x.dtype)
 
 
 @on_numbers("ConstantOfShape")
-def constant_of_shape(xp: Library, shape: Known, *, value: Any = None) -> Known | None:  # noqa: ARG001
+def constant_of_shape(xp: ArrayLibrary, shape: Known, *, value: Any = None) -> Known | None:  # noqa: ARG001
     """Of integers, when its own shape is known."""
     if shape.symbolic or value is None or value.dtype not in _SIZES or math.prod(shape.each) > 64:
         return None
@@ -215,7 +215,7 @@ def constant_of_shape(xp: Library, shape: Known, *, value: Any = None) -> Known 
 
 
 @on_numbers("ReduceProd")
-def reduce_prod(xp: Library, x: Known, axes: Known | None = None, /, **given: Any) -> Known | None:  # noqa: ARG001
+def reduce_prod(xp: ArrayLibrary, x: Known, axes: Known | None = None, /, **given: Any) -> Known | None:  # noqa: ARG001
     """Of integers."""
     if not _countable(x):
         return None

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from builders.onnx_ops.library import Array, Library
+from builders.onnx_ops.library import Array, ArrayLibrary
 from builders.onnx_ops.table import must, operator
 
 Sizes = list[Any]
 
 
 def _pads(
-    xp: Library, x: Array, kernel: Sizes, strides: Sizes, dilations: Sizes, pads: Sizes | None, auto_pad: str
+    xp: ArrayLibrary, x: Array, kernel: Sizes, strides: Sizes, dilations: Sizes, pads: Sizes | None, auto_pad: str
 ) -> tuple[Sizes, Sizes]:
     """How much is added before and after each spatial axis, in elements."""
     rank = len(kernel)
@@ -30,7 +30,7 @@ def _pads(
 
 @operator("Conv")
 def conv(
-    xp: Library, x: Array, weight: Array, bias: Array | None = None,
+    xp: ArrayLibrary, x: Array, weight: Array, bias: Array | None = None,
     *, auto_pad: str = "NOTSET", dilations: Sizes | None = None, group: int = 1, kernel_shape: Sizes | None = None,
     pads: Sizes | None = None, strides: Sizes | None = None,
 ) -> Array:  # fmt: skip
@@ -43,7 +43,7 @@ def conv(
 
 @operator("ConvTranspose")
 def conv_transpose(
-    xp: Library, x: Array, weight: Array, bias: Array | None = None,
+    xp: ArrayLibrary, x: Array, weight: Array, bias: Array | None = None,
     *, auto_pad: str = "NOTSET", dilations: Sizes | None = None, group: int = 1, kernel_shape: Sizes | None = None,
     output_padding: Sizes | None = None, output_shape: Sizes | None = None, pads: Sizes | None = None,
     strides: Sizes | None = None,
@@ -82,7 +82,7 @@ def _cuts(
 
 
 def _geometry(
-    xp: Library, x: Array, kernel: Sizes, strides: Sizes | None, dilations: Sizes | None, pads: Sizes | None,
+    xp: ArrayLibrary, x: Array, kernel: Sizes, strides: Sizes | None, dilations: Sizes | None, pads: Sizes | None,
     auto_pad: str, ceil_mode: int,
 ) -> tuple[Sizes, Sizes, Sizes, Sizes]:  # fmt: skip
     """Strides, dilations, and the pads before and after; those after grow so that the last window of `ceil_mode` fits.
@@ -94,7 +94,7 @@ def _geometry(
     before, after = _pads(xp, x, kernel, strides, dilations, pads, auto_pad)
     if ceil_mode:
         after = [
-            _grown(size + left, right, (width - 1) * dilation + 1, stride)
+            _pad_to_window(size + left, right, (width - 1) * dilation + 1, stride)
             for size, width, stride, dilation, left, right in zip(
                 x.shape[2:], kernel, strides, dilations, before, after, strict=True
             )
@@ -102,7 +102,7 @@ def _geometry(
     return strides, dilations, before, after
 
 
-def _grown(size: Any, after: Any, reach: int, stride: int) -> Any:
+def _pad_to_window(size: Any, after: Any, reach: int, stride: int) -> Any:
     """The pad after an axis, of that size with the pad before, so that the last window ends with it."""
     count = -(-(size + after - reach) // stride) + 1
     if (count - 1) * stride >= size:
@@ -112,27 +112,27 @@ def _grown(size: Any, after: Any, reach: int, stride: int) -> Any:
 
 @operator("MaxPool")
 def max_pool(
-    xp: Library, x: Array,
+    xp: ArrayLibrary, x: Array,
     *, kernel_shape: Sizes, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Sizes | None = None,
     pads: Sizes | None = None, storage_order: int = 0, strides: Sizes | None = None, outputs: int,
 ) -> Array | tuple[Array, ...]:  # fmt: skip
     """The indices, where they are asked for, count in the whole array."""
     strides, dilations, before, after = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     if outputs == 1:
-        return xp.max_pool(x, kernel_shape, strides, before, _reached(after), dilations)
+        return xp.max_pool(x, kernel_shape, strides, before, _drop_negative(after), dilations)
     must(not storage_order, "it counts its indices by columns (storage_order 1); count them by rows")
     must(before == after and not ceil_mode, "it gives indices with uneven pads or ceil_mode; pad evenly")
     return xp.max_pool_indices(x, kernel_shape, strides, before, dilations)
 
 
-def _reached(after: Sizes) -> Sizes:
+def _drop_negative(after: Sizes) -> Sizes:
     """Pads of which a negative one (of ceil_mode) is what no window reaches, and stays."""
     return [max(width, 0) if isinstance(width, int) else width for width in after]
 
 
 @operator("AveragePool")
 def average_pool(
-    xp: Library, x: Array,
+    xp: ArrayLibrary, x: Array,
     *, kernel_shape: Sizes, auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
     dilations: Sizes | None = None, pads: Sizes | None = None, strides: Sizes | None = None,
 ) -> Array:  # fmt: skip
@@ -145,13 +145,13 @@ def average_pool(
     inside = xp.ones_like(x)
     if count_include_pad:
         counted = [min(more, have) if ceil_mode else have for more, have in zip(after, plain[1], strict=True)]
-        inside = xp.padded(inside, _widths(plain[0], counted), 1)
+        inside = xp.pad_axes(inside, _widths(plain[0], counted), 1)
         rest = [more - have for more, have in zip(after, counted, strict=True)]
-        inside = xp.padded(inside, _widths([0] * len(rest), rest), 0)
+        inside = xp.pad_axes(inside, _widths([0] * len(rest), rest), 0)
     else:
-        inside = xp.padded(inside, _widths(before, _reached(after)), 0)
+        inside = xp.pad_axes(inside, _widths(before, _drop_negative(after)), 0)
     none = [0] * len(ones)
-    x = xp.padded(x, _widths(before, _reached(after)), 0)
+    x = xp.pad_axes(x, _widths(before, _drop_negative(after)), 0)
     sums, counts = (xp.window_sums(part, kernel_shape, strides, none, none, dilations) for part in (x, inside))
     return sums / counts
 
@@ -163,28 +163,28 @@ def _widths(before: Sizes, after: Sizes) -> list[tuple[Any, Any]]:
 
 @operator("LpPool")
 def lp_pool(
-    xp: Library, x: Array,
+    xp: ArrayLibrary, x: Array,
     *, kernel_shape: Sizes, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Sizes | None = None, p: int = 2,
     pads: Sizes | None = None, strides: Sizes | None = None,
 ) -> Array:  # fmt: skip
     """The p-th root of sums of p-th powers."""
     strides, dilations, before, after = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    return xp.window_sums(xp.abs(x) ** p, kernel_shape, strides, before, _reached(after), dilations) ** (1.0 / p)
+    return xp.window_sums(xp.abs(x) ** p, kernel_shape, strides, before, _drop_negative(after), dilations) ** (1.0 / p)
 
 
 @operator("GlobalAveragePool")
-def global_average_pool(xp: Library, x: Array) -> Array:
+def global_average_pool(xp: ArrayLibrary, x: Array) -> Array:
     """The mean of each channel."""
     return xp.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True)
 
 
 @operator("GlobalMaxPool")
-def global_max_pool(xp: Library, x: Array) -> Array:
+def global_max_pool(xp: ArrayLibrary, x: Array) -> Array:
     """The greatest of each channel."""
     return xp.amax(x, axis=tuple(range(2, x.ndim)), keepdims=True)
 
 
 @operator("GlobalLpPool")
-def global_lp_pool(xp: Library, x: Array, *, p: int = 2) -> Array:
+def global_lp_pool(xp: ArrayLibrary, x: Array, *, p: int = 2) -> Array:
     """The norm of each channel."""
     return xp.sum(xp.abs(x) ** p, axis=tuple(range(2, x.ndim)), keepdims=True) ** (1.0 / p)

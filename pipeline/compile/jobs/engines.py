@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.backends import discovery, fitting
+from builders.backends import compatibility, discovery
 from builders.backends.parts import opening_parts
 from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
@@ -151,12 +151,12 @@ class CheckEngine:
 def _contract_checks(
     contract: ContractTerms, expected: Session, actual: Session, golden: "GoldenSet", limits: "StagedLimits"
 ) -> "tuple[Check, ...]":
-    from validation.contracts.contract import Contract, contract_checks
+    from validation.contracts.contract import EngineContract, contract_checks
     from validation.data.batches import leading_dim
 
     inputs = contract.shapes.inputs
     batch = next((dim for dim in contract.shapes.dims if dim.name == leading_dim(inputs)), None)
-    promised = Contract.from_json(contract.terms)
+    promised = EngineContract.from_json(contract.terms)
     budgets = (limits.loosest() if promised.bitwise else limits.current).budgets
     return contract_checks(promised, expected, actual, golden, (inputs, batch), budgets)
 
@@ -181,4 +181,4 @@ def open_engine(place: Store, blob: EngineBlob, workdir: Path) -> OpenEngine:
 
 def open_session(place: Store, blob: EngineBlob, workdir: Path) -> AbstractContextManager[Session]:
     """The engine, fetched and verified, opened by its backend."""
-    return fitting.open_engine(fetch_engine(place, blob, workdir))
+    return compatibility.open_engine(fetch_engine(place, blob, workdir))

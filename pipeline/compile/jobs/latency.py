@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.backends import discovery
-from builders.backends.fitting import open_engine
+from builders.backends.compatibility import open_engine
 from builders.backends.parts import opening_parts
-from builders.backends.run_profiles import RunProfile, profiling
+from builders.backends.run_profiles import RunProfile, get_profiling
 from builders.execution.jobs import WorkerContext
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json
@@ -152,7 +152,7 @@ def _break_down(
 
 
 def _profile(backend: Backend, engine: Engine, bucket: "BucketInputs", runs: int, workdir: Path) -> RunProfile | None:
-    profiler = profiling(backend)
+    profiler = get_profiling(backend)
     if profiler is None:
         return None
     return profiler.profile(engine, bucket.inputs, min(max(runs, FEWEST_PROFILED), MOST_PROFILED), workdir)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from builders.reference import ReferenceSession
     from validation.golden.golden_set import GoldenSet
     from validation.limits.budget import Budgets
-    from validation.limits.on_demand import Limits, StagedLimits
+    from validation.limits.on_demand import OutputLimits, StagedLimits
     from validation.rounding.figures import Honest
 
 WEAK = "a weak limit: it knows nothing of the task; give validation.metric, or limits of your own"
@@ -39,21 +39,21 @@ def engine_limits(
     limits: what the spec says; with any, honest rounding is measured at once.
     """
     from validation.limits.budget import budgets, strictest
-    from validation.limits.on_demand import Limits, StagedLimits
+    from validation.limits.on_demand import OutputLimits, StagedLimits
     from validation.perturbation.honest import honest_rounding
 
-    def measured() -> "Iterator[Limits]":
+    def measured() -> "Iterator[OutputLimits]":
         backend = discovery.configure(request.backend, dict(request.options))
         blocks = request.precision == "int4" and backend.capabilities.rounds_activations
         for honest in honest_rounding(graph, golden, reference, _as_written, workdir, activation_blocks=blocks):
             found = budgets("engine", request.precision, golden.noise, honest).override(limits)
-            yield Limits(_noted(found, reference, _unknown(honest)), honest.drifts)
+            yield OutputLimits(_noted(found, reference, _unknown(honest)), honest.drifts)
 
     looser = measured()
     if limits:
         return StagedLimits(next(looser), looser)
     return StagedLimits(
-        Limits(_noted(strictest("engine", request.precision, golden.noise), reference, STRICTEST)), looser
+        OutputLimits(_noted(strictest("engine", request.precision, golden.noise), reference, STRICTEST)), looser
     )
 
 
@@ -65,20 +65,20 @@ def graph_limits(
     limits: Mapping[str, float],
     metric: TaskMetric | None,
     workdir: Path,
-) -> "Limits":
+) -> "OutputLimits":
     """The same of a graph in a lower precision against the fp32 one, which `path` and `reference` are."""
     from validation.limits.budget import budgets
-    from validation.limits.on_demand import Limits
+    from validation.limits.on_demand import OutputLimits
     from validation.perturbation.honest import honest_rounding
 
     if precision in QUANTIZED:
         found = budgets("quantization", precision, golden.noise).override(limits)
         weak = "" if metric or "sqnr_db" in limits else WEAK
-        return Limits(_noted(found, reference, weak, "" if "argmax_agreement" in limits else DECIDED))
+        return OutputLimits(_noted(found, reference, weak, "" if "argmax_agreement" in limits else DECIDED))
     half: Precision | None = None if precision == "fp32" else precision
     *_, honest = honest_rounding(path, golden, reference, _as_written, workdir, half=half)
     found = budgets("quantization", precision, golden.noise, honest).override(limits)
-    return Limits(_noted(found, reference, _unknown(honest)), honest.drifts)
+    return OutputLimits(_noted(found, reference, _unknown(honest)), honest.drifts)
 
 
 def _unknown(honest: "Honest") -> str:

@@ -103,12 +103,12 @@ class MergeParts:
     def run(self, context: WorkerContext) -> Observed:
         """What all the samples showed."""
         from pipeline.quantization.statistics.observations import Observations
-        from validation.data.overlap import merged
+        from validation.data.overlap import merge_digests
 
         place = open_store(context.store)
         blobs = [part.observations for part in self.parts]
         found = [Observations.from_bytes(place.read_blob(digest), digest) for digest in blobs]
-        inputs = merged(place.read_blob(part.inputs) for part in self.parts)
+        inputs = merge_digests(place.read_blob(part.inputs) for part in self.parts)
         return _observed(place, reduce(Observations.merge, found), inputs)
 
 

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from builders.backends.fitting import open_engine
+from builders.backends.compatibility import open_engine
 from builders.execution.jobs import WorkerContext
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Dim, Session, Tensors, TensorSpec

@@ -4,7 +4,7 @@ import os
 from dataclasses import asdict
 from typing import Literal
 
-from builders.execution.jobs import Limits
+from builders.execution.jobs import ProcessLimits
 from enginery.core.types import Precision
 from pipeline.compile.closure.code import Root, find_code
 from pipeline.compile.jobs.calls import Calls
@@ -41,20 +41,20 @@ def package_versions(*packages: str) -> dict[str, str]:
 
 def step_limits(
     spec: ModelSpec, step: Literal["export", "calibration", "quantization", "proof", "attribution"]
-) -> Limits:
+) -> ProcessLimits:
     """What the process of a step that works on the model may use: the spec's time, most of the machine's memory."""
     remedies = f"raise timeouts.{step}_s in the spec", "run it on a machine with more memory"
-    return Limits(getattr(spec.timeouts, f"{step}_s"), HOST_MEMORY_MIB, *remedies)
+    return ProcessLimits(getattr(spec.timeouts, f"{step}_s"), HOST_MEMORY_MIB, *remedies)
 
 
-def engine_limits(spec: ModelSpec, step: Literal["build", "proof", "latency"]) -> Limits:
+def engine_limits(spec: ModelSpec, step: Literal["build", "proof", "latency"]) -> ProcessLimits:
     """What the process of a step that builds or runs an engine may use: the spec's time, and build.memory_mib."""
     if step == "build":
         key, timeout_s = "build.timeout_s", spec.build.timeout_s
     else:
         key, timeout_s = f"timeouts.{step}_s", getattr(spec.timeouts, f"{step}_s")
     remedies = f"raise {key} in the spec", "raise build.memory_mib in the spec"
-    return Limits(timeout_s, spec.build.memory_mib, *remedies)
+    return ProcessLimits(timeout_s, spec.build.memory_mib, *remedies)
 
 
 def limits_of(

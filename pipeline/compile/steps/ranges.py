@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from builders.execution.jobs import Executor, Job, Limits, Needs
+from builders.execution.jobs import Executor, Job, Needs, ProcessLimits
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of, digest_of_file, digest_of_path
 from enginery.core.errors import DataError
@@ -62,7 +62,7 @@ def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> 
     return shop.once("calibrate", name, key, job, _blobs, spread if count > 1 else None)
 
 
-def _observe_remotely(name: str, part: ObservePart, limits: Limits, shop: Workshop) -> Observed | None:
+def _observe_remotely(name: str, part: ObservePart, limits: ProcessLimits, shop: Workshop) -> Observed | None:
     """What a node of the cluster observes; None where the samples, or what they need, are not to be had."""
     needed = Needs(memory_mib=USUAL_MEMORY_MIB)
     try:

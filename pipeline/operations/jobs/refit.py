@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from builders.backends import discovery
-from builders.backends.refitting import refitting
+from builders.backends.refitting import get_refitting
 from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
 from enginery.core.errors import InputError, ModelError
@@ -34,7 +34,7 @@ class RefitEngine:
         old, wanted = self.before, self.request
         backend = discovery.configure(wanted.backend, dict(wanted.options))
         discovery.check_toolchain(backend, wanted)
-        refitter = refitting(backend)
+        refitter = get_refitting(backend)
         if refitter is None:
             raise InputError(f"engines of {wanted.backend} cannot be refitted")
         enter_phase("fetching")

@@ -12,7 +12,7 @@ from builders.backends.onnxruntime import OnnxRuntime
 from builders.backends.onnxruntime.profile import read_trace
 from builders.backends.run_profiles import NodeTime, element_name
 from builders.backends.tensorrt import TensorRTRTX
-from builders.backends.tensorrt.profile import profiled
+from builders.backends.tensorrt.profile import profile_layers
 from builders.backends.tensorrt.runtime.session import EngineSession
 from enginery.core.errors import ModelError
 from enginery.core.hardware.cpu_kinds import this_kind
@@ -114,7 +114,7 @@ class FakeSession(EngineSession):
 
 def test_layers_are_timed_after_a_warm_up():
     trt = TensorRTRTX()._import()
-    found = profiled(trt, FakeSession(), {}, 4)
+    found = profile_layers(trt, FakeSession(), {}, 4)
     assert found.nodes == [
         NodeTime("/encoder/MatMul_3 + /encoder/Add", "MatMul", 2e-3),
         NodeTime("Reformatting CopyNode", "Reformatting CopyNode", 5e-4),

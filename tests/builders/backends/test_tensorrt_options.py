@@ -10,7 +10,7 @@ import pytest
 
 from builders.backends import discovery
 from builders.backends.tensorrt import TensorRT, TensorRTRTX, full
-from builders.backends.tensorrt.network import parsed
+from builders.backends.tensorrt.network import parse_network
 from builders.backends.tensorrt.progress import monitor
 from builders.backends.tensorrt.runtime import plugins
 from builders.backends.tensorrt.runtime.refit import refit
@@ -287,5 +287,5 @@ def test_strong_typing_is_asked_of_tensorrt_10_alone(release, flags):
     parser = SimpleNamespace(parse_from_file=lambda path: True, num_errors=0)
     kinds.OnnxParser = lambda network, said: parser
     builder = SimpleNamespace(create_network=lambda flags: made.append(flags) or SimpleNamespace(num_layers=1))
-    parsed(kinds, None, builder, Path("m.onnx"), ("TensorRT", "tensorrt"))
+    parse_network(kinds, None, builder, Path("m.onnx"), ("TensorRT", "tensorrt"))
     assert made == [flags]

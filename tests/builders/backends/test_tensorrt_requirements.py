@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from builders.backends import discovery
-from builders.backends.fitting import fitting_gpu, misfit
+from builders.backends.compatibility import find_compatible_gpu, find_incompatibility
 from builders.backends.tensorrt import TensorRT, TensorRTRTX
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.cuda import GpuDevice
@@ -83,7 +83,7 @@ def test_the_gpu_that_an_engine_was_built_for_comes_first():
     wide, strict = (request_of(options=options) for options in (AMPERE_PLUS, {}))
 
     def chosen(request, *gpus):
-        return fitting_gpu(required(request), request.target, gpus)
+        return find_compatible_gpu(required(request), request.target, gpus)
 
     assert chosen(wide, gpu(0, 9, 0), gpu(1, 8, 0)).index == 1
     assert chosen(wide, gpu(0, 7, 5), gpu(1, 9, 0)).index == 1
@@ -129,7 +129,7 @@ def test_nothing_is_imported_for_an_engine_that_does_not_fit(tmp_path, monkeypat
 def test_any_of_its_wheels_tells_the_release(monkeypatch):
     monkeypatch.setattr("enginery.core.hardware.cuda.gpus", lambda: (gpu(0, 8, 0),))
     monkeypatch.setattr(TensorRTRTX, "versions", lambda self: {"tensorrt-rtx-cu12-libs": "1.7.1"})
-    assert misfit(TensorRTRTX(), request_of("tensorrt-rtx", built="1.7.1.116")) is None
+    assert find_incompatibility(TensorRTRTX(), request_of("tensorrt-rtx", built="1.7.1.116")) is None
     assert "needs TensorRT-RTX 1.8.0, found 1.7.1" in str(
-        misfit(TensorRTRTX(), request_of("tensorrt-rtx", built="1.8.0"))
+        find_incompatibility(TensorRTRTX(), request_of("tensorrt-rtx", built="1.8.0"))
     )

@@ -195,7 +195,7 @@ def opened_with(driver, tmp_path, backend, engine, monkeypatch, **fields):
     path.write_bytes(b"plan")
     trt = SimpleNamespace(**vars(TRT), Runtime=lambda said: seen)
     made = Engine(graphs.request("sm_89", backend=backend.name, outputs=OUTPUTS), path, "0" * 64, 4, ".plan", **fields)
-    with open_engine(trt, Said(), made, backend._opening(Opening(0))) as opened:
+    with open_engine(trt, Said(), made, backend._configure_opening(Opening(0))) as opened:
         check(opened, 2)
     return seen
 

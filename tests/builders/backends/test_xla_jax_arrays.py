@@ -16,7 +16,7 @@ from tests.builders import graphs
 jax = pytest.importorskip("jax")
 
 from builders.backends.xla.jax_arrays import JAX  # noqa: E402
-from builders.onnx_ops.graph import Program, known_operators  # noqa: E402
+from builders.onnx_ops.graph import BoundGraph, known_operators  # noqa: E402
 from builders.onnx_ops.reading import read  # noqa: E402
 from builders.onnx_ops.table import Lookups  # noqa: E402
 
@@ -77,7 +77,7 @@ def outcome(case, folder):
         held = replace(graph, constants={**graph.constants, **fixed}, inputs=tuple(traced))
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             try:
-                program = Program(held, JAX, folded=sys.maxsize)
+                program = BoundGraph(held, JAX, folded=sys.maxsize)
                 made = jax.jit(lambda *x, program=program: run(program, dict(zip(program.inputs, x, strict=True))))(
                     *inputs[: len(traced)]
                 )
@@ -129,7 +129,7 @@ def test_what_depends_on_constants_alone_is_computed_once_and_large_constants_be
     ]
     weights = [("w", np.ones((8, 16), "f")), ("two", np.array(2, "f"))]
     model = graphs.save(tmp_path / "m.onnx", nodes, [("x", 1, ("n", 8))], [("y", 1, ("n", 16))], weights)
-    program = Program(read_graph(model), JAX, folded=sys.maxsize)
+    program = BoundGraph(read_graph(model), JAX, folded=sys.maxsize)
     assert list(program.constants) == ["w2"] and program.constants["w2"].max() == 2
     (made,) = run(program, {"x": np.ones((1, 8), "f"), "w2": np.ones((8, 16), "f")})
     assert made.max() == 8
@@ -147,7 +147,7 @@ def test_an_index_out_of_bounds_gives_nan_which_no_check_lets_pass(tmp_path):
     values = [("ids", 7, (3,))], [("y", 1, (3, 2))]
     graph = read_graph(graphs.save(tmp_path / "m.onnx", [node], *values, [("table", np.ones((4, 2), "f"))]))
     with jax.enable_x64(True):
-        (made,) = run(Program(graph, JAX, folded=0), {"ids": jax.numpy.array([0, -1, 9])})
+        (made,) = run(BoundGraph(graph, JAX, folded=0), {"ids": jax.numpy.array([0, -1, 9])})
     assert np.isfinite(made[:2]).all() and np.isnan(made[2]).all()
 
 
@@ -168,7 +168,7 @@ def test_every_opset_of_the_supported_range_is_read(tmp_path, opset):
     model.opset_import[0].version = opset
     onnx.save(model, path)
     with jax.enable_x64(True):
-        program = Program(read_graph(path), JAX, folded=0)
+        program = BoundGraph(read_graph(path), JAX, folded=0)
         (made,) = run(program, {"x": jax.numpy.arange(12, dtype="float32").reshape(4, 3)})
     means = np.arange(12).reshape(4, 3).mean(1)
     shares = np.exp(means - means.max()) / np.exp(means - means.max()).sum()

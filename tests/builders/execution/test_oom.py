@@ -1,7 +1,7 @@
 import pytest
 
 from builders.execution import process
-from builders.execution.jobs import Job, Limits, ReducedRequest
+from builders.execution.jobs import Job, ProcessLimits, ReducedRequest
 from builders.execution.local import LocalExecutor
 from builders.execution.oom import oom_kills
 from enginery.core.errors import StepError
@@ -35,7 +35,7 @@ def test_a_kill_with_the_kernels_evidence_is_for_memory_and_without_it_a_crash(t
 def test_a_job_over_its_limit_is_tried_once_more_where_it_can_be_reduced():
     def job(mib: int) -> Job:
         reduced = ReducedRequest(Call(f"{JOBS}:hold", {"mib": mib}), f"with mib {mib}")
-        return call_job("unit", f"{JOBS}:hold", {"mib": 400}, limits=Limits(60, 200), reduced=reduced)
+        return call_job("unit", f"{JOBS}:hold", {"mib": 400}, limits=ProcessLimits(60, 200), reduced=reduced)
 
     assert LocalExecutor(1).run(job(20)) == 20
     with pytest.raises(StepError, match=r"its limit is 200 MiB.*after 2 tries") as caught:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from builders.execution.events import JobEvent, MemoryHeld, PhaseEntered, Printed, ProcessEnded
-from builders.execution.jobs import Job, Limits
+from builders.execution.jobs import Job, ProcessLimits
 from builders.execution.process import LOG_TAIL_BYTES, run_job
 from builders.execution.requests import encode_request
 from enginery.core import errors
@@ -20,7 +20,7 @@ JOBS = "tests.builders.jobs"
 
 
 def job(function: str, arguments: dict | None = None, **limits: float) -> Job:
-    return call_job("unit", f"{JOBS}:{function}", arguments, limits=Limits(**limits))
+    return call_job("unit", f"{JOBS}:{function}", arguments, limits=ProcessLimits(**limits))
 
 
 def failure(workdir: Path, *args, **kwargs) -> StepError:

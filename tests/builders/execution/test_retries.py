@@ -2,13 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from builders.execution.events import JobEvent, Retrying, unwatched
-from builders.execution.jobs import Job, Limits, Needs, ReducedRequest
+from builders.execution.events import JobEvent, Retrying, ignore_event
+from builders.execution.jobs import Job, Needs, ProcessLimits, ReducedRequest
 from builders.execution.retries import MOST_LOST, more_memory, next_try, run_with_retries
 from enginery.core.errors import ModelError, StepError, UnavailableError
 from tests.calls import Call, call_job
 
-LIMITED = {"limits": Limits(memory_mib=4096), "needs": Needs(memory_mib=1000)}
+LIMITED = {"limits": ProcessLimits(memory_mib=4096), "needs": Needs(memory_mib=1000)}
 PLAIN = call_job("unit", "m:f", {"x": 1}, **LIMITED)
 REDUCED = Call("m:f", {"x": 1, "workspace_mib": 512})
 LEAN = replace(PLAIN, reduced=ReducedRequest(REDUCED, "with workspace_mib 512"))
@@ -89,7 +89,7 @@ def test_one_failure_is_raised_as_it_is():
         raise error
 
     with pytest.raises(StepError) as caught:
-        run_with_retries(PLAIN, unwatched, attempt, clustered=True)
+        run_with_retries(PLAIN, ignore_event, attempt, clustered=True)
     assert caught.value is error
 
 
@@ -101,5 +101,5 @@ def test_another_error_on_the_second_try_does_not_hide_the_first(error, kept):
         raise errors.pop(0)
 
     with pytest.raises(type(error) if kept else StepError) as caught:
-        run_with_retries(PLAIN, unwatched, attempt, clustered=True)
+        run_with_retries(PLAIN, ignore_event, attempt, clustered=True)
     assert str(caught.value) == ("no store" if kept else "too small (after 2 tries; before that: unit: crash)")

@@ -44,6 +44,6 @@ def test_no_module_looks_for_backends() -> None:
         if path.name != "work.py":  # the fleet asks whether what is missing could be built
             assert not found & {
                 "builders.backends.discovery",
-                "builders.backends.fitting",
-                "builders.backends.fitting.misfit",
+                "builders.backends.compatibility",
+                "builders.backends.compatibility.find_incompatibility",
             }, path

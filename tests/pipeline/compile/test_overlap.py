@@ -8,7 +8,7 @@ import pytest
 from enginery.core.types import Dim, TensorSpec
 from tests.pipeline.projects import Project, answers, arrays, units, weights
 from validation.data.generated import GeneratedSamples
-from validation.data.overlap import Noted, golden_digests, merged, overlap_check
+from validation.data.overlap import Noted, golden_digests, merge_digests, overlap_check
 from validation.data.samples import Samples
 
 X = (TensorSpec("x", "float32", ("batch", 8)),)
@@ -51,7 +51,7 @@ def test_every_way_to_store_the_same_samples_is_recognized(tmp_path: Path) -> No
     noted = Noted(grouped)
     parts = [Noted(grouped), Noted(grouped)]
     assert list(noted.runs()) and list(parts[0].runs(0, 3)) and list(parts[1].runs(3))
-    assert merged(part.seen for part in parts) == noted.seen
+    assert merge_digests(part.seen for part in parts) == noted.seen
 
 
 def test_tokens_that_two_sequences_share_are_no_overlap(tmp_path: Path) -> None:

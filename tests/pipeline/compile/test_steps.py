@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from builders.execution.events import Watch, unwatched
+from builders.execution.events import Watch, ignore_event
 from builders.execution.jobs import Job, Result
 from builders.execution.local import LocalExecutor
 from enginery.core.codec import encode
@@ -45,7 +45,7 @@ class Raising:
     def __init__(self, error: EngineryError) -> None:
         self.error = error
 
-    def run(self, job: Job, watch: Watch = unwatched) -> NoReturn:
+    def run(self, job: Job, watch: Watch = ignore_event) -> NoReturn:
         raise self.error
 
     def cancel(self) -> None: ...
@@ -84,7 +84,7 @@ class Measuring:
     def __init__(self) -> None:
         self.jobs = 0
 
-    def run(self, job: Job[Proof], watch: Watch = unwatched) -> Proof:
+    def run(self, job: Job[Proof], watch: Watch = ignore_event) -> Proof:
         self.jobs += 1
         return Proof((replace(CRASHED, passed=True),))
 
@@ -120,7 +120,7 @@ class Editing:
     def __init__(self, path: Path) -> None:
         self.path, self.local = path, LocalExecutor()
 
-    def run(self, job: Job[Result], watch: Watch = unwatched) -> Result:
+    def run(self, job: Job[Result], watch: Watch = ignore_event) -> Result:
         self.path.write_bytes(self.path.read_bytes() + b" ")
         return self.local.run(job, watch)
 
@@ -218,7 +218,7 @@ def test_parts_that_the_cluster_cannot_see_are_observed_here(project: Project) -
         def __init__(self, answer: object) -> None:
             self.answer, self.asked = answer, 0
 
-        def run(self, job: Job, watch: Watch = unwatched) -> object:
+        def run(self, job: Job, watch: Watch = ignore_event) -> object:
             self.asked += 1
             if isinstance(self.answer, Exception):
                 raise self.answer

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-from builders.execution.events import Watch, unwatched
+from builders.execution.events import Watch, ignore_event
 from builders.execution.jobs import Job
 from enginery.core.codec import encode
 from enginery.core.errors import InputError, IntegrityError, SpecError
@@ -128,7 +128,7 @@ def test_whatever_is_timed_is_timed_alone(built: Project) -> None:
     store, jobs = open_store(built.registry), []
 
     class Recorder(OnlyRecords):
-        def run(self, job: Job, watch: Watch = unwatched) -> NoReturn:
+        def run(self, job: Job, watch: Watch = ignore_event) -> NoReturn:
             jobs.append(job)
             raise NotOnRecord(job.name)
 

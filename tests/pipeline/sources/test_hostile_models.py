@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from onnx import TensorProto, helper, numpy_helper
 
-from builders.execution.jobs import Limits
+from builders.execution.jobs import ProcessLimits
 from builders.execution.process import run_job
 from enginery.core.errors import EngineryError, ModelError, StepError
 from enginery.core.types import TensorSpec
@@ -211,7 +211,7 @@ def test_a_long_list_that_shape_inference_works_out_takes_no_memory_but_the_jobs
     model.graph.output.append(value("y", 1, None))
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     function = f"{__name__}:{job_with_little_memory.__name__}"
-    limits = Limits(timeout_s=120, memory_mib=2000)
+    limits = ProcessLimits(timeout_s=120, memory_mib=2000)
     job = call_job("export", function, {"path": str(folder / "model.onnx")}, limits=limits)
     with pytest.raises(EngineryError) as told:
         run_job(job, tmp_path)

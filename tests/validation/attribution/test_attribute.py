@@ -237,8 +237,8 @@ class Shifted:
         self.whole, self.segmented, self.shapes = inner.whole, inner.segmented, inner.shapes
 
     @contextmanager
-    def tapped(self, tensors, whole):
-        with self.inner.tapped(tensors, whole) as session:
+    def open_tapped(self, tensors, whole):
+        with self.inner.open_tapped(tensors, whole) as session:
             plain = session.run
             session.run = lambda inputs: {name: value + np.float32(0.001) for name, value in plain(inputs).items()}
             yield session

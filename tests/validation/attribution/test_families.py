@@ -21,7 +21,7 @@ from tests.faults.families import FAMILIES, Family, detector, floats_of, recurre
 from tests.pipeline.quantization.small_nets import CPU, build, maker, ranges_of, x_net, x_values
 from tests.validation.attribution.planted import golden_of, weight, with_attribute, with_names, with_weight
 from validation.attribution.attribute import attribute
-from validation.attribution.cuts import shared
+from validation.attribution.cuts import list_shared
 from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.result import Attribution
 from validation.attribution.tappable import GraphStep
@@ -165,7 +165,7 @@ def test_a_converted_weight_is_no_cut_but_a_part_of_its_reader() -> None:
         GraphStep("Transpose_t", "Transpose", (), ("t",)),
         GraphStep("MatMul_y", "MatMul", ("x", "w", "t"), ("y",)),
     ]
-    assert shared(steps, steps) == ["t", "y"]
+    assert list_shared(steps, steps) == ["t", "y"]
 
 
 def test_tensors_that_an_fp16_engine_computes_in_fp32_have_the_names_of_its_graph(tmp_path: Path) -> None:

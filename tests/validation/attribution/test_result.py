@@ -11,7 +11,7 @@ from enginery.core.errors import IntegrityError
 from tests.validation.page_data import attribution, version_report
 from tests.validation.reporting.test_html import Page, render
 from validation.attribution.formatting import describe_attribution, describe_taps, format_error, format_row, summarize
-from validation.attribution.result import NamedAttribution, Proposal, Taps, TensorError, ranked
+from validation.attribution.result import NamedAttribution, Proposal, Taps, TensorError, rank_segments
 from validation.limits.budget import Budget, Budgets
 
 FOUND = decode(attribution(), NamedAttribution)
@@ -50,7 +50,7 @@ def test_rows_without_a_result_come_first_then_what_is_not_finite_then_by_error(
     texts = TensorError(note="it does not run"), TensorError(unequal=0.5)
     errors = [TensorError(50.0), TensorError(-math.inf), TensorError(60.0, 0.0, 2), *texts]
     rows = [replace(FOUND.rows[0], local=error) for error in errors]
-    assert [rows.index(row) for row in ranked(rows)] == [3, 2, 4, 1, 0]
+    assert [rows.index(row) for row in rank_segments(rows)] == [3, 2, 4, 1, 0]
     assert [format_error(error) for error in errors[2:]] == ["2 not finite", "no result", "50.00% unequal"]
     assert format_error(TensorError()) == "exact" and format_error(errors[0]) == "50.0 dB"
 

@@ -12,10 +12,10 @@ import numpy as np
 from tests.validation.canary.latencies import KINDS, Rng, autoregressive
 from validation.canary.judging.judge import judge
 from validation.canary.judging.thresholds import QualityThresholds, Thresholds
-from validation.statistics.evidence import Evidence, side
+from validation.statistics.evidence import CanaryEvidence, side
 
 Flags = np.ndarray
-Draw = Callable[[Rng, int, float], Evidence]
+Draw = Callable[[Rng, int, float], CanaryEvidence]
 OUTAGE = 100
 # Failures that say nothing of either side: single requests.
 SINGLE = 0.001
@@ -47,7 +47,7 @@ def equal_cases(limits: Thresholds) -> dict[str, Case]:
 def latency_cell(kind: str, paired: bool) -> Cell:
     """A kind of latency; the candidate's are longer by a factor."""
 
-    def draw(rng: Rng, count: int, worse: float) -> Evidence:
+    def draw(rng: Rng, count: int, worse: float) -> CanaryEvidence:
         ours, theirs = KINDS[kind](rng, count)
         ours = ours * (1.0 + worse)
         if step := ROUNDED.get(kind):
@@ -55,7 +55,7 @@ def latency_cell(kind: str, paired: bool) -> Cell:
         failed = rng.random(count) < SINGLE
         lost = failed if paired else rng.random(count) < SINGLE
         sides = side(ours, ~failed), side(theirs, ~lost)
-        return Evidence(*sides, paired, np.zeros(int((~failed).sum()), bool) if paired else None)
+        return CanaryEvidence(*sides, paired, np.zeros(int((~failed).sum()), bool) if paired else None)
 
     median, tail = (Thresholds({name: margin}, None, None) for name, margin in (("p50", 0.02), ("p99", 0.05)))
     return Cell(
@@ -85,9 +85,9 @@ def bursts(rng: Rng, count: int, share: float, size: int = OUTAGE) -> Flags:
 def error_cell(draw_flags: Callable[[Rng, int, float], Flags], paired: bool) -> Cell:
     """0.1 % of the requests fail, and more by so much on the candidate; each side by itself."""
 
-    def draw(rng: Rng, count: int, worse: float) -> Evidence:
+    def draw(rng: Rng, count: int, worse: float) -> CanaryEvidence:
         ours, theirs = draw_flags(rng, count, 0.001 + worse), draw_flags(rng, count, 0.001)
-        return Evidence(side(np.ones(count), ~ours), side(np.ones(count), ~theirs), paired)
+        return CanaryEvidence(side(np.ones(count), ~ours), side(np.ones(count), ~theirs), paired)
 
     limits = Thresholds({}, 0.001, None)
     return Cell(draw, share_cases(0.001, 0.002, limits))
@@ -107,9 +107,9 @@ def answers_cell(name: str, draw_flags: Callable[[Rng, int, float], Flags], burs
     values = {"disagreement": 0.01} if name == "differs" else {"flips": 0.01}
     limits = Thresholds({}, None, QualityThresholds(**{**quality.__dict__, **values}))
 
-    def draw(rng: Rng, count: int, worse: float) -> Evidence:
+    def draw(rng: Rng, count: int, worse: float) -> CanaryEvidence:
         flags, one = draw_flags(rng, count, worse), side(np.ones(count))
-        return Evidence(one, one, True, **{name: flags})
+        return CanaryEvidence(one, one, True, **{name: flags})
 
     return Cell(draw, share_cases(0.01, 0.02, limits))
 
@@ -117,9 +117,9 @@ def answers_cell(name: str, draw_flags: Callable[[Rng, int, float], Flags], burs
 def score_cell(draw_scores: Callable[[Rng, int, float], np.ndarray], paired: bool) -> Cell:
     """Scores of either side by itself; the candidate's mean is lower by so much."""
 
-    def draw(rng: Rng, count: int, worse: float) -> Evidence:
+    def draw(rng: Rng, count: int, worse: float) -> CanaryEvidence:
         sides = [side(np.ones(count), score=draw_scores(rng, count, drop)) for drop in (worse, 0.0)]
-        return Evidence(sides[0], sides[1], paired)
+        return CanaryEvidence(sides[0], sides[1], paired)
 
     return Cell(draw, share_cases(0.01, 0.015, Thresholds({}, None, QualityThresholds(disagreement=None))))
 

@@ -11,7 +11,7 @@ from enginery.core.types import TensorSpec
 from enginery.recording.traffic import RecordedRequest, RecordedTraffic
 from tests.validation.canary.latencies import KINDS, Rng
 from validation.canary.replay import ReplayClock
-from validation.statistics.evidence import Evidence, side
+from validation.statistics.evidence import CanaryEvidence, side
 
 
 def pair_evidence(
@@ -23,7 +23,7 @@ def pair_evidence(
     failing: float = 0.0,
     both_failing: float = 0.001,
     differing: float = 0.0,
-) -> Evidence:
+) -> CanaryEvidence:
     """Interleaved requests; some fail on both sides, which says nothing about either."""
     ours, theirs = KINDS[kind](rng, count)
     broken = rng.random(count) < both_failing
@@ -31,7 +31,7 @@ def pair_evidence(
     candidate = side(ours * (1 + slower), ~(broken | alone))
     baseline = side(theirs, ~broken)
     both = candidate.ok & baseline.ok
-    return Evidence(candidate, baseline, True, rng.random(int(both.sum())) < differing)
+    return CanaryEvidence(candidate, baseline, True, rng.random(int(both.sum())) < differing)
 
 
 @dataclass

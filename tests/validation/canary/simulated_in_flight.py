@@ -8,7 +8,7 @@ from enginery.arrays.arrays import Array
 from tests.validation.canary.latencies import Rng
 from validation.canary.concurrent import segments
 from validation.canary.judging.pairing import design_block
-from validation.statistics.evidence import Evidence, side
+from validation.statistics.evidence import CanaryEvidence, side
 
 # How long the machine keeps its speed, in requests (AR(1)), and by how much it varies.
 MACHINES = {"steady": (0.0, 0.0), "noisy": (0.9, 0.1), "throttling": (0.99, 0.1), "drifting": (0.999, 0.1)}
@@ -18,7 +18,7 @@ SHARED = 0.1
 
 def in_flight_evidence(
     rng: Rng, count: int, servers: int, machine: str = "steady", load: float = 0.7, slower: float = 0.0
-) -> Evidence:
+) -> CanaryEvidence:
     """Both sides of a replay in turns. Each engine has `servers` servers and one queue, Poisson arrivals.
 
     load: arrivals, of those that would keep all servers busy; above 1 the queue grows as long as it lasts.
@@ -40,7 +40,7 @@ def in_flight_evidence(
     ours, theirs = (side(one, time=arrivals) for one in (latencies[0] * (1 + slower), latencies[1]))
     segment = [number for number, (start, stop) in enumerate(cut) for _ in range(start, stop)]
     same = np.zeros(count, bool)
-    return Evidence(ours, theirs, True, same, replayed=True, design_block=design_block(segment))
+    return CanaryEvidence(ours, theirs, True, same, replayed=True, design_block=design_block(segment))
 
 
 def _segment(

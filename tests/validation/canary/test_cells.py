@@ -12,7 +12,7 @@ from tests.validation.canary.latencies import KINDS
 from validation.canary.judging.formatting import describe
 from validation.canary.judging.judge import judge
 from validation.canary.judging.thresholds import QualityThresholds, Thresholds
-from validation.statistics.evidence import Evidence, side
+from validation.statistics.evidence import CanaryEvidence, side
 from validation.statistics.rates import burst_size
 
 MEDIAN = Thresholds({"p50": 0.02}, None, None)
@@ -22,7 +22,7 @@ COUNT = 2000
 
 def latencies(kind, seed, slower):
     ours, theirs = KINDS[kind](np.random.default_rng(seed), COUNT)
-    return Evidence(side(ours * (1 + slower)), side(theirs), True)
+    return CanaryEvidence(side(ours * (1 + slower)), side(theirs), True)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_latency_that_keeps_its_level_is_insufficient_and_says_how_long():
 def test_what_moves_over_the_whole_run_is_said_without_a_number_that_nobody_measured():
     rising = np.linspace(1.0, 1.5, 2000)
     for paired, remedy in ((True, False), (False, True)):
-        evidence = Evidence(side(rising), side(np.ones(2000)), paired)
+        evidence = CanaryEvidence(side(rising), side(np.ones(2000)), paired)
         [item] = judge(evidence, MEDIAN, replicates=200).criteria
         assert item.verdict == "INSUFFICIENT" and "moves slowly over all of the" in item.note
         assert ("the same requests sent to both sides" in item.note) == remedy
@@ -65,7 +65,7 @@ def test_what_moves_over_the_whole_run_is_said_without_a_number_that_nobody_meas
 def test_between_two_modes_the_interval_reaches_over_the_gap():
     rng = np.random.default_rng(0)
     ours, theirs = (rng.permutation(np.repeat([1.0, 2.0], 1000)) * np.exp(rng.normal(size=2000) * 0.05) for _ in "ab")
-    [item] = judge(Evidence(side(ours), side(theirs), True), MEDIAN, replicates=200).criteria
+    [item] = judge(CanaryEvidence(side(ours), side(theirs), True), MEDIAN, replicates=200).criteria
     assert item.high > 0.5
 
 
@@ -73,17 +73,17 @@ def test_a_clock_of_coarse_steps_does_not_show_a_slowdown_within_a_step():
     rng = np.random.default_rng(0)
     theirs = np.round(rng.normal(10.0, 0.1, 5000))
     ours = np.round(rng.normal(10.3, 0.1, 5000))  # 3 % slower
-    assert judge(Evidence(side(ours), side(theirs), True), MEDIAN, replicates=200).verdict == "INSUFFICIENT"
+    assert judge(CanaryEvidence(side(ours), side(theirs), True), MEDIAN, replicates=200).verdict == "INSUFFICIENT"
 
 
 def test_no_error_at_all_proves_nothing_about_outages():
     for count, burst, verdict in ((8000, 100, "INSUFFICIENT"), (368_800, 100, "PASS"), (3688, 1, "PASS")):
         one = side(np.ones(count))
         limits = Thresholds({}, 0.001, None, error_burst=burst)
-        [item] = judge(Evidence(one, one, True), limits, replicates=1).criteria
+        [item] = judge(CanaryEvidence(one, one, True), limits, replicates=1).criteria
         assert item.verdict == verdict and "none was seen" in item.assumed
         assert item.needed == 3688 * burst
-    few = judge(Evidence(side(np.ones(8000)), side(np.ones(8000)), True), ERRORS, replicates=1).criteria[0]
+    few = judge(CanaryEvidence(side(np.ones(8000)), side(np.ones(8000)), True), ERRORS, replicates=1).criteria[0]
     assert "in bursts of 100 requests is assumed (error_burst)" in describe(few)
 
 
@@ -94,7 +94,7 @@ def test_errors_that_were_seen_say_how_they_come():
     assert burst_size([outage, alone], 100, "error_burst")[0] > 40
     for both, verdict in ((alone, "PASS"), (outage, "INSUFFICIENT")):
         one = side(np.ones(8000), ~both)
-        assert judge(Evidence(one, one, True), ERRORS, replicates=1).verdict == verdict
+        assert judge(CanaryEvidence(one, one, True), ERRORS, replicates=1).verdict == verdict
 
 
 @pytest.mark.parametrize("cell", [name for name in CELLS if "bursts" in name or "outages" in name])
@@ -108,7 +108,7 @@ def test_one_burst_of_other_answers_is_one_event():
     differs[3000:3060] = True
     limits = Thresholds({}, None, QualityThresholds(score=None))
     one = side(np.ones(8000))
-    assert judge(Evidence(one, one, True, differs), limits, replicates=1).verdict == "INSUFFICIENT"
+    assert judge(CanaryEvidence(one, one, True, differs), limits, replicates=1).verdict == "INSUFFICIENT"
 
 
 def test_bursts_are_as_frequent_as_asked():

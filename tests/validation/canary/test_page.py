@@ -15,7 +15,7 @@ from validation.canary.judging.thresholds import Thresholds
 from validation.canary.page import render
 from validation.canary.report import TrafficReplayed
 from validation.plots.texts import percent_text, seconds_text
-from validation.statistics.evidence import Evidence, side
+from validation.statistics.evidence import CanaryEvidence, side
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_a_canary_that_saw_next_to_nothing_has_a_page(tmp_path):
 def test_latencies_that_are_all_equal_are_said_to_be(tmp_path):
     """What a clock of coarse steps leaves: no interval, and no '-100 % to +inf %'."""
     ones = side(np.full(2000, 0.01))
-    found = judge(Evidence(ones, ones, True), replicates=50)
+    found = judge(CanaryEvidence(ones, ones, True), replicates=50)
     line = (
         "latency p50: +0 % (without bounds), margin +2 %; 2000 requests can show no difference; 2000 of 2000 latencies"
     )
@@ -110,7 +110,7 @@ def test_an_interval_that_is_known_on_one_side_says_which():
 )
 def test_what_a_number_of_requests_can_show_is_a_sentence(count, said):
     ones = side(np.ones(count))
-    found = judge(Evidence(ones, ones, True), Thresholds({}, 0.001, None), replicates=1).criteria[0]
+    found = judge(CanaryEvidence(ones, ones, True), Thresholds({}, 0.001, None), replicates=1).criteria[0]
     assert said in describe(found)
 
 

@@ -11,8 +11,8 @@ from enginery.core.errors import InputError, ModelError
 from enginery.core.reports.proof import Check
 from enginery.core.types import Dim
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
-from validation.contracts.contract import Contract, contract_checks
-from validation.contracts.predicates import Structure
+from validation.contracts.contract import EngineContract, contract_checks
+from validation.contracts.predicates import StructureLimits
 from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.budget import Budgets, default_budget
 
@@ -25,7 +25,9 @@ def golden() -> GoldenSet:
 
 
 def checked(golden: GoldenSet, contract: dict[str, Any], fault: Fault, batch: Dim | None = DIMS[0]) -> dict[str, Check]:
-    found = contract_checks(Contract.from_json(contract), Linear(), Linear(fault), golden, (SPECS, batch), BUDGETS)
+    found = contract_checks(
+        EngineContract.from_json(contract), Linear(), Linear(fault), golden, (SPECS, batch), BUDGETS
+    )
     return {check.name.removeprefix("contract "): check for check in found}
 
 
@@ -88,7 +90,7 @@ def test_decisions_that_may_differ_by_the_limits_may_differ_with_the_size(golden
 
     assert failed(checked(golden, LOOSE, decided)) == ["batch size"]
     lifted = Budgets(default_budget("engine", "fp32").override({"argmax_agreement": 0.0}))
-    promised = Contract.from_json(LOOSE)
+    promised = EngineContract.from_json(LOOSE)
     found = contract_checks(promised, Linear(), Linear(decided), golden, (SPECS, DIMS[0]), lifted)
     assert all(check.passed for check in found)
 
@@ -131,7 +133,7 @@ SOFT = np.array([[0.2, 0.3, 0.5], [1, 0, 0]], np.float32)
 def test_a_predicate_holds_on_what_it_describes_and_measures_what_breaks_it(
     structure: dict[str, Any], good: np.ndarray, bad: np.ndarray, value: float
 ) -> None:
-    read = decode(structure, Structure)
+    read = decode(structure, StructureLimits)
     ((_, kept, limit),) = read.broken(good, good, {"batch": 2})
     assert kept <= limit
     ((name, broken, limit),) = read.broken(good, bad, {"batch": 2})
@@ -153,4 +155,4 @@ def test_the_case_that_breaks_a_predicate_most_is_reported(golden: GoldenSet) ->
 def test_an_output_or_a_predicate_that_there_is_none_of_is_refused(golden: GoldenSet) -> None:
     assert failed(checked(golden, {"structured": {"z": {"finite": True}}}, lambda x, y: y)) == ["output"]
     with pytest.raises(InputError, match=r"structured\.y has no field 'finit'"):
-        Contract.from_json({"structured": {"y": {"finit": True}}})
+        EngineContract.from_json({"structured": {"y": {"finit": True}}})

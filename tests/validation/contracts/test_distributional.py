@@ -9,8 +9,8 @@ from enginery.core.errors import InputError
 from enginery.core.reports.proof import Check
 from enginery.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
-from validation.contracts.calibration import Calibration, Forecasts
-from validation.contracts.contract import Contract, contract_checks
+from validation.contracts.calibration import CalibrationSums, Forecasts
+from validation.contracts.contract import EngineContract, contract_checks
 from validation.contracts.distribution import BRIER, ECE, FLIPS, JS, KL, TOP_K
 from validation.contracts.likeness import as_logits
 from validation.contracts.two_sample import holm, p_value
@@ -52,7 +52,7 @@ def golden(labels: np.ndarray | None = None, original: Any = lambda x: x) -> Gol
 
 
 def checked(engine: Any, rows: dict[str, Any] = ALL, graph: Any = lambda x: x, **given: Any) -> dict[str, Check]:
-    contract = Contract.from_json({"distributional": {"rows": {"y": rows}}})
+    contract = EngineContract.from_json({"distributional": {"rows": {"y": rows}}})
     found = contract_checks(contract, Passing(graph), Passing(engine), golden(**given), (SPEC, None), BUDGETS)
     return {check.name.removeprefix("contract "): check for check in found}
 
@@ -165,7 +165,7 @@ def test_calibration_is_that_of_the_definitions() -> None:
     confidence, right = p.max(1), p.argmax(1) == labels
     bins = np.ceil(confidence * 15) - 1
     ece = sum(abs(right[bins == b].mean() - confidence[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins))
-    found = Calibration()
+    found = CalibrationSums()
     for part in (slice(0, 100), slice(100, None)):
         found.add(Forecasts(p[part]), labels[part])
     assert found.ece == pytest.approx(ece)
@@ -215,7 +215,9 @@ def drawn(of: str, vary: str | None, candidate: Any, outputs: tuple[str, ...] = 
     frozen = freeze(given, NOISE, DIMS[:0], Drawing("noise").run)
     contract = {"distributional": {"seeds": {"outputs": list(outputs), "vary": vary, "draws": 40, "alpha": 0.01}}}
     batch: Dim | None = None
-    return list(contract_checks(Contract.from_json(contract), Drawing(of), candidate, frozen, (NOISE, batch), BUDGETS))
+    return list(
+        contract_checks(EngineContract.from_json(contract), Drawing(of), candidate, frozen, (NOISE, batch), BUDGETS)
+    )
 
 
 @pytest.mark.parametrize(("of", "vary"), [("noise", "noise"), ("seed", "seed"), ("run", None)])

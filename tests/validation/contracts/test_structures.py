@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from enginery.core.codec import decode
 from validation.contracts.boxes import corners_of, overlaps
-from validation.contracts.predicates import Structure
+from validation.contracts.predicates import StructureLimits
 from validation.contracts.sequences import _edits
 
 RNG = np.random.default_rng(0)
@@ -19,7 +19,7 @@ WHOLE = {"classes": "class", "scores": "score", "score": 0.05}
 
 
 def boxes(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray] = FOUND, **asked: Any) -> dict[str, float]:
-    structure = decode({"boxes": {**WHOLE, **asked}}, Structure)
+    structure = decode({"boxes": {**WHOLE, **asked}}, StructureLimits)
     found = structure.broken(expected["boxes"], actual["boxes"], {}, (expected, actual))
     return {name: value for name, value, limit in found if not value <= limit}
 
@@ -91,7 +91,7 @@ def row(index: int, *tokens: int) -> np.ndarray:
 
 
 def broken(structure: dict[str, Any], actual: np.ndarray) -> dict[str, float]:
-    found = decode(structure, Structure).broken(GRAPH, actual, {})
+    found = decode(structure, StructureLimits).broken(GRAPH, actual, {})
     return {name: value for name, value, limit in found if not value <= limit}
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Linear
 from validation.golden.change import change
 from validation.golden.golden_set import GoldenSet, freeze
-from validation.limits.noise_floor import Floor, Noise
+from validation.limits.noise_floor import Noise, OutputFloor
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,8 @@ def test_expected_outputs_that_moved_are_counted_and_the_largest_is_named(before
 def test_other_data_other_cases_other_labels_and_another_floor_are_told(before: GoldenSet) -> None:
     other = [{"x": GOLDEN[0]["x"] + 1}, *GOLDEN[1:], GOLDEN[0]]
     after = replace(
-        freeze(other, SPECS, (DIMS[0],), Linear().run, np.zeros(16)), noise=Noise({"y": {"golden": Floor(130.0, 1e-7)}})
+        freeze(other, SPECS, (DIMS[0],), Linear().run, np.zeros(16)),
+        noise=Noise({"y": {"golden": OutputFloor(130.0, 1e-7)}}),
     )
     found = change(before, after)
     assert (found.added, found.removed) == (("golden 3",), ())

@@ -9,7 +9,7 @@ import pytest
 from enginery.core.errors import InputError
 from enginery.core.types import PRECISIONS
 from validation.limits.budget import Budget, budgets, default_budget, within
-from validation.limits.noise_floor import Floor, Noise
+from validation.limits.noise_floor import Noise, OutputFloor
 
 DOCS = Path(__file__).parents[3] / "docs/concepts/validation.md"
 
@@ -33,7 +33,7 @@ def test_lower_precisions_get_no_tighter_limits(precision):
 
 @pytest.mark.parametrize(("floor", "limit"), [(135, 105), (115, 85), (105, 80), (90, 70), (65, 45), (10, 3)])
 def test_a_floor_tightens_by_one_margin_and_loosens_by_a_smaller(floor, limit):
-    found = budgets("engine", "fp32", Noise({"y": {"golden": Floor(floor, 1e-6)}}))
+    found = budgets("engine", "fp32", Noise({"y": {"golden": OutputFloor(floor, 1e-6)}}))
     assert found.of("y", "golden").sqnr_db == limit
     assert ("looser than 80" in found.notes["y", "golden"]) == (limit < 80)
 

@@ -14,7 +14,7 @@ from validation.comparison.sessions import expected_checks
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import budgets, default_budget
 from validation.limits.float64 import DoubleSession
-from validation.limits.noise_floor import Floor, Noise, noise_floor
+from validation.limits.noise_floor import Noise, OutputFloor, noise_floor
 
 
 def net(folder: Path, text: str, inputs: str, outputs: str, **weights: np.ndarray) -> Path:
@@ -99,7 +99,7 @@ def test_an_output_without_any_noise_gives_no_floor(tmp_path: Path) -> None:
     assert noise_floor(DoubleSession(path).run, session.run, {"golden": [{"x": normal(2, 4)}]}).floors == {}
 
 
-NOISE = Noise({"y": {"golden": Floor(135.0, 1e-6)}})
+NOISE = Noise({"y": {"golden": OutputFloor(135.0, 1e-6)}})
 
 
 @pytest.mark.parametrize(("precision", "limit"), [("fp32", 105.0), ("fp16", 44.7), ("bf16", 26.7), ("int8", 15.0)])

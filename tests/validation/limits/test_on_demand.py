@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tests.validation.test_variation import Fake, broken, frozen
 from validation.comparison.sessions import drift_checks
 from validation.limits.budget import Budget, budgets, strictest
-from validation.limits.noise_floor import Floor, Noise
-from validation.limits.on_demand import Limits, StagedLimits
+from validation.limits.noise_floor import Noise, OutputFloor
+from validation.limits.on_demand import OutputLimits, StagedLimits
 from validation.metrics.drift import measure
 from validation.rounding.figures import Honest
 
@@ -49,9 +49,9 @@ def test_what_keeps_the_strictest_limits_keeps_any_that_are_measured(precision, 
     expected = detector(ROWS)
     drift = measure(expected, off(10.0**honest, seed + 1, None)(ROWS), samples=len(ROWS))
     known = Honest({("y", kind): drift for kind in kinds})
-    noise = None if floor is None else Noise({"y": {kind: Floor(floor, 1e-6) for kind in kinds}})
-    measured = Limits(budgets("engine", precision, noise, known), known.drifts)
-    first = Limits(strictest("engine", precision, noise))
+    noise = None if floor is None else Noise({"y": {kind: OutputFloor(floor, 1e-6) for kind in kinds}})
+    measured = OutputLimits(budgets("engine", precision, noise, known), known.drifts)
+    first = OutputLimits(strictest("engine", precision, noise))
     golden = frozen(detector, ROWS)
     candidate = Fake(off(10.0**actual, seed, column))
     if broken(drift_checks("engine", Fake(detector), candidate, golden, measured)):
@@ -64,10 +64,10 @@ def test_looser_limits_are_asked_for_only_where_a_check_fails_and_then_kept():
     def looser():
         for least in (60.0, 20.0, 5.0):
             asked.append(least)
-            yield Limits.of(Budget(sqnr_db=least))
+            yield OutputLimits.of(Budget(sqnr_db=least))
 
     golden, exact, rough = frozen(detector, ROWS), Fake(detector), Fake(off(3e-2, 0, None))
-    held = StagedLimits(Limits.of(Budget(sqnr_db=100.0)), looser())
+    held = StagedLimits(OutputLimits.of(Budget(sqnr_db=100.0)), looser())
     assert not broken(drift_checks("engine", exact, exact, golden, held)) and asked == []
     checks = drift_checks("engine", exact, rough, golden, held)
     assert not broken(checks) and asked == [60.0, 20.0]
@@ -76,6 +76,6 @@ def test_looser_limits_are_asked_for_only_where_a_check_fails_and_then_kept():
 
 
 def test_a_check_that_no_limit_keeps_is_held_to_the_loosest():
-    held = StagedLimits(Limits.of(Budget(sqnr_db=100.0)), iter([Limits.of(Budget(sqnr_db=90.0))]))
+    held = StagedLimits(OutputLimits.of(Budget(sqnr_db=100.0)), iter([OutputLimits.of(Budget(sqnr_db=90.0))]))
     (check, *_) = broken(drift_checks("engine", Fake(detector), Fake(off(0.1, 0, None)), frozen(detector, ROWS), held))
     assert check.limit == 90.0

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from validation.metrics.drift import measure
-from validation.metrics.rows import Rows, measure_rows
+from validation.metrics.rows import RowSums, measure_rows
 
 SHAPES = st.sampled_from([(4,), (1, 1), (3, 7), (2, 3, 5), (2, 1, 2, 9)])
 
@@ -80,7 +80,7 @@ def test_a_row_that_is_not_finite_has_no_divergence_and_passes_nothing():
 
 
 def test_scalars_and_empty_arrays_have_no_rows():
-    assert measure_rows(np.float32(1).reshape(()), np.float32(2).reshape(())) == Rows()
+    assert measure_rows(np.float32(1).reshape(()), np.float32(2).reshape(())) == RowSums()
     assert measure_rows(np.zeros((0, 4)), np.zeros((0, 4))).js == 0
     assert measure_rows(np.zeros((3, 0)), np.zeros((3, 0))).count == 0
 

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 from enginery.core.codec import decode, encode_document
 from enginery.core.errors import IntegrityError
 from enginery.core.reports.spread import Spread
-from validation.metrics.tally import CHUNK, MOST_OUTPUTS, Spreads, Tally, samples_of
+from validation.metrics.tally import CHUNK, MOST_OUTPUTS, OutputTally, Spreads, samples_of
 
 FLOATS = st.floats(-1e4, 1e4, width=32)
 
@@ -25,7 +25,7 @@ def pair(seed: int = 0, rows: int = 40, length: int = 300) -> tuple[np.ndarray, 
 
 
 def spread(*pairs: tuple[np.ndarray, np.ndarray], samples: int | None = None) -> Spread:
-    tally = Tally()
+    tally = OutputTally()
     for index, (e, a) in enumerate(pairs):
         tally.add(f"golden {index}", e, a, samples=len(e) if samples is None else samples)
     return tally.spread("engine", "y")
@@ -58,7 +58,7 @@ def test_squares_that_float64_cannot_hold(scale):
 @given(arrays.arrays(np.float32, (9, 4), elements=FLOATS), st.integers(1, 8))
 def test_parts_merge_into_the_whole(expected, cut):
     actual = expected * np.float32(1.001)
-    whole, first, second = Tally(), Tally(), Tally()
+    whole, first, second = OutputTally(), OutputTally(), OutputTally()
     whole.add("c", expected, actual, samples=9)
     first.add("c", expected[:cut], actual[:cut], samples=cut)
     second.add("c", expected[cut:], actual[cut:], samples=9 - cut)

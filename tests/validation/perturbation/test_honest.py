@@ -15,7 +15,7 @@ from tests.faults.nets import mlp, rows
 from tests.pipeline.quantization.small_nets import CPU, ranges_of
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import HONEST_DB, LEAST_DB, budgets, default_budget
-from validation.limits.noise_floor import Floor, Noise
+from validation.limits.noise_floor import Noise, OutputFloor
 from validation.metrics.drift import Drift, measure
 from validation.perturbation.honest import honest_rounding
 from validation.rounding.figures import Honest, with_chance
@@ -132,19 +132,22 @@ def test_variation_and_greatest_error_have_limits_from_honest_rounding_too():
 
 
 def test_quantization_to_integers_keeps_its_documented_limits():
-    assert budgets("quantization", "int8", Noise({"y": {"golden": Floor(135.0, 1e-6)}})).measured == {}
+    assert budgets("quantization", "int8", Noise({"y": {"golden": OutputFloor(135.0, 1e-6)}})).measured == {}
 
 
 def test_the_floor_of_an_ill_conditioned_model_loosens_a_default_and_the_line_says_so():
     """float32 itself is 65 dB from exact, and two honest kernels 63.5 dB from each other."""
-    noise = Noise({"y": {"golden": Floor(65.0, 1e-3)}})
+    noise = Noise({"y": {"golden": OutputFloor(65.0, 1e-3)}})
     for joint in ("export", "engine"):
         found = budgets(joint, "fp32", noise)
         assert found.of("y", "golden").sqnr_db == 45 and found.of("y", "golden").max_rel == pytest.approx(
             1e-3 * 10**1.5
         )
         assert found.notes["y", "golden"] == "float32's own noise is 65 dB below this output (looser than 80)"
-    assert budgets("engine", "fp32", Noise({"y": {"golden": Floor(20.0, 1.0)}})).of("y", "golden").sqnr_db == LEAST_DB
+    assert (
+        budgets("engine", "fp32", Noise({"y": {"golden": OutputFloor(20.0, 1.0)}})).of("y", "golden").sqnr_db
+        == LEAST_DB
+    )
 
 
 @pytest.mark.parametrize("written", [80.0, 20.0])

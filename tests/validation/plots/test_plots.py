@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from validation.plots.charts import Curve, Interval, Point, ecdf, histogram, intervals, loglog, series, spanning
+from validation.plots.charts import Curve, Interval, Point, ecdf, histogram, intervals, loglog, series, span_axis
 from validation.plots.marks import Axis, Bars, Dot, Key, Line, Plot, Text
 from validation.plots.svg import svg
 from validation.plots.texts import number_text, percent_text, seconds_text, share_text
@@ -103,16 +103,16 @@ def test_an_interval_beyond_the_axis_is_an_arrow_and_has_no_dot(drawn):
 def test_a_log_axis_takes_no_zero_and_a_narrow_one_has_labels():
     plot = ecdf([Curve("a", [0.0, 0.02, 0.021], [0, 0.5, 1])], Axis(0.019, 0.022, log=True, text=seconds_text), "w")
     assert "20 ms" in svg(plot)
-    assert spanning([0.0, -1.0], log=True) == (1.0, 10.0)
-    assert spanning([]) == (0.0, 1.0)
-    low, high = spanning([5.0, 5.0], least=1.0, pad=0)
+    assert span_axis([0.0, -1.0], log=True) == (1.0, 10.0)
+    assert span_axis([]) == (0.0, 1.0)
+    low, high = span_axis([5.0, 5.0], least=1.0, pad=0)
     assert (low, high) == (4.5, 5.5)
 
 
 @pytest.mark.parametrize("log", [True, False])
 @pytest.mark.parametrize(("least", "most"), [(1e299, 1e299), (5e-324, 1.7e308), (-1.7e308, 1.7e308), (5e-324, 5e-324)])
 def test_an_axis_around_numbers_at_the_ends_of_what_a_float_holds_is_drawn(least, most, log):
-    low, high = spanning([least, most], log=log, least=0.1)
+    low, high = span_axis([least, most], log=log, least=0.1)
     assert math.isfinite(low) and math.isfinite(high) and low < high and (low > 0 or not log)
     axis = Axis(low, high, log=log)
     assert "nan" not in svg(Plot("p", "w", UNIT, axis, (Line([0.0, 1.0], [least, most]), Dot(0.5, most))))

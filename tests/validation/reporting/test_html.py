@@ -17,7 +17,7 @@ from validation.reporting.html import metric_text
 from validation.reporting.html import render as draw
 from validation.reporting.overview import VersionPage, headroom_db
 from validation.reporting.overview import overview as look
-from validation.reporting.stages import bound
+from validation.reporting.stages import format_bound
 from validation.reporting.version_document import VersionDocument
 
 HOSTILE = "<script>alert(1)</script>\"'&" + "x" * 300
@@ -230,7 +230,7 @@ def test_a_limit_is_shown_as_the_bound_it_is():
     cases += [("max_rel", 0.1, 0.6, True, "≤"), ("sqnr_db", 99.0, 80.0, True, "≥"), ("nonfinite", 0.0, 0.0, True, "≤")]
     cases += [("agreement", 1.0, 1.0, True, "≥"), ("sqnr_db", math.nan, 80.0, False, "≥")]
     for name, value, limit, passed, sign in cases:
-        assert bound(Check("engine", name, "y", "golden", value, limit, passed)) == sign, name
+        assert format_bound(Check("engine", name, "y", "golden", value, limit, passed)) == sign, name
 
 
 def test_worst_cases_say_sample_place_expected_and_actual():

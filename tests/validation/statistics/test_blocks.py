@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.validation.canary.latencies import autoregressive
-from validation.statistics.blocks import block_length, drawn, politis_white, quantile_replicates
+from validation.statistics.blocks import block_length, draw_block_counts, politis_white, quantile_replicates
 
 
 def test_blocks_are_as_long_as_the_memory():
@@ -19,7 +19,7 @@ def test_blocks_are_as_long_as_the_memory():
 def test_replicates_are_those_of_sorting_each_resample():
     rng = np.random.default_rng(1)
     values, block = rng.lognormal(size=600), 3
-    draws = drawn(200, 50, 0)
+    draws = draw_block_counts(200, 50, 0)
     found = quantile_replicates(values, [0.5, 0.9], block, draws)
     blocks = values.reshape(200, 3)
     for row, counts in zip(found, draws.astype(int), strict=True):
@@ -34,7 +34,9 @@ def test_the_standard_error_of_a_median_is_the_true_one():
     for _ in range(20):
         values = autoregressive(rng, 2000, 0.8, 1.0)
         length = block_length(values)
-        errors.append(quantile_replicates(values, [0.5], length, drawn(2000 // length, 300, 0)).std())
+        errors.append(quantile_replicates(values, [0.5], length, draw_block_counts(2000 // length, 300, 0)).std())
     truth = np.std([np.median(autoregressive(rng, 2000, 0.8, 1.0)) for _ in range(150)])
     assert np.mean(errors) == pytest.approx(truth, rel=0.2)
-    assert quantile_replicates(values, [0.5], 1, drawn(2000, 100, 0)).std() < 0.6 * truth, "blocks are what it takes"
+    assert quantile_replicates(values, [0.5], 1, draw_block_counts(2000, 100, 0)).std() < 0.6 * truth, (
+        "blocks are what it takes"
+    )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from validation.statistics.distributions import beta_cdf, t_quantile
-from validation.statistics.rates import clustering, detectable, effective, lower, needed, upper
+from validation.statistics.rates import count_needed, detectable, effective, estimate_design_effect, lower, upper
 
 
 def binomial(count: int, total: int, share: float) -> float:
@@ -41,14 +41,14 @@ def test_ends_of_the_incomplete_beta_function():
 def test_a_burst_is_less_evidence_than_as_many_failures_apart():
     apart, burst = np.zeros(2000), np.zeros(2000)
     apart[::100], burst[400:420] = 1, 1
-    assert clustering(apart, 20) == 1.0
-    assert clustering(burst, 20) > 10
+    assert estimate_design_effect(apart, 20) == 1.0
+    assert estimate_design_effect(burst, 20) > 10
     assert lower(*effective(burst, 20), 0.05) < lower(*effective(apart, 20), 0.05)
     assert upper(*effective(burst, 20), 0.05) > upper(*effective(apart, 20), 0.05)
 
 
 def test_the_promised_numbers_of_requests_hold():
-    enough = needed(0.001, 0.025)
+    enough = count_needed(0.001, 0.025)
     assert enough == 3688
     assert upper(0, enough, 0.025) <= 0.001 < upper(0, enough - 1, 0.025)
     rng = np.random.default_rng(0)
@@ -56,4 +56,4 @@ def test_the_promised_numbers_of_requests_hold():
     bound = upper(0, 5000, 0.005)
     found = np.mean([lower(int(x), 5000, 0.005) - bound > 0.001 for x in rng.binomial(5000, share, 2000)])
     assert found == pytest.approx(0.8, abs=0.04)
-    assert detectable(5, 0.3, 0.01, True) is None and needed(1.5, 0.05) is None
+    assert detectable(5, 0.3, 0.01, True) is None and count_needed(1.5, 0.05) is None

@@ -16,10 +16,17 @@ from enginery.core.text import pluralize
 from validation.canary.judging.thresholds import Thresholds, probability
 from validation.statistics.blocks import LEAST_BLOCKS
 from validation.statistics.distributions import NORMAL, t_quantile
-from validation.statistics.evidence import Evidence
+from validation.statistics.evidence import CanaryEvidence
 from validation.statistics.memory import LEAST_INDEPENDENT
 from validation.statistics.rates import POWER
-from validation.statistics.slowdown import LEAST_BEYOND, Effect, answered, quantile_effects, quantile_of, rank_bounds
+from validation.statistics.slowdown import (
+    LEAST_BEYOND,
+    Effect,
+    quantile_effects,
+    quantile_of,
+    rank_bounds,
+    select_answered,
+)
 
 Verdict = Literal["PASS", "FAIL", "INSUFFICIENT"]
 VERDICTS: tuple[Verdict, ...] = ("PASS", "FAIL", "INSUFFICIENT")
@@ -27,8 +34,8 @@ REPLICATES = 1000
 # The normal interval of the bootstrap at 5 % misses in 5.4 % of 6,000 simulated canaries (lognormal, heavy-tailed and
 # remembering latencies, 5,000 requests, median, both sides): so the level is calibrated (Loh, JASA 82, 1987).
 CALIBRATED = 0.9
-# Of a replay in turns (`Evidence.design_block`), whose blocks are fewer: at 0.9 a candidate at its margin of the median
-# passed in 5.3 % of 1,000 simulated canaries of 5,000 requests with 32 in flight.
+# Of a replay in turns (`CanaryEvidence.design_block`), whose blocks are fewer: at 0.9 a candidate at its margin of the
+# median passed in 5.3 % of 1,000 simulated canaries of 5,000 requests with 32 in flight.
 CALIBRATED_IN_TURNS = 0.8
 # The wider of the two intervals misses less often than either: the ranks move by so much of what one alone would take.
 _RANKS = 0.9
@@ -72,12 +79,12 @@ class Criterion:
     def without_infinities(self) -> "Criterion":
         """With None for what JSON has no number for; what is None means the same as what is infinite."""
 
-        def known(value: float | None) -> float | None:
+        def finite_or_none(value: float | None) -> float | None:
             return value if is_finite(value) else None
 
-        low, high, detectable, provable = map(known, (self.low, self.high, self.detectable, self.provable))
+        low, high, detectable, provable = map(finite_or_none, (self.low, self.high, self.detectable, self.provable))
         return replace(
-            self, estimate=known(self.estimate), low=low, high=high, detectable=detectable, provable=provable
+            self, estimate=finite_or_none(self.estimate), low=low, high=high, detectable=detectable, provable=provable
         )
 
 
@@ -94,13 +101,13 @@ def verdict_of(low: float, high: float, margin: float) -> Verdict:
 
 
 def latency_criteria(
-    evidence: Evidence, thresholds: Thresholds, levels: ErrorLevels, seed: int, replicates: int = REPLICATES
+    evidence: CanaryEvidence, thresholds: Thresholds, levels: ErrorLevels, seed: int, replicates: int = REPLICATES
 ) -> list[Criterion]:
     """Non-inferiority of each latency quantile, by the bootstrap of the logarithm of their ratio.
 
     The same blocks are drawn on both sides when they saw the same requests, so what both suffered cancels.
     """
-    sides = answered(evidence)
+    sides = select_answered(evidence)
     effects = quantile_effects(
         sides,
         [probability(name) for name in thresholds.latency],

@@ -16,7 +16,7 @@ from validation.canary.judging.scores import score_criterion
 from validation.canary.judging.sequential import level_of
 from validation.canary.judging.shares import error_criterion, share_criterion
 from validation.canary.judging.thresholds import Thresholds, burst_of
-from validation.statistics.evidence import Evidence
+from validation.statistics.evidence import CanaryEvidence
 
 SEED = 0
 
@@ -58,7 +58,7 @@ class CanaryJudgement:
 
 
 def judge(
-    evidence: Evidence,
+    evidence: CanaryEvidence,
     thresholds: Thresholds | None = None,
     looks: Looks | None = None,
     *,
@@ -99,7 +99,7 @@ def overall(verdicts: Sequence[Verdict]) -> Verdict:
     return "PASS" if verdicts and all(item == "PASS" for item in verdicts) else "INSUFFICIENT"
 
 
-def quality_criteria(evidence: Evidence, limits: Thresholds, levels: ErrorLevels) -> list[Criterion]:
+def quality_criteria(evidence: CanaryEvidence, limits: Thresholds, levels: ErrorLevels) -> list[Criterion]:
     """What the observations say of the answers. Where they say nothing, that is INSUFFICIENT, and not silence."""
     quality = limits.quality
     if quality is None:

@@ -24,7 +24,7 @@ CLOSE = "judge when both were closed (`ObservationLog.close`), or cut both at th
 
 @dataclass(frozen=True)
 class PairsEnd:
-    """in_flight: requests to be left out.  stopped: see `Evidence`."""
+    """in_flight: requests to be left out.  stopped: see `CanaryEvidence`."""
 
     in_flight: tuple[Name | None, ...]
     stopped: str
@@ -64,12 +64,12 @@ def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore
             tail -= set(young)
         if not tail:
             continue
-        told = f"{side.path.name} ({role}) stops {pluralize(len(tail), 'request')} before {other.path.name}"
+        text = f"{side.path.name} ({role}) stops {pluralize(len(tail), 'request')} before {other.path.name}"
         by_chance = (1.0 - share) ** len(tail) >= _RARE
         if (ignore_missing and (closed or by_chance)) or (closed and role == "candidate"):
-            notes.append(told)
+            notes.append(text)
         else:
-            stopped.append(f"{told}{'' if closed else ', and not both say that they were stopped in order'}; {CLOSE}")
+            stopped.append(f"{text}{'' if closed else ', and not both say that they were stopped in order'}; {CLOSE}")
     return PairsEnd(tuple(in_flight), "; ".join(stopped), tuple(notes))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from enginery.arrays.arrays import Array
 from validation.canary.judging.observed_times import span_text
 from validation.canary.observations import ObservationTable
-from validation.statistics.evidence import Evidence
+from validation.statistics.evidence import CanaryEvidence
 
 # Requests of the thinner side in a window: the fewer, the closer in time; the more, the fewer are left without a match.
 PER_WINDOW = 50
@@ -45,7 +45,7 @@ class CommonSpan(NamedTuple):
         return [times[(times >= self.first) & (times <= self.last)] for times in self.times]
 
 
-def match_in_time(evidence: Evidence) -> Evidence:
+def match_in_time(evidence: CanaryEvidence) -> CanaryEvidence:
     """Different requests in pairs of about the same moment; where the sides do not compare, all of them, and why."""
     found = [side.take(np.argsort(side.time, kind="stable")) for side in (evidence.candidate, evidence.baseline)]
     spans = spans_of(found[0].time, found[1].time)

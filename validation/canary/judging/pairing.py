@@ -13,12 +13,12 @@ from validation.canary.judging.log_ends import CLOSE, describe_kill, end_of_pair
 from validation.canary.judging.matching import match_in_time, silence
 from validation.canary.judging.observed_times import hours_apart
 from validation.canary.observations import Name, ObservationTable
-from validation.statistics.evidence import Evidence
+from validation.statistics.evidence import CanaryEvidence
 
 
 def evidence_of(
     candidate: ObservationTable, baseline: ObservationTable, sqnr_db: float, *, ignore_missing: bool = False
-) -> tuple[Evidence, tuple[str, ...]]:
+) -> tuple[CanaryEvidence, tuple[str, ...]]:
     """What two files say together, and remarks on how they were read.
 
     They are paired when each observation on both sides names its request. A request that only one side observed counts
@@ -36,10 +36,10 @@ def evidence_of(
     return replace(evidence, stopped="; ".join(filter(None, why)), replayed=replayed), (*notes, *more)
 
 
-def _match_by_time(candidate: ObservationTable, baseline: ObservationTable) -> tuple[Evidence, list[str]]:
+def _match_by_time(candidate: ObservationTable, baseline: ObservationTable) -> tuple[CanaryEvidence, list[str]]:
     """Requests of about the same moment in pairs, where the sides compare."""
     ours, theirs = (one.side(np.arange(len(one))) for one in (candidate, baseline))
-    found = match_in_time(Evidence(ours, theirs, paired=False))
+    found = match_in_time(CanaryEvidence(ours, theirs, paired=False))
     notes = ["the two sides answered different requests, and are compared within windows of time"]
     if found.unlike:
         return found, notes
@@ -58,7 +58,7 @@ def _match_by_time(candidate: ObservationTable, baseline: ObservationTable) -> t
 
 def _pair_by_name(
     candidate: ObservationTable, baseline: ObservationTable, sqnr_db: float, ignore_missing: bool
-) -> tuple[Evidence, list[str]]:
+) -> tuple[CanaryEvidence, list[str]]:
     if not set(candidate.request) & set(baseline.request):
         raise DataError(
             f"{candidate.path.name} and {baseline.path.name} have no request in common; send the same ones to both, or "
@@ -79,7 +79,7 @@ def _pair_by_name(
     differs, flipped = _answers(candidate, baseline, pairs[ours.ok & theirs.ok], sqnr_db)
     apart = hours_apart(ours.time, theirs.time)
     block = design_block([candidate.segment[index] for index in pairs[:, 0] if index >= 0])
-    return Evidence(ours, theirs, True, differs, flipped, end.stopped, apart, design_block=block), notes
+    return CanaryEvidence(ours, theirs, True, differs, flipped, end.stopped, apart, design_block=block), notes
 
 
 def design_block(segment: Sequence[int | None]) -> int:

@@ -18,13 +18,13 @@ from validation.canary.judging.criteria import (
 from validation.statistics import rates
 from validation.statistics.blocks import LEAST_BLOCKS, MOST_BLOCKS
 from validation.statistics.distributions import t_quantile
-from validation.statistics.evidence import Evidence, Side
+from validation.statistics.evidence import CanaryEvidence, Side
 from validation.statistics.memory import memories_of
 
 
-def score_criterion(evidence: Evidence, margin: float, levels: ErrorLevels) -> Criterion | None:
+def score_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels) -> Criterion | None:
     """How much the mean score drops; None where scores were not observed."""
-    scored = [_scored(side) for side in (evidence.candidate, evidence.baseline)]
+    scored = [_read_scores(side) for side in (evidence.candidate, evidence.baseline)]
     if evidence.paired:
         both = ~np.isnan(scored[0]) & ~np.isnan(scored[1])
         scored = [values[both] for values in scored]
@@ -70,5 +70,5 @@ def _score(scored: list[Array], margin: float, levels: ErrorLevels, error: float
     )
 
 
-def _scored(side: Side) -> Array:
+def _read_scores(side: Side) -> Array:
     return np.where(side.ok, side.score, np.nan)

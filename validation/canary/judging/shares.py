@@ -5,10 +5,10 @@ import math
 from enginery.arrays.arrays import Array
 from validation.canary.judging.criteria import Criterion, ErrorLevels, verdict_of
 from validation.statistics import rates
-from validation.statistics.evidence import Evidence
+from validation.statistics.evidence import CanaryEvidence
 
 
-def error_criterion(evidence: Evidence, margin: float, levels: ErrorLevels, burst: int = 1) -> Criterion:
+def error_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels, burst: int = 1) -> Criterion:
     """The difference of the shares of failed requests. burst: requests that one outage fails, assumed where no error
     was seen."""
     failed = [~evidence.candidate.ok, ~evidence.baseline.ok]
@@ -46,7 +46,7 @@ def _share(
 ) -> Criterion:
     difference = name == "errors"
     passing = levels.passing / 2 if difference else levels.passing
-    needed = rates.needed(margin, passing)
+    needed = rates.count_needed(margin, passing)
     return Criterion(
         name,
         "share",

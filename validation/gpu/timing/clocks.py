@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from validation.latency.measurement.loop import timed
+from validation.latency.measurement.loop import time_call
 
 
 def seconds_of(run: Callable[[], object], device: str, runs: int) -> list[float]:
@@ -11,7 +11,7 @@ def seconds_of(run: Callable[[], object], device: str, runs: int) -> list[float]
 
     run()
     if device == "cpu":
-        return [timed(run) for _ in range(runs)]
+        return [time_call(run) for _ in range(runs)]
     pairs = []
     for _ in range(runs):
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's

@@ -66,11 +66,11 @@ def _products(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
     side = _SIDE[device]
 
     def plain(dtype: "torch.dtype") -> Callable[[], Callable[[], object]]:
-        def made() -> Callable[[], object]:
+        def make_product() -> Callable[[], object]:
             left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
             return lambda: torch.mm(left, right)
 
-        return made
+        return make_product
 
     def whole() -> Callable[[], object]:
         left, right = (torch.randint(-127, 128, (side, side), dtype=torch.int8, device=device) for _ in range(2))

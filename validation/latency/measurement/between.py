@@ -41,10 +41,10 @@ def quantiles_between(series: Sequence[Array], shown: tuple[float, ...] = SHOWN)
     if len(series) < LEAST_PROCESSES:
         return found
     shift = _half_width(np.log([float(np.median(each)) for each in series]))
-    return tuple(_widened(item, series, shift) for item in found)
+    return tuple(_widen(item, series, shift) for item in found)
 
 
-def _widened(item: Quantile, series: Sequence[Array], shift: float) -> Quantile:
+def _widen(item: Quantile, series: Sequence[Array], shift: float) -> Quantile:
     if item.p != 0.5 and min(map(len, series)) < runs_needed(item.p):
         if item.value is None or item.low is None or item.high is None:
             return item

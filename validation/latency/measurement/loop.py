@@ -39,7 +39,7 @@ def latencies(run: Run, seconds: float, least: int = LEAST_RUNS) -> Array:
     return np.array(found) * 1e-9
 
 
-def timed(run: Run) -> float:
+def time_call(run: Run) -> float:
     """Seconds of one call."""
     begun = time.perf_counter()
     run()

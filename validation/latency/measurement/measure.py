@@ -13,8 +13,15 @@ from enginery.core.reports.latency import BucketLatency, EngineLatency, SystemLo
 from validation.latency.measurement.between import quantiles_between
 from validation.latency.measurement.buckets import BucketInputs
 from validation.latency.measurement.fork import measured_apart
-from validation.latency.measurement.loop import LEAST_RUNS, streams_per_second, timed
-from validation.latency.measurement.once import Opens, ProcessMeasurement, Series, SizeFigures, measure_once, taken
+from validation.latency.measurement.loop import LEAST_RUNS, streams_per_second, time_call
+from validation.latency.measurement.once import (
+    Opens,
+    ProcessMeasurement,
+    Series,
+    SizeFigures,
+    measure_once,
+    select_inputs,
+)
 from validation.latency.measurement.quantiles import curve
 from validation.latency.measurement.system_load import SystemLoadMonitor
 from validation.latency.measurement.warmup import warm_up
@@ -67,7 +74,7 @@ def _run_processes(
     while len(found) < wanted:
         folder = workdir / f"process-{len(found)}"
         folder.mkdir()
-        took = timed(lambda place=folder: found.append(measured_apart(work, place)))  # type: ignore[misc]
+        took = time_call(lambda place=folder: found.append(measured_apart(work, place)))  # type: ignore[misc]
         if len(found) == 1 and took > COSTLY_S + seconds:
             wanted = min(wanted, FEWER_PROCESSES)
     return found
@@ -109,7 +116,7 @@ def _with_streams(
 ) -> BucketLatency:
     with ExitStack() as stack:
         sessions = [stack.enter_context(opens()) for _ in range(streams)]
-        runs = [partial(session.run, taken(session, bucket.inputs)) for session in sessions]
+        runs = [partial(session.run, select_inputs(session, bucket.inputs)) for session in sessions]
         for run in runs:
             run()
         rate = streams_per_second(runs, seconds)

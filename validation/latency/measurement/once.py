@@ -13,7 +13,7 @@ from enginery.arrays.arrays import Array
 from enginery.core.codec import decode, encode
 from enginery.core.types import Session, Tensors
 from validation.latency.measurement.buckets import BucketInputs
-from validation.latency.measurement.loop import latencies, timed
+from validation.latency.measurement.loop import latencies, time_call
 from validation.latency.measurement.memory import forget_peak, peak_bytes, resident_bytes
 
 Opens = Callable[[], AbstractContextManager[Session]]
@@ -92,12 +92,12 @@ def measure_once(
     seconds, least: of each size's runs, as in `loop.latencies`.  imports: imports the runtime, which is timed apart.
     Raises what `imports`, `opens` and the session raise.
     """
-    import_s = timed(imports) if imports else None
+    import_s = time_call(imports) if imports else None
     resettable = forget_peak()
     before = resident_bytes()
     with ExitStack() as stack:
         opened: list[Session] = []
-        load_s = timed(lambda: opened.append(stack.enter_context(opens())))
+        load_s = time_call(lambda: opened.append(stack.enter_context(opens())))
         loaded = resident_bytes() - before
         sizes = [_Size(opened[0], bucket, seconds, least, before) for bucket in buckets]
         for _ in range(PASSES):
@@ -132,9 +132,9 @@ class _Size:
 
     def __init__(self, session: Session, bucket: BucketInputs, seconds: float, least: int, before: int) -> None:
         # Copied: a fork would have the arrays where its parent, and every other fork of it, has them.
-        self._inputs = {name: array.copy() for name, array in taken(session, bucket.inputs).items()}
+        self._inputs = {name: array.copy() for name, array in select_inputs(session, bucket.inputs).items()}
         self._session = session
-        self._first_s = timed(lambda: session.run(self._inputs))
+        self._first_s = time_call(lambda: session.run(self._inputs))
         own = session.prepare_call(self._inputs)
         share = 1 - RUNTIME_SHARE if own else 1.0
         self._of_session = _Timed(lambda: session.run(self._inputs), seconds * share, least)
@@ -163,6 +163,6 @@ class _Size:
         return Series(self._of_session.series(), self._of_runtime.series() if self._of_runtime else None)
 
 
-def taken(session: Session, inputs: Tensors) -> dict[str, Array]:
+def select_inputs(session: Session, inputs: Tensors) -> dict[str, Array]:
     """Of the inputs, those that the session takes."""
     return {spec.name: inputs[spec.name] for spec in session.inputs}

@@ -18,8 +18,8 @@ import numpy as np
 from enginery.arrays.arrays import Array
 from enginery.core.reports.paired import PairedTimes, Ratio, Verdict
 from enginery.core.types import Session, Tensors
-from validation.latency.measurement.loop import latencies, timed
-from validation.latency.measurement.once import taken
+from validation.latency.measurement.loop import latencies, time_call
+from validation.latency.measurement.once import select_inputs
 from validation.statistics.distributions import NORMAL, t_quantile
 from validation.statistics.rates import POWER
 from validation.statistics.slowdown import LEAST_BEYOND, Effect, quantile_effects
@@ -47,10 +47,10 @@ def run_interleaved(
     Raises what opening and running raise.
     """
     rng = np.random.default_rng(seed)
-    return [_opening(opens, inputs, seconds / openings, rng) for _ in range(openings)]
+    return [_run_pair(opens, inputs, seconds / openings, rng) for _ in range(openings)]
 
 
-def _opening(opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: np.random.Generator) -> Pair:
+def _run_pair(opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: np.random.Generator) -> Pair:
     with ExitStack() as stack:
         sessions: dict[int, Session] = {}
         for side in rng.permutation(2):
@@ -64,13 +64,13 @@ def _opening(opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: n
             for side in rng.permutation(2):
                 for _ in range(lead):
                     runs[side]()
-                found[side].extend(timed(runs[side]) for _ in range(size))
+                found[side].extend(time_call(runs[side]) for _ in range(size))
     return np.array(found[0]), np.array(found[1])
 
 
 def _runners(sessions: tuple[Session, Session], inputs: Tensors) -> list[Callable[[], object]]:
     """What is timed of either, the same kind of both."""
-    given = [taken(session, inputs) for session in sessions]
+    given = [select_inputs(session, inputs) for session in sessions]
     pairs = list(zip(sessions, given, strict=True))
     own = [call for session, arrays in pairs if (call := session.prepare_call(arrays))]
     return own if len(own) == len(pairs) else [partial(session.run, arrays) for session, arrays in pairs]

@@ -18,7 +18,7 @@ import numpy as np
 from enginery.arrays.arrays import Array
 from enginery.core.reports.latency import Quantile
 from validation.statistics.blocks import LEAST_BLOCKS, block_length
-from validation.statistics.rates import clustering
+from validation.statistics.rates import estimate_design_effect
 
 LEVEL = 0.95
 SHOWN = (0.5, 0.9, 0.99, 0.999)
@@ -54,7 +54,7 @@ def design_effect(latencies: Array, p: float) -> float:
     length = block_length(np.log(np.maximum(latencies, 1e-12)), beyond)
     longest = max(1, len(latencies) // LEAST_BLOCKS)
     # Blocks that are too short hide what lasts longer than they do.
-    return max(clustering(beyond, min(length * times, longest)) for times in (1, 2, 4))
+    return max(estimate_design_effect(beyond, min(length * times, longest)) for times in (1, 2, 4))
 
 
 @lru_cache(maxsize=4096)

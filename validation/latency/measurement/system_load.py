@@ -40,7 +40,7 @@ def _read() -> tuple[float, dict[str, float], float, int, int | None]:
     # Processes that were started here and have ended are no others.
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     own = sum(usage.ru_utime + usage.ru_stime for usage in usages)
-    return time.perf_counter(), _ticks(), own, sum(usage.ru_nivcsw for usage in usages), _throttled()
+    return time.perf_counter(), _ticks(), own, sum(usage.ru_nivcsw for usage in usages), _read_throttled()
 
 
 def _ticks() -> dict[str, float]:
@@ -54,7 +54,7 @@ def _ticks() -> dict[str, float]:
         return {}
 
 
-def _throttled() -> int | None:
+def _read_throttled() -> int | None:
     try:
         lines = Path("/sys/fs/cgroup/cpu.stat").read_text().splitlines()
     except OSError:

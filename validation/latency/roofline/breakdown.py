@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from builders.backends.run_profiles import NodeTime, RunProfile
 from enginery.core.reports.breakdown import NodeCost, NodeTimes, OperatorTime, Roofs, TimeBreakdown, TimedNode
-from validation.latency.roofline.costs import cost_of_node, graph_cost, uncounted
+from validation.latency.roofline.costs import cost_of_node, graph_cost, list_uncounted
 from validation.latency.roofline.diagnosis import diagnose_node, diagnose_run
 from validation.latency.roofline.fusion import traffic
 from validation.latency.roofline.graph_costs import GraphCosts
@@ -51,7 +51,7 @@ def _node_times(profile: RunProfile, executed: list[NodeCost], roofs: Roofs | No
         op_types=_by_type(profile.nodes, kernels),
         nodes=tuple(sorted(rows, key=lambda row: -row.seconds)[:MOST_NODES]),
         omitted=max(0, len(rows) - MOST_NODES),
-        uncounted=uncounted(executed),
+        uncounted=list_uncounted(executed),
     )
 
 

@@ -8,7 +8,7 @@ are 2 for each multiply-add, else a few for each value (`_PER_VALUE`): an expone
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from builders.backends.run_profiles import NodeTime, Seen
+from builders.backends.run_profiles import NodeTime, TensorType
 from enginery.core.reports.breakdown import GraphCost, NodeCost
 from validation.latency.roofline.macs import multiplications
 
@@ -59,7 +59,7 @@ _ROWS = frozenset(_words("Softmax LogSoftmax QLinearSoftmax"))
 ELEMENTWISE = frozenset(_PER_VALUE) - _ROWS | VIEWS | {"Cast", "CastLike"}
 
 
-def size_bytes(tensor: Seen) -> int:
+def size_bytes(tensor: TensorType) -> int:
     """Bytes of a tensor; types under a byte are packed."""
     dtype, shape = tensor
     return math.ceil(math.prod(shape) * _bits(dtype) / 8)
@@ -77,8 +77,8 @@ def _bits(dtype: str) -> int:
 def cost_of(
     name: str,
     op_type: str,
-    inputs: Sequence[Seen | None],
-    outputs: Sequence[Seen],
+    inputs: Sequence[TensorType | None],
+    outputs: Sequence[TensorType],
     dtype: str | None = None,
     equation: str = "",
 ) -> NodeCost:
@@ -98,7 +98,7 @@ def cost_of(
     return NodeCost(name, op_type, chosen, macs or 0, 2 * (macs or 0) + each, read, written, known)
 
 
-def _bytes(op_type: str, inputs: Sequence[Seen], outputs: Sequence[Seen]) -> tuple[int, int]:
+def _bytes(op_type: str, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> tuple[int, int]:
     written = sum(map(size_bytes, outputs))
     if op_type in VIEWS:
         return 0, 0
@@ -133,7 +133,7 @@ def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized: Sequence[
         nodes=len(costs),
         working_bytes=working_bytes,
         by_dtype=by_type,
-        uncounted=uncounted(costs),
+        uncounted=list_uncounted(costs),
         unsized=tuple(unsized),
     )
 
@@ -146,6 +146,6 @@ def operations_by_dtype(costs: Iterable[NodeCost]) -> Mapping[str, int]:
     return found
 
 
-def uncounted(costs: Iterable[NodeCost]) -> tuple[str, ...]:
+def list_uncounted(costs: Iterable[NodeCost]) -> tuple[str, ...]:
     """The operators that nobody counted, each once, in order."""
     return tuple(dict.fromkeys(item.op_type for item in costs if not item.known))

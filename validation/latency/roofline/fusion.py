@@ -22,14 +22,14 @@ def traffic(graph: GraphCosts, executed: Sequence[NodeCost] = ()) -> MemoryTraff
         return MemoryTraffic(unfused, fused, len(graph.nodes), len(executed), "runtime")
     found = greedy_groups(graph)
     return MemoryTraffic(
-        unfused, sum(_crossing(group, graph) for group in found), len(graph.nodes), len(found), "model"
+        unfused, sum(_count_crossing_bytes(group, graph) for group in found), len(graph.nodes), len(found), "model"
     )
 
 
 def greedy_groups(graph: GraphCosts) -> list[list[GraphNode]]:
     """The nodes in groups, in the order of their first nodes. Dequantizations are in none: their readers read through
     them."""
-    through = _dequantized(graph)
+    through = _map_dequantized(graph)
     readers: dict[str, int] = {}
     for node in graph.nodes:
         for name in node.reads:
@@ -52,7 +52,7 @@ def greedy_groups(graph: GraphCosts) -> list[list[GraphNode]]:
     return groups
 
 
-def _dequantized(graph: GraphCosts) -> Mapping[str, Mapping[str, int]]:
+def _map_dequantized(graph: GraphCosts) -> Mapping[str, Mapping[str, int]]:
     """By the name of a dequantized tensor: what its dequantization reads, with the bytes."""
     return {name: node.reads for node in graph.nodes if node.cost.op_type == "DequantizeLinear" for name in node.makes}
 
@@ -64,7 +64,7 @@ def _reading_through(node: GraphNode, through: Mapping[str, Mapping[str, int]]) 
     return GraphNode(node.cost, reads, node.makes)
 
 
-def _crossing(group: Sequence[GraphNode], graph: GraphCosts) -> int:
+def _count_crossing_bytes(group: Sequence[GraphNode], graph: GraphCosts) -> int:
     """Bytes that the group reads from outside and that it makes for outside."""
     if all(node.cost.moved_bytes == 0 for node in group):
         return 0

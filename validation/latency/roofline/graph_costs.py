@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.backends.run_profiles import Seen, element_name
+from builders.backends.run_profiles import TensorType, element_name
 from enginery.core.errors import ModelError
 from enginery.core.reports.breakdown import NodeCost
 from enginery.core.types import TensorSpec
@@ -98,7 +98,7 @@ def count(graph: "GraphProto") -> GraphCosts:
 
 
 def _with_edges(
-    node: "NodeProto", cost: NodeCost, ins: Sequence[Seen | None], outs: Mapping[str, Seen | None]
+    node: "NodeProto", cost: NodeCost, ins: Sequence[TensorType | None], outs: Mapping[str, TensorType | None]
 ) -> GraphNode:
     from validation.latency.roofline.costs import size_bytes
 
@@ -111,7 +111,7 @@ def _with_edges(
     return GraphNode(cost, reads, {name: size_bytes(item) if item else 0 for name, item in outs.items() if name})
 
 
-def _dtype(node: "NodeProto", behind: Mapping[str, Seen | None]) -> str | None:
+def _dtype(node: "NodeProto", behind: Mapping[str, TensorType | None]) -> str | None:
     """The stored type behind both operands, where both come out of a DequantizeLinear."""
     if node.op_type not in _WEIGHTED or len(node.input) < 2:
         return None
@@ -136,18 +136,18 @@ def _fix(model: "ModelProto", shapes: Mapping[str, tuple[int, ...]]) -> None:
         value.type.tensor_type.ClearField("shape")
 
 
-def _tensors(graph: "GraphProto") -> dict[str, Seen]:
+def _tensors(graph: "GraphProto") -> dict[str, TensorType]:
     """Type and shape of every tensor that has both."""
-    found: dict[str, Seen] = {}
+    found: dict[str, TensorType] = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
-        if (seen := _seen(value.type)) is not None:
+        if (seen := _read_tensor_type(value.type)) is not None:
             found[value.name] = seen
     for item in graph.initializer:
         found[item.name] = (element_name(item.data_type), tuple(item.dims))
     return found
 
 
-def _seen(kind: "TypeProto") -> Seen | None:
+def _read_tensor_type(kind: "TypeProto") -> TensorType | None:
     tensor = kind.tensor_type
     if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
         return None

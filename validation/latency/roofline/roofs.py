@@ -119,11 +119,11 @@ def _model(nodes: "list[NodeProto]", inputs: Tensors, output: str, result: str) 
     """Every size open, so that one model takes arrays of any."""
     from onnx import helper
 
-    def described(name: str, dtype: str, rank: int) -> "ValueInfoProto":
+    def describe_tensor(name: str, dtype: str, rank: int) -> "ValueInfoProto":
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         return helper.make_tensor_value_info(name, kind, [f"{name}{axis}" for axis in range(rank)])
 
-    given = [described(name, str(array.dtype), array.ndim) for name, array in inputs.items()]
+    given = [describe_tensor(name, str(array.dtype), array.ndim) for name, array in inputs.items()]
     rank = next(iter(inputs.values())).ndim
-    graph = helper.make_graph(nodes, "roof", given, [described(output, result, rank)])
+    graph = helper.make_graph(nodes, "roof", given, [describe_tensor(output, result, rank)])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)

@@ -58,7 +58,7 @@ class Lane:
     def go(self) -> None:
         """Put one run on the stream. Raises EngineryError."""
         if self._captures and self._runs == 1:
-            self._graph = self._captured()
+            self._graph = self._capture_graph()
         if self._graph is None:
             self._enqueue()
         else:
@@ -82,7 +82,7 @@ class Lane:
     def _enqueue(self) -> None:
         self._must(self.context.execute_async_v3(self._device.stream))
 
-    def _captured(self) -> CudaGraph:
+    def _capture_graph(self) -> CudaGraph:
         try:
             return self._device.capture(self._enqueue)
         except EngineryError as error:

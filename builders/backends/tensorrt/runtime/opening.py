@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enginery.core.untyped import Untyped
 
 
-def _nothing(_runtime: Untyped) -> None:
+def _prepare_nothing(_runtime: Untyped) -> None:
     """Nothing to prepare."""
 
 
@@ -26,4 +26,4 @@ class Opening:
     own_graphs: bool = False
     host_code: bool = False
     stripped: bool = False
-    prepare: Callable[[Untyped], None] = _nothing
+    prepare: Callable[[Untyped], None] = _prepare_nothing

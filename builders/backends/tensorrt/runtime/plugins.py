@@ -33,7 +33,7 @@ def on_record(toolchain: Mapping[str, str]) -> list[tuple[str, str]]:
     return [(name.removeprefix(KEY), digest) for name, digest in toolchain.items() if name.startswith(KEY)]
 
 
-def missing(libraries: Iterable[str], option: str) -> str | None:
+def find_missing_library(libraries: Iterable[str], option: str) -> str | None:
     """The first library that is not there, in words."""
     path = next((path for path in libraries if not Path(path).is_file()), None)
     return path and f"plugin library {path} is not on this machine; put it there, or correct {option}"

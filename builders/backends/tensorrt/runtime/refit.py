@@ -30,7 +30,7 @@ def refit(trt: Untyped, said: Untyped, loaded: Untyped, model: Path) -> None:
         raise EngineryError(f"the engine did not take the new weights: {lacks}; build it again")
 
 
-def serialized(trt: Untyped, loaded: Untyped, said: Untyped) -> bytes:
+def serialize_engine(trt: Untyped, loaded: Untyped, said: Untyped) -> bytes:
     """A loaded engine as bytes, with its weights, refittable as before."""
     config = loaded.create_serialization_config()
     config.clear_flag(trt.SerializationFlag.EXCLUDE_WEIGHTS)

@@ -82,7 +82,7 @@ class EngineSession(Session):
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once. Raises DataError for arrays that fit no profile, EngineryError when the GPU fails."""
-        lane = self._bound(inputs)
+        lane = self._bind_inputs(inputs)
         lane.go()
         self._device.wait()
         return lane.results()
@@ -90,7 +90,7 @@ class EngineSession(Session):
     def device_seconds(self, inputs: Tensors, runs: int) -> list[float]:
         """How long the GPU takes for each of `runs` runs, without copies to it and from it. Raises as `run` does."""
         self.run(inputs)
-        lane = self._bound(inputs)
+        lane = self._bind_inputs(inputs)
         lane.go()
         self._device.wait()
         return [self._device.seconds(lane.go) for _ in range(runs)]
@@ -109,7 +109,7 @@ class EngineSession(Session):
         """Give back contexts and graphs, before the device goes."""
         self._lanes.close()
 
-    def _bound(self, inputs: Tensors) -> Lane:
+    def _bind_inputs(self, inputs: Tensors) -> Lane:
         """The lane for these shapes, its inputs on the GPU."""
         profile = self._check(inputs).profile
         self._said.messages.clear()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from builders.execution.events import Watch, unwatched
+from builders.execution.events import Watch, ignore_event
 from builders.execution.jobs import Job
 from builders.execution.local import LocalExecutor
 from enginery.registry.store.base import open_store
@@ -23,7 +23,7 @@ class Listed:
     def __init__(self, inner) -> None:
         self.inner, self.requests = inner, []
 
-    def run(self, job: Job, watch: Watch = unwatched):
+    def run(self, job: Job, watch: Watch = ignore_event):
         self.requests.append(type(job.request))
         return self.inner.run(job, watch)
 

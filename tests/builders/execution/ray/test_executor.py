@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from builders.execution.events import JobEvent, PhaseEntered, Printed, ProcessEnded, Retrying, Started
-from builders.execution.jobs import Job, Limits, Needs
+from builders.execution.jobs import Job, Needs, ProcessLimits
 from builders.execution.ray import RayExecutor
 from builders.execution.ray.cluster import check_reachable
 from enginery.core.errors import ModelError, SpecError, StepError, UnavailableError
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.server
 
 
 def job(function: str, arguments: dict | None = None, needs: Needs | None = None, **limits: float) -> Job:
-    return call_job("unit", f"{JOBS}:{function}", arguments, limits=Limits(**limits), needs=needs or Needs())
+    return call_job("unit", f"{JOBS}:{function}", arguments, limits=ProcessLimits(**limits), needs=needs or Needs())
 
 
 def test_the_value_comes_back(executor):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from builders.execution.events import JobEvent, Retrying, Started, Waiting
-from builders.execution.jobs import Job, Limits, Needs, ReducedRequest
+from builders.execution.jobs import Job, Needs, ProcessLimits, ReducedRequest
 from builders.execution.ray import RayExecutor
 from enginery.core.errors import StepError
 from tests.builders.execution.ray.conftest import GENERATIONS
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.server
 
 def job(function: str, needs: Needs | None = None, leaner: dict | None = None, **arguments: object) -> Job:
     reduced = ReducedRequest(Call(f"{JOBS}:{function}", {**arguments, **leaner}), f"with {leaner}") if leaner else None
-    given = {"limits": Limits(120), "needs": needs or Needs(), "reduced": reduced}
+    given = {"limits": ProcessLimits(120), "needs": needs or Needs(), "reduced": reduced}
     return call_job("unit", f"{JOBS}:{function}", arguments, **given)
 
 

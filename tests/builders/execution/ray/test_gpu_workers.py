@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
-from builders.execution.jobs import Limits, Needs
+from builders.execution.jobs import Needs, ProcessLimits
 from builders.execution.local import LocalExecutor
 from builders.execution.ray import RayExecutor
 from enginery.core.digest import canonical_json, digest_of
@@ -166,7 +166,10 @@ def test_a_cancelled_canary_ends_both_engines_and_gives_the_gpu_back(fleet, exec
     assert psutil.wait_procs(both, timeout=20)[1] == []
     needs = Needs({"enginery/sm": "sm_89"}, required=True, gpus=1)
     assert (
-        executor.run(call_job("next", "tests.builders.jobs:add", {"a": 1, "b": 2}, limits=Limits(60), needs=needs)) == 3
+        executor.run(
+            call_job("next", "tests.builders.jobs:add", {"a": 1, "b": 2}, limits=ProcessLimits(60), needs=needs)
+        )
+        == 3
     )
 
 

@@ -15,7 +15,7 @@ NODE = RayNode("id", "node", ("127.0.0.1", 1), {}, 2.0, 0.0, 4096)
 
 
 class Task:
-    """In the place of `builders.execution.ray.task.Task`: a job that ends when the test says so."""
+    """In the place of `builders.execution.ray.task.RayTask`: a job that ends when the test says so."""
 
     def __init__(self, job, there, avoid, isolated):
         import queue
@@ -72,7 +72,7 @@ def ray(monkeypatch):
     monkeypatch.setattr(cluster, "check_reachable", made.check)
     monkeypatch.setattr(listener, "nodes", made.nodes)
     monkeypatch.setattr(listener, "_ready", made.ready)
-    monkeypatch.setattr(executor, "Task", Task)
+    monkeypatch.setattr(executor, "RayTask", Task)
     monkeypatch.setattr(executor, "_AGAIN_S", 0.01)
     return made
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends.fitting import check_fits
+from builders.backends.compatibility import check_compatible
 from builders.backends.installed import PackageNotFoundError, version
 from enginery.core.capabilities import Capabilities
 from enginery.core.requirements import Requirement, for_target, same_versions
@@ -74,10 +74,10 @@ class Toy:
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
-        """Load an engine. Raises as `check_fits` does, and IntegrityError for a damaged file."""
+        """Load an engine. Raises as `check_compatible` does, and IntegrityError for a damaged file."""
         from toy_compiler.session import ToySession
 
-        check_fits(self, engine)
+        check_compatible(self, engine)
         session = ToySession(engine)
         yield session
         session.close()

@@ -2,7 +2,7 @@ import platform
 
 import pytest
 
-from builders.backends.fitting import misfit
+from builders.backends.compatibility import find_incompatibility
 from builders.backends.tvm import Tvm
 from enginery.core.hardware import cpu_levels
 from enginery.core.hardware.cpu_levels import LEVELS, find_missing_flags, host_level, level_of
@@ -54,8 +54,8 @@ def planned(level, toolchain=()):
 def test_an_engine_for_a_better_cpu_is_refused_with_what_this_one_lacks(cpu, monkeypatch):
     cpu(V3)
     monkeypatch.setattr(Tvm, "versions", lambda self: {"apache-tvm": "1"})
-    assert misfit(Tvm(), planned("x86-64-v3")) is None
-    reason = misfit(Tvm(cpu="x86-64-v4"), planned("x86-64-v4"))
+    assert find_incompatibility(Tvm(), planned("x86-64-v3")) is None
+    reason = find_incompatibility(Tvm(cpu="x86-64-v4"), planned("x86-64-v4"))
     assert reason.startswith("compiled for x86-64-v4, and this CPU has no avx512bw, ")
     assert reason.endswith("; run it on a node that has it, or build it again for this one")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from builders.execution.events import Watch, unwatched
+from builders.execution.events import Watch, ignore_event
 from builders.execution.jobs import Job, WorkerContext
 from builders.execution.requests import decode_request, encode_request, result_type
 from enginery.core.codec import decode, encode
@@ -52,7 +52,7 @@ class Traced:
     called: dict[type, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
     done: list[tuple[Job, Any]] = field(default_factory=list)
 
-    def run(self, job: Job, watch: Watch = unwatched) -> Any:
+    def run(self, job: Job, watch: Watch = ignore_event) -> Any:
         """See `Executor`."""
         with traced(self.called[type(job.request)]):
             value = run(job)

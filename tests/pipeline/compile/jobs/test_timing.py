@@ -9,7 +9,7 @@ import pytest
 
 from builders.backends.tensorrt import TensorRT, TensorRTRTX
 from builders.backends.tensorrt import timing as tensorrt_timing
-from builders.backends.tensorrt.timing import keep_grown, merged, use_given
+from builders.backends.tensorrt.timing import keep_grown, merge_caches, use_given
 from builders.backends.timing_caches import GIVEN, GROWN
 from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError, UnavailableError
@@ -184,4 +184,4 @@ def test_the_calls_exist_in_a_real_tensorrt(tmp_path: Path) -> None:
     builder = trt.Builder(logger)
     config = builder.create_builder_config()
     assert isinstance(tensorrt_timing.use_given(config, tmp_path), list)
-    assert isinstance(merged(trt, logger, b"", b""), bytes)
+    assert isinstance(merge_caches(trt, logger, b"", b""), bytes)

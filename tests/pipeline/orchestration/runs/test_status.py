@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builders.execution.events import Printed, ProcessEnded, Started, Usage, Watch, unwatched
+from builders.execution.events import Printed, ProcessEnded, Started, Usage, Watch, ignore_event
 from builders.execution.jobs import Job
 from enginery.core.errors import StepError
 from enginery.core.origin.moment import precise_now
@@ -73,7 +73,7 @@ def test_a_cached_run_is_told_of_and_the_next_build_is_predicted(built: Project)
 class Fails:
     """An executor whose jobs print a secret and die."""
 
-    def run(self, job: Job, watch: Watch = unwatched) -> Any:
+    def run(self, job: Job, watch: Watch = ignore_event) -> Any:
         watch(Started(job.name))
         watch(Printed(job.name, "api_key=hunter2hunter2\nno room\n"))
         watch(ProcessEnded(job.name, Usage(1.0, 9000.0)))

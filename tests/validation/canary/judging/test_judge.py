@@ -8,7 +8,7 @@ from tests.validation.canary.simulated import pair_evidence, seeds
 from validation.canary.judging.formatting import describe
 from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.thresholds import QualityThresholds, Thresholds
-from validation.statistics.evidence import Evidence, side
+from validation.statistics.evidence import CanaryEvidence, side
 from validation.statistics.rates import lower
 
 QUICK = 200
@@ -52,7 +52,9 @@ def test_error_rates_at_their_margin(paired):
     for rng in seeds(400):
         ours, theirs = rng.random(2000) < 0.007, rng.random(2000) < 0.002
         ones = np.ones(2000)
-        found.append(judge(Evidence(side(ones, ~ours), side(ones, ~theirs), paired), limits, replicates=1).verdict)
+        found.append(
+            judge(CanaryEvidence(side(ones, ~ours), side(ones, ~theirs), paired), limits, replicates=1).verdict
+        )
     assert at_most(found.count("PASS"), 400) and at_most(found.count("FAIL"), 400)
 
 
@@ -109,7 +111,7 @@ def test_a_tail_that_nobody_saw_is_not_judged():
     assert tail.verdict == "INSUFFICIENT" and "it takes 1000" in tail.note
     bursts = np.ones(2000)
     bursts[500:540] = 50
-    found = judge(Evidence(side(bursts), side(np.ones(2000)), True), only({"p99": 0.05}), replicates=QUICK)
+    found = judge(CanaryEvidence(side(bursts), side(np.ones(2000)), True), only({"p99": 0.05}), replicates=QUICK)
     assert found.verdict == "INSUFFICIENT", "one burst of 40 slow requests is one event"
 
 
@@ -124,7 +126,7 @@ def test_an_early_look_needs_more_than_the_last_one():
 def test_silence_about_the_answers_is_no_pass():
     ones = np.exp(np.random.default_rng(0).normal(size=6000) * 0.01)
     failed = np.arange(6000) % 1000 == 7  # on both sides, one by one
-    evidence = Evidence(side(ones, ~failed), side(ones, ~failed), True)
+    evidence = CanaryEvidence(side(ones, ~failed), side(ones, ~failed), True)
     assert judge(evidence).verdict == "INSUFFICIENT" and "nothing was observed of the answers" in judge(evidence).reason
     assert judge(evidence, Thresholds(quality=None)).verdict == "PASS"
     assert judge(evidence, only()).verdict == "INSUFFICIENT", "no threshold at all proves nothing"
@@ -139,11 +141,11 @@ def test_scores_that_drop():
         ones = np.ones(20_000)
 
         def verdict(ours):
-            return judge(Evidence(side(ones, score=ours), side(ones, score=theirs), paired), limits).verdict  # noqa: B023
+            return judge(CanaryEvidence(side(ones, score=ours), side(ones, score=theirs), paired), limits).verdict  # noqa: B023
 
         assert (verdict(same), verdict(worse)) == ("PASS", "FAIL")
     few = side(np.ones(60), score=np.ones(60))
-    assert judge(Evidence(few, few, True), limits).verdict == "INSUFFICIENT", "60 equal scores prove no 1 %"
+    assert judge(CanaryEvidence(few, few, True), limits).verdict == "INSUFFICIENT", "60 equal scores prove no 1 %"
 
 
 def test_passing_has_the_whole_level_and_failing_is_shared_out():

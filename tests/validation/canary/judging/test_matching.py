@@ -22,7 +22,7 @@ from validation.canary.judging.matching import match, match_in_time, spans_of
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.judging.thresholds import Thresholds
 from validation.canary.report import Circumstances, TrafficReplayed, make_report
-from validation.statistics.evidence import Evidence
+from validation.statistics.evidence import CanaryEvidence
 
 MEDIAN = Thresholds({"p50": 0.02}, error_rate=None, quality=None)
 
@@ -102,12 +102,12 @@ def test_matched_requests_are_not_the_same_ones():
 def test_the_judge_compares_no_hours_whoever_made_the_evidence():
     logs = apart(np.random.default_rng(0), 6000, slower=0.1)
     sides = [one.side(np.arange(len(one))) for one in (logs.candidate, logs.baseline)]
-    assert "different times" in judge(Evidence(sides[0], sides[1], paired=False)).reason
+    assert "different times" in judge(CanaryEvidence(sides[0], sides[1], paired=False)).reason
     logs = halves(np.random.default_rng(0), 4000)
     sides = [one.side(np.arange(len(one))) for one in (logs.candidate, logs.baseline)]
     backwards = [side.take(np.arange(len(side))[::-1]) for side in sides]
-    assert judge(Evidence(backwards[0], sides[1], paired=False), seed=1, replicates=200) == judge(
-        match_in_time(Evidence(sides[0], sides[1], paired=False)), seed=1, replicates=200
+    assert judge(CanaryEvidence(backwards[0], sides[1], paired=False), seed=1, replicates=200) == judge(
+        match_in_time(CanaryEvidence(sides[0], sides[1], paired=False)), seed=1, replicates=200
     )
 
 

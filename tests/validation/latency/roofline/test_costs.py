@@ -6,7 +6,7 @@ import pytest
 from onnx import numpy_helper
 
 from enginery.core.types import TensorSpec
-from validation.latency.roofline.costs import cost_of, graph_cost, size_bytes, uncounted
+from validation.latency.roofline.costs import cost_of, graph_cost, list_uncounted, size_bytes
 from validation.latency.roofline.fusion import traffic
 from validation.latency.roofline.graph_costs import graph_costs
 from validation.latency.roofline.macs import multiplications, per_value
@@ -119,7 +119,7 @@ def test_small_types_are_packed_and_picks_read_what_they_pick():
 def test_an_unknown_operator_multiplies_nothing_and_is_named():
     odd = cost_of("o", "Frobnicate", [("float32", (8,))], [("float32", (8,))])
     assert (odd.macs, odd.operations, odd.moved_bytes, odd.known) == (0, 0, 64, False)
-    assert uncounted([odd, odd]) == ("Frobnicate",)
+    assert list_uncounted([odd, odd]) == ("Frobnicate",)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import pytest
 
-from builders.backends import discovery, fitting
+from builders.backends import compatibility, discovery
 from builders.backends.onnxruntime import OnnxRuntime
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.requirements import for_target, same_versions
@@ -49,13 +49,15 @@ def request(built: str = "1.2.3", target: str = "cpu", backend: str = "plain"):
     ],
 )
 def test_an_engine_fits_or_the_reason_says_what_it_was_built_with_what_is_here_and_the_remedy(backend, wanted, words):
-    reason = fitting.misfit(backend, wanted)
+    reason = compatibility.find_incompatibility(backend, wanted)
     assert reason is None if words is None else words in reason
 
 
 @pytest.mark.parametrize(("built", "fits"), [("1.30.9", True), ("1.31.1", True), ("99.0", False)])
 def test_an_onnx_file_is_opened_by_what_is_as_new_as_its_maker(built, fits):
-    reason = fitting.misfit(OnnxRuntime(), replace(ort_request(), toolchain=(("onnxruntime", built),)))
+    reason = compatibility.find_incompatibility(
+        OnnxRuntime(), replace(ort_request(), toolchain=(("onnxruntime", built),))
+    )
     assert (
         fits
         if reason is None
@@ -71,7 +73,7 @@ def engine(tmp_path) -> Engine:
 
 
 def test_open_engine_opens_with_the_backend_and_the_options_of_the_request(engine):
-    with fitting.open_engine(engine) as session:
+    with compatibility.open_engine(engine) as session:
         assert session.run(image(2))["logits"].shape == (2, 3)
 
 
@@ -92,7 +94,7 @@ def test_a_backend_itself_opens_no_foreign_engine(engine, changes, words):
 def test_a_file_that_is_not_whole_or_gone_is_not_opened(engine):
     Path(engine.path).write_bytes(engine.path.read_bytes()[:-1])
     with pytest.raises(IntegrityError, match=f"has {engine.size_bytes - 1} bytes, the engine has"):
-        fitting.open_engine(engine).__enter__()
+        compatibility.open_engine(engine).__enter__()
     engine.path.unlink()
     with pytest.raises(IntegrityError, match="is not there"):
-        fitting.open_engine(engine).__enter__()
+        compatibility.open_engine(engine).__enter__()

@@ -18,19 +18,19 @@ from enginery.core.types import Backend, BuildRequest, Engine, Session, Target
 
 @contextmanager
 def open_engine(engine: Engine) -> Iterator[Session]:
-    """The engine, opened by the backend of its request. Raises as `check_fits` and `Backend.open` do."""
+    """The engine, opened by the backend of its request. Raises as `check_compatible` and `Backend.open` do."""
     backend = discovery.configure(engine.request.backend, dict(engine.request.options))
-    check_fits(backend, engine)
+    check_compatible(backend, engine)
     with backend.open(engine) as session:
         yield session
 
 
-def check_fits(backend: Backend, engine: Engine) -> None:
+def check_compatible(backend: Backend, engine: Engine) -> None:
     """Raise EngineryError unless `backend` can open `engine` here, IntegrityError where its file is not whole.
 
     In this order: another backend's, not installed, another version, hardware that is not here, a file of another size.
     """
-    if reason := misfit(backend, engine.request):
+    if reason := find_incompatibility(backend, engine.request):
         raise EngineryError(f"{engine.path.name}: {reason}")
     size = engine.path.stat().st_size if engine.path.exists() else None
     if size != engine.size_bytes:
@@ -40,7 +40,7 @@ def check_fits(backend: Backend, engine: Engine) -> None:
         )
 
 
-def misfit(backend: Backend, request: BuildRequest) -> str | None:
+def find_incompatibility(backend: Backend, request: BuildRequest) -> str | None:
     """Why an engine of this request cannot be opened by `backend` here, with the remedy; None when it can."""
     if request.backend != backend.name:
         return f"built by {request.backend}, and this is {backend.name}; open it with {request.backend}"
@@ -48,7 +48,7 @@ def misfit(backend: Backend, request: BuildRequest) -> str | None:
     if not versions:
         return f"built by {backend.name}, which is not installed here: {backend.install}"
     requires = backend.requires(request)
-    gpu = fitting_gpu(requires, request.target, cuda.gpus())
+    gpu = find_compatible_gpu(requires, request.target, cuda.gpus())
     machine = gpu_here(gpu) if gpu else cpu_here()
     processor = hardware_of(requires)
     for found in evaluate(requires, machine.with_facts(runtimes=versions).with_installed(requires)):
@@ -59,16 +59,14 @@ def misfit(backend: Backend, request: BuildRequest) -> str | None:
     return None
 
 
-def fitting_gpu(
-    requires: Sequence[Requirement], target: Target, gpus: Sequence[cuda.GpuDevice]
-) -> cuda.GpuDevice | None:
+def find_compatible_gpu(requires: Sequence[Requirement], target: Target, gpus: Sequence[cuda.GpuDevice]) -> cuda.GpuDevice | None:
     """The GPU to open an engine on: one of its target's own compute capability, else one that it is compatible with;
     None for an engine of CPUs, and where no GPU will do."""
     processor = hardware_of(requires)
     if not isinstance(processor, Gpu):
         return None
-    fitting = [gpu for gpu in gpus if judge(processor, Machine(gpu.compute_capability)).state == "met"]
-    return min(fitting, key=lambda gpu: gpu.compute_capability != target.compute_capability, default=None)
+    compatible = [gpu for gpu in gpus if judge(processor, Machine(gpu.compute_capability)).state == "met"]
+    return min(compatible, key=lambda gpu: gpu.compute_capability != target.compute_capability, default=None)
 
 
 def _keeps_shut(found: RequirementFinding) -> bool:
