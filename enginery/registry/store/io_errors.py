@@ -1,6 +1,6 @@
 """How often a registry failed or had to be asked again, in this process: two numbers that only grow.
 
-Counted where every request passes (`atomic_write.reachable` for folders, `s3.answers` for buckets); read by metrics.
+Counted where every request passes (`atomic_write.reachable` for folders, `s3.retries` for buckets); read by metrics.
 """
 
 import threading

@@ -14,13 +14,13 @@ from enginery.registry.store.blob_digest import Seal, sealed
 from enginery.registry.store.cache import local_cache
 from enginery.registry.store.download import Fill
 from enginery.registry.store.keys import blob_key, check_key
-from enginery.registry.store.s3.answers import Declined, ask
 from enginery.registry.store.s3.client import client
 from enginery.registry.store.s3.listing import keys_below, names_below
 from enginery.registry.store.s3.place import Place
 from enginery.registry.store.s3.probe import require_conditional_writes
 from enginery.registry.store.s3.ranges import Range
 from enginery.registry.store.s3.reading import Twice, etag_of, head, read_changed, read_document, stream_blob
+from enginery.registry.store.s3.retries import Declined, ask
 from enginery.registry.store.s3.strays import abandoned, abort_abandoned
 from enginery.registry.store.s3.upload import Source, put
 from enginery.registry.store.s3.writing import ABSENT, unchanged, write
