@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from onnx import numpy_helper
 
 from builders.backends import discovery
 from builders.execution.jobs import WorkerContext
-from builders.onnx_graphs.structure import differs
 from enginery.client.pull import bring
 from enginery.client.resolve import Resolution
 from enginery.core.digest import digest_of_file
@@ -32,8 +30,7 @@ from enginery.registry.store.base import open_store
 from enginery.registry.store.folder import FileStore
 from enginery.registry.versions.lookup import load, locate
 from pipeline.operations.jobs.refit import RefitEngine
-from pipeline.operations.refit import PublishedRefit, cannot
-from pipeline.outcome import EngineResult, Outcome
+from pipeline.operations.refit import cannot
 from pipeline.values import EngineBlob
 from tests.pipeline import refitting_backend
 from tests.pipeline.projects import Project, answers, weights, write_model, write_project
@@ -211,65 +208,3 @@ def test_nothing_is_published_where_nothing_could_be_refitted(project: Project) 
     assert done.code == 1 and "nothing was refitted and nothing published" in done.out
     assert "its weights are the same" in done.out
     assert [path.name for path in (project.registry / "models" / "tiny" / "versions").iterdir()] == ["1"]
-
-
-def model_of(folder: Path, name: str, **changes: np.ndarray) -> Path:
-    path = folder / f"{name}.onnx"
-    values = {**OLD, "axes": np.array([0, 1]), "two": np.array(2.0, np.float32), "sizes": np.ones(2, np.float32)}
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 10, opset_import: ["" : 20]>
-        tiny (float[batch, 8] x) => (float[batch, 10] logits) {
-            hidden = MatMul(x, w1)
-            twice = Mul(hidden, two)
-            back = Transpose(twice)
-            again = Transpose(back)
-            large = Resize(again, , sizes)
-            logits = MatMul(large, w2)
-        }
-        """
-    )
-    model.graph.initializer.extend(numpy_helper.from_array(value, key) for key, value in {**values, **changes}.items())
-    onnx.save(model, path)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"w1": NEW["w1"], "w2": NEW["w2"], "b1": NEW["b1"]}, None),
-        (
-            {"w1": np.ones((8, 17), np.float32)},
-            r"'w1' is of another type or shape: float \[8, 16\] and float \[8, 17\]",
-        ),
-        ({"w1": OLD["w1"].astype(np.float16)}, "'w1' is of another type"),
-        ({"axes": np.array([1, 0])}, "'axes' has other values, and is no weight"),
-        ({"two": np.array(3.0, np.float32)}, "'two' has other values, and is no weight"),
-        ({"sizes": np.full(2, 2, np.float32)}, "'sizes' has other values, and is no weight"),
-        ({"more": np.ones(3, np.float32)}, "'more' is in one of them alone"),
-    ],
-)
-def test_models_that_differ_in_more_than_weights_are_told_apart(
-    tmp_path: Path, changes: dict[str, np.ndarray], words: str | None
-) -> None:
-    found = differs(model_of(tmp_path, "old"), model_of(tmp_path, "new", **changes))
-    assert (found is None) if words is None else re.search(words, str(found)), found
-
-
-def test_weights_beside_the_model_are_told_apart_by_their_form_alone(tmp_path: Path) -> None:
-    paths = []
-    for name, values in (("old", OLD), ("new", NEW)):
-        folder = tmp_path / name
-        folder.mkdir()
-        model = onnx.load(model_of(folder, name, **values))
-        onnx.save(model, folder / "m.onnx", save_as_external_data=True, location=f"{name}.bin", size_threshold=100)
-        paths.append(folder / "m.onnx")
-    assert differs(*paths) is None
-
-
-def test_units_of_a_run_that_failed_are_named() -> None:
-    """Beside the refitted engines, what was built with them."""
-    good = EngineResult("cpu", "fp32", "onnxruntime", "a" * 64, 1, "proven", "", {})
-    bad = replace(good, precision="int8", digest=None, status="failed", reason="SQNR")
-    outcome = Outcome("tiny", "2", False, (good, bad), {}, channel_refusal="it is frozen")
-    assert PublishedRefit.of(outcome) == PublishedRefit("tiny", "2", "it is frozen", ("cpu int8 onnxruntime",))

@@ -63,11 +63,6 @@ def test_a_registry_exports_just_the_metrics_that_are_documented_for_it(built: P
     assert labels <= {(metric.name, label) for metric in definitions.METRICS for label in metric.labels}
 
 
-def test_the_same_is_written_for_node_exporter(built: Project, tmp_path: Path) -> None:
-    assert built.run("metrics", "--textfile", tmp_path / "enginery.prom").code == 0
-    assert "enginery_registry_up 1.0" in (tmp_path / "enginery.prom").read_text()
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return open_store(tmp_path / "registry", create=True)
