@@ -59,7 +59,9 @@ def find_incompatibility(backend: Backend, request: BuildRequest) -> str | None:
     return None
 
 
-def find_compatible_gpu(requires: Sequence[Requirement], target: Target, gpus: Sequence[cuda.GpuDevice]) -> cuda.GpuDevice | None:
+def find_compatible_gpu(
+    requires: Sequence[Requirement], target: Target, gpus: Sequence[cuda.GpuDevice]
+) -> cuda.GpuDevice | None:
     """The GPU to open an engine on: one of its target's own compute capability, else one that it is compatible with;
     None for an engine of CPUs, and where no GPU will do."""
     processor = hardware_of(requires)

@@ -92,9 +92,9 @@ class Bucket:
         return any(item.name == name for item in objects_below(parse_place(self.uri)))
 
     def _fetch(self, name: str) -> None:
-        from enginery.registry.store.s3.answers import Declined
         from enginery.registry.store.s3.place import parse_place
         from enginery.registry.store.s3.reading import stream_blob
+        from enginery.registry.store.s3.retries import Declined
 
         path = self.folder / name
         with reachable(f"writing {path}"):

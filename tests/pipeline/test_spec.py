@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginery.core.errors import SpecError
-from enginery.core.types import PRECISIONS
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
 from tests.pipeline.projects import SPEC, Project
@@ -258,26 +257,6 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(project: Project, tmp_pa
     (project.folder / "tiny.onnx").rename(tmp_path / "elsewhere.onnx")
     (project.folder / "tiny.onnx").symlink_to(tmp_path / "elsewhere.onnx")
     assert "leads outside the spec's folder" in mistakes(project)[0]
-
-
-def test_the_starter_spec_is_a_good_one(tmp_path: Path, project: Project) -> None:
-    path = project.folder / "model.yaml"
-    assert project_init(path) == 0
-    for name in ("model.py", "weights.safetensors"):
-        (project.folder / name).touch()
-    assert load_spec(path).model == "my-model"
-    comments = [line.split() for line in path.read_text().splitlines() if line.startswith("  # ")]
-    named = {word.rstrip(",") for words in comments for word in words[1:3]}
-    assert set(PRECISIONS) <= named, "each precision, with a word about it"
-    assert project_init(path) == 2, "an existing file is not overwritten"
-
-
-def project_init(path: Path) -> int:
-    from pipeline.cli import main
-
-    with pytest.raises(SystemExit) as ended:
-        main(["init", str(path)])
-    return int(ended.value.code or 0)
 
 
 def test_the_schema_accepts_good_specs_and_knows_every_key() -> None:

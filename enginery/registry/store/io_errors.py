@@ -1,6 +1,6 @@
 """Counters of registry I/O errors and retries in this process; they only increase.
 
-Counted where every request passes (`atomic_write.reachable` for folders, `s3.answers` for buckets); read by metrics.
+Counted where every request passes (`atomic_write.reachable` for folders, `s3.retries` for buckets); read by metrics.
 """
 
 import threading

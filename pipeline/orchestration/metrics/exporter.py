@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from enginery.core.errors import EngineryError
 from enginery.registry.runs.totals import BUCKETS_S, Totals
 from enginery.registry.store.base import Store
-from pipeline.orchestration.metrics import names
+from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics.live import Trouble, family
 from pipeline.orchestration.metrics.registry_view import Looker, view_of
 
@@ -62,14 +62,14 @@ class Exporter:
         for metric, values in self._view.values.items():
             yield family(metric, values)
         yield _seconds(self._view.totals)
-        yield family(names.UP, {(): float(self._up)})
-        yield family(names.READ_AT, {(): self._at})
+        yield family(definitions.UP, {(): float(self._up)})
+        yield family(definitions.READ_AT, {(): self._at})
 
 
 def _seconds(totals: Totals) -> "MetricFamily":
     from prometheus_client.core import HistogramMetricFamily
 
-    metric = names.BUILD_SECONDS
+    metric = definitions.BUILD_SECONDS
     made = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
     bounds = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
     for tally in totals.builds:

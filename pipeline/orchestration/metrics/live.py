@@ -9,8 +9,8 @@ from builders.execution.events import Usage
 from enginery.core.errors import UnavailableError
 from enginery.registry.runs.totals import BUCKETS_S
 from enginery.registry.store import io_errors
-from pipeline.orchestration.metrics import names
-from pipeline.orchestration.metrics.names import Metric
+from pipeline.orchestration.metrics import definitions
+from pipeline.orchestration.metrics.definitions import Metric
 from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Progress, Retrying, RunConcluded, Started
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ class LiveMetrics(Progress):
         def made(kind: type[Any], metric: Metric, **more: object) -> Any:
             return kind(metric.name, metric.help, metric.labels, registry=self.registry, **more)
 
-        self._builds = made(Counter, names.BUILDS)
-        self._seconds = made(Histogram, names.BUILD_SECONDS, buckets=BUCKETS_S)
-        self._cache = made(Counter, names.CACHE)
-        self._retries = made(Counter, names.RETRIES)
-        self._peak = made(Gauge, names.PEAK)
-        self._unproven = made(Gauge, names.UNPROVEN)
-        made(Gauge, names.QUEUE).set_function(lambda: len(self._waiting))
-        made(Gauge, names.RUNNING).set_function(lambda: len(self._running))
+        self._builds = made(Counter, definitions.BUILDS)
+        self._seconds = made(Histogram, definitions.BUILD_SECONDS, buckets=BUCKETS_S)
+        self._cache = made(Counter, definitions.CACHE)
+        self._retries = made(Counter, definitions.RETRIES)
+        self._peak = made(Gauge, definitions.PEAK)
+        self._unproven = made(Gauge, definitions.UNPROVEN)
+        made(Gauge, definitions.QUEUE).set_function(lambda: len(self._waiting))
+        made(Gauge, definitions.RUNNING).set_function(lambda: len(self._running))
         self.registry.register(Trouble())
 
     def emit(self, event: Event) -> None:
@@ -104,8 +104,8 @@ class Trouble:
     def collect(self) -> Iterator["MetricFamily"]:
         """Two counters."""
         seen = io_errors.read_counts()
-        yield family(names.ERRORS, {(): seen["errors"]})
-        yield family(names.REPEATED, {(): seen["retries"]})
+        yield family(definitions.ERRORS, {(): seen["errors"]})
+        yield family(definitions.REPEATED, {(): seen["retries"]})
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from enginery.registry.store.base import Store
 from enginery.registry.store.keys import TOTALS, version_prefix
 from enginery.registry.versions.lookup import catalogue, load
 from pipeline.compile.publication.pages import published_document
-from pipeline.orchestration.metrics import names
-from pipeline.orchestration.metrics.names import Metric
+from pipeline.orchestration.metrics import definitions
+from pipeline.orchestration.metrics.definitions import Metric
 from pipeline.orchestration.runs.shown import Seen, seen
 
 # Models that have series of their own, by name; and runs that are read, the newest.
@@ -52,20 +52,20 @@ def view_of(runs: Sequence[Seen], models: Sequence[ModelView], left_out: int, to
     for model in models:
         engines.update(model.statuses)
     values: dict[Metric, Mapping[tuple[str, ...], float]] = {
-        names.BUILDS: {tally.labels: tally.count for tally in totals.builds},
-        names.CACHE: {("hit",): totals.hits, ("miss",): totals.misses},
-        names.QUEUE: {(): states["planned"] + states["waiting"]},
-        names.RUNNING: {(): states["running"]},
-        names.RUNS: {(state,): counts[state] for state in _RUN_STATES},
-        names.LAST_RUN: {(one.run.model,): _epoch(one.run.started_at) for one in reversed(runs)},
-        names.LAST_RUN_OK: {
+        definitions.BUILDS: {tally.labels: tally.count for tally in totals.builds},
+        definitions.CACHE: {("hit",): totals.hits, ("miss",): totals.misses},
+        definitions.QUEUE: {(): states["planned"] + states["waiting"]},
+        definitions.RUNNING: {(): states["running"]},
+        definitions.RUNS: {(state,): counts[state] for state in _RUN_STATES},
+        definitions.LAST_RUN: {(one.run.model,): _epoch(one.run.started_at) for one in reversed(runs)},
+        definitions.LAST_RUN_OK: {
             (one.run.model,): float(one.state == "done") for one in reversed(runs) if one.state != "running"
         },
-        names.ENGINES: engines,
-        names.UNPROVEN: {labels[1:]: count for labels, count in engines.items() if labels[0] == "unproven"},
-        names.DRIFT: {labels: value for model in models for labels, value in model.drift.items()},
-        names.MODELS: {(): len(models) + left_out},
-        names.LEFT_OUT: {(): left_out},
+        definitions.ENGINES: engines,
+        definitions.UNPROVEN: {labels[1:]: count for labels, count in engines.items() if labels[0] == "unproven"},
+        definitions.DRIFT: {labels: value for model in models for labels, value in model.drift.items()},
+        definitions.MODELS: {(): len(models) + left_out},
+        definitions.LEFT_OUT: {(): left_out},
     }
     return RegistryView(values, totals)
 

@@ -4,12 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 import enginery
 from enginery.core.errors import UnavailableError, UnknownNameError
 from enginery.registry.store.base import Store
-from pipeline.cli import enginery as cli
 from tests.enginery.registries import engine, publish_engines, refusal
 
 HEAVY = {"torch", "ray", "prefect", "pydantic", "onnx", "onnxruntime", "numpy", "boto3", "botocore", "rich", "click",
@@ -64,31 +62,3 @@ def test_the_onnx_model_is_the_last_resort(published: Store, tmp_path: Path) -> 
     with pytest.raises(UnknownNameError):
         enginery.pull("digits", registry=published.uri, dest=tmp_path, target="h100")
     assert enginery.pull("digits", registry=published.uri, dest=tmp_path, target="h100", fallback="onnx").path.is_file()
-
-
-def run(store: Store, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, [*arguments, "--registry", store.uri])
-
-
-def test_the_table(published: Store, tmp_path: Path) -> None:
-    shown = run(published, "resolve", "digits", "--target", "l4", "--memory", "24", "--driver", "580.65.06")
-    assert shown.exit_code == 0
-    assert "digits@1 on l4 (driver 580.65.06, memory 24.0 GiB)" in shown.stdout
-    assert "l4 int8 tensorrt-rtx" in shown.stdout and "built for sm_80; this is sm_89 (l4)" in shown.stdout
-    explained = run(published, "pull", "digits", "--target", "l4", "--explain", "--dest", str(tmp_path / "out"))
-    assert "the GPU's memory is unknown" in explained.stdout and not (tmp_path / "out").exists()
-    none = run(published, "resolve", "digits", "--target", "h100", "--json")
-    assert none.exit_code == 1 and '"candidates": []' in none.stdout
-    for wrong in (["--once"], ["--hook", "x"], ["--interval", "3"]):
-        assert run(published, "pull", "digits", *wrong).exit_code == 2
-    both = ["--watch", "--hook", "x", "--hook-url", "http://x"]
-    assert run(published, "pull", "digits:candidate", *both).exit_code == 2
-
-
-def test_watching_once(published: Store, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    done = run(
-        published, "pull", "digits:candidate", "--target", "cpu", "--watch", "--once", "--dest", str(out), "--json"
-    )
-    assert done.exit_code == 0, done.output
-    assert (out / "current" / "digits-1-cpu-fp32.onnx").is_file() and '"swapped": true' in done.stdout

@@ -1,122 +1,17 @@
 """`enginery record` and `enginery canary run` on a real engine; interrupted, it leaves observations to be judged."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.machine import target_named
 from enginery.core.names import parse_reference
 from enginery.registry.store.base import open_store
 from pipeline.canary.engines import choose
 from pipeline.canary.run import CanaryExecution, CanaryRun
-from tests.pipeline.projects import Project
 from tests.validation.canary.simulated import Engine, Ticking, traffic
 from validation.canary.judging.thresholds import Thresholds
 from validation.canary.observations import read_observations
 from validation.canary.replay import ReplayPace
-from validation.canary.report import read_report
-
-COMMAND = [sys.executable, "-m", "pipeline.cli"]
-
-
-def record(project: Project, requests: int, per_second: float) -> Path:
-    path = project.folder / "traffic.jsonl"
-    golden = np.load(project.folder / "golden.npz")["x"]
-    np.savez(project.folder / "samples.npz", x=golden)
-    words = ["record", str(path), "--samples", str(project.folder / "samples.npz")]
-    words += ["--per-second", str(per_second), "--requests", str(requests)]
-    subprocess.run([*COMMAND, *words], check=True, capture_output=True)
-    return path
-
-
-def run(project: Project, path: Path, out: Path, *words: str):
-    references = ["--candidate", "tiny@1", "--baseline", "tiny@1", "--target", "cpu"]
-    return project.run("canary", "run", *references, "--traffic", path, "--out", out, "--json", *words)
-
-
-def test_a_run_from_traffic_to_page(built, tmp_path):
-    path = record(built, 300, 2000)
-    out = tmp_path / "canary"
-    told = run(built, path, out, "--looks", "2", "--scale", "2").json
-    assert told["paired"] and told["traffic"]["recorded"] == 300 and "made up" in told["notes"][0]
-    assert (
-        told["candidate"]["engine"] == told["baseline"]["engine"]
-        and told["candidate"]["precision"] == told["baseline"]["precision"]
-    )
-    assert told["verdict"] != "FAIL" and told["looks"]["requests"] == [150, 300]
-    seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
-    assert [len(one) for one in seen] == [300, 300] and all(seen[0].ok) and seen[0].output == seen[1].output
-    report = read_report((out / "report.json").read_bytes())
-    assert report.verdict == told["verdict"] and (out / "report.html").exists()
-    again = run(built, path, out)
-    assert again.code == 2 and "has the observations of a canary already" in again.err
-    misfit = path.read_text().replace('"x":', '"y":')
-    (tmp_path / "other.jsonl").write_text(misfit)
-    assert run(built, tmp_path / "other.jsonl", tmp_path / "other").code == 2
-    absent = built.run(
-        "canary", "run", "--candidate", "tiny@1", "--baseline", "tiny@1", "--target", "sm_89", "--traffic", path
-    )
-    assert absent.code == 2 and "run this on a node that has it" in absent.err
-
-
-def test_a_run_with_several_requests_in_flight_and_its_verdict_kept(built, tmp_path):
-    path, out = record(built, 200, 2000), tmp_path / "canary"
-    done = run(built, path, out, "--in-flight", "4", "--looks", "1", "--attach")
-    assert done.json["traffic"]["in_flight"] == 4 and done.json["target"] == this_kind().name
-    assert "4 requests in flight: as was asked for" in done.err and "the verdict on" in done.err
-    seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
-    assert seen[0].request == list(range(200)) and all(seen[0].ok) and all(seen[1].ok)
-    assert seen[0].output == seen[1].output, "threads that share a session give each request its own answer"
-    (kept,) = built.run("show", "tiny@1", "--json").json["canaries"]
-    assert (kept["target"], kept["verdict"]) == (this_kind().name, done.json["verdict"])
-
-
-def test_an_interrupted_run_leaves_what_it_saw(built, tmp_path):
-    path, out = record(built, 3000, 100), tmp_path / "canary"
-    words = ["canary", "run", "--candidate", "tiny@1", "--baseline", "tiny@1", "--target", "cpu"]
-    words += ["--traffic", str(path), "--out", str(out), "--looks", "20", "--registry", str(built.registry)]
-    process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not (out / "report.json").exists():
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the engines' processes get it too
-        _, said = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert "Traceback" not in said
-    assert process.returncode == 130 and f"--previous {out}/report.json" in said
-    files = ["--candidate", str(out / "candidate.jsonl"), "--baseline", str(out / "baseline.jsonl")]
-    seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
-    assert 150 <= len(seen[1]) < 3000 and seen[0].request == seen[1].request and not seen[0].cut
-    assert all(one.ended for one in seen), "both say that they were stopped in order"
-    judged = built.run("canary", "judge", *files, "--json", "--out", tmp_path / "judged")
-    assert judged.code == 1 and judged.json["looks"]["planned"] == 3000, "what was planned is remembered"
-    assert judged.json["looks"]["fractions"][0] < 0.5
-    for path in (out / "candidate.jsonl", out / "baseline.jsonl"):  # as kill -9 leaves them
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    judged = built.run("canary", "judge", *files, "--json", "--out", tmp_path / "judged")
-    assert any("the run was killed after" in item["note"] for item in judged.json["criteria"])
-
-
-def test_requests_from_stdin(tmp_path):
-    path = tmp_path / "traffic.jsonl"
-    lines = [{"at": 3, "inputs": {"x": [[1, 2]]}}, {"inputs": {"x": [[3, 4]]}}]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    done = subprocess.run([*COMMAND, "record", path], input=text, text=True, capture_output=True, check=True)
-    assert "2 requests recorded" in done.stderr
-    head, first, second = map(json.loads, path.read_text().splitlines())
-    assert head["kind"] == "enginery-traffic" and first == lines[0] and second["at"] > 1e9
-    bad = subprocess.run([*COMMAND, "record", path], input='{"inputs": 3}\n', text=True, capture_output=True)
-    assert bad.returncode == 2 and "inputs is missing" in bad.stderr
 
 
 @pytest.mark.parametrize(("fault", "looks"), [("swapped", 1), ("", 4)])

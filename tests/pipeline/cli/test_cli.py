@@ -1,8 +1,5 @@
 """The command line: help that is quick, exit codes, errors without tracebacks."""
 
-import contextlib
-import io
-import os
 import re
 import subprocess
 import sys
@@ -13,7 +10,7 @@ import pytest
 
 from enginery.core.errors import EngineryError
 from pipeline import cli
-from pipeline.cli import COMMANDS, main
+from pipeline.cli import COMMANDS
 from pipeline.cli.tables import print_table
 from tests.pipeline.projects import Project
 
@@ -61,12 +58,6 @@ def test_errors_are_one_message_and_an_exit_code(tmp_path: Path, words: list[str
     assert "Traceback" not in done.stderr
 
 
-def test_each_mistake_of_several_starts_with_error(project: Project) -> None:
-    project.change_spec(modle="x", precisions=["fp31"])
-    lines = project.run("plan", project.spec).err.splitlines()
-    assert len(lines) == 2 and all(line.startswith(f"error: {project.spec}:") for line in lines)
-
-
 def test_the_further_lines_of_an_error_are_indented(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,73 +67,11 @@ def test_the_further_lines_of_an_error_are_indented(
     assert capsys.readouterr().err == "error: nothing fits:\n  a: too large\n  b: too old\n"
 
 
-def test_the_table_of_backends_keeps_the_brackets_of_a_remedy() -> None:
-    done = command("backends")
-    assert done.returncode == 0
-    assert "[tensorrt]" in done.stdout, "markup would swallow it"
-    assert "…" not in done.stdout
-
-
-def test_doctor_and_backends_answer_in_json(project: Project) -> None:
-    findings = {item["subject"]: item for item in project.run("doctor", "--json").json["findings"]}
-    assert findings["onnxruntime"]["state"] == "ok"
-    assert findings["tensorrt"]["state"] == "missing"
-    assert "pip install" in findings["tensorrt"]["detail"]
-
-
-def test_backends_say_what_they_build(capsys: pytest.CaptureFixture[str]) -> None:
-    import json
-
-    from pipeline.cli import main
-
-    with pytest.raises(SystemExit):
-        main(["backends", "--json"])
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["backends"]}
-    assert rows["tensorrt-rtx"]["builds"]["sm_75"] == ["fp16", "int8"]
-    assert "sm_90" not in rows["tensorrt-rtx"]["builds"]
-    assert rows["onnxruntime"]["builds"] == {"cpu": ["fp32", "fp16", "int8", "int8-dynamic", "int4"]}
-
-
 def test_output_cut_off_by_a_pipe_is_no_error(built: Project) -> None:
     line = f"{sys.executable} -m pipeline.cli show tiny --json --registry {built.registry} | head -c 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert done.stderr == ""
-
-
-def test_a_selection_that_the_spec_does_not_have_is_refused(project: Project) -> None:
-    done = project.build("--precision", "bf16")
-    assert done.code == 2
-    assert "bf16" in done.err
-    assert "fp32, int8" in done.err
-
-
-def test_a_file_in_the_registrys_place_is_refused(project: Project) -> None:
-    project.registry.write_text("not a folder")
-    done = project.build()
-    assert done.code == 2
-    assert str(project.registry) in done.err
-
-
-def test_a_plan_builds_nothing(project: Project) -> None:
-    units = project.run("plan", project.spec, "--json").json["units"]
-    assert {unit["action"] for unit in units} == {"build", "refused"}
-    assert not (project.registry / "models").exists()
-    assert not (project.registry / "records" / "build").exists()
-
-
-def test_the_table_of_backends_shows_the_remedy_whole(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    with pytest.raises(SystemExit), contextlib.redirect_stdout(io.StringIO()) as out:
-        main(["backends"])
-    assert "pip install 'enginery[tensorrt]'" in out.getvalue()
-
-
-def test_doctor_answers_although_tmpdir_names_no_folder(project: Project) -> None:
-    command = [sys.executable, "-m", "pipeline.cli", "doctor", "--registry", str(project.registry)]
-    done = subprocess.run(command, env={**os.environ, "TMPDIR": "/nowhere"}, capture_output=True, text=True)
-    assert "temporary space" in done.stdout
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -139,18 +138,3 @@ def test_an_edited_or_damaged_registration_is_not_built(project: Project, store:
 def test_an_address_without_a_registry_says_so() -> None:
     with pytest.raises(SpecError, match="say in which"), spec_at("registered:tiny", None):
         pass
-
-
-def test_register_without_a_server_keeps_the_spec_and_ends_with_3(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = project.run("register", project.spec, "--no-event", "--json")
-    assert done.code == 0 and done.json["event"] is None and done.json["files"].keys() >= {"tiny.yaml"}
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
-    for url, reason in ((None, "no Prefect server is configured"), ("http://127.0.0.1:9/api", "did not reach")):
-        with temporary_settings({PREFECT_API_URL: url}):
-            done = project.run("register", project.spec)
-        assert done.code == 3 and reason in done.err and "PREFECT_API_URL" in done.err
-        assert "registered already" in done.out
-    assert yaml.safe_load(project.spec.read_text())["model"] == "tiny"

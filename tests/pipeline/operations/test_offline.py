@@ -30,7 +30,6 @@ from validation.comparison.sessions import run
 from validation.gpu.cases import load_cases
 from validation.gpu.devices import KitDevice
 from validation.gpu.kit import KitOptions, run_kit
-from validation.gpu.offline_bundle import OfflineBundle
 from validation.gpu.recorded import PackedArray, RecordingSession, pack, unpack
 from validation.gpu.results import OfflineTrial, Results, now
 
@@ -83,18 +82,6 @@ def test_the_answers_of_a_machine_elsewhere_prove_engines(built: Project, return
     assert {check["joint"] for check in text["checks"]} == {"export", "quantization", "engine", "task"}
     assert "answers recorded on" in text["reason"] and text["host"]["device_name"]
     assert text["spreads"]
-
-
-def test_carrying_from_the_command_line(built: Project, tmp_path: Path) -> None:
-    done = built.run("validate", "tiny", "--carry", tmp_path / "out", "--target", "sm_89", "--json")
-    assert done.code == 0, done.err
-    made = OfflineBundle.load(tmp_path / "out")
-    assert [item.digest for item in made.engines] == done.json["engines"]
-    assert {item.request.target.name for item in made.engines} == {"sm_89"}
-    again = built.run("validate", "tiny", "--carry", tmp_path / "out")
-    assert again.code == 2 and "is not empty" in again.err
-    for words in ((), ("tiny", "--import", tmp_path / "out" / "carry.json")):
-        assert built.run("validate", *words).code == 2
 
 
 def test_what_cannot_be_carried_is_said(place: tuple[Store, Manifest], tmp_path: Path) -> None:

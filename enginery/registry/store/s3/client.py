@@ -8,7 +8,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
-from enginery.registry.store.s3.answers import translate_error
+from enginery.registry.store.s3.retries import translate_error
 from enginery.registry.store.s3.place import S3Location
 
 CONNECT_TIMEOUT_S = 5.0
@@ -39,7 +39,7 @@ def _client(place: S3Location, _process: int) -> Any:
         read_timeout=READ_TIMEOUT_S,
         max_pool_connections=CONNECTIONS,
         tcp_keepalive=True,
-        # `answers` asks again; see there why.
+        # `retries` asks again; see there why.
         retries={"total_max_attempts": 1},
         # Checksums of newer SDKs are refused by older servers; parts carry Content-MD5, and readers check SHA-256.
         request_checksum_calculation="when_required",

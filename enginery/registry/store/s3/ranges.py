@@ -9,10 +9,10 @@ from botocore.response import StreamingBody
 from urllib3.exceptions import HTTPError
 
 from enginery.core.documents import find, read
-from enginery.registry.store.s3.answers import FAILURES, Declined, pauses, raise_if_declined
 from enginery.registry.store.s3.client import client
 from enginery.registry.store.s3.place import S3Location
 from enginery.registry.store.s3.reading import wait
+from enginery.registry.store.s3.retries import FAILURES, Declined, pauses, raise_if_declined
 
 _PARTIAL = 206
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/")

@@ -14,8 +14,8 @@ from enginery.registry.store.blob_digest import BlobDigest, digest_stream
 from enginery.registry.store.cache import local_cache
 from enginery.registry.store.download import Fill
 from enginery.registry.store.keys import blob_key, check_key
-from enginery.registry.store.s3.answers import Declined, ask
 from enginery.registry.store.s3.client import client
+from enginery.registry.store.s3.retries import Declined, ask
 from enginery.registry.store.s3.listing import keys_below, names_below
 from enginery.registry.store.s3.place import S3Location
 from enginery.registry.store.s3.probe import require_conditional_writes

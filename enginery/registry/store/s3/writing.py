@@ -12,10 +12,10 @@ import time
 from botocore import exceptions as aws
 
 from enginery.core.errors import UndecidedError
-from enginery.registry.store.s3.answers import FAILURES, Declined, pauses, raise_if_declined, refuse
 from enginery.registry.store.s3.client import client
 from enginery.registry.store.s3.place import S3Location
 from enginery.registry.store.s3.reading import head
+from enginery.registry.store.s3.retries import FAILURES, Declined, pauses, raise_if_declined, refuse
 
 TOKEN = "enginery-write"  # noqa: S105 - the name of a header
 ABSENT = {"IfNoneMatch": "*"}

@@ -14,7 +14,7 @@ from enginery.core.errors import IntegrityError, UnavailableError
 from enginery.registry.store.base import open_store
 from enginery.registry.store.blob_digest import BlobDigest
 from enginery.registry.store.keys import blob_key
-from enginery.registry.store.s3 import answers, ranges, strays, upload
+from enginery.registry.store.s3 import ranges, retries, strays, upload
 from enginery.registry.store.s3.client import client
 from enginery.registry.store.s3.store import S3Store
 from tests.enginery.faulty_proxy import PASSING, Fault, FaultyProxy, Kind, Request
@@ -57,7 +57,7 @@ def test_a_body_that_always_breaks_off_at_one_place_ends(store: S3Store, proxy: 
     proxy.plan(lambda request: Fault("cut answer", at=0.1 if "Range" in dict(request.headers) else 0.9))
     with pytest.raises(UnavailableError, match="no whole answer"):
         store.read_blob(digest)
-    assert proxy.count("GET") <= 2 * answers.ATTEMPTS
+    assert proxy.count("GET") <= 2 * retries.ATTEMPTS
 
 
 def test_a_blob_that_is_healed_while_it_is_read_is_read_anew(store: S3Store, proxy: FaultyProxy) -> None:

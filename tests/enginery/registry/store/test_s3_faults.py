@@ -12,7 +12,7 @@ import pytest
 from enginery.core.errors import InputError, UnavailableError, UndecidedError
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.keys import MARKER
-from enginery.registry.store.s3 import answers, probe
+from enginery.registry.store.s3 import probe, retries
 from enginery.registry.store.s3.store import S3Store
 from enginery.registry.versions import channels
 from tests.enginery.faulty_proxy import PASSING, Fault, FaultyProxy, Kind, Request
@@ -116,7 +116,7 @@ def test_what_stays_broken_is_told_with_the_place_and_leaves_nothing(store: S3St
     proxy.plan(lambda request: Fault("refused"))
     with pytest.raises(UnavailableError, match=f"writing models/a.json in {store.place.locator('')}.*{proxy.url}"):
         store.create("models/a.json", b"1")
-    assert proxy.count("PUT") == answers.ATTEMPTS
+    assert proxy.count("PUT") == retries.ATTEMPTS
     proxy.plan(lambda request: Fault("error") if "partNumber=3" in request.path else None)
     with pytest.raises(UnavailableError, match=r"overloaded or failing \(SlowDown\)"):
         store.put_bytes(b"x" * 3500)

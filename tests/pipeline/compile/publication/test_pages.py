@@ -8,7 +8,6 @@ import pytest
 
 from enginery.core.codec import decode
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
-from enginery.registry.evidence.attestations import attest
 from enginery.registry.store.base import open_store
 from enginery.registry.store.keys import page_data_key, page_key
 from enginery.registry.versions.lookup import load
@@ -43,31 +42,6 @@ def test_a_build_leaves_the_json_that_its_page_is_drawn_from(built: Project, tmp
     (tmp_path / "report.json").write_bytes(data)
     again = built.run("report", tmp_path / "report.json", "--out", tmp_path / "again.html")
     assert again.code == 0 and (tmp_path / "again.html").read_bytes() == page
-
-
-def test_the_page_of_a_reference_is_as_of_today(built: Project, tmp_path: Path) -> None:
-    store = open_store(str(built.registry))
-    manifest = load(store, "tiny", "1")
-    before = published_document(store, manifest)
-    report = next(item for item in before.reports if item.verdict == "proven")
-    attest(
-        store, manifest, replace(report, verdict="failed", reason="it broke", created_at="2999-01-01T00:00:00+00:00")
-    )
-    after = published_document(store, manifest)
-    assert [entry.status for entry in after.engines].count("failed") == 1
-    assert len(after.reports) == len(before.reports)
-    assert [item.reason for item in after.reports].count("it broke") == 1
-    done = built.run("report", "tiny@1", "--out", tmp_path / "today.html")
-    assert done.code == 0 and "1 engine failed" in (tmp_path / "today.html").read_text()
-
-
-def test_a_canary_is_drawn_again_from_its_report(canary: CanaryReport, tmp_path: Path, built: Project) -> None:
-    (tmp_path / "report.json").write_bytes(canary.to_bytes())
-    assert built.run("report", tmp_path / "report.json", "--out", tmp_path / "page.html").code == 0
-    assert (tmp_path / "page.html").read_text() == drawn(canary)
-    (tmp_path / "report.json").write_bytes(replace(canary, reason="edited").to_bytes())
-    with pytest.raises(IntegrityError, match="digest"):
-        read_document(tmp_path / "report.json")
 
 
 def test_what_is_no_document_is_named(tmp_path: Path, built: Project) -> None:

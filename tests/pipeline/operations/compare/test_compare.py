@@ -46,16 +46,6 @@ def test_engines_are_built_proven_timed_and_one_is_recommended_and_nothing_is_pu
     assert "take cpu fp32 onnxruntime: the only engine that is proven here" in again.out
 
 
-def test_where_nothing_runs_it_says_so_and_ends_with_1(project: Project):
-    project.change_spec(precisions=["fp32"], calibration=None)
-    done = project.run("compare", project.spec, "--target", "sm_89", "--backend", "tensorrt-rtx,tensorrt", "--json")
-    assert done.code == 1
-    engines = {engine["backend"]: engine for engine in done.json["engines"]}
-    assert engines["tensorrt-rtx"]["status"] == "unproven" and engines["tensorrt-rtx"]["build_s"] > 0
-    assert engines["tensorrt"]["status"] == "refused" and "pip install" in engines["tensorrt"]["reason"]
-    assert done.json["recommendation"]["unit"] is None and done.json["duels"] == []
-
-
 def test_every_backend_that_serves_the_target_is_taken_with_the_specs_own_options(project: Project):
     project.change_spec(backends={"onnxruntime": {"intra_op_threads": 1}})
     spec = load_spec(project.spec)
@@ -63,31 +53,6 @@ def test_every_backend_that_serves_the_target_is_taken_with_the_specs_own_option
     assert "tensorrt-rtx" not in widen_spec(spec, asked("cpu")).backends
     assert "tensorrt-rtx" in widen_spec(spec, asked("sm_89")).backends
     assert widen_spec(spec, asked("sm_89")).targets == ("sm_89",)
-
-
-def test_what_cannot_be_compared_is_refused(project: Project):
-    spec = load_spec(project.spec)
-    with pytest.raises(InputError, match="none of tensorrt-rtx builds for cpu; `enginery backends` says what does"):
-        widen_spec(spec, asked("cpu", "tensorrt-rtx"))
-    with pytest.raises(UnknownNameError, match="did you mean 'onnxruntime'"):
-        widen_spec(spec, asked("cpu", "onnxruntim"))
-    done = project.run("compare", project.spec, "--target", "cpu", "--precision", "fp8")
-    assert done.code == 2 and "fp8: not in the spec, which has fp32, int8" in done.err
-    done = project.run("compare", project.spec, "--target", "cpu", "--precision", "fp33")
-    assert done.code == 2 and "fp33: there is none; take of the spec's: fp32, int8" in done.err
-
-
-def test_a_page_that_cannot_be_written_is_refused_before_anything_is_built(project: Project):
-    done = project.run("compare", project.spec, "--target", "cpu", "--out", project.spec / "page.md")
-    assert done.code == 3 and "writing" in done.err and "Traceback" not in done.err
-    assert not project.registry.exists()
-
-
-def test_a_page_gets_its_folder(built: Project):
-    page = built.folder / "new" / "page.md"
-    words_of = ("--target", "sm_89", "--backend", "tensorrt", "--precision", "fp32", "--out", page)
-    assert built.run("compare", built.spec, *words_of).code == 1
-    assert page.read_text().startswith("# tiny on sm_89")
 
 
 def test_engines_of_one_reason_are_named_together():
@@ -143,3 +108,11 @@ def test_a_busy_machine_is_said_once_with_the_remedy():
     (said,) = (line for line in describe_comparison(noisy) if "busy" in line)
     assert "other processes used 44 % of the 2 cores; 60 switches" in said and "a larger --seconds" in said
     assert not any("busy" in line for line in describe_comparison(FOUND))
+
+
+def test_what_cannot_be_compared_is_refused(project: Project):
+    spec = load_spec(project.spec)
+    with pytest.raises(InputError, match="none of tensorrt-rtx builds for cpu; `enginery backends` says what does"):
+        widen_spec(spec, asked("cpu", "tensorrt-rtx"))
+    with pytest.raises(UnknownNameError, match="did you mean 'onnxruntime'"):
+        widen_spec(spec, asked("cpu", "onnxruntim"))

@@ -1,51 +1,11 @@
 """Many specs: one that fails stops no other, and what is no spec is passed over."""
 
-import json
-import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import asdict
-
-import pytest
 import yaml
 
-from enginery.core.digest import canonical_json
-from enginery.registry.build_lock import LockHolder, hold_build_lock
-from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.keys import build_lock_key, registered_key
-from enginery.registry.writers import clock
+from enginery.registry.store.base import open_store
+from enginery.registry.store.keys import registered_key
 from pipeline.orchestration.intake.catalog import gathered, spec_files
 from tests.pipeline.projects import Project
-
-SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}
-
-
-def test_one_failing_model_never_stops_another(project: Project) -> None:
-    project.change_spec(**SMALL)
-    place = project.folder.parent / "catalog"
-    for name in ("good", "garbage"):
-        shutil.copytree(project.folder, place / name)
-    (place / "garbage" / "tiny.onnx").write_bytes(b"garbage")
-    (place / "wrong").mkdir()
-    (place / "wrong" / "spec.yml").write_text("model: wrong\nsource: {onnx: none.onnx}\n")
-    (place / "compose.yaml").write_text("services: {}\n")
-    done = project.run("catalog", place, "--json", "--quiet")
-    rows = {row["spec"].removeprefix(f"{place}/"): row for row in done.json}
-    assert done.code == 1
-    assert {name: row["state"] for name, row in rows.items()} == {
-        "good/tiny.yaml": "published",
-        "garbage/tiny.yaml": "failed",
-        "wrong/spec.yml": "failed",
-    }
-    assert rows["good/tiny.yaml"]["engines"] == {"proven": 1} and rows["good/tiny.yaml"]["version"] == "1"
-    assert (
-        "tiny.onnx" in rows["garbage/tiny.yaml"]["reason"] and "inputs: is missing" in rows["wrong/spec.yml"]["reason"]
-    )
-    assert "Error: " not in rows["garbage/tiny.yaml"]["reason"], "an error that explains itself needs no class"
-    for name in ("garbage", "wrong"):
-        shutil.rmtree(place / name)
-    again = project.run("catalog", place, "--json", "--quiet")
-    assert again.code == 0 and [row["state"] for row in again.json] == ["unchanged"]
 
 
 def test_a_catalog_of_what_is_registered(project: Project) -> None:
@@ -65,30 +25,3 @@ def test_only_yaml_that_names_a_model_means_to_be_a_spec(project: Project) -> No
     (project.folder / "broken.yaml").write_text("model: [\n")
     (project.folder / ".hidden.yaml").write_text("model: x\n")
     assert [path.name for path in spec_files(project.folder)] == ["broken.yaml", "tiny.yaml"]
-
-
-def test_a_catalog_says_for_whom_a_model_waits(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    project.change_spec(**SMALL)
-    assert project.run("catalog", project.folder, "--quiet").code == 0
-    store = open_store(project.registry, create=True)
-    taken: list[str] = []
-
-    def held(store: Store, name: str, what: str, say: Callable[[str], object]) -> AbstractContextManager[None]:
-        """Somebody's turn, until it is seen."""
-        key = build_lock_key(name)
-        holder = LockHolder(what, "elsewhere", "", 7, 1, "0", 0, clock.stamp(clock.now()), "2026-11-20T18:23:01+00:00")
-        store.replace(key, canonical_json(asdict(holder)), None)
-        taken.append(key)
-        return hold_build_lock(store, name, what, lambda who: (say(who), store.remove(key)))
-
-    monkeypatch.setattr("pipeline.compile.waiting.hold_build_lock", held)
-    done = project.run("catalog", project.folder)
-    assert done.code == 0 and taken
-    assert (
-        "tiny turn: waiting: compiling tiny is being done by elsewhere, process 7, since 2026-11-20 18:23:01 UTC"
-        in done.err
-    )
-    assert "tiny turn: done: waited " in done.err and "tiny export: cached" in done.err
-    run = json.loads(project.run("status", "tiny", "--json").out)
-    assert next(item for item in run["items"] if item["name"] == "turn")["why"].startswith("waited ")
-    assert store.read(taken[0]) is None

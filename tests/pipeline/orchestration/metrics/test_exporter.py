@@ -13,7 +13,7 @@ from enginery.core.errors import UnavailableError
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.folder import FileStore
 from enginery.registry.store.keys import run_key
-from pipeline.orchestration.metrics import names, registry_view
+from pipeline.orchestration.metrics import definitions, registry_view
 from pipeline.orchestration.metrics.exporter import Exporter
 from pipeline.orchestration.metrics.registry_view import Looker
 from tests.pipeline.orchestration.runs.runs import run_state, running
@@ -52,7 +52,7 @@ def test_a_registry_exports_just_the_metrics_that_are_documented_for_it(built: P
     exporter = Exporter(open_store(built.registry))
     assert exporter.refresh()
     found = {family.name for family in exporter.registry().collect()}
-    assert found == {metric.name for metric in names.METRICS if "registry" in metric.where}
+    assert found == {metric.name for metric in definitions.METRICS if "registry" in metric.where}
     labels = {
         (family.name, name)
         for family in exporter.registry().collect()
@@ -60,12 +60,7 @@ def test_a_registry_exports_just_the_metrics_that_are_documented_for_it(built: P
         for name in sample.labels
         if name != "le"
     }
-    assert labels <= {(metric.name, label) for metric in names.METRICS for label in metric.labels}
-
-
-def test_the_same_is_written_for_node_exporter(built: Project, tmp_path: Path) -> None:
-    assert built.run("metrics", "--textfile", tmp_path / "enginery.prom").code == 0
-    assert "enginery_registry_up 1.0" in (tmp_path / "enginery.prom").read_text()
+    assert labels <= {(metric.name, label) for metric in definitions.METRICS for label in metric.labels}
 
 
 @pytest.fixture
@@ -78,18 +73,18 @@ def test_runs_that_go_on_and_runs_that_were_lost(store: Store) -> None:
     for run in (lost, done):
         store.create(run_key(run.id), run.to_bytes())
     view = Looker(store).look()
-    counts = {state: count for (state,), count in view.values[names.RUNS].items() if count}
+    counts = {state: count for (state,), count in view.values[definitions.RUNS].items() if count}
     assert counts == {"lost": 1, "failed": 1}
-    assert view.values[names.QUEUE] == view.values[names.RUNNING] == {(): 0}
-    assert view.values[names.LAST_RUN_OK] == {("digits",): 0.0, ("other",): 0.0}
-    assert view.values[names.LAST_RUN]["digits",] > 1.7e9
+    assert view.values[definitions.QUEUE] == view.values[definitions.RUNNING] == {(): 0}
+    assert view.values[definitions.LAST_RUN_OK] == {("digits",): 0.0, ("other",): 0.0}
+    assert view.values[definitions.LAST_RUN]["digits",] > 1.7e9
 
 
 def test_models_beyond_the_bound_have_no_series(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_view, "MOST_MODELS", 0)
     view = Looker(open_store(built.registry)).look()
-    assert not view.values[names.ENGINES] and not view.values[names.LAST_RUN]
-    assert view.values[names.LEFT_OUT] == view.values[names.MODELS] == {(): 1}
+    assert not view.values[definitions.ENGINES] and not view.values[definitions.LAST_RUN]
+    assert view.values[definitions.LEFT_OUT] == view.values[definitions.MODELS] == {(): 1}
 
 
 def test_a_version_that_did_not_change_is_not_read_again(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +121,7 @@ def test_it_looks_again_until_it_is_stopped(store: Store) -> None:
 
 def test_the_dashboard_shows_metrics_that_exist_and_each_of_them() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
-    known = {series: metric for metric in names.METRICS for series in metric.series}
+    known = {series: metric for metric in definitions.METRICS for series in metric.series}
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     queries += [
         variable["query"]["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"
@@ -134,7 +129,7 @@ def test_the_dashboard_shows_metrics_that_exist_and_each_of_them() -> None:
     used = {name for query in queries for name in re.findall(r"enginery_\w+", query)}
     assert used <= set(known), f"no such metrics: {used - set(known)}"
     shown = {known[name].name for name in used}
-    assert shown == {metric.name for metric in names.METRICS}, "the dashboard leaves some out"
+    assert shown == {metric.name for metric in definitions.METRICS}, "the dashboard leaves some out"
     for query in queries:
         for name, selector in re.findall(r"(enginery_\w+)\{([^}]*)\}", query):
             assert set(re.findall(r"(\w+)\s*=~?", selector)) <= {"job", *known[name].labels}, query

@@ -16,7 +16,7 @@ from builders.execution.events import Usage
 from enginery.core.errors import UnavailableError
 from enginery.registry.store import io_errors
 from enginery.registry.store.atomic_write import reachable
-from pipeline.orchestration.metrics import names
+from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics.live import LiveMetrics, served
 from pipeline.progress.events import Finished, Planned, ProcessEnded, Retrying, RunConcluded, Started
 from tests.pipeline.orchestration.runs.runs import OTHER, UNIT, plan
@@ -82,7 +82,7 @@ def test_errors_of_the_registry_are_counted(live: LiveMetrics) -> None:
 
 def test_a_run_exports_just_the_metrics_that_are_documented_for_it(live: LiveMetrics) -> None:
     found = {family.name for family in live.registry.collect()}
-    assert found == {metric.name for metric in names.METRICS if "run" in metric.where}
+    assert found == {metric.name for metric in definitions.METRICS if "run" in metric.where}
 
 
 def test_a_scraper_reaches_the_port_while_it_is_served() -> None:
@@ -124,7 +124,7 @@ def test_a_build_without_the_option_loads_no_prometheus_and_no_opentelemetry(bui
 
 def test_documented_metrics_are_the_exported_ones() -> None:
     text = (Path(__file__).parents[4] / "docs/guides/observability.md").read_text()
-    for metric in names.METRICS:
+    for metric in definitions.METRICS:
         named = f"`{metric.name}{'_total' if metric.kind == 'counter' else ''}`"
         assert named in text, f"{named} is not documented"
         assert all(f"`{label}`" in text for label in metric.labels)

@@ -15,7 +15,7 @@ from enginery.registry.runs.state import parse_run
 from enginery.registry.runs.totals import BUCKETS_S, read_totals
 from enginery.registry.store.base import open_store
 from enginery.registry.store.keys import run_key
-from pipeline.orchestration.metrics import names
+from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics.registry_view import Looker
 from pipeline.orchestration.runs.prefect_progress import description, percent
 from pipeline.orchestration.runs.shown import seen
@@ -87,5 +87,5 @@ def test_an_exporter_survives_a_registry_of_nonsense(tmp_path: Path) -> None:
     store.create("history/totals.json", b"[]")
     store.create("models/digits/versions/1/manifest.json", b"{}")
     view = Looker(store).look()
-    assert not any(view.values[names.RUNS].values()) and not view.totals.builds
-    assert view.values[names.MODELS] == {(): 1}
+    assert not any(view.values[definitions.RUNS].values()) and not view.totals.builds
+    assert view.values[definitions.MODELS] == {(): 1}

@@ -1,0 +1,17 @@
+"""`enginery build`: what it refuses before it begins."""
+
+from tests.pipeline.projects import Project
+
+
+def test_a_selection_that_the_spec_does_not_have_is_refused(project: Project) -> None:
+    done = project.build("--precision", "bf16")
+    assert done.code == 2
+    assert "bf16" in done.err
+    assert "fp32, int8" in done.err
+
+
+def test_a_file_in_the_registrys_place_is_refused(project: Project) -> None:
+    project.registry.write_text("not a folder")
+    done = project.build()
+    assert done.code == 2
+    assert str(project.registry) in done.err

@@ -1,0 +1,210 @@
+"""`enginery refit`: new weights without a build, by a backend that can; and what is refused."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from builders.backends import discovery
+from builders.execution.jobs import WorkerContext
+from enginery.client.pull import bring
+from enginery.client.resolve import Resolution
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError, ModelError
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.names import parse_reference
+from enginery.core.types import CPU_KIND
+from enginery.registry.build_request import request_of
+from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.store.base import open_store
+from enginery.registry.store.folder import FileStore
+from enginery.registry.versions.lookup import load, locate
+from pipeline.operations.jobs.refit import RefitEngine
+from pipeline.operations.refit import cannot
+from pipeline.values import EngineBlob
+from tests.pipeline import refitting_backend
+from tests.pipeline.projects import Project, answers, weights, write_model, write_project
+
+OLD, NEW = weights(), weights(5)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    refitting_backend.install(folder)
+    return folder
+
+
+@pytest.fixture
+def known(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The backends, known here and, by sys.path, to every job."""
+    monkeypatch.syspath_prepend(str(site))
+    discovery._entries.cache_clear()
+    yield
+    discovery._entries.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Path:
+    """Project and registry with version 1, by both backends and onnxruntime."""
+    place = tmp_path_factory.mktemp("first")
+    write_project(place / "project")
+    both = {"stripped": {}, "whole": {}, "onnxruntime": {}}
+    Project(place / "project").change_spec(targets=["cpu"], precisions=["fp32"], backends=both, calibration=None)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *sys.path])}
+    command = [sys.executable, "-m", "pipeline.cli", "build", str(place / "project" / "tiny.yaml")]
+    subprocess.run([*command, "--registry", place / "registry"], check=True, capture_output=True, env=environment)
+    return place
+
+
+@pytest.fixture
+def project(first: Path, known: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
+    """A copy of that, and a model that was trained on."""
+    shutil.copytree(first, tmp_path / "place")
+    found = Project(tmp_path / "place" / "project", capsys)
+    write_model(found.folder / "tiny.onnx", NEW)
+    golden = np.random.default_rng(7).normal(size=(24, 8)).astype(np.float32)
+    np.savez(found.folder / "golden.npz", x=golden, label=answers(NEW, golden).argmax(-1))
+    return found
+
+
+def manifest(project: Project, version: str) -> Manifest:
+    return load(open_store(project.registry), "tiny", version)
+
+
+def entry(project: Project, version: str, backend: str) -> EngineEntry:
+    return next(each for each in manifest(project, version).engines if each.backend == backend)
+
+
+def test_engines_get_new_weights_and_are_proven_and_published_with_where_they_are_from(project: Project) -> None:
+    foreseen = project.run("refit", "tiny", "--weights-from", project.spec, "--dry-run", "--json")
+    assert foreseen.code == 0 and "version" not in foreseen.json
+    reasons = {unit["unit"]: unit["reason"] for unit in foreseen.json["units"]}
+    not_this = "onnxruntime does not refit"
+    assert reasons == {"cpu fp32 stripped": "", "cpu fp32 whole": "", "cpu fp32 onnxruntime": not_this}
+    done = project.run("refit", "tiny@1", "--weights-from", project.spec, "--json")
+    assert done.code == 0, done.err
+    assert (done.json["version"], done.json["failed"], done.json["from"]) == ("2", [], "tiny@1")
+    for backend in ("stripped", "whole"):
+        before, after = entry(project, "1", backend), entry(project, "2", backend)
+        assert after.status == "proven" and after.graph != before.graph and after.build_key != before.build_key
+        assert (after.digest == before.digest) is (backend == "stripped"), "which stays as it is"
+        assert manifest(project, "2").provenance[f"refitted from cpu fp32 {backend}"] == before.digest
+        assert any(note.startswith("refitted from tiny@1, engine") for note in after.notes)
+    path = project.registry / "blobs" / "sha256" / str(before.digest)[:2] / str(before.digest)
+    assert path.is_file()
+    again = project.build()
+    assert (again.json["version"], again.json["cached"]) == ("2", True), "it is what a build would be"
+    assert project.run("verify").code == 0
+
+
+def test_weights_of_another_version_make_a_version_without_the_spec(project: Project) -> None:
+    project.change_spec(backends={"onnxruntime": {}})
+    assert project.build().json["version"] == "2"
+    shutil.rmtree(project.folder)
+    done = project.run("refit", "tiny@1", "--weights-from", "tiny@2", "--json")
+    assert done.code == 0, done.err
+    assert done.json["version"] == "3"
+    made = entry(project, "3", "stripped")
+    assert made.status == "proven" and made.digest == entry(project, "1", "stripped").digest
+    assert made.graph == entry(project, "2", "onnxruntime").graph and made.options["strip_weights"] is True
+    assert entry(project, "3", "onnxruntime") == entry(project, "2", "onnxruntime"), "what was there stays"
+    assert manifest(project, "3").provenance["refitted from cpu fp32 stripped"] == made.digest
+    assert project.run("verify").code == 0
+    repeated = project.run("refit", "tiny@1", "--weights-from", "tiny@2", "--json")
+    assert repeated.code == 1 and "is in the registry" in {u["unit"]: u for u in repeated.json["units"]}[
+        "cpu fp32 whole"]["reason"]  # fmt: skip
+
+
+def test_a_stripped_engine_is_proven_with_the_weights_of_its_model(project: Project) -> None:
+    store = open_store(project.registry)
+    assert isinstance(store, FileStore)
+    stored = onnx.load(store.path(str(entry(project, "1", "stripped").digest)))
+    zeroed = [numpy_helper.to_array(tensor) for tensor in stored.graph.initializer]
+    assert all(not array.any() for array in zeroed if array.ndim)
+    assert entry(project, "1", "stripped").status == "proven"
+
+
+def test_a_stripped_engine_is_pulled_with_the_model_that_has_its_weights(project: Project, tmp_path: Path) -> None:
+    store = open_store(project.registry)
+    located = locate(store, parse_reference("tiny@1"))
+    for backend in ("whole", "stripped"):
+        engine = entry(project, "1", backend)
+        pulled = bring(store, located, Resolution(engine, "", (engine,), ()), tmp_path / backend)
+        told = json.loads(pulled.description.read_bytes())
+        if backend == "whole":
+            assert pulled.weights is None and "weights" not in told
+            continue
+        assert pulled.weights and pulled.weights.name == told["weights"] == "tiny-1-cpu-fp32.weights.onnx"
+        assert digest_of_file(pulled.weights) == engine.graph
+
+
+CHANGES = {
+    "weights": ({"model": "1" * 64}, None),
+    "nothing": ({}, "its weights are the same"),
+    "option": ({"model": "1" * 64, "options": (("gain", 2), ("refittable", True), ("strip_weights", False))},
+               "more than weights changed: option gain: 1 -> 2"),
+    "shapes": ({"model": "1" * 64, "profiles": ()}, "more than weights changed: the shapes changed"),
+    "version": ({"model": "1" * 64, "toolchain": ((CPU_KIND, this_kind().name), ("refitting", "2.0"))},
+                "more than weights changed: version of enginery-whole: 1 -> none; version of refitting: 1.0 -> 2.0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_cannot_be_refitted_is_told_from_the_manifest(project: Project, change: str) -> None:
+    base, before = manifest(project, "1"), entry(project, "1", "whole")
+    changes, reason = CHANGES[change]
+    assert cannot(replace(request_of(before), **changes), before, base) == reason  # type: ignore[arg-type]
+    assert cannot(request_of(before), None, base) == "tiny@1 has no engine for it"
+
+
+def test_an_engine_that_was_not_built_for_it_is_not_refitted(project: Project) -> None:
+    base, before = manifest(project, "1"), entry(project, "1", "whole")
+    plain = replace(before, options={**before.options, "refittable": False})
+    plain = replace(plain, build_key=replace(request_of(before), options=tuple(sorted(plain.options.items()))).key)
+    assert "cannot be refitted: it was built without refittable" in str(cannot(request_of(plain), plain, base))
+
+
+def refit_job(project: Project, folder: Path, model: Path, **options: Any) -> Any:
+    """The worker's side, in this process."""
+    store = open_store(project.registry)
+    before = request_of(entry(project, "1", "whole"))
+    wanted = replace(
+        before, model=store.put_file(model), options=tuple(sorted({**dict(before.options), **options}.items()))
+    )
+    engine = str(entry(project, "1", "whole").digest)
+    refit = RefitEngine(EngineBlob(before, engine, ".refitting"), wanted, "tiny@1")
+    return refit.run(WorkerContext(folder, store.uri))
+
+
+def test_a_model_with_another_graph_is_refused_by_what_differs(project: Project, tmp_path: Path) -> None:
+    store = open_store(project.registry)
+    model = onnx.load_from_string(store.read_blob(str(entry(project, "1", "whole").graph)))
+    model.graph.node[2].op_type = "Sigmoid"
+    onnx.save(model, tmp_path / "other.onnx")
+    with pytest.raises(ModelError, match=r"differ in more than their weights: node .* \(Relu\) differs; build"):
+        refit_job(project, tmp_path, tmp_path / "other.onnx")
+
+
+def test_an_engine_that_does_not_take_the_weights_says_so(project: Project, tmp_path: Path) -> None:
+    same = tmp_path / "same.onnx"
+    same.write_bytes(open_store(project.registry).read_blob(str(entry(project, "1", "whole").graph)))
+    with pytest.raises(EngineryError, match="did not take the new weights: gain"):
+        refit_job(project, tmp_path, same, gain=2)
+
+
+def test_nothing_is_published_where_nothing_could_be_refitted(project: Project) -> None:
+    done = project.run("refit", "tiny@1", "--weights-from", "tiny@1")
+    assert done.code == 1 and "nothing was refitted and nothing published" in done.out
+    assert "its weights are the same" in done.out
+    assert [path.name for path in (project.registry / "models" / "tiny" / "versions").iterdir()] == ["1"]

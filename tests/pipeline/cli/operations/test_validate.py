@@ -1,0 +1,74 @@
+"""`enginery validate`: under the limits of publication, and with every trouble as data or as one message."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders.execution.local import LocalExecutor
+from enginery.core.errors import IntegrityError
+from enginery.registry.evidence.attestations import judged
+from enginery.registry.store.base import open_store
+from enginery.registry.versions.lookup import load
+from pipeline.compile.run_context import Workshop
+from pipeline.operations.revalidate import revalidate
+from tests.pipeline.projects import Project
+from validation.gpu.offline_bundle import OfflineBundle
+
+
+def engine_limits(report: Any) -> dict[str, float | None]:
+    return {check["name"]: check["limit"] for check in report["checks"] if check["joint"] == "engine"}
+
+
+def test_validating_holds_an_engine_to_the_limits_it_was_published_under(project: Project) -> None:
+    limits = {"limits": {"int8": {"engine": {"sqnr_db": 12.0}}}}
+    project.change_spec(targets=["cpu"], precisions=["int8"], validation=limits)
+    assert project.build().code == 0
+    done = project.run("validate", "tiny", "--json").json
+    (attested,) = (project.registry / "models").rglob(f"{done['engines'][0]['report']}.json")
+    found = engine_limits(json.loads(attested.read_bytes()))
+    assert (found["sqnr_db"], found["max_rel"]) == (12.0, 0.6)
+
+
+def test_a_version_whose_spec_does_not_fit_this_installation_is_named_in_one_message(built: Project) -> None:
+    store = open_store(built.registry)
+    manifest = load(store, "tiny", "1")
+    foreign = replace(manifest, spec={**manifest.spec, "backends": {"from-elsewhere": {}}})
+    executor = LocalExecutor()
+    with pytest.raises(IntegrityError, match=r"tiny@1: its spec does not fit.*from-elsewhere"):
+        list(revalidate(foreign, Workshop(store, executor, executor)))
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("", "built by onnxruntime, which is not installed here"),
+        ("0.1", "saved by onnxruntime .*; 0.1 is here; install that version"),
+    ],
+)
+def test_a_machine_whose_compiler_does_not_open_an_engine_says_nothing_about_it(
+    built: Project, monkeypatch: pytest.MonkeyPatch, version: str, said: str
+) -> None:
+    here = {"onnxruntime": version} if version else {}
+    monkeypatch.setattr("builders.backends.onnxruntime.cpu.OnnxRuntime.versions", lambda _: here)
+    store, executor = open_store(built.registry), LocalExecutor()
+    manifest = load(store, "tiny", "1")
+    found = list(revalidate(manifest, Workshop(store, executor, executor), ["cpu"]))
+    assert [(item.verdict, item.report) for item in found] == [("proven", None)] * 2
+    assert all(re.search(f"passed, on .*; not run here: {said}", item.reason) for item in found)
+    assert {entry.status for entry in judged(store, manifest) if entry.target == "cpu"} == {"proven"}
+
+
+def test_carrying_from_the_command_line(built: Project, tmp_path: Path) -> None:
+    done = built.run("validate", "tiny", "--carry", tmp_path / "out", "--target", "sm_89", "--json")
+    assert done.code == 0, done.err
+    made = OfflineBundle.load(tmp_path / "out")
+    assert [item.digest for item in made.engines] == done.json["engines"]
+    assert {item.request.target.name for item in made.engines} == {"sm_89"}
+    again = built.run("validate", "tiny", "--carry", tmp_path / "out")
+    assert again.code == 2 and "is not empty" in again.err
+    for words in ((), ("tiny", "--import", tmp_path / "out" / "carry.json")):
+        assert built.run("validate", *words).code == 2

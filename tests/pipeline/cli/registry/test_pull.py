@@ -1,0 +1,52 @@
+"""`enginery pull` and `enginery resolve`: tables, JSON, exit codes, following a channel once."""
+
+from pathlib import Path
+
+import pytest
+
+from enginery.core.errors import UnknownNameError
+from enginery.registry.store.base import Store
+from tests.enginery.registries import engine, publish_engines, refusal
+from tests.pipeline.cli.registry.commands import run, told
+
+
+@pytest.fixture
+def published(empty: Store) -> Store:
+    publish_engines(empty, [engine(empty), engine(empty, "l4", "int8", "unproven")], others=[refusal("sm_80")])
+    return empty
+
+
+def test_the_table(published: Store, tmp_path: Path) -> None:
+    shown = run("resolve", "digits", "--target", "l4", "--memory", "24", "--driver", "580.65.06")
+    assert shown.exit_code == 0
+    assert "digits@1 on l4 (driver 580.65.06, memory 24.0 GiB)" in shown.stdout
+    assert "l4 int8 tensorrt-rtx" in shown.stdout and "built for sm_80; this is sm_89 (l4)" in shown.stdout
+    explained = run("pull", "digits", "--target", "l4", "--explain", "--dest", str(tmp_path / "out"))
+    assert "the GPU's memory is unknown" in explained.stdout and not (tmp_path / "out").exists()
+    none = run("resolve", "digits", "--target", "h100", "--json")
+    assert none.exit_code == 1 and '"candidates": []' in none.stdout
+    for wrong in (["--once"], ["--hook", "x"], ["--interval", "3"]):
+        assert run("pull", "digits", *wrong).exit_code == 2
+    both = ["--watch", "--hook", "x", "--hook-url", "http://x"]
+    assert run("pull", "digits:candidate", *both).exit_code == 2
+
+
+def test_watching_once(published: Store, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run("pull", "digits:candidate", "--target", "cpu", "--watch", "--once", "--dest", str(out), "--json")
+    assert done.exit_code == 0, done.output
+    assert (out / "current" / "digits-1-cpu-fp32.onnx").is_file() and '"swapped": true' in done.stdout
+
+
+def test_pull(mixed: Store, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    pulled = told("pull", "digits", "--target", "sm_89", "--dest", out)
+    assert (pulled["status"], pulled["version"]) == ("unproven", "2") and Path(pulled["path"]).is_file()
+    assert {row["unit"] for row in pulled["rejected"]} == {"cpu fp32 onnxruntime", "sm_75 fp32 tensorrt-rtx"}
+    result = run("pull", "digits", "--target", "cpu", "--dest", out)
+    assert "digits-2-cpu-fp32.onnx" in result.stdout and "why:    built for cpu" in result.stdout
+    assert "not:    sm_89 fp32 tensorrt-rtx: built for sm_89; this is cpu" in result.stdout and result.stderr == ""
+    assert "UNPROVEN" in run("pull", "digits", "--target", "sm_89", "--dest", out).stderr
+    refused = run("pull", "digits", "--target", "sm_89", "--proven-only", "--dest", out)
+    assert isinstance(refused.exception, UnknownNameError)
+    assert isinstance(run("pull", "digits", "--target", "cpu", "--precision", "fp8").exception, UnknownNameError)

@@ -1,0 +1,23 @@
+"""`enginery gc`, `pin` and `unpin`: shown first, deleted when told."""
+
+from enginery.core.errors import UnknownNameError
+from enginery.registry.store.base import Store
+from tests.pipeline.cli.registry.commands import run, said, told
+
+
+def test_gc_shows_first_and_deletes_when_told(three: Store) -> None:
+    assert "digits@1 is pinned" in said("pin", "digits@1") and "already" in said("pin", "digits@1")
+    result = run("gc", "--keep-versions", 1)
+    assert (
+        "digits@2" in result.stdout and "add --delete" in result.stderr and "2 versions kept; 0 bytes" in result.stdout
+    )
+    found = told("gc", "--keep-versions", 1, "--grace", "0s", "--delete")
+    assert {item["state"] for item in found["items"]} == {"deleted"} and found["acted"] and found["deleted_bytes"] > 0
+    assert found["kept"] == {"digits@1": ["pinned"], "digits@3": ["among the newest"]} and found["leases"] == []
+    assert told("pin", "digits@1") == {"model": "digits", "version": "1", "pinned": True, "changed": False}
+    assert "not pinned any more" in said("unpin", "digits@1") and "digits@1 is pinned" in said("pin", "digits@1")
+    assert told("unpin", "digits@1") == {"model": "digits", "version": "1", "pinned": False}
+    assert isinstance(run("unpin", "digits").exception, UnknownNameError)
+    assert "2 versions kept; 0 bytes deleted, 0 bytes" in said("gc")
+    assert run("gc", "--grace", "soon").exit_code == 2
+    assert told("verify")["problems"] == []
