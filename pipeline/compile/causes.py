@@ -7,7 +7,7 @@ from functools import cached_property
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of
 from enginery.core.types import CALIBRATED, CPU_KIND, BuildRequest
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.inputs import Inputs, differences, inputs_of
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported
@@ -52,13 +52,13 @@ class Causes:
     """What changed for each unit of a model since it was built last. before: those builds, by unit."""
 
     spec: ModelSpec
-    shop: Workshop
+    context: RunContext
     before: Mapping[str, LastBuild]
 
     @cached_property
     def inputs(self) -> Inputs:
         """What the steps read now; files are read when it is asked for."""
-        return inputs_of(self.spec, self.shop)
+        return inputs_of(self.spec, self.context)
 
     def changed(self, unit: str, *stages: str) -> list[str]:
         """What differs from what these stages read at the unit's last build; nothing where there was none."""
@@ -78,25 +78,25 @@ class Causes:
         return explain_change(before.request, request, self.changed(request.unit, *stages))
 
 
-def causes_of(spec: ModelSpec, shop: Workshop) -> Causes:
+def causes_of(spec: ModelSpec, context: RunContext) -> Causes:
     """What is on record of the last builds of a model, to be compared with now."""
-    known = shop.recall("latest-builds", {"model": spec.model}, _LatestBuilds) or _LatestBuilds({}, {})
+    known = context.recall("latest-builds", {"model": spec.model}, _LatestBuilds) or _LatestBuilds({}, {})
     before = {
         unit: LastBuild(found.request, known.from_[found.from_])
         for unit, found in known.units.items()
         if found.from_ in known.from_
     }
-    return Causes(spec, shop, before)
+    return Causes(spec, context, before)
 
 
 def remember_builds(
-    spec: ModelSpec, exported: Exported, built: Sequence[BuildRequest], shop: Workshop, new: bool
+    spec: ModelSpec, exported: Exported, built: Sequence[BuildRequest], context: RunContext, new: bool
 ) -> None:
     """Note what these engines were built from, so that the next plan can say what has changed since.
 
     new: whether the version is; otherwise nothing is read again where the export was the same.
     """
-    causes = causes_of(spec, shop)
+    causes = causes_of(spec, context)
     before = [causes.before.get(request.unit) for request in built]
     if not new and all(
         last and (last.request, last.sources.reads) == (request, exported.reads)
@@ -108,7 +108,7 @@ def remember_builds(
     named = {unit: (last, digest_of(encode(last.sources))) for unit, last in sorted(builds.items())}
     units = {unit: _NamedBuild(last.request, name) for unit, (last, name) in named.items()}
     value = _LatestBuilds(units, {name: last.sources for last, name in named.values()})
-    shop.remember("latest-builds", {"model": spec.model}, encode(value), [])
+    context.remember("latest-builds", {"model": spec.model}, encode(value), [])
 
 
 def explain_change(before: BuildRequest | None, now: BuildRequest, causes: Sequence[str] = ()) -> str:

@@ -11,7 +11,7 @@ from pipeline.compile.causes import Causes, causes_of
 from pipeline.compile.on_record import OnRecord
 from pipeline.compile.only_records import NotOnRecord
 from pipeline.compile.plan import Candidate, Selection, candidates, plan_builds
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.values import Exported, Json, Unit
 
@@ -80,26 +80,26 @@ class Forecast:
         return sum(unit.action == action for unit in self.units)
 
 
-def foresee(spec: ModelSpec, selection: Selection, known: OnRecord, shop: Workshop) -> Forecast:
-    """Every unit of the selection with its fate and the cause of it, by name. shop: a `reading` one."""
-    causes, planned = causes_of(spec, shop), dict[str, Unit]()
+def foresee(spec: ModelSpec, selection: Selection, known: OnRecord, context: RunContext) -> Forecast:
+    """Every unit of the selection with its fate and the cause of it, by name. context: a `reading` one."""
+    causes, planned = causes_of(spec, context), dict[str, Unit]()
     if known.exported is not None:
-        plan = plan_builds(spec, known.exported, known.graphs, selection, shop)
+        plan = plan_builds(spec, known.exported, known.graphs, selection, context)
         planned = {unit.name: unit for unit in plan.units}
     units = tuple(
-        _foreseen(spec, item, planned.get(_name(item)), known, causes, shop) for item in candidates(spec, selection)
+        _foreseen(spec, item, planned.get(_name(item)), known, causes, context) for item in candidates(spec, selection)
     )
     forecast = Forecast(spec.model, units, (), known.missing)
     return replace(forecast, changes=tuple(_changes(forecast, known, causes)))
 
 
 def _foreseen(
-    spec: ModelSpec, item: Candidate, unit: Unit | None, known: OnRecord, causes: Causes, shop: Workshop
+    spec: ModelSpec, item: Candidate, unit: Unit | None, known: OnRecord, causes: Causes, context: RunContext
 ) -> Foreseen:
     if unit is None or known.exported is None:
         required = any(matches_unit(pattern, _name(item)) for pattern in spec.build.required)
         return Foreseen(item, "unknown", _unknown(item, known, causes), required)
-    again = unit.action == "cached" and _is_unproven(unit, spec, known.exported, shop)
+    again = unit.action == "cached" and _is_unproven(unit, spec, known.exported, context)
     reason = unit.reason
     if again:
         changed = causes.changed(unit.name, *_PROVING)
@@ -107,10 +107,10 @@ def _foreseen(
     return Foreseen(item, unit.action, reason, unit.required, unit, again)
 
 
-def _is_unproven(unit: Unit, spec: ModelSpec, exported: Exported, shop: Workshop) -> bool:
+def _is_unproven(unit: Unit, spec: ModelSpec, exported: Exported, context: RunContext) -> bool:
     """Whether the proof of an engine that runs here is not on record."""
     try:
-        steps.validate(steps.build(unit, spec, shop), spec, exported, shop)
+        steps.validate(steps.build(unit, spec, context), spec, exported, context)
     except NotOnRecord:
         return True
     return False

@@ -10,7 +10,7 @@ from builders.backends.shape_profiles import profiles
 from enginery.core.errors import InputError
 from enginery.core.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
 from pipeline.compile.causes import Causes, causes_of
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import recall_engine, recall_reduced
 from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.values import BuildPlan, Exported, Flavour, Graph, Unit
@@ -79,12 +79,12 @@ def unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
 
 
 def plan_builds(
-    spec: ModelSpec, exported: Exported, graphs: Sequence[Graph], selection: Selection, shop: Workshop
+    spec: ModelSpec, exported: Exported, graphs: Sequence[Graph], selection: Selection, context: RunContext
 ) -> BuildPlan:
     """Decide for every unit whose graph is known whether it is built, already there, or refused, and say why."""
-    by_flavour, causes = {graph.flavour: graph for graph in graphs}, causes_of(spec, shop)
+    by_flavour, causes = {graph.flavour: graph for graph in graphs}, causes_of(spec, context)
     units = [
-        _unit(spec, exported, item, by_flavour[item.flavour], causes, shop)
+        _unit(spec, exported, item, by_flavour[item.flavour], causes, context)
         for item in candidates(spec, selection)
         if item.flavour in by_flavour
     ]
@@ -97,23 +97,23 @@ def _unit(
     item: Candidate,
     graph: Graph,
     causes: Causes,
-    shop: Workshop,
+    context: RunContext,
 ) -> Unit:
     request = _request(spec, item, graph)
     required = any(matches_unit(pattern, request.unit) for pattern in spec.build.required)
     if reason := _refusal(exported, item, request):
         return Unit(request, graph, "refused", reason, required)
-    request, aside = _as_built_before(request, shop)
-    if recall_engine(request, shop):
+    request, aside = _as_built_before(request, context)
+    if recall_engine(request, context):
         reason = f"an engine with this build key is in the registry{aside}"
         return Unit(request, graph, "cached", reason, required)
     return Unit(request, graph, "build", causes.of_build(request, exported.model.digest) + aside, required)
 
 
-def _as_built_before(request: BuildRequest, shop: Workshop) -> tuple[BuildRequest, str]:
+def _as_built_before(request: BuildRequest, context: RunContext) -> tuple[BuildRequest, str]:
     """The request, with the workspace that it was built with where its own ran out of memory, and words on that."""
-    reduced = recall_reduced(request, shop)
-    if reduced is None or recall_engine(request, shop):
+    reduced = recall_reduced(request, context)
+    if reduced is None or recall_engine(request, context):
         return request, ""
     option = backends.capabilities_of(request.backend).options.workspace_mib
     before, now = (dict(each.options)[option] for each in (request, reduced))

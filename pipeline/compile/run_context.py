@@ -29,7 +29,7 @@ Recalled = TypeVar("Recalled")
 
 
 @dataclass(frozen=True)
-class Workshop:
+class RunContext:
     """The surroundings of a run. `executor` builds engines, wherever that is; `local` does everything else here: what
     needs the spec's files, and the proofs, because whether an engine can run is asked of this machine.
 

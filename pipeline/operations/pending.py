@@ -15,7 +15,7 @@ from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.versions import channels, lookup
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.operations.revalidate import Attested, revalidate, why_not_here
 
 
@@ -88,15 +88,15 @@ def why_nothing(store: Store, item: Pending, target: str | None = None, on: Targ
     return f"{item.reference} has no unproven engine{for_target}; it has {there}"
 
 
-def prove(item: Pending, shop: Workshop) -> list[Proof]:
+def prove(item: Pending, context: RunContext) -> list[Proof]:
     """Run a version's pending engines here and attach a report to each. What was proven meanwhile is not run again.
 
     What goes wrong is its row: a version that the trust policy does not let run, too.
     """
     try:
-        require(shop.store, item.manifest)
+        require(context.store, item.manifest)
         digests = {str(entry.digest) for entry in item.engines}
-        return [_row(item, found) for found in revalidate(item.manifest, shop, engines=digests, again=False)]
+        return [_row(item, found) for found in revalidate(item.manifest, context, engines=digests, again=False)]
     except EngineryError as error:
         return [Proof(item.reference, None, "error", str(error))]
 

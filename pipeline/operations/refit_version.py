@@ -23,7 +23,7 @@ from enginery.registry.versions.publish import Published, publish
 from pipeline.compile.publication import materials
 from pipeline.compile.publication.provenance import SBOM, STATEMENT, with_provenance
 from pipeline.compile.publication.publish import entry_of
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import recall_engine
 from pipeline.compile.steps.proofs import try_to_prove
 from pipeline.compile.verdict import Judged, make_report
@@ -63,26 +63,26 @@ def wanted_of(base: Manifest, other: Manifest) -> tuple[list[Wanted], list[Refit
 
 
 def publish_refitted(
-    base: Manifest, other: Manifest, done: Sequence[tuple[Refit, Wanted]], channel: str | None, shop: Workshop
+    base: Manifest, other: Manifest, done: Sequence[tuple[Refit, Wanted]], channel: str | None, context: RunContext
 ) -> Published:
     """Prove what can be proven here, and publish the other version again with the refitted engines.
 
     Raises as `enginery.registry.versions.publish.publish`.
     """
-    judged = [_judged(wanted, other, shop) for _, wanted in done]
-    approved, others = _kept(other, {item.built.unit.name for item in judged}, shop)
+    judged = [_judged(wanted, other, context) for _, wanted in done]
+    approved, others = _kept(other, {item.built.unit.name for item in judged}, context)
     for item in judged:
         proof = approve(item.report) if item.report else None
         if proof is None:
             others.append(replace(entry_of(item, ""), status="failed", digest=None, report=None, reason=item.reason))
         else:
-            shop.store.put_bytes(canonical_json(proof.report.to_json()))
+            context.store.put_bytes(canonical_json(proof.report.to_json()))
             approved.append((entry_of(item, proof.report.digest), proof))
     draft = _draft(other, judged)
-    draft = with_provenance(shop.store, draft, [entry for entry, _ in approved], shop.started_at)
+    draft = with_provenance(context.store, draft, [entry for entry, _ in approved], context.started_at)
     sums = {item.built.digest: item.built.blake3 for item in judged if item.built.digest}
     why = f"refitted from {base.model}@{base.version}, weights of {other.model}@{other.version}"
-    return publish(shop.store, draft.with_blake3(sums), approved, others, channel=channel, by=user(), why=why)
+    return publish(context.store, draft.with_blake3(sums), approved, others, channel=channel, by=user(), why=why)
 
 
 def _donor(entry: EngineEntry, other: Manifest) -> EngineEntry | None:
@@ -100,21 +100,21 @@ def _same_flavour(one: EngineEntry, other: EngineEntry) -> bool:
     return discovery.load(one.backend)().scheme() == discovery.load(other.backend)().scheme()
 
 
-def _judged(wanted: Wanted, other: Manifest, shop: Workshop) -> Judged:
+def _judged(wanted: Wanted, other: Manifest, context: RunContext) -> Judged:
     request = wanted.request
     graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, wanted.donor.scales)
-    unit, found = Unit(request, graph, "cached", "refitted"), recall_engine(request, shop)
+    unit, found = Unit(request, graph, "cached", "refitted"), recall_engine(request, context)
     built = Built.from_record(unit, found) if found else Built(unit)
     golden = other.golden
     backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
-    proofs = [published_proof(wanted.donor, shop.store)]
-    proofs += [] if cannot_run else [try_to_prove(built, spec_of(other), golden, shop)]
+    proofs = [published_proof(wanted.donor, context.store)]
+    proofs += [] if cannot_run else [try_to_prove(built, spec_of(other), golden, context)]
     return Judged(built, make_report(built, golden, proofs, cannot_run), proofs[-1].metrics)
 
 
 def _kept(
-    other: Manifest, replaced: set[str], shop: Workshop
+    other: Manifest, replaced: set[str], context: RunContext
 ) -> tuple[list[tuple[EngineEntry, Approved]], list[EngineEntry]]:
     """The other version's own entries that stay, those with an engine with their approval."""
     approved, others = [], []
@@ -122,7 +122,7 @@ def _kept(
         if entry.unit in replaced:
             continue
         report = (
-            parse_json(shop.store.read_blob(entry.report), _REPORT_BYTES) if entry.usable and entry.report else None
+            parse_json(context.store.read_blob(entry.report), _REPORT_BYTES) if entry.usable and entry.report else None
         )
         proof = approve(Report.from_json(report)) if report else None
         if proof is None:

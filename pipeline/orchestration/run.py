@@ -21,7 +21,7 @@ from enginery.registry.writers.leases import BUILDING
 from pipeline.compile.composition import InProcess, compile_model
 from pipeline.compile.only_records import NotOnRecord, OnlyRecords
 from pipeline.compile.plan import Selection
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.intake.addresses import Found, spec_at
 from pipeline.orchestration.runs.recorder import new_run, new_tracker, note_run, recorded
 from pipeline.orchestration.tracing import spans
@@ -51,11 +51,11 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Run:
-    """A spec with the part of it that is wanted and the workshop to do it in."""
+    """A spec with the part of it that is wanted and the context to do it in."""
 
     spec: ModelSpec
     selection: Selection
-    shop: Workshop
+    context: RunContext
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def opened(
             traced = stack.enter_context(spans())
             progress = together(progress.of_run(spec.model, run.id), tracker, *([traced] if traced else []))
             progress.emit(RunBegan(spec.model, run.id))
-        yield Run(spec, selection, Workshop(store, both.local, both.builder, progress))
+        yield Run(spec, selection, RunContext(store, both.local, both.builder, progress))
 
 
 def compile_from_records(address: Path | str | Found, options: RunOptions) -> Outcome | None:
@@ -111,8 +111,8 @@ def compile_from_records(address: Path | str | Found, options: RunOptions) -> Ou
         store = open_store(options.registry or _registry_of(spec), create=True)
         tracker = new_tracker(new_run(spec.model, spec.address, store))
         try:
-            shop = Workshop(store, OnlyRecords(), OnlyRecords(), tracker)
-            outcome = compile_model(spec, select(spec, options), shop, InProcess())
+            context = RunContext(store, OnlyRecords(), OnlyRecords(), tracker)
+            outcome = compile_model(spec, select(spec, options), context, InProcess())
         except NotOnRecord:
             return None
     note_run(store, tracker)

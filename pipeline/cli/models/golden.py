@@ -97,13 +97,13 @@ def _made(address: str, registry: str | None, quiet: bool, accepting: bool) -> "
         shown_progress(quiet) as progress,
         opened(address, RunOptions(registry=registry), progress, keep_state=False) as run,
     ):
-        spec, shop = run.spec, run.shop
+        spec, context = run.spec, run.context
         if accepting and spec.is_copy:
             raise InputError(f"{spec.address} is a copy; accept the golden set where the spec is kept")
-        before = _frozen(spec) or latest_golden(spec.model, shop)
-        exported = steps.export(unfrozen(spec) if accepting else spec, shop)
+        before = _frozen(spec) or latest_golden(spec.model, context)
+        exported = steps.export(unfrozen(spec) if accepting else spec, context)
         changed = before is not None and before != exported.golden
-        change = told_change(shop.store, before, exported.golden) if before and changed else None
+        change = told_change(context.store, before, exported.golden) if before and changed else None
         return MadeGolden(spec.model, exported.golden, before, change, _frozen(spec), exported.notes)
 
 

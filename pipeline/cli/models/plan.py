@@ -59,8 +59,8 @@ def _forecast(spec: str, options: "RunOptions", quiet: bool, no_export: bool) ->
         left_out = unserved(model, selection)
         if no_export and left_out:
             say(f"left out, since no backend of the spec builds for it: {', '.join(left_out)}")
-        shop = reading(store_of(model, options))
-        known = on_record(model, selection, shop)
+        context = reading(store_of(model, options))
+        known = on_record(model, selection, context)
         if known.missing and not no_export and not quiet:
             say(
                 f"not on record: {', '.join(known.missing)}; that is done first, and what follows from it, so that "
@@ -68,9 +68,9 @@ def _forecast(spec: str, options: "RunOptions", quiet: bool, no_export: bool) ->
             )
         if not no_export:
             with shown_progress(quiet) as progress, opened(found, options, progress, keep_state=False) as run:
-                ready = prepare(run.spec, run.selection, run.shop, InProcess())
+                ready = prepare(run.spec, run.selection, run.context, InProcess())
             known = OnRecord(ready.exported, ready.graphs)
-        return foresee(model, selection, known, shop)
+        return foresee(model, selection, known, context)
 
 
 def _print_plan(found: "Forecast") -> None:

@@ -82,7 +82,7 @@ def compare(
     options = RunOptions(registry=registry, jobs=jobs)
     with shown_progress(quiet) as progress, opened(spec, options, progress, keep_state=False) as opened_run:
         wanted = _read_options(target, backends, precisions, seconds, seed, opened_run.spec.precision_list())
-        found = run.compare(opened_run.spec, wanted, opened_run.shop, InProcess())
+        found = run.compare(opened_run.spec, wanted, opened_run.context, InProcess())
     if as_json:
         emit_json(encode(found))
     else:

@@ -94,13 +94,13 @@ def _run(
 ) -> list[str]:
     from builders.execution.local import LocalExecutor
     from enginery.core.errors import UnknownNameError
-    from pipeline.compile.run_context import Workshop
+    from pipeline.compile.run_context import RunContext
     from pipeline.operations.revalidate import revalidate
 
     targets, quiet, as_json = shown
     executor = LocalExecutor()
     with shown_progress(quiet) as progress:
-        results = list(revalidate(manifest, Workshop(store, executor, executor, progress), wanted))
+        results = list(revalidate(manifest, RunContext(store, executor, executor, progress), wanted))
     if not results:
         raise UnknownNameError(
             f"{manifest.model}@{manifest.version} has no engine{f' for {targets}' if targets else ''}; "

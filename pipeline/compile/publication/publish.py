@@ -19,7 +19,7 @@ from pipeline.compile.causes import remember_builds
 from pipeline.compile.publication import materials
 from pipeline.compile.publication.provenance import with_provenance
 from pipeline.compile.publication.published_page import failed_page, version_page
-from pipeline.compile.run_context import Workshop, versions
+from pipeline.compile.run_context import RunContext, versions
 from pipeline.compile.verdict import Judged
 from pipeline.outcome import EngineResult, Outcome
 from pipeline.progress.events import VersionSettled
@@ -38,31 +38,31 @@ def check_required(plan: BuildPlan) -> None:
 
 
 def publish_version(
-    spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[Judged], shop: Workshop
+    spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[Judged], context: RunContext
 ) -> Outcome:
     """Publish what was proven or may be proven elsewhere; say what failed; recognise a run that changed nothing."""
     draft = _draft(spec, exported, plan, judged)
     sums = {item.built.digest: item.built.blake3 for item in judged if item.built.digest}
     sums[exported.model.digest] = exported.blake3
-    published = _publish(spec, draft, judged, plan, shop, sums)
+    published = _publish(spec, draft, judged, plan, context, sums)
     metrics = dict(draft.metrics)
     if published is None:
-        page = failed_page(replace(draft, engines=tuple(_sorted_out(judged, plan)[1])), judged, shop)
+        page = failed_page(replace(draft, engines=tuple(_sorted_out(judged, plan)[1])), judged, context)
         return Outcome(spec.model, None, False, _results(judged, plan, ()), metrics, page=page)
     built = [item.built.unit.request for item in judged if item.built.digest]
     new = published.repeated or not published.existed
     with published_without(published.manifest, "what the next plan compares with, its latency reports and its page"):
-        remember_builds(spec, exported, built, shop, new=new)
+        remember_builds(spec, exported, built, context, new=new)
     with published_without(published.manifest, "its latency reports and its page"):
         for item in judged:
             if item.latency:
-                attach_latency(shop.store, published.manifest, item.latency)
+                attach_latency(context.store, published.manifest, item.latency)
     with published_without(published.manifest, "its page"):
-        page = version_page(published.manifest, judged, shop)
+        page = version_page(published.manifest, judged, context)
     name = f"{spec.model}@{published.version}"
     same = name if published.repeated else None
     told = f"same as {name}" if same else "already published" if published.existed else "published"
-    shop.progress.emit(VersionSettled(spec.model if same else name, told))
+    context.progress.emit(VersionSettled(spec.model if same else name, told))
     return Outcome(
         model=spec.model,
         version=published.version,
@@ -82,7 +82,7 @@ def _publish(
     draft: Manifest,
     judged: Sequence[Judged],
     plan: BuildPlan,
-    shop: Workshop,
+    context: RunContext,
     sums: Mapping[str, str | None],
 ) -> Published | None:
     """None when no engine is fit to be published. Reports are stored only for a version that is new.
@@ -94,14 +94,14 @@ def _publish(
         return None
     entries = (*(entry for entry, _ in approved), *others)
     whole = replace(draft, engines=entries)
-    if find_published(shop.store, whole) is None:
-        if same := find_same(shop.store, whole, [proof.report for _, proof in approved], spec.version):
+    if find_published(context.store, whole) is None:
+        if same := find_same(context.store, whole, [proof.report for _, proof in approved], spec.version):
             return Published(same, existed=True, repeated=True)
         for _, proof in approved:
-            shop.store.put_bytes(canonical_json(proof.report.to_json()))
-        draft = with_provenance(shop.store, draft, entries, shop.started_at)
+            context.store.put_bytes(canonical_json(proof.report.to_json()))
+        draft = with_provenance(context.store, draft, entries, context.started_at)
     return publish(
-        shop.store,
+        context.store,
         draft.with_blake3(sums),
         approved,
         others,

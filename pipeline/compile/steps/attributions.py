@@ -11,7 +11,7 @@ from enginery.core.errors import EngineryError, StepError, UnavailableError
 from enginery.core.reports.proof import OVERLAP, Check
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.jobs.attribution import AttributeEngine, AttributeGraph, AttributionFound
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import code_key, limits_of, metric_of, step_limits
 from pipeline.compile.verdict import Judged
 from pipeline.progress.events import Finished
@@ -76,36 +76,38 @@ def _lost(failed: Sequence[Check]) -> str | None:
     return next((place for place in ("exported model", "graph", "engine") if place in places), None)
 
 
-def attribute(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, shop: Workshop) -> Attributed:
+def attribute(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, context: RunContext) -> Attributed:
     """Take one apart; that it cannot be done is an answer too, and stops nobody.
 
     reference: digest of the float model.  golden: of the golden set.
     Raises UnavailableError, and StepError when cancelled.
     """
     try:
-        found = _found(suspect, spec, reference, golden, shop)
+        found = _found(suspect, spec, reference, golden, context)
     except UnavailableError:
         raise
     except EngineryError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
-        shop.progress.emit(Finished(f"attribute {suspect.name}", "failed", str(error).splitlines()[0]))
+        context.progress.emit(Finished(f"attribute {suspect.name}", "failed", str(error).splitlines()[0]))
         return Attributed(suspect.joint, suspect.name, suspect.units, None, str(error))
     return Attributed(suspect.joint, suspect.name, suspect.units, found.attribution, found.headline)
 
 
-def _found(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, shop: Workshop) -> AttributionFound:
+def _found(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, context: RunContext) -> AttributionFound:
     if suspect.joint == "quantization":
-        return _run(_graph_request(suspect, spec, reference, golden), suspect, spec, shop)
-    return _run(_engine_request(suspect, spec, golden), suspect, spec, shop)
+        return _run(_graph_request(suspect, spec, reference, golden), suspect, spec, context)
+    return _run(_engine_request(suspect, spec, golden), suspect, spec, context)
 
 
-def _run(request: Request[AttributionFound], suspect: Suspect, spec: ModelSpec, shop: Workshop) -> AttributionFound:
+def _run(
+    request: Request[AttributionFound], suspect: Suspect, spec: ModelSpec, context: RunContext
+) -> AttributionFound:
     opened = [backend_root(suspect.built.unit.request.backend)] if suspect.joint == "engine" else []
     key = {**encode_fields(request), **code_key(type(request), *opened)}
     name = f"attribute {suspect.name}"
-    job = Job(name, request, shop.store.uri, step_limits(spec, "attribution"))
-    return shop.once("attribute", name, key, job, lambda found: [found.attribution])
+    job = Job(name, request, context.store.uri, step_limits(spec, "attribution"))
+    return context.once("attribute", name, key, job, lambda found: [found.attribution])
 
 
 def _graph_request(suspect: Suspect, spec: ModelSpec, reference: str, golden: str) -> AttributeGraph:

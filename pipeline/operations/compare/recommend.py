@@ -4,7 +4,7 @@
 2. The fastest wins, where its lead was shown. What no difference was shown to is as fast, unless the runs were so noisy
    that it may well be slower: then nothing but the times speaks, and the answer says so.
 3. Among those that are as fast: the most of the fleet's targets, then the most sizes answered, then the accuracy, then
-   the cheaper rebuild; in that order, as what goes wrong in production comes before what costs time in the workshop.
+   the cheaper rebuild; in that order, as what goes wrong in production comes before what costs build time.
 """
 
 import math

@@ -11,7 +11,7 @@ from enginery.registry import DEFAULT_REGISTRY
 from enginery.registry.store.base import open_store
 from pipeline.canary.automatic import CanaryRequest
 from pipeline.canary.automatic import canary as run_canary
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.orchestration import events
 from pipeline.orchestration.artifacts import show_document
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
@@ -50,8 +50,8 @@ def canary(
     options = RunOptions(executor=executor, ray_address=ray_address, wait_for_nodes_s=wait_for_nodes_s)
     with started(options, signals=False) as executors:
         if executor == "ray":
-            shop = Workshop(store, executors.local, executors.builder, FlowProgress(logger))
-            done = PrefectRunner().call(canary_on_worker, wanted, shop, logger.info)
+            context = RunContext(store, executors.local, executors.builder, FlowProgress(logger))
+            done = PrefectRunner().call(canary_on_worker, wanted, context, logger.info)
         else:
             done = PrefectRunner().call(run_canary, store, wanted, logger.info)
     report = done.report

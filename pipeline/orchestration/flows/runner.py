@@ -19,7 +19,7 @@ from builders.execution.local import QUEUED
 from enginery.core.errors import EngineryError, UnavailableError
 from enginery.core.visible import visible
 from enginery.registry.runs.state import RunState
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.orchestration.runs.prefect_progress import ProgressArtifact
 from pipeline.progress import Progress
 from pipeline.progress.clocks import Clocks
@@ -114,9 +114,9 @@ def as_task(step: Callable[P, Value], name: str, *arguments: P.args, **named: P.
 
 def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
     @wraps(step)
-    def run(unit: Unit, spec: ModelSpec, shop: Workshop) -> Value:
+    def run(unit: Unit, spec: ModelSpec, context: RunContext) -> Value:
         waits = threading.Timer(
-            _AT_ONCE_S, shop.progress.emit, (Waiting(unit.name, f"a slot of {limit} on the Prefect server"),)
+            _AT_ONCE_S, context.progress.emit, (Waiting(unit.name, f"a slot of {limit} on the Prefect server"),)
         )
         waits.daemon = True
         waits.start()
@@ -124,7 +124,7 @@ def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
             # A slot whose lease could not be renewed is lost, and an hour of compiling is not thrown away for that.
             with concurrency(limit, strict=True, lease_duration=_SLOT_S, raise_on_lease_renewal_failure=False):
                 waits.cancel()
-                return step(unit, spec, shop)
+                return step(unit, spec, context)
         except ConcurrencySlotAcquisitionError as error:
             raise EngineryError(
                 f"{limit}: {error}; `enginery deploy` makes the limit of each GPU generation"

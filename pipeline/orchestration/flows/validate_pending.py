@@ -10,7 +10,7 @@ from prefect.states import Completed, Failed
 from enginery.core.types import Target
 from enginery.registry import DEFAULT_REGISTRY
 from enginery.registry.store.base import open_store
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.operations.pending import Pending, Proof, pending, pending_of, prove, why_nothing
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
 from pipeline.orchestration.flows.tables import show_table
@@ -49,16 +49,16 @@ def validate_pending(
         return Completed(name="Skipped", message=why_nothing(store, asked, target, gpu))
     options = RunOptions(executor=executor, ray_address=ray_address, wait_for_nodes_s=wait_for_nodes_s)
     with tags("enginery"), started(options, signals=False) as executors:
-        shop = Workshop(store, executors.local, executors.builder, FlowProgress(get_run_logger()))
+        context = RunContext(store, executors.local, executors.builder, FlowProgress(get_run_logger()))
         # One version after the other: engines are timed, too, and two at once would time each other.
         items = [asked] if asked else pending(store, model, gpu)
-        found = [proof for item in items for proof in _prove(item, gpu, shop)]
+        found = [proof for item in items for proof in _prove(item, gpu, context)]
     where = f"for {gpu.name}" if gpu else "here"
     show_table("proofs", f"Engines proven {where}", [asdict(item) for item in found])
     message = f"{len(found)} engines were pending {where}, {sum(item.verdict == 'proven' for item in found)} are proven"
     return (Completed if all(item.good for item in found) else Failed)(message=message, data=found)
 
 
-def _prove(item: Pending, gpu: Target | None, shop: Workshop) -> list[Proof]:
+def _prove(item: Pending, gpu: Target | None, context: RunContext) -> list[Proof]:
     runner = PrefectRunner()
-    return runner.call(prove_on_worker, item, gpu, shop) if gpu else runner.call(prove, item, shop)
+    return runner.call(prove_on_worker, item, gpu, context) if gpu else runner.call(prove, item, context)

@@ -41,10 +41,10 @@ def compile_once(
     """
     with opened(address, options, progress, executors) as run:
         locks = lock_names(run, options)
-        if any(is_held(run.shop.store, name) for name in locks) and (outcome := _from_records(run)):
-            return Compiled(outcome, run.shop.store)
+        if any(is_held(run.context.store, name) for name in locks) and (outcome := _from_records(run)):
+            return Compiled(outcome, run.context.store)
         with build_lock(run, locks):
-            return Compiled(compile_model(run.spec, run.selection, run.shop, runner), run.shop.store)
+            return Compiled(compile_model(run.spec, run.selection, run.context, runner), run.context.store)
 
 
 def lock_names(run: Run, options: RunOptions) -> tuple[str, str]:
@@ -63,18 +63,18 @@ def build_lock(run: Run, names: tuple[str, ...]) -> Iterator[None]:
     """Hold the build locks of these names, in this order; while others hold one, show the wait."""
     with ExitStack() as held:
         for name in names:
-            held.enter_context(shown_turn(run.shop, name, f"compiling {run.spec.model}"))
+            held.enter_context(shown_turn(run.context, name, f"compiling {run.spec.model}"))
         yield
 
 
 def _from_records(run: Run) -> Outcome | None:
     """The outcome of a run that has nothing to do, and so nothing to wait for; else None."""
-    recorded = replace(run.shop, local=OnlyRecords(), executor=OnlyRecords(), progress=Progress())
+    recorded = replace(run.context, local=OnlyRecords(), executor=OnlyRecords(), progress=Progress())
     try:
         outcome = compile_model(run.spec, run.selection, recorded, InProcess())
     except NotOnRecord:
         return None
     reason = "every step is on record, so there was nothing to wait for"
-    run.shop.progress.emit(Finished("turn", reason=reason))
-    run.shop.progress.emit(RunConcluded(outcome))
+    run.context.progress.emit(Finished("turn", reason=reason))
+    run.context.progress.emit(RunConcluded(outcome))
     return outcome

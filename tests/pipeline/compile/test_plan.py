@@ -16,7 +16,7 @@ from enginery.registry.store.base import open_store
 from pipeline.compile import plan
 from pipeline.compile.causes import causes_of, explain_change
 from pipeline.compile.plan import Selection, candidates
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.values import Exported, Flavour, Graph, OnnxModel, Proof
@@ -104,11 +104,11 @@ def test_the_reason_is_the_cause_where_that_is_known() -> None:
 
 def test_a_record_of_builds_that_other_code_wrote_counts_as_forgotten(project: Project, tmp_path: Path) -> None:
     spec = load_spec(project.spec)
-    shop = Workshop(open_store(tmp_path / "other", create=True), LocalExecutor(1), LocalExecutor(1))
+    context = RunContext(open_store(tmp_path / "other", create=True), LocalExecutor(1), LocalExecutor(1))
     request = {**REQUEST.to_json(), "field of another release": 1}
     value = {"units": {REQUEST.unit: {"request": request, "from": "x"}}, "from": {"x": {}}}
-    shop.remember("latest-builds", {"model": spec.model}, value, [])
-    assert causes_of(spec, shop).before == {}
+    context.remember("latest-builds", {"model": spec.model}, value, [])
+    assert causes_of(spec, context).before == {}
 
 
 def test_the_reason_without_a_change_or_without_a_past() -> None:
