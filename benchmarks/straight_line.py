@@ -15,8 +15,8 @@ from builders.backends.shape_profiles import profiles
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Engine
-from pipeline.compile.plan import Candidate, Selection, candidates
-from pipeline.quantization.insertion.insertion_points import activations, prepared
+from pipeline.compile.plan import PlanCandidate, Selection, candidates
+from pipeline.quantization.insertion.insertion_points import activations, prepare_model
 from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.write import write
@@ -73,7 +73,7 @@ def exported(spec: ModelSpec, folder: Path) -> tuple[Path, GoldenSet]:
 
 
 def calibrated(spec: ModelSpec, model: Path) -> Observations:
-    graph = prepared(onnx.load(model))
+    graph = prepare_model(onnx.load(model))
     samples = Samples.open(spec.file(spec.calibration.data), spec.tensors(), spec.named_dims())
     return observe(model, samples, activations(graph), histograms=tensors_to_measure(graph))
 
@@ -108,7 +108,7 @@ def check(spec: ModelSpec, joint: str, precision: str, expected: Path, actual: P
             task_check(right, golden, TaskMetric(**spec.golden.metric.model_dump()))
 
 
-def build_and_check(spec: ModelSpec, item: Candidate, graph: Path, golden: GoldenSet, folder: Path) -> None:
+def build_and_check(spec: ModelSpec, item: PlanCandidate, graph: Path, golden: GoldenSet, folder: Path) -> None:
     inputs, outputs = specs_of(onnx.load(graph))
     request = BuildRequest(
         digest_of_file(graph),

@@ -124,8 +124,8 @@ def explain_change(before: BuildRequest | None, now: BuildRequest, causes: Seque
     reasons = [
         *((causes or ["its graph is another one"]) if regraphed else []),
         *((of_shapes or ["the shapes changed"]) if reshaped and not (regraphed and of_shapes) else []),
-        *differences(_named("option", before.options), _named("option", now.options)),
-        *differences(_named("version of", before.toolchain), _named("version of", now.toolchain)),
+        *differences(_name("option", before.options), _name("option", now.options)),
+        *differences(_name("version of", before.toolchain), _name("version of", now.toolchain)),
     ]
     return "; ".join(dict.fromkeys(reasons)) or "its engine is no longer in the registry"
 
@@ -134,5 +134,5 @@ def _shapes(request: BuildRequest) -> tuple[object, ...]:
     return request.inputs, request.outputs, request.profiles
 
 
-def _named(word: str, values: Sequence[tuple[str, object]]) -> dict[str, str]:
+def _name(word: str, values: Sequence[tuple[str, object]]) -> dict[str, str]:
     return {"kind of CPU" if name == CPU_KIND else f"{word} {name}": str(value) for name, value in values}

@@ -10,7 +10,7 @@ from pipeline.compile import steps
 from pipeline.compile.causes import Causes, causes_of
 from pipeline.compile.on_record import OnRecord
 from pipeline.compile.only_records import NotOnRecord
-from pipeline.compile.plan import Candidate, Selection, candidates, plan_builds
+from pipeline.compile.plan import PlanCandidate, Selection, candidates, plan_builds
 from pipeline.compile.run_context import RunContext
 from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.values import Exported, Json, Unit
@@ -26,7 +26,7 @@ class Foreseen:
     proven_again: whether its engine is there, and a build proves it all the same.
     """
 
-    item: Candidate
+    item: PlanCandidate
     action: str
     reason: str
     required: bool
@@ -50,7 +50,7 @@ class Foreseen:
 
 
 @dataclass(frozen=True)
-class Change:
+class ForeseenChange:
     """Something that changed since the last build, and what follows from it."""
 
     what: str
@@ -66,7 +66,7 @@ class Forecast:
 
     model: str
     units: tuple[Foreseen, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[ForeseenChange, ...]
     missing: tuple[str, ...] = ()
 
     def to_json(self) -> Json:
@@ -94,7 +94,7 @@ def foresee(spec: ModelSpec, selection: Selection, known: OnRecord, context: Run
 
 
 def _foreseen(
-    spec: ModelSpec, item: Candidate, unit: Unit | None, known: OnRecord, causes: Causes, context: RunContext
+    spec: ModelSpec, item: PlanCandidate, unit: Unit | None, known: OnRecord, causes: Causes, context: RunContext
 ) -> Foreseen:
     if unit is None or known.exported is None:
         required = any(matches_unit(pattern, _name(item)) for pattern in spec.build.required)
@@ -116,7 +116,7 @@ def _is_unproven(unit: Unit, spec: ModelSpec, exported: Exported, context: RunCo
     return False
 
 
-def _unknown(item: Candidate, known: OnRecord, causes: Causes) -> str:
+def _unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> str:
     """Why it cannot be told what becomes of a unit."""
     name, exported = _name(item), known.exported is not None
     stages = ["calibration"] if exported else ["export", *(["calibration"] if item.precision != "fp32" else [])]
@@ -125,22 +125,20 @@ def _unknown(item: Candidate, known: OnRecord, causes: Causes) -> str:
     return f"{'; '.join(causes.changed(name, *stages)) or none}; known once the model is {after}"
 
 
-def _changes(forecast: Forecast, known: OnRecord, causes: Causes) -> list[Change]:
+def _changes(forecast: Forecast, known: OnRecord, causes: Causes) -> list[ForeseenChange]:
     """Each change once, with what follows from it as far as that is known."""
     found: dict[str, str] = {}
     for stage in ("export", "calibration", "golden", "proof"):
         for unit in forecast.units:
             for what in causes.changed(_name(unit.item), stage):
                 found.setdefault(what, _follows(stage, forecast, known, causes))
-    return [Change(what, follows) for what, follows in found.items()]
+    return [ForeseenChange(what, follows) for what, follows in found.items()]
 
 
 def _follows(stage: str, forecast: Forecast, known: OnRecord, causes: Causes) -> str:
     left_open = forecast.count("unknown") > 0
-    built = _counted(forecast.count("build"), "built and proven") or "no engine changes by it"
-    proven = (
-        _counted(sum(unit.proven_again for unit in forecast.units), "proven again") or "no proof changes by it here"
-    )
+    built = _count(forecast.count("build"), "built and proven") or "no engine changes by it"
+    proven = _count(sum(unit.proven_again for unit in forecast.units), "proven again") or "no proof changes by it here"
     if stage == "export" and known.exported is None:
         return "the model is exported again; another ONNX model is calibrated, quantized, built and proven, too"
     if stage == "export" and _onnx_before(forecast, causes) == {known.exported and known.exported.model.digest}:
@@ -162,9 +160,9 @@ def _onnx_before(forecast: Forecast, causes: Causes) -> set[str | None]:
     return {causes.before[name].sources.onnx for name in names if name in causes.before}
 
 
-def _counted(count: int, what: str) -> str:
+def _count(count: int, what: str) -> str:
     return f"{count} {'engine is' if count == 1 else 'engines are'} {what}" if count else ""
 
 
-def _name(item: Candidate) -> str:
+def _name(item: PlanCandidate) -> str:
     return f"{item.target.name} {item.precision} {item.backend.name}"

@@ -26,16 +26,16 @@ class OnRecord:
     missing: tuple[str, ...] = ()
 
 
-class _Reading(RunContext):
+class _RecordReader(RunContext):
     """Runs nothing and writes nothing."""
 
     def remember(self, kind: str, key: Mapping[str, object], value: Mapping[str, object], blobs: list[str]) -> None:
         """Leave the record as it is."""
 
 
-def reading(store: Store) -> RunContext:
+def open_records(store: Store) -> RunContext:
     """A run context that answers from the records of a store and raises NotOnRecord where a job would run."""
-    return _Reading(store, OnlyRecords(), OnlyRecords(), Progress())
+    return _RecordReader(store, OnlyRecords(), OnlyRecords(), Progress())
 
 
 def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnRecord:
@@ -51,7 +51,7 @@ def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnR
     ranges, choices = None, dict[Searched, SearchResult]()
     try:
         ranges = calibrate(spec, exported, context, InProcess())
-        for kind in steps.searched(flavours, spec, exported):
+        for kind in steps.find_searched_kinds(flavours, spec, exported):
             choices[kind] = steps.choose(kind, spec, exported, ranges, context)
     except NotOnRecord as step:
         missing.append(str(step))

@@ -38,7 +38,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PlanCandidate:
     """A unit before its graph is known. native_io: whether a 16-bit graph's inputs and outputs are 16-bit too."""
 
     target: Target
@@ -53,18 +53,18 @@ class Candidate:
         return Flavour(self.precision, scheme, self.native_io and self.precision == "fp16")
 
 
-def candidates(spec: ModelSpec, selection: Selection) -> tuple[Candidate, ...]:
+def candidates(spec: ModelSpec, selection: Selection) -> tuple[PlanCandidate, ...]:
     """Every combination that is some backend's business, in the spec's order."""
     tools = [backends.configure(name, options) for name, options in spec.backends.items()]
     combinations = itertools.product(spec.target_list(), tools, spec.precision_list())
     return tuple(
-        Candidate(target, precision, tool, spec.quantization.io == "native")
+        PlanCandidate(target, precision, tool, spec.quantization.io == "native")
         for target, tool, precision in combinations
         if tool.serves(target) and selection.covers(target, precision, tool.name)
     )
 
 
-def unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
+def find_unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
     """The targets asked for that no backend of the spec builds for. Raises InputError where that is all of them."""
     served = {item.target for item in candidates(spec, selection)}
     asked = [target for target in spec.target_list() if not selection.targets or target in selection.targets]
@@ -94,7 +94,7 @@ def plan_builds(
 def _unit(
     spec: ModelSpec,
     exported: Exported,
-    item: Candidate,
+    item: PlanCandidate,
     graph: Graph,
     causes: Causes,
     context: RunContext,
@@ -120,7 +120,7 @@ def _as_built_before(request: BuildRequest, context: RunContext) -> tuple[BuildR
     return reduced, f"; with {option} {now}, because a build with {before} ran out of memory"
 
 
-def _refusal(exported: Exported, item: Candidate, request: BuildRequest) -> str | None:
+def _refusal(exported: Exported, item: PlanCandidate, request: BuildRequest) -> str | None:
     if exported.model.carries_qdq and item.precision != "int8":
         return f"the model carries Q/DQ of its own (QAT); {item.precision} would not be {item.precision}; use int8"
     if len(request.profiles) > MOST_PROFILES and not item.target.is_cpu:
@@ -128,7 +128,7 @@ def _refusal(exported: Exported, item: Candidate, request: BuildRequest) -> str 
     return item.backend.refuses(request)
 
 
-def _request(spec: ModelSpec, item: Candidate, graph: Graph) -> BuildRequest:
+def _request(spec: ModelSpec, item: PlanCandidate, graph: Graph) -> BuildRequest:
     options = backends.options_of(item.backend)
     return BuildRequest(
         model=graph.model,

@@ -111,9 +111,9 @@ def version_of(name: str) -> str:
 
 def import_versions(*packages: str) -> dict[str, str]:
     """Installed versions of packages by the name that `import` takes, which may not be the distribution's."""
-    return {name: found if (found := version_of(name)) != "absent" else _distributed(name) for name in packages}
+    return {name: found if (found := version_of(name)) != "absent" else _find_distributions(name) for name in packages}
 
 
-def _distributed(package: str) -> str:
+def _find_distributions(package: str) -> str:
     owners = sorted(set(importlib.metadata.packages_distributions().get(package, ())))
     return ", ".join(f"{name} {version_of(name)}" for name in owners) or "absent"

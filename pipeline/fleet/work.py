@@ -14,11 +14,11 @@ from enginery.registry.manifest import EngineEntry
 from enginery.registry.runs.history import Expectation
 from enginery.registry.versions.lookup import DEFAULT_CHANNELS
 from pipeline.fleet.prediction import Predictor
-from pipeline.fleet.standing import Standing
+from pipeline.fleet.standing import Coverage
 
 
 @dataclass(frozen=True)
-class Unit:
+class WantedUnit:
     """What one build or proof is about. backend: None where no engine of the version tells which to use."""
 
     kind: Literal["build", "prove"]
@@ -30,7 +30,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Work:
+class FleetWork:
     """One unit, for all groups that wait for it. nodes: how many those have.  channel: that it is wanted on.
 
     why: what is wrong today, in words.  first: what a person has to do before it can be done; '' for nothing.
@@ -38,7 +38,7 @@ class Work:
     engine: digest of the engine to be proven.
     """
 
-    unit: Unit
+    unit: WantedUnit
     groups: tuple[str, ...]
     nodes: int
     channel: str | None
@@ -84,30 +84,30 @@ class Work:
         }
 
 
-def work_for(standings: Iterable[Standing], predict: Predictor) -> tuple[Work, ...]:
+def work_for(standings: Iterable[Coverage], predict: Predictor) -> tuple[FleetWork, ...]:
     """Everything to build or prove, in order: what can be done before what cannot; then what most nodes wait for; then
     `stable` before other channels; then the shorter."""
-    found: dict[Unit, list[Standing]] = {}
+    found: dict[WantedUnit, list[Coverage]] = {}
     for standing in standings:
         if standing.state not in ("covered", "breaking"):
             found.setdefault(_unit(standing), []).append(standing)
     return tuple(sorted((_work(unit, waiting, predict) for unit, waiting in found.items()), key=_order))
 
 
-def _unit(standing: Standing) -> Unit:
+def _unit(standing: Coverage) -> WantedUnit:
     served, entry = standing.served, standing.engine
     model = standing.demand.reference.model
     if standing.state == "unproven" and entry is not None:
-        return Unit("prove", model, served.version, entry.hardware, entry.precision, entry.backend)  # type: ignore[arg-type]
+        return WantedUnit("prove", model, served.version, entry.hardware, entry.precision, entry.backend)  # type: ignore[arg-type]
     if entry is not None:
-        return Unit("build", model, served.version, entry.hardware, entry.precision, entry.backend)  # type: ignore[arg-type]
+        return WantedUnit("build", model, served.version, entry.hardware, entry.precision, entry.backend)  # type: ignore[arg-type]
     target = _target(standing)
     like = next(_alike(standing, target), None)
     precision: Any = standing.precision or (like.precision if like else None)
-    return Unit("build", model, served.version, target, precision, like.backend if like else None)
+    return WantedUnit("build", model, served.version, target, precision, like.backend if like else None)
 
 
-def _target(standing: Standing) -> Target:
+def _target(standing: Coverage) -> Target:
     """What the spec calls this hardware: its product where it names that, else its generation."""
     hardware = standing.group.hardware
     named = [target for target in standing.served.targets or () if hardware.is_one_of([target])]
@@ -116,7 +116,7 @@ def _target(standing: Standing) -> Target:
     return next(iter([*exact, *named]), Target(machine.sm, machine.compute_capability))
 
 
-def _alike(standing: Standing, target: Target) -> Iterator[EngineEntry]:
+def _alike(standing: Coverage, target: Target) -> Iterator[EngineEntry]:
     """Engines of the version that one for this hardware would be like, the likest first, if a backend takes it."""
     cpu = target.is_cpu
     preference = CPU_PREFERENCE if cpu else GPU_PREFERENCE
@@ -136,11 +136,11 @@ def _alike(standing: Standing, target: Target) -> Iterator[EngineEntry]:
     yield from wanted
 
 
-def _work(unit: Unit, waiting: Sequence[Standing], predict: Predictor) -> Work:
+def _work(unit: WantedUnit, waiting: Sequence[Coverage], predict: Predictor) -> FleetWork:
     first = waiting[0]
     groups = {standing.group.hardware: standing.group for standing in waiting}
     channels = sorted({standing.demand.reference.channel for standing in waiting} - {None}, key=_rank)
-    work = Work(
+    work = FleetWork(
         unit,
         tuple(dict.fromkeys(group.name for group in groups.values())),
         sum(group.nodes for group in groups.values()),
@@ -155,7 +155,7 @@ def _work(unit: Unit, waiting: Sequence[Standing], predict: Predictor) -> Work:
     return work if request is None else replace(work, expected=predict(unit.model, request))
 
 
-def _first(standing: Standing, unit: Unit) -> str:
+def _first(standing: Coverage, unit: WantedUnit) -> str:
     """What a person has to do before a build helps."""
     served = standing.served
     if served.problem:
@@ -187,11 +187,11 @@ def _refusal(entry: EngineEntry, target: Target) -> str:
     """Why the backend of an engine does not take another target; '' where it may, or is not installed to be asked."""
     request = _request(entry, target)
     # The answer does not depend on the weights, and many models are alike apart from them.
-    return "" if request is None else _refused(replace(request, model=""))
+    return "" if request is None else _explain_refusal(replace(request, model=""))
 
 
 @lru_cache(4096)
-def _refused(request: BuildRequest) -> str:
+def _explain_refusal(request: BuildRequest) -> str:
     try:
         backend = discovery.configure(request.backend, dict(request.options))
     except EngineryError:
@@ -212,7 +212,7 @@ def _rank(channel: str | None) -> tuple[int, str]:
     return DEFAULT_CHANNELS.index(str(channel)) if known else len(DEFAULT_CHANNELS), channel or ""
 
 
-def _order(work: Work) -> tuple[Any, ...]:
+def _order(work: FleetWork) -> tuple[Any, ...]:
     seconds = work.expected.seconds if work.expected else None
     unknown = float("inf") if seconds is None else seconds
     return not work.ready, -work.nodes, _rank(work.channel), unknown, work.unit.kind, work.name

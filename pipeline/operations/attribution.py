@@ -40,7 +40,7 @@ def attribute_version(
     Raises UnknownNameError when the version has none, IntegrityError when its spec or a blob does not fit.
     """
     spec = spec_of(manifest)
-    for item in _suspects(manifest, _chosen(manifest, targets, precision), context):
+    for item in _suspects(manifest, _choose(manifest, targets, precision), context):
         if isinstance(item, Attributed):
             yield AttributionAnswer(item)
             continue
@@ -49,7 +49,7 @@ def attribute_version(
         yield AttributionAnswer(told, found, failed=found is None)
 
 
-def _chosen(manifest: Manifest, targets: Collection[str], precision: str | None) -> list[EngineEntry]:
+def _choose(manifest: Manifest, targets: Collection[str], precision: str | None) -> list[EngineEntry]:
     have = [entry for entry in manifest.engines if entry.status != "refused"]
     fits = [entry for entry in have if entry.target in targets and precision in (None, entry.precision)]
     if not fits:
@@ -64,13 +64,13 @@ def _suspects(
 ) -> Iterator[Suspect | Attributed]:
     graphs: dict[str, Suspect] = {}
     for entry in entries:
-        built = _built(manifest, entry, context)
+        built = _find_built(manifest, entry, context)
         if entry.graph != manifest.onnx:
             known = graphs.setdefault(built.unit.request.model, Suspect("quantization", built, ()))
             graphs[built.unit.request.model] = replace(known, units=(*known.units, entry.unit))
     yield from graphs.values()
     for entry in entries:
-        built = _built(manifest, entry, context)
+        built = _find_built(manifest, entry, context)
         if reason := _cannot(built, entry):
             yield Attributed("engine", entry.unit, (entry.unit,), None, reason)
         else:
@@ -85,7 +85,7 @@ def _cannot(built: Built, entry: EngineEntry) -> str | None:
     return discovery.configure(entry.backend, dict(entry.options)).runs(entry.hardware)
 
 
-def _built(manifest: Manifest, entry: EngineEntry, context: RunContext) -> Built:
+def _find_built(manifest: Manifest, entry: EngineEntry, context: RunContext) -> Built:
     """The unit as it was built; the engine of a unit that failed its checks is known by its build key."""
     built = as_built(entry)
     if built.digest is None and (found := recall_engine(built.unit.request, context)):

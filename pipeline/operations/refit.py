@@ -126,6 +126,6 @@ def _job(
     return Job(name, refit, context.store.uri, engine_limits(spec, "build"), where)
 
 
-def refitted(results: Sequence[Refit]) -> list[Refit]:
+def select_refitted(results: Sequence[Refit]) -> list[Refit]:
     """Those that were."""
     return [result for result in results if result.engine is not None]

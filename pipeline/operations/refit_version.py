@@ -26,7 +26,7 @@ from pipeline.compile.publication.publish import entry_of
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import recall_engine
 from pipeline.compile.steps.proofs import try_to_prove
-from pipeline.compile.verdict import Judged, make_report
+from pipeline.compile.verdict import JudgedUnit, make_report
 from pipeline.operations.refit import Refit
 from pipeline.operations.revalidate import published_proof, spec_of
 from pipeline.values import Built, Flavour, Graph, Unit
@@ -69,8 +69,8 @@ def publish_refitted(
 
     Raises as `enginery.registry.versions.publish.publish`.
     """
-    judged = [_judged(wanted, other, context) for _, wanted in done]
-    approved, others = _kept(other, {item.built.unit.name for item in judged}, context)
+    judged = [_judge(wanted, other, context) for _, wanted in done]
+    approved, others = _keep(other, {item.built.unit.name for item in judged}, context)
     for item in judged:
         proof = approve(item.report) if item.report else None
         if proof is None:
@@ -100,7 +100,7 @@ def _same_flavour(one: EngineEntry, other: EngineEntry) -> bool:
     return discovery.load(one.backend)().scheme() == discovery.load(other.backend)().scheme()
 
 
-def _judged(wanted: Wanted, other: Manifest, context: RunContext) -> Judged:
+def _judge(wanted: Wanted, other: Manifest, context: RunContext) -> JudgedUnit:
     request = wanted.request
     graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, wanted.donor.scales)
     unit, found = Unit(request, graph, "cached", "refitted"), recall_engine(request, context)
@@ -110,10 +110,10 @@ def _judged(wanted: Wanted, other: Manifest, context: RunContext) -> Judged:
     cannot_run = backend.runs(request.target) or why_no_proof(request)
     proofs = [published_proof(wanted.donor, context.store)]
     proofs += [] if cannot_run else [try_to_prove(built, spec_of(other), golden, context)]
-    return Judged(built, make_report(built, golden, proofs, cannot_run), proofs[-1].metrics)
+    return JudgedUnit(built, make_report(built, golden, proofs, cannot_run), proofs[-1].metrics)
 
 
-def _kept(
+def _keep(
     other: Manifest, replaced: set[str], context: RunContext
 ) -> tuple[list[tuple[EngineEntry, Approved]], list[EngineEntry]]:
     """The other version's own entries that stay, those with an engine with their approval."""
@@ -132,7 +132,7 @@ def _kept(
     return approved, others
 
 
-def _draft(other: Manifest, judged: Sequence[Judged]) -> Manifest:
+def _draft(other: Manifest, judged: Sequence[JudgedUnit]) -> Manifest:
     units = {item.built.unit.name: item.built.unit.request.key for item in judged}
     gone = {STATEMENT, SBOM, *(f"{LAYERS} {unit}" for unit in units)}
     return replace(
@@ -143,5 +143,5 @@ def _draft(other: Manifest, judged: Sequence[Judged]) -> Manifest:
         created_at=now(),
         content=digest_of({"content": other.content, "refitted": sorted(units.items())}),
         sources={name: digest for name, digest in other.sources.items() if name not in gone},
-        provenance={**other.provenance, **materials.refitted(judged)},
+        provenance={**other.provenance, **materials.list_refitted(judged)},
     )

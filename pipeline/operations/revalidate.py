@@ -71,8 +71,8 @@ def revalidate(
             yield Attested(entry, entry.status, told)
             continue
         with _its_turn(manifest, entry, context):
-            found = None if again else _settled(manifest, entry, context)
-            found = found or _attested(manifest, entry, spec, context)
+            found = None if again else _read_settled(manifest, entry, context)
+            found = found or _read_attested(manifest, entry, spec, context)
         yield found
 
 
@@ -98,14 +98,14 @@ def _its_turn(manifest: Manifest, entry: EngineEntry, context: RunContext) -> It
         yield
 
 
-def _settled(manifest: Manifest, entry: EngineEntry, context: RunContext) -> Attested | None:
+def _read_settled(manifest: Manifest, entry: EngineEntry, context: RunContext) -> Attested | None:
     """What somebody else found out meanwhile."""
     found = next(item for item in judged(context.store, manifest) if item.unit == entry.unit)
     now = found.on_cpu(this_kind().name)
     return None if now.status == "unproven" else Attested(now, now.status, now.reason)
 
 
-def _attested(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, context: RunContext) -> Attested:
+def _read_attested(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, context: RunContext) -> Attested:
     report = _prove(manifest, entry, spec, context)
     attached = attest(context.store, manifest, report)
     timed = _time(manifest, entry, spec, context) if report.verdict == "proven" else None

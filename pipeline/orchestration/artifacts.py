@@ -102,7 +102,7 @@ def version_markdown(document: "VersionDocument", page: str | None) -> str:
 
     seen = overview(document, pictures=False)
     lines = [f"# {plain_text(seen.reference)}: {seen.verdict.text}", ""]
-    lines += [f"- {plain_text(name)}: {plain_text(_listed(values))}" for name, values in document.metrics.items()]
+    lines += [f"- {plain_text(name)}: {plain_text(_format_list(values))}" for name, values in document.metrics.items()]
     failed = [engine for engine in document.engines if engine.status == "failed"]
     lines += [f"- **failed**: {plain_text(engine.unit)}: {plain_text(engine.reason)}" for engine in failed]
     lines += [f"- page: `{page}`"] if page else []
@@ -149,7 +149,7 @@ def _side(identity: "EngineIdentity", seen: "SideObserved") -> str:
     return f"{name}, {pluralize(seen.requests, 'request')}, {seen.failed} failed"
 
 
-def _listed(values: Mapping[str, float]) -> str:
+def _format_list(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
 
 

@@ -18,7 +18,7 @@ from enginery.registry.versions import lookup
 from pipeline.canary.automatic import CanaryOutcome, CanaryRequest, canary, sides_of
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import gpu_labels
-from pipeline.operations.pending import Pending, Proof, prove
+from pipeline.operations.pending import Pending, PendingProof, prove
 
 # Engines that are proven have the limits of their spec, each by itself; memory is the worker's to limit. A task that
 # hangs gives its GPU back after a day.
@@ -35,7 +35,7 @@ def gpu_named(name: str) -> Target:
     return target
 
 
-def prove_on_worker(item: Pending, on: Target, context: RunContext) -> list[Proof]:
+def prove_on_worker(item: Pending, on: Target, context: RunContext) -> list[PendingProof]:
     """As `operations.pending.prove`, on a worker with this GPU; a task that fails is the version's row.
 
     Raises StepError 'no-node' where no worker with it comes, and when cancelled; UnavailableError without a cluster.
@@ -47,7 +47,7 @@ def prove_on_worker(item: Pending, on: Target, context: RunContext) -> list[Proo
     except StepError as error:
         if error.kind not in _OF_ONE:
             raise
-        return [Proof(item.reference, None, "error", str(error))]
+        return [PendingProof(item.reference, None, "error", str(error))]
     return [*rows]
 
 
@@ -75,7 +75,7 @@ class ProvePending:
     version: str
     engines: tuple[str, ...]
 
-    def run(self, context: WorkerContext) -> tuple[Proof, ...]:
+    def run(self, context: WorkerContext) -> tuple[PendingProof, ...]:
         """A row for each engine."""
         place, executor = open_store(context.store), LocalExecutor()
         manifest = lookup.load(place, self.model, self.version)

@@ -16,7 +16,7 @@ _COUNTS = re.compile(r"[0-9]+:[0-9]{2}")
 
 
 @dataclass(frozen=True)
-class Clock:
+class StepClock:
     """One running step or unit. begun: by the monotonic clock."""
 
     name: str
@@ -54,7 +54,7 @@ class Clocks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: dict[str, Clock] = {}
+        self._running: dict[str, StepClock] = {}
         self._expected: dict[str, Expectation] = {}
         self._waits: dict[str, Wait] = {}
 
@@ -91,7 +91,7 @@ class Clocks:
         """Start its clock, afresh after a retry."""
         with self._lock:
             self._waits.pop(name, None)
-            self._running[name] = Clock(name, expectation=self._expected.get(name))
+            self._running[name] = StepClock(name, expectation=self._expected.get(name))
 
     def phase(self, name: str, phase: str) -> None:
         """Note its phase."""
@@ -107,11 +107,11 @@ class Clocks:
             self._waits.pop(name, None)
         return known.elapsed_s if known else None
 
-    def of(self, name: str) -> Clock | None:
+    def of(self, name: str) -> StepClock | None:
         """Its clock while it runs."""
         return self._running.get(name)
 
-    def running(self) -> list[Clock]:
+    def running(self) -> list[StepClock]:
         """Every clock that runs, in the order in which they were started."""
         with self._lock:
             return list(self._running.values())

@@ -6,11 +6,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from enginery.core.types import Precision
 from pipeline.spec.contract import Contract
-from pipeline.spec.words import File, Mistakes, Part, as_value_error, off
+from pipeline.spec.words import File, Mistakes, SpecPart, as_value_error, off
 from validation.canary.judging.thresholds import MOST_BURST, Thresholds
 
 
-class Metric(Part):
+class Metric(SpecPart):
     """A task metric over the golden set, with the lowest value that passes."""
 
     name: Literal["accuracy"] = "accuracy"
@@ -18,7 +18,7 @@ class Metric(Part):
     floor: float = Field(ge=0, le=1, description="lowest value that passes, e.g. 0.95")
 
 
-class Golden(Part):
+class Golden(SpecPart):
     """Real inputs with which every engine is proven. Expected outputs come from the source model itself."""
 
     data: File
@@ -37,7 +37,7 @@ class Golden(Part):
         return self
 
 
-class LimitValues(Part):
+class LimitValues(SpecPart):
     """Limits of one joint. What is not given keeps its documented default (docs/concepts/validation.md); null lifts a
     limit.
     """
@@ -52,7 +52,7 @@ class LimitValues(Part):
     argmax_agreement: float | None = Field(None, ge=0, le=1)
 
 
-class JointLimits(Part):
+class JointLimits(SpecPart):
     """Limits of one precision at the three joints."""
 
     export: LimitValues = LimitValues()
@@ -60,7 +60,7 @@ class JointLimits(Part):
     engine: LimitValues = LimitValues()
 
 
-class CanaryQuality(Part):
+class CanaryQuality(SpecPart):
     """Answers of the candidate against those of the baseline; null lifts a limit."""
 
     sqnr_db: float = Field(15.0, description="an answer nearer than that to the baseline's counts as the same")
@@ -75,7 +75,7 @@ class CanaryQuality(Part):
     )
 
 
-class Canary(Part):
+class Canary(SpecPart):
     """What a candidate may be worse by, at most (docs/guides/canary.md). Null lifts a threshold."""
 
     latency: dict[str, float | None] = Field(
@@ -98,7 +98,7 @@ class Canary(Part):
         return self
 
 
-class Latency(Part):
+class Latency(SpecPart):
     """How long the engines that run here are timed after they are proven (docs/concepts/latency.md)."""
 
     seconds: float = Field(0.1, gt=0, le=600, description="for each bucket")
@@ -107,7 +107,7 @@ class Latency(Part):
     )
 
 
-class Calls(Part):
+class Calls(SpecPart):
     """Sizes and repeated calls that an engine is tried with beside its golden set (docs/concepts/validation.md)."""
 
     seconds: float | None = Field(
@@ -119,7 +119,7 @@ def _unless_off(value: object) -> object:
     return None if off(value) == "off" else value
 
 
-class Validation(Part):
+class Validation(SpecPart):
     """What counts as the same function, and what a canary tolerates."""
 
     limits: dict[Precision, JointLimits] = Field({})

@@ -13,7 +13,7 @@ from enginery.registry.store.base import open_store
 from pipeline.compile import steps
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.attributions import Suspect
-from pipeline.compile.verdict import Judged, make_report
+from pipeline.compile.verdict import JudgedUnit, make_report
 from pipeline.spec.file import load_spec
 from pipeline.values import Flavour, Observed, Searched
 from tests.pipeline.compile.test_steps import EXPORTED, an_engine
@@ -30,7 +30,7 @@ LIMITS = {
 RANGES = Observed("d" * 64, "f" * 64, "e" * 64, 3)
 LATENCY: dict[str, Any] = {"latency": {"seconds": 0.1}}
 INT8 = Flavour("int8")
-JUDGED = Judged(an_engine(), make_report(an_engine(), "b" * 64, [], "another machine's"))
+JUDGED = JudgedUnit(an_engine(), make_report(an_engine(), "b" * 64, [], "another machine's"))
 
 ENDLESS = """
 <ir_version: 10, opset_import: ["" : 20]>

@@ -48,18 +48,18 @@ def plan(
 def _forecast(spec: str, options: "RunOptions", quiet: bool, no_export: bool) -> "Forecast":
     from pipeline.compile.composition import InProcess, prepare
     from pipeline.compile.foreseen import foresee
-    from pipeline.compile.on_record import OnRecord, on_record, reading
-    from pipeline.compile.plan import unserved
+    from pipeline.compile.on_record import OnRecord, on_record, open_records
+    from pipeline.compile.plan import find_unserved
     from pipeline.intake.addresses import spec_at
-    from pipeline.orchestration.run import opened, select, store_of
+    from pipeline.orchestration.run import open_run, select, store_of
 
     with spec_at(spec, options.registry) as found:
         model = found.load()
         selection = select(model, options)
-        left_out = unserved(model, selection)
+        left_out = find_unserved(model, selection)
         if no_export and left_out:
             say(f"left out, since no backend of the spec builds for it: {', '.join(left_out)}")
-        context = reading(store_of(model, options))
+        context = open_records(store_of(model, options))
         known = on_record(model, selection, context)
         if known.missing and not no_export and not quiet:
             say(
@@ -67,7 +67,7 @@ def _forecast(spec: str, options: "RunOptions", quiet: bool, no_export: bool) ->
                 "every build key is complete (--no-export answers from what is on record)"
             )
         if not no_export:
-            with shown_progress(quiet) as progress, opened(found, options, progress, keep_state=False) as run:
+            with shown_progress(quiet) as progress, open_run(found, options, progress, keep_state=False) as run:
                 ready = prepare(run.spec, run.selection, run.context, InProcess())
             known = OnRecord(ready.exported, ready.graphs)
         return foresee(model, selection, known, context)

@@ -49,11 +49,11 @@ def sensitivity(spec: str, activation: str, out: Path | None, registry: str | No
 
     Uses the spec's smoothing, floor and overrides. Exports and calibrates first, unless that is on record.
     """
-    from pipeline.orchestration.run import RunOptions, opened
+    from pipeline.orchestration.run import RunOptions, open_run
 
     with (
         shown_progress(quiet) as progress,
-        opened(spec, RunOptions(registry=registry), progress, keep_state=False) as run,
+        open_run(spec, RunOptions(registry=registry), progress, keep_state=False) as run,
     ):
         choice, summary = _choice(activation, run.spec, run.context)
     document = encode(choice) | {"activation": activation, "summary": summary}

@@ -83,17 +83,17 @@ def _refit_with_spec(
     base: "Manifest", spec: Path, options: "RunOptions", quiet: bool, dry_run: bool
 ) -> tuple[list["Refit"], "PublishedRefit | None"]:
     from pipeline.compile.composition import InProcess, compile_model, prepare
-    from pipeline.operations.refit import PublishedRefit, refit_units, refitted
+    from pipeline.operations.refit import PublishedRefit, refit_units, select_refitted
     from pipeline.orchestration.intake.once import build_lock, lock_names
-    from pipeline.orchestration.run import opened
+    from pipeline.orchestration.run import open_run
 
-    with shown_progress(quiet) as progress, opened(spec, options, progress, keep_state=not dry_run) as run:
+    with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=not dry_run) as run:
         plan = prepare(run.spec, run.selection, run.context, InProcess()).plan
         requests = [unit.request for unit in plan.wanted]
         if dry_run:
             return _foreseen(requests, base), None
         found = refit_units(requests, base, run.spec, run.context)
-        if not refitted(found):
+        if not select_refitted(found):
             return found, None
         with build_lock(run, lock_names(run, options)):
             built = compile_model(run.spec, run.selection, run.context, InProcess())

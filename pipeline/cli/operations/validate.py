@@ -115,9 +115,9 @@ def _run(
 
 
 def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] | None, as_json: bool) -> list[str]:
-    from pipeline.operations.offline.carry import carry
+    from pipeline.operations.offline.carry import write_offline_bundle
 
-    made = carry(store, manifest, folder, wanted)
+    made = write_offline_bundle(store, manifest, folder, wanted)
     if as_json:
         emit_json({"model": made.model, "version": made.version, "engines": [item.digest for item in made.engines]})
     else:

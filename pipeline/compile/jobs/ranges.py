@@ -14,7 +14,7 @@ from enginery.core.types import BuildRequest, QuantizationScheme
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.jobs.blobs import fetch, text_of
 from pipeline.quantization.schemes.overrides import Override
-from pipeline.quantization.search.floor import Floor
+from pipeline.quantization.search.floor import SearchFloor
 from pipeline.values import Flavour, ModelShapes, Observed, Searched, SearchResult
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ObservePart:
         """What the samples showed. Raises DataError when the data has changed since the step was keyed."""
         import onnx
 
-        from pipeline.quantization.insertion.insertion_points import activations, prepared
+        from pipeline.quantization.insertion.insertion_points import activations, prepare_model
         from pipeline.quantization.insertion.placement import tensors_to_measure
         from pipeline.quantization.statistics.observe import observe
         from validation.data.overlap import Noted
@@ -68,17 +68,17 @@ class ObservePart:
 
         place = open_store(context.store)
         model = fetch(place, self.model, context.workdir / "model.onnx")
-        graph = prepared(onnx.load(model))
+        graph = prepare_model(onnx.load(model))
         everything, needed = activations(graph), tensors_to_measure(graph)
         del graph
-        with _opened(self.samples) as source:
+        with _open(self.samples) as source:
             index, count = self.part
             span = source.part(index, count) if isinstance(source, Samples) and count > 1 else (0, None)
             noted = Noted(source)
             seen = observe(model, noted, everything, histograms=needed, span=span)
         if seen.dataset != self.samples.digest:
             raise DataError(f"{self.samples.data} changed while it was read; nothing was kept: run again")
-        return _observed(place, seen, noted.seen)
+        return _observe(place, seen, noted.seen)
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class MergeParts:
         blobs = [part.observations for part in self.parts]
         found = [Observations.from_bytes(place.read_blob(digest), digest) for digest in blobs]
         inputs = merged(place.read_blob(part.inputs) for part in self.parts)
-        return _observed(place, reduce(Observations.merge, found), inputs)
+        return _observe(place, reduce(Observations.merge, found), inputs)
 
 
-def _opened(samples: CalibrationSamples) -> "AbstractContextManager[SampleSource]":
+def _open(samples: CalibrationSamples) -> "AbstractContextManager[SampleSource]":
     from pipeline.quantization.statistics.sources import open_source
 
     shapes = samples.shapes.inputs, samples.shapes.dims
@@ -127,7 +127,7 @@ def _classes(source: "Samples", samples: CalibrationSamples) -> "Array":
     return found
 
 
-def _observed(place: Store, seen: "Observations", inputs: bytes) -> Observed:
+def _observe(place: Store, seen: "Observations", inputs: bytes) -> Observed:
     return Observed(place.put_bytes(seen.to_bytes()), place.put_bytes(inputs), seen.digest, seen.samples)
 
 
@@ -136,7 +136,7 @@ class SearchTerms:
     """How int8 is searched, as a spec says it."""
 
     smoothing: Literal["none", "auto"]
-    floor: Floor | None
+    floor: SearchFloor | None
     overrides: tuple[Override, ...]
 
 
@@ -171,10 +171,10 @@ class SearchQuantization:
         """What was chosen. Raises DataError for labels that are no classes, InputError for rules that match no node."""
         import onnx
 
-        from pipeline.quantization.insertion.insertion_points import prepared
+        from pipeline.quantization.insertion.insertion_points import prepare_model
         from pipeline.quantization.schemes.overrides import resolve
         from pipeline.quantization.search.search import choose
-        from pipeline.quantization.settings.runs import Labels, grouped
+        from pipeline.quantization.settings.runs import RunLabels, group_runs
         from pipeline.quantization.statistics.observations import Observations
         from pipeline.sources.onnx_model import save_onnx
         from validation.data.samples import Samples
@@ -186,15 +186,15 @@ class SearchQuantization:
         measured = chosen_ranges(place, Flavour("int8", scheme), self.observations, self.calibration)
         if measured is None:
             raise IntegrityError("int8 was to be searched without observations; calibrate first")
-        overrides = resolve(prepared(model), search.overrides) if search.overrides else {}
+        overrides = resolve(prepare_model(model), search.overrides) if search.overrides else {}
         shapes = self.samples.shapes.inputs, self.samples.shapes.dims
-        with _opened(self.samples) as source:
-            first = next(grouped(source.runs(), *shapes))[1] if self.probe else {}
+        with _open(self.samples) as source:
+            first = next(group_runs(source.runs(), *shapes))[1] if self.probe else {}
             labels = None
             if self.answer and isinstance(source, Samples):
-                labels = Labels(self.answer, _classes(source, self.samples))
+                labels = RunLabels(self.answer, _classes(source, self.samples))
             with _race(self.probe, first, workdir) as timer:
-                runs = grouped(source.runs(), *shapes)
+                runs = group_runs(source.runs(), *shapes)
                 told = search.floor, search.smoothing, overrides, timer, labels
                 found = choose(model, measured, scheme, runs, *told)
         save_onnx(found.model, workdir / "chosen.onnx")

@@ -20,7 +20,7 @@ from pipeline.compile.publication import materials
 from pipeline.compile.publication.provenance import with_provenance
 from pipeline.compile.publication.published_page import failed_page, version_page
 from pipeline.compile.run_context import RunContext, versions
-from pipeline.compile.verdict import Judged
+from pipeline.compile.verdict import JudgedUnit
 from pipeline.outcome import EngineResult, Outcome
 from pipeline.progress.events import VersionSettled
 from pipeline.spec.model import ModelSpec
@@ -38,7 +38,7 @@ def check_required(plan: BuildPlan) -> None:
 
 
 def publish_version(
-    spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[Judged], context: RunContext
+    spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[JudgedUnit], context: RunContext
 ) -> Outcome:
     """Publish what was proven or may be proven elsewhere; say what failed; recognise a run that changed nothing."""
     draft = _draft(spec, exported, plan, judged)
@@ -80,7 +80,7 @@ def publish_version(
 def _publish(
     spec: ModelSpec,
     draft: Manifest,
-    judged: Sequence[Judged],
+    judged: Sequence[JudgedUnit],
     plan: BuildPlan,
     context: RunContext,
     sums: Mapping[str, str | None],
@@ -113,7 +113,7 @@ def _publish(
 
 
 def _sorted_out(
-    judged: Sequence[Judged], plan: BuildPlan
+    judged: Sequence[JudgedUnit], plan: BuildPlan
 ) -> tuple[list[tuple[EngineEntry, Approved]], list[EngineEntry]]:
     """Engines with their approval, and everything that has none."""
     approved: list[tuple[EngineEntry, Approved]] = []
@@ -127,7 +127,7 @@ def _sorted_out(
     return approved, others
 
 
-def _draft(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[Judged]) -> Manifest:
+def _draft(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[JudgedUnit]) -> Manifest:
     graphs = materials.graphs_of(plan)
     sources = {"onnx": exported.model.digest, "golden": exported.golden}
     sources |= {f"graph {graph.flavour.name}": graph.model for graph in graphs if graph.model != exported.model.digest}
@@ -147,7 +147,7 @@ def _draft(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequenc
         content=content,
         spec=resolved,
         sources=sources | beside | materials.layers(judged),
-        provenance=provenance | materials.refitted(judged),
+        provenance=provenance | materials.list_refitted(judged),
         toolchain=versions("enginery", "torch", "onnx", "onnxscript", "onnxruntime", "numpy"),
         host=describe_host(),
         metrics={graph.flavour.name: dict(graph.proof.metrics) for graph in graphs if graph.proof.metrics},
@@ -191,7 +191,7 @@ def _refused_entry(unit: Unit) -> EngineEntry:
     return EngineEntry(**_unit_fields(unit), status="refused", reason=unit.reason)
 
 
-def _failed_entry(item: Judged) -> EngineEntry:
+def _failed_entry(item: JudgedUnit) -> EngineEntry:
     return EngineEntry(
         **_unit_fields(item.built.unit),
         status="failed",
@@ -201,7 +201,7 @@ def _failed_entry(item: Judged) -> EngineEntry:
     )
 
 
-def entry_of(item: Judged, report: str) -> EngineEntry:
+def entry_of(item: JudgedUnit, report: str) -> EngineEntry:
     """The manifest's entry of a unit with an engine. report: digest of its validation report."""
     built = item.built
     return EngineEntry(
@@ -217,19 +217,21 @@ def entry_of(item: Judged, report: str) -> EngineEntry:
     )
 
 
-def _counts(item: Judged) -> dict[str, int]:
+def _counts(item: JudgedUnit) -> dict[str, int]:
     found = Counter(check.passed for check in item.report.checks) if item.report else Counter[bool]()
     return {"passed": found[True], "failed": found[False]}
 
 
-def _results(judged: Sequence[Judged], plan: BuildPlan, published: Sequence[EngineEntry]) -> tuple[EngineResult, ...]:
+def _results(
+    judged: Sequence[JudgedUnit], plan: BuildPlan, published: Sequence[EngineEntry]
+) -> tuple[EngineResult, ...]:
     """One for each unit, in the plan's order. The published entries are the truth where there are any."""
     entries = {entry.unit: entry for entry in published}
     by_name = {item.built.unit.name: item for item in judged}
     return tuple(_result(unit, by_name.get(unit.name), entries.get(unit.name)) for unit in plan.units)
 
 
-def _result(unit: Unit, item: Judged | None, entry: EngineEntry | None) -> EngineResult:
+def _result(unit: Unit, item: JudgedUnit | None, entry: EngineEntry | None) -> EngineResult:
     if entry is None:
         entry = _failed_entry(item) if item else _refused_entry(unit)
     found = EngineResult(

@@ -13,7 +13,7 @@ from pipeline.compile.closure.code import backend_root
 from pipeline.compile.jobs.attribution import AttributeEngine, AttributeGraph, AttributionFound
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import code_key, limits_of, metric_of, step_limits
-from pipeline.compile.verdict import Judged
+from pipeline.compile.verdict import JudgedUnit
 from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Attributed, Built
@@ -38,7 +38,7 @@ class Suspect:
         return f"graph {unit.graph.flavour.name}" if self.joint == "quantization" else unit.name
 
 
-def suspects(judged: Sequence[Judged]) -> list[Suspect]:
+def suspects(judged: Sequence[JudgedUnit]) -> list[Suspect]:
     """What broke a limit: each graph once, whatever it was built for, and each engine that can be taken apart."""
     found: dict[tuple[str, str], Suspect] = {}
     for item in judged:
@@ -50,12 +50,12 @@ def suspects(judged: Sequence[Judged]) -> list[Suspect]:
     return list(found.values())
 
 
-def _broken(item: Judged) -> list[Literal["quantization", "engine"]]:
+def _broken(item: JudgedUnit) -> list[Literal["quantization", "engine"]]:
     # A broken contract and calls that do not repeat say how the engine behaves, an overlap how it was measured, and no
     # node that drifted.
     found = item.report.failed if item.report else ()
     failed = [check for check in found if not check.name.startswith(("contract ", "calls ")) and check.name != OVERLAP]
-    lost = _lost(failed)
+    lost = _find_lost_stage(failed)
     graph = lost == "graph" or any(check.joint == "quantization" for check in failed)
     engine = lost == "engine" or any(check.joint == "engine" for check in failed)
     written = item.built.unit.graph.recipe is not None
@@ -63,11 +63,11 @@ def _broken(item: Judged) -> list[Literal["quantization", "engine"]]:
     return [*(["quantization"] if graph and written else []), *(["engine"] if engine and tappable else [])]  # type: ignore[list-item]
 
 
-def _sizes(item: Judged) -> tuple[str, ...]:
+def _sizes(item: JudgedUnit) -> tuple[str, ...]:
     return tuple(check.case for check in item.report.failed if check.name == "sizes") if item.report else ()
 
 
-def _lost(failed: Sequence[Check]) -> str | None:
+def _find_lost_stage(failed: Sequence[Check]) -> str | None:
     """The first of 'exported model', 'graph' and 'engine' that the task metric fails on; what follows inherits that.
 
     Failed on the exported model, it is about labels, data or training, and no graph or engine is to blame.
@@ -83,7 +83,7 @@ def attribute(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, co
     Raises UnavailableError, and StepError when cancelled.
     """
     try:
-        found = _found(suspect, spec, reference, golden, context)
+        found = _run_attribution(suspect, spec, reference, golden, context)
     except UnavailableError:
         raise
     except EngineryError as error:
@@ -94,7 +94,9 @@ def attribute(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, co
     return Attributed(suspect.joint, suspect.name, suspect.units, found.attribution, found.headline)
 
 
-def _found(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, context: RunContext) -> AttributionFound:
+def _run_attribution(
+    suspect: Suspect, spec: ModelSpec, reference: str, golden: str, context: RunContext
+) -> AttributionFound:
     if suspect.joint == "quantization":
         return _run(_graph_request(suspect, spec, reference, golden), suspect, spec, context)
     return _run(_engine_request(suspect, spec, golden), suspect, spec, context)

@@ -59,11 +59,11 @@ def _not_frozen(spec: ModelSpec, frozen: str, golden: str, store: Store) -> str:
     told = told_change(store, frozen, golden)
     return (
         f"golden.frozen is {frozen[:12]}, but the golden set is now {golden[:12]}: {told}; put the data and the source "
-        f"back, or accept the change: {_accepting(spec, store)}"
+        f"back, or accept the change: {_format_accept_command(spec, store)}"
     )
 
 
-def _accepting(spec: ModelSpec, store: Store) -> str:
+def _format_accept_command(spec: ModelSpec, store: Store) -> str:
     """The command; a copy of a spec is no place to accept anything in."""
     where = ["--registry", _plain(store)]
     if not spec.is_copy:

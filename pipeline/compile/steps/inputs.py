@@ -74,7 +74,7 @@ def _export(spec: ModelSpec, context: RunContext) -> dict[str, str]:
     except NotOnRecord:  # a large ONNX file that changed: what else it names shows when it is read
         read = {"files": {spec.source.file: digest_of_file(spec.file(spec.source.file))}, "packages": {}}
     return {
-        **{_named(place, spec): digest for place, digest in read["files"].items()},
+        **{_name_files(place, spec): digest for place, digest in read["files"].items()},
         **_flat(parts),
         **_versions(read["packages"]),
         **_code(*WRITE_MODEL),
@@ -111,7 +111,7 @@ def _code(*roots: Root) -> dict[str, str]:
     return {**_versions(package_versions(*found.packages)), **modules}
 
 
-def _named(place: str, spec: ModelSpec) -> str:
+def _name_files(place: str, spec: ModelSpec) -> str:
     """'weights w.safetensors', 'entry point model.py', 'module layers.py', 'external data model.bin'."""
     source = spec.source
     if place == place_of(spec.file(source.file), spec):

@@ -13,7 +13,7 @@ from pipeline.compile.closure.code import backend_root
 from pipeline.compile.jobs.latency import MeasureEngine
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import code_key, engine_limits, model_shapes
-from pipeline.compile.verdict import Judged
+from pipeline.compile.verdict import JudgedUnit
 from pipeline.progress.events import Finished
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
@@ -21,7 +21,7 @@ from pipeline.values import Built, Exported
 from validation.latency.machine import machine
 
 
-def measure(item: Judged, spec: ModelSpec, exported: Exported, context: RunContext) -> Judged:
+def measure(item: JudgedUnit, spec: ModelSpec, exported: Exported, context: RunContext) -> JudgedUnit:
     """Time a unit's engine, where the spec asks for it, the engine runs here and did not fail."""
     asked = spec.validation.latency
     if asked is None or item.built.digest is None or item.verdict == "failed":

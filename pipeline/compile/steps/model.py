@@ -26,7 +26,7 @@ def export(spec: ModelSpec, context: RunContext) -> Exported:
     if model and (golden := context.recall("golden", _golden_key(spec, reads, model.onnx), FrozenGolden)):
         context.progress.emit(Finished("export", "cached"))
         settle_golden(spec, golden.golden, context)
-        return _exported(model, golden, model_key, _golden_key(spec, reads, model.onnx))
+        return _run_export(model, golden, model_key, _golden_key(spec, reads, model.onnx))
     name = "golden set" if model else "export"
     outcome = context.shown(context.local, name, _export_job(spec, context, model))
     if reads != _export_reads(spec, context):
@@ -39,7 +39,7 @@ def export(spec: ModelSpec, context: RunContext) -> Exported:
     context.remember("golden", _golden_key(spec, reads, model.onnx), encode(golden), golden.blobs)
     context.progress.emit(Finished(name))
     settle_golden(spec, golden.golden, context)
-    return _exported(model, golden, model_key, _golden_key(spec, reads, model.onnx))
+    return _run_export(model, golden, model_key, _golden_key(spec, reads, model.onnx))
 
 
 def recorded_export(spec: ModelSpec, context: RunContext) -> Exported | None:
@@ -53,10 +53,10 @@ def recorded_export(spec: ModelSpec, context: RunContext) -> Exported | None:
     golden = context.recall("golden", golden_key, FrozenGolden)
     if golden is not None:
         settle_golden(spec, golden.golden, context)
-    return _exported(model, golden or FrozenGolden("", None, (), Proof()), model_key, golden_key)
+    return _run_export(model, golden or FrozenGolden("", None, (), Proof()), model_key, golden_key)
 
 
-def _exported(model: ExportedModel, golden: FrozenGolden, *read: Json) -> Exported:
+def _run_export(model: ExportedModel, golden: FrozenGolden, *read: Json) -> Exported:
     return Exported(
         OnnxModel(model.onnx, model.inputs, model.outputs, model.opset, model.carries_qdq),
         golden.golden,

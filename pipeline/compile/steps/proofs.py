@@ -15,22 +15,22 @@ from pipeline.compile.closure.code import backend_root
 from pipeline.compile.jobs.engines import CheckEngine
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import calls_of, code_key, contract_of, engine_limits, limits_of, metric_of
-from pipeline.compile.verdict import Judged, make_report
+from pipeline.compile.verdict import JudgedUnit, make_report
 from pipeline.progress.events import VerdictReached
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Built, Exported, Proof
 
 
-def validate(built: Built, spec: ModelSpec, exported: Exported, context: RunContext) -> Judged:
+def validate(built: Built, spec: ModelSpec, exported: Exported, context: RunContext) -> JudgedUnit:
     """Put a unit's three joints side by side and reach a verdict; an engine that cannot run here stays unproven."""
     if built.failure:
-        return Judged(built)
+        return JudgedUnit(built)
     request = built.unit.request
     backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
     proofs = [exported.proof, built.unit.graph.proof]
     proofs += [] if cannot_run else [try_to_prove(built, spec, exported.golden, context)]
-    judged = Judged(built, make_report(built, exported.golden, proofs, cannot_run), proofs[-1].metrics)
+    judged = JudgedUnit(built, make_report(built, exported.golden, proofs, cannot_run), proofs[-1].metrics)
     context.progress.emit(VerdictReached(built.unit.name, judged.verdict, judged.reason))
     return judged
 

@@ -22,7 +22,7 @@ from pipeline.compile.steps.engines import USUAL_MEMORY_MIB
 from pipeline.compile.steps.keys import code_key, model_shapes, step_limits
 from pipeline.compile.steps.latency_probe import find_latency_probe
 from pipeline.quantization.schemes.overrides import Override
-from pipeline.quantization.search.floor import Floor
+from pipeline.quantization.search.floor import SearchFloor
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported, Flavour, Json, Observed, Searched, SearchResult
 
@@ -118,7 +118,7 @@ def choose(
 
 def _search_terms(spec: ModelSpec) -> SearchTerms:
     wanted = spec.quantization
-    floor = Floor(**wanted.floor.model_dump()) if wanted.floor else None
+    floor = SearchFloor(**wanted.floor.model_dump()) if wanted.floor else None
     return SearchTerms(wanted.smoothing, floor, node_overrides(spec))
 
 
@@ -133,7 +133,7 @@ def calibration_method(spec: ModelSpec) -> CalibrationMethod | None:
     return CalibrationMethod(wanted.method, wanted.percentile) if wanted else None
 
 
-def searched(flavours: Iterable[Flavour], spec: ModelSpec, exported: Exported) -> tuple[Searched, ...]:
+def find_searched_kinds(flavours: Iterable[Flavour], spec: ModelSpec, exported: Exported) -> tuple[Searched, ...]:
     """The kinds of int8 that the spec wants searched for these flavours, each once."""
     if not spec.quantization.searches or exported.model.carries_qdq:
         return ()

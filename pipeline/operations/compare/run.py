@@ -17,17 +17,17 @@ from enginery.core.types import BuildRequest, Precision, Target
 from enginery.registry.evidence.latencies import read_latency_report
 from pipeline.compile import steps
 from pipeline.compile.closure.code import backend_root
-from pipeline.compile.composition import Prepared, Runner, prepare
+from pipeline.compile.composition import Prepared, StepRunner, prepare
 from pipeline.compile.jobs.latency import BenchmarkPair
 from pipeline.compile.jobs.shapes import ProbeShapes
 from pipeline.compile.plan import Selection
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import code_key, engine_limits, model_shapes
 from pipeline.compile.steps.latency import time_engine
-from pipeline.compile.verdict import Judged
+from pipeline.compile.verdict import JudgedUnit
 from pipeline.operations.compare.recommend import recommend
 from pipeline.operations.compare.report import (
-    Comparison,
+    BackendComparison,
     EngineFacts,
     PairedComparison,
     RuntimeMedian,
@@ -76,7 +76,7 @@ def widen_spec(spec: ModelSpec, options: CompareOptions) -> ModelSpec:
     return spec.model_copy(update={"backends": serving, "targets": (options.target.name,)})
 
 
-def compare(spec: ModelSpec, options: CompareOptions, context: RunContext, run: Runner) -> Comparison:
+def compare(spec: ModelSpec, options: CompareOptions, context: RunContext, run: StepRunner) -> BackendComparison:
     """Build, prove and time every engine; compare the fastest with each of the others, and recommend one.
 
     Raises what exporting and quantizing raise; an engine that is refused or fails is one of the engines.
@@ -86,11 +86,11 @@ def compare(spec: ModelSpec, options: CompareOptions, context: RunContext, run: 
     built = run.map(steps.build, ready.plan.wanted, wide, context)
     judged = run.map(steps.validate, built, wide, ready.exported, context)
     fleet = tuple(dict.fromkeys((*(target.name for target in spec.target_list()), options.target.name)))
-    facts = rank_alike([_measured(item, wide, ready, options, fleet, context) for item in judged])
-    facts += [_refused(unit) for unit in ready.plan.refused]
+    facts = rank_alike([_measure(item, wide, ready, options, fleet, context) for item in judged])
+    facts += [_refuse(unit) for unit in ready.plan.refused]
     by_unit = {item.built.unit.name: item for item in judged}
     pairs = _compare_pairs(facts, by_unit, wide, ready.exported, options, context)
-    return Comparison(
+    return BackendComparison(
         model=spec.model,
         target=options.target.name,
         bucket=bucket_name(wide),
@@ -109,12 +109,17 @@ def bucket_name(spec: ModelSpec) -> str:
     return " ".join(f"{dim.name}={dim.opt}" for dim in spec.named_dims()) or "static"
 
 
-def _refused(unit: Unit) -> EngineFacts:
+def _refuse(unit: Unit) -> EngineFacts:
     return EngineFacts(unit.name, unit.request.backend, unit.request.precision, "refused", unit.reason)
 
 
-def _measured(
-    item: Judged, spec: ModelSpec, ready: Prepared, options: CompareOptions, fleet: Sequence[str], context: RunContext
+def _measure(
+    item: JudgedUnit,
+    spec: ModelSpec,
+    ready: Prepared,
+    options: CompareOptions,
+    fleet: Sequence[str],
+    context: RunContext,
 ) -> EngineFacts:
     request, built = item.built.unit.request, item.built
     known = EngineFacts(
@@ -157,7 +162,7 @@ def _with_times(known: EngineFacts, report: LatencyReport, spec: ModelSpec) -> E
     )
 
 
-def _least_sqnr(item: Judged) -> float | None:
+def _least_sqnr(item: JudgedUnit) -> float | None:
     checks = item.report.checks if item.report else ()
     values = [
         min(check.value, MOST_DB)
@@ -180,7 +185,7 @@ def list_covered(request: BuildRequest, spec: ModelSpec, fleet: Sequence[str]) -
     )
 
 
-def _shapes(item: Judged, spec: ModelSpec, exported: Exported, context: RunContext) -> Shapes | None:
+def _shapes(item: JudgedUnit, spec: ModelSpec, exported: Exported, context: RunContext) -> Shapes | None:
     """From the record, or tried now; None for a model without dynamic dims, and where it could not be tried."""
     if not spec.named_dims():
         return None
@@ -204,7 +209,7 @@ def _shapes(item: Judged, spec: ModelSpec, exported: Exported, context: RunConte
 
 def _compare_pairs(
     facts: Sequence[EngineFacts],
-    judged: dict[str, Judged],
+    judged: dict[str, JudgedUnit],
     spec: ModelSpec,
     exported: Exported,
     options: CompareOptions,
@@ -232,7 +237,7 @@ def _compare_pairs(
 def _compare_pair(
     lead: EngineFacts,
     other: EngineFacts,
-    judged: dict[str, Judged],
+    judged: dict[str, JudgedUnit],
     spec: ModelSpec,
     exported: Exported,
     options: CompareOptions,

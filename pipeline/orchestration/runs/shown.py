@@ -12,7 +12,7 @@ MISSED_BEATS = 3
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunView:
     """A run as it is read at `at`."""
 
     run: RunState
@@ -31,7 +31,7 @@ class Seen:
         who = f"its driver (process {self.run.pid} on {self.run.host})"
         heard = f"no sign of life since {self.run.heard_at[:19].replace('T', ' ')} UTC, {_span(self.silent_s)} ago"
         # After a beat, since a run that ends writes so, and may do it between the two looks of whoever reads.
-        if self.silent_s > self.run.beats_every_s and _gone(self.run):
+        if self.silent_s > self.run.beats_every_s and _is_driver_gone(self.run):
             return f"{heard}: {who} is not running any more"
         if self.silent_s > MISSED_BEATS * self.run.beats_every_s:
             return f"{heard}: {who} died, or does not reach the registry"
@@ -96,12 +96,12 @@ class Seen:
         return {**self.summary(), "heard_at": self.run.heard_at, "items": items}
 
 
-def seen(run: RunState, at: datetime | None = None) -> Seen:
+def view_run(run: RunState, at: datetime | None = None) -> RunView:
     """A run as it is now."""
-    return Seen(run, at or datetime.now(UTC))
+    return RunView(run, at or datetime.now(UTC))
 
 
-def _gone(run: RunState) -> bool:
+def _is_driver_gone(run: RunState) -> bool:
     """Whether its driver's process was on this machine and is not there any more."""
     return Presence(run.host, run.namespace, run.pid, run.began).gone
 

@@ -25,8 +25,8 @@ from enginery.core.types import QuantizationScheme
 from pipeline.graphs.graph import finish, tidy_from
 from pipeline.graphs.grids import GRIDS
 from pipeline.quantization.insertion.first_convolutions import fold_stems, quantize_before_blocks
-from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepared
-from pipeline.quantization.insertion.placement import joints, residuals
+from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepare_model
+from pipeline.quantization.insertion.placement import find_joins, residuals
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
@@ -81,7 +81,7 @@ def _quantize(
 ) -> tuple[ModelProto, QuantizationNotes]:
     if carries_qdq(model):
         return model, QuantizationNotes(passed_through=True)
-    graph = prepared(model)
+    graph = prepare_model(model)
     if scheme.float_precision == "fp16" or grid == "fp8":
         graph = tidy_from(graph, LOWEST_OPSET_FP16)
         graph.ir_version = max(graph.ir_version, LOWEST_IR_FP8)
@@ -109,8 +109,8 @@ def usable_sites(
     sites, kept = find_sites(graph)
     usable, left = [], list(kept)
     for site in sites:
-        reason = _unwanted(site, grid, overrides)
-        reason = reason or next(filter(None, (degenerate(name, ranges) for name in _measured(site, grid))), None)
+        reason = _find_unwanted(site, grid, overrides)
+        reason = reason or next(filter(None, (degenerate(name, ranges) for name in _list_measured(site, grid))), None)
         if reason:
             left.append(FloatNode(site.node, site.op_type, reason))
         else:
@@ -118,7 +118,7 @@ def usable_sites(
     return tuple(usable), tuple(left)
 
 
-def _unwanted(site: Site, grid: str, overrides: Mapping[str, OverridePrecision]) -> str | None:
+def _find_unwanted(site: Site, grid: str, overrides: Mapping[str, OverridePrecision]) -> str | None:
     if overrides.get(site.node, "int8") != "int8":
         return f"quantization.overrides says {overrides[site.node]}"
     if grid == "uint8" and site.op_type == "ConvTranspose":
@@ -126,7 +126,7 @@ def _unwanted(site: Site, grid: str, overrides: Mapping[str, OverridePrecision])
     return None
 
 
-def _measured(site: Site, grid: str) -> tuple[str, ...]:
+def _list_measured(site: Site, grid: str) -> tuple[str, ...]:
     """The activations of a site that get Q/DQ: what it reads and, for CPU convolutions, what it writes."""
     return (site.activation, site.result) if site.op_type == "Conv" and grid == "uint8" else (site.activation,)
 
@@ -224,7 +224,7 @@ def _writes(
     known = {site.result: ranges.tensors[site.result] for site in convolutions}
     writes = [_Write(site.node, site.result, site.fused, *known[site.result]) for site in convolutions]
     kept: list[FloatNode] = []
-    for joint in joints(model, known):
+    for joint in find_joins(model, known):
         node = by_name[joint.node]
         source = joint.same_as or joint.result
         if not all(name in known for name in node.input):

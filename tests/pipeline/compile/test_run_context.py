@@ -10,7 +10,7 @@ from builders.execution.local import LocalExecutor
 from enginery.registry.store.base import open_store
 from enginery.registry.writers.leases import BUILDING, leases
 from pipeline.compile.run_context import RunContext, versions
-from pipeline.orchestration.run import RunOptions, opened
+from pipeline.orchestration.run import RunOptions, open_run
 from pipeline.progress import Lines, LiveTable, Progress
 from pipeline.progress.events import Event, Finished, ProcessEnded, Started
 from tests.pipeline.projects import Project
@@ -106,7 +106,7 @@ def test_the_live_table_shows_markup_in_names_as_it_is(capsys: pytest.CaptureFix
 
 
 def test_a_run_holds_a_lease_so_that_what_it_finds_stays(project: Project) -> None:
-    with opened(project.spec, RunOptions(registry=str(project.registry)), Progress()) as run:
+    with open_run(project.spec, RunOptions(registry=str(project.registry)), Progress()) as run:
         (lease,) = leases(run.context.store)
         assert lease.what == "building tiny" and lease.expires - lease.at == BUILDING
     assert leases(run.context.store) == []

@@ -14,7 +14,7 @@ from enginery.core.reports.proof import Check
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import locate
 from pipeline.compile.steps.attributions import suspects
-from pipeline.compile.verdict import Judged
+from pipeline.compile.verdict import JudgedUnit
 from pipeline.values import Recipe
 from tests.pipeline.projects import Project, weights, write_data, write_model
 from validation.attribution.published import attributions
@@ -90,7 +90,7 @@ def test_what_only_inherits_a_failure_is_not_taken_apart(failed: list[Check], ta
     request = SimpleNamespace(model="a" * 64, backend="onnxruntime")
     graph = SimpleNamespace(recipe=Recipe("b" * 64))
     built = SimpleNamespace(unit=SimpleNamespace(name="cpu int8 onnxruntime", request=request, graph=graph))
-    judged = cast("Judged", SimpleNamespace(built=built, report=SimpleNamespace(failed=tuple(failed))))
+    judged = cast("JudgedUnit", SimpleNamespace(built=built, report=SimpleNamespace(failed=tuple(failed))))
     found = suspects([judged])
     assert [item.joint for item in found] == taken
     sizes = tuple(check.case for check in failed if check.name == "sizes")
@@ -111,7 +111,7 @@ def test_an_attribution_that_ends_with_an_error_says_why_and_is_no_success(
     def fail(*_: object) -> None:
         raise ModelError("part-1.onnx: onnxruntime cannot read it: [ShapeInferenceError]")
 
-    monkeypatch.setattr("pipeline.compile.steps.attributions._found", fail)
+    monkeypatch.setattr("pipeline.compile.steps.attributions._run_attribution", fail)
     asked = ("attribute", "tiny", "--target", "cpu", "--precision", "fp32", "--quiet")
     done = built.run(*asked)
     assert done.code == 1 and "the attribution failed: part-1.onnx: onnxruntime cannot read it" in done.out

@@ -22,7 +22,7 @@ from enginery.registry.versions.lookup import load
 from pipeline.compile.jobs.blobs import runnable
 from pipeline.operations.offline import carry as carrying
 from pipeline.operations.offline import returned
-from pipeline.operations.offline.carry import carry
+from pipeline.operations.offline.carry import write_offline_bundle
 from pipeline.operations.offline.returned import Imported, import_results
 from tests.pipeline.projects import Project
 from validation.comparison.sessions import run
@@ -41,7 +41,7 @@ def returned_once(built_once: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """A folder that was carried, and the results of the kit on this machine's CPU."""
     place = tmp_path_factory.mktemp("carried")
     store = open_store(built_once / "registry")
-    carry(store, load(store, "tiny", "1"), place / "out")
+    write_offline_bundle(store, load(store, "tiny", "1"), place / "out")
     found = run_kit(KitOptions("cpu", (), carry=(place / "out",), seconds=0.01, peaks=False), lambda _: None)
     (place / "results.json").write_bytes(found.to_bytes())
     return place / "out", place / "results.json"
@@ -98,11 +98,11 @@ def test_carrying_from_the_command_line(built: Project, tmp_path: Path) -> None:
 
 def test_what_cannot_be_carried_is_said(place: tuple[Store, Manifest], tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="has no engine to carry for that target"):
-        carry(*place, tmp_path / "a", {"sm_90"})
+        write_offline_bundle(*place, tmp_path / "a", {"sm_90"})
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "file").touch()
     with pytest.raises(InputError, match="is not empty"):
-        carry(*place, tmp_path / "b")
+        write_offline_bundle(*place, tmp_path / "b")
 
 
 def test_an_engine_without_weights_of_its_own_is_not_carried(
@@ -113,7 +113,7 @@ def test_an_engine_without_weights_of_its_own_is_not_carried(
     stripped = [replace(item, options={**item.options, "strip_weights": True}) for item in entries]
     monkeypatch.setattr(carrying, "judged", lambda *_: stripped)
     with pytest.raises(InputError, match=r"strip_weights.*carry other targets"):
-        carry(store, manifest, tmp_path / "out")
+        write_offline_bundle(store, manifest, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

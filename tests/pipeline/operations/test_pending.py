@@ -18,7 +18,7 @@ from enginery.registry.versions.lookup import load
 from pipeline.compile.composition import InProcess
 from pipeline.compile.run_context import RunContext
 from pipeline.operations import revalidate as proving
-from pipeline.operations.pending import Pending, Proof, pending, pending_of, prove, why_nothing
+from pipeline.operations.pending import Pending, PendingProof, list_pending, pending_of, prove, why_nothing
 from pipeline.operations.revalidate import Attested, revalidate
 from pipeline.orchestration.flows import validate_pending as flows
 from pipeline.progress import Progress
@@ -31,7 +31,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def units(store: Store) -> dict[str, list[str]]:
-    return {item.reference: [entry.unit for entry in item.engines] for item in pending(store)}
+    return {item.reference: [entry.unit for entry in item.engines] for item in list_pending(store)}
 
 
 def test_only_unproven_engines_that_run_here_wait(store: Store) -> None:
@@ -105,7 +105,7 @@ def test_of_several_runs_one_proves_and_never_two_engines_at_once(
         at_once.clear()
         return Attested(entry, "proven", "fine", attest(context.store, manifest, report(entry, "proven")))
 
-    monkeypatch.setattr(proving, "_attested", attested)
+    monkeypatch.setattr(proving, "_read_attested", attested)
     executor = LocalExecutor()
     found: list[list[Attested]] = []
 
@@ -129,9 +129,9 @@ def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(
     three_versions(store)
     proven: list[str] = []
 
-    def noted(item: Pending, _context: RunContext) -> list[Proof]:
+    def noted(item: Pending, _context: RunContext) -> list[PendingProof]:
         proven.append(item.reference)
-        return [Proof(item.reference, entry.unit, "proven", "") for entry in item.engines]
+        return [PendingProof(item.reference, entry.unit, "proven", "") for entry in item.engines]
 
     fakes: dict[str, Any] = {"prove": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Progress()}
     fakes |= {"show_table": lambda *_: None, "get_run_logger": lambda: logging.getLogger("x")}
@@ -153,10 +153,10 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
     three_versions(store)
     asked: list[str] = []
 
-    def noted(item: Pending, on: Target, context: RunContext) -> list[Proof]:
+    def noted(item: Pending, on: Target, context: RunContext) -> list[PendingProof]:
         assert isinstance(context.executor, RayExecutor) and isinstance(context.local, LocalExecutor)
         asked.append(f"{item.reference} {[entry.unit for entry in item.engines]} on {on.name}")
-        return [Proof(item.reference, entry.unit, "proven", "") for entry in item.engines]
+        return [PendingProof(item.reference, entry.unit, "proven", "") for entry in item.engines]
 
     fakes: dict[str, Any] = {"prove_on_worker": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Progress()}
     fakes |= {"show_table": lambda *_: None, "get_run_logger": lambda: logging.getLogger("x")}
@@ -185,7 +185,7 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
 
 def test_what_goes_wrong_with_a_version_is_its_row(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_engines(store, [engine(store, status="unproven")])
-    [item] = pending(store)
+    [item] = list_pending(store)
     executor = LocalExecutor()
     [found] = prove(item, RunContext(store, executor, executor))
     assert found.verdict == "error" and not found.good and found.reference == "digits@1"

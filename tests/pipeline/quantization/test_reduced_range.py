@@ -15,7 +15,7 @@ from builders.backends.onnxruntime import OnnxRuntime
 from builders.backends.onnxruntime.cpu import SATURATES
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.types import Engine, QuantizationScheme
-from pipeline.quantization.insertion.insertion_points import prepared
+from pipeline.quantization.insertion.insertion_points import prepare_model
 from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.write import write
@@ -49,7 +49,7 @@ def loud(depth: int = 64) -> dict[str, np.ndarray]:
 
 
 def measured(model: ModelProto, data: dict[str, np.ndarray]) -> Ranges:
-    return ranges_of(prepared(model), data, tensors_to_measure(prepared(model)))
+    return ranges_of(prepare_model(model), data, tensors_to_measure(prepare_model(model)))
 
 
 def largest(model: ModelProto) -> int:

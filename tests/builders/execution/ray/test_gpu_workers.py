@@ -26,7 +26,7 @@ from enginery.registry.versions.publish import publish
 from pipeline import cli
 from pipeline.canary.automatic import CanaryRequest
 from pipeline.compile.run_context import RunContext
-from pipeline.operations.pending import Pending, pending, pending_of
+from pipeline.operations.pending import Pending, list_pending, pending_of
 from pipeline.orchestration import gpu_workers
 from pipeline.orchestration.gpu_workers import canary_on_worker, prove_on_worker
 from pipeline.progress import Progress
@@ -112,7 +112,7 @@ def test_an_engine_is_proven_on_a_worker_of_its_gpu_and_the_registry_has_the_rep
 
 
 def test_what_a_worker_cannot_run_is_told_by_it(store, context):
-    [item] = pending(store, on=L4)
+    [item] = list_pending(store, on=L4)
     assert [entry.unit for entry in item.engines] == ["sm_89 fp32 tensorrt-rtx"]
     [row] = prove_on_worker(item, L4, context)
     assert (row.verdict, row.reason) == ("unproven", "no sm_89 GPU on this machine"), "the fleet's GPUs are numbers"

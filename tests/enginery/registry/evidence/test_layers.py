@@ -54,7 +54,7 @@ def test_the_layers_of_a_unit_are_named_by_it_in_the_manifest() -> None:
     built = an_engine()
     judged = materials.Judged(replace(built, extras=(("layers", "a" * 64), ("other", "b" * 64))))
     assert materials.layers([judged, materials.Judged(built)]) == {f"layers {built.unit.name}": "a" * 64}
-    assert materials.refitted([materials.Judged(replace(built, refitted_from="c" * 64))]) == {
+    assert materials.list_refitted([materials.Judged(replace(built, refitted_from="c" * 64))]) == {
         f"refitted from {built.unit.name}": "c" * 64
     }
 

@@ -12,7 +12,14 @@ from enginery.registry.evidence.attestations import attest
 from enginery.registry.store.base import open_store
 from enginery.registry.store.keys import page_data_key, page_key
 from enginery.registry.versions.lookup import load
-from pipeline.compile.publication.pages import CANARY, VERSION, drawn, published_document, read_document, read_version
+from pipeline.compile.publication.pages import (
+    CANARY,
+    VERSION,
+    draw_page,
+    published_document,
+    read_document,
+    read_version,
+)
 from pipeline.orchestration.artifacts import artifacts_of, show_document
 from tests.pipeline.projects import Project
 from tests.validation.canary.reports import report as canary_report
@@ -34,7 +41,7 @@ def version() -> VersionDocument:
 def test_a_build_leaves_the_json_that_its_page_is_drawn_from(built: Project, tmp_path: Path) -> None:
     store = open_store(str(built.registry))
     data, page = (store.read(key("tiny", "1")) for key in (page_data_key, page_key))
-    assert drawn(read_version(data, "tiny@1")).encode() == page
+    assert draw_page(read_version(data, "tiny@1")).encode() == page
     spreads = [spread for report in json.loads(data)["reports"] for spread in report["spreads"]]
     assert {spread["joint"] for spread in spreads} == {"export", "quantization", "engine"}
     assert all(spread["samples"] == 24 and len(spread["abs_error"]) == 101 for spread in spreads)
@@ -64,7 +71,7 @@ def test_the_page_of_a_reference_is_as_of_today(built: Project, tmp_path: Path) 
 def test_a_canary_is_drawn_again_from_its_report(canary: CanaryReport, tmp_path: Path, built: Project) -> None:
     (tmp_path / "report.json").write_bytes(canary.to_bytes())
     assert built.run("report", tmp_path / "report.json", "--out", tmp_path / "page.html").code == 0
-    assert (tmp_path / "page.html").read_text() == drawn(canary)
+    assert (tmp_path / "page.html").read_text() == draw_page(canary)
     (tmp_path / "report.json").write_bytes(replace(canary, reason="edited").to_bytes())
     with pytest.raises(IntegrityError, match="digest"):
         read_document(tmp_path / "report.json")

@@ -8,12 +8,12 @@ import pytest
 from enginery.core.origin.presence import this_process
 from enginery.registry.runs.state import RunState
 from pipeline.orchestration.runs.prefect_progress import description, percent
-from pipeline.orchestration.runs.shown import Seen
+from pipeline.orchestration.runs.shown import RunView
 from tests.pipeline.orchestration.runs.runs import BEGAN, EXPECTED, UNIT, run_state, running, stamp
 
 
-def at(run: RunState, seconds: float) -> Seen:
-    return Seen(run, BEGAN + timedelta(seconds=seconds))
+def at(run: RunState, seconds: float) -> RunView:
+    return RunView(run, BEGAN + timedelta(seconds=seconds))
 
 
 def test_a_slow_driver_is_not_a_dead_one() -> None:

@@ -17,7 +17,7 @@ from enginery.registry.store.keys import run_key, run_live_key
 from pipeline.cli.models import status as command
 from pipeline.compile import steps
 from pipeline.compile.run_context import RunContext
-from pipeline.orchestration.runs.recorder import new_run, recorded
+from pipeline.orchestration.runs.recorder import new_run, record_run
 from pipeline.progress.events import Planned
 from pipeline.spec.file import load_spec
 from tests.pipeline.orchestration.runs.runs import EXPECTED, UNIT, plan, run_state, running
@@ -86,7 +86,7 @@ class Fails:
 def test_a_failed_build_keeps_its_log_and_reason_without_credentials(project: Project) -> None:
     store = open_store(project.registry, create=True)
     planned = plan(store.put_bytes(b"graph"))
-    with recorded(store, new_run("tiny", "tiny.yaml", store), lambda _: None) as tracker:
+    with record_run(store, new_run("tiny", "tiny.yaml", store), lambda _: None) as tracker:
         tracker.emit(Planned(planned))
         context = RunContext(store, Fails(), Fails(), tracker)
         failure = steps.build(planned.units[0], load_spec(project.spec), context).failure

@@ -16,7 +16,7 @@ from enginery.core.types import Precision, QuantizationScheme
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
-from pipeline.quantization.search.proposal import Recipe, narrow_groups, propose
+from pipeline.quantization.search.proposal import QuantizationRecipe, narrow_groups, propose
 from pipeline.spec.quantization import Quantization
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT, TENSORRT_FP32, x_net, x_values
@@ -49,8 +49,10 @@ class Bench:
         return attribute("quantization", "int8", *pair, self.golden, self.budget, failed)
 
 
-def recipe_of(model: ModelProto, arrays: dict[str, np.ndarray], precision: Precision, scheme: object) -> Recipe:
-    return Recipe(model, precision, scheme, all_ranges(model, arrays), (), {}, True)  # type: ignore[arg-type]
+def recipe_of(
+    model: ModelProto, arrays: dict[str, np.ndarray], precision: Precision, scheme: object
+) -> QuantizationRecipe:
+    return QuantizationRecipe(model, precision, scheme, all_ranges(model, arrays), (), {}, True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("scheme", [CPU, TENSORRT, TENSORRT_FP32])
@@ -96,7 +98,7 @@ def test_where_no_choice_passes_nothing_is_proposed(tmp_path: Path) -> None:
 def test_of_a_cast_the_nodes_that_overflow_are_left_in_fp32(tmp_path: Path) -> None:
     text = "a = MatMul(x, w) b = Mul(a, k) c = Mul(b, b) d = Sqrt(c) y = Div(d, k)"
     model = with_names(x_net(text, k=np.float32(500)))
-    recipe = Recipe(model, "fp16", None, None, (), {}, True)
+    recipe = QuantizationRecipe(model, "fp16", None, None, (), {}, True)
     bench = Bench(model, x_values(), tmp_path, default_budget("quantization", "fp16"))
     narrow = recipe.written()[0]
     found = bench.attributed(narrow)
