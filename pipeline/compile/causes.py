@@ -60,7 +60,7 @@ class Causes:
         """What the steps read now; files are read when it is asked for."""
         return inputs_of(self.spec, self.context)
 
-    def changed(self, unit: str, *stages: str) -> list[str]:
+    def list_changes(self, unit: str, *stages: str) -> list[str]:
         """What differs from what these stages read at the unit's last build; nothing where there was none."""
         before = self.before.get(unit)
         found = [differences(before.sources.inputs[stage], self.inputs[stage]) for stage in stages] if before else []
@@ -75,7 +75,7 @@ class Causes:
         stages = ["export"] if exported else ["calibration"]
         if request.precision in CALIBRATED and before.request.model != request.model:
             stages = [*stages, "calibration"]
-        return explain_change(before.request, request, self.changed(request.unit, *stages))
+        return explain_change(before.request, request, self.list_changes(request.unit, *stages))
 
 
 def causes_of(spec: ModelSpec, context: RunContext) -> Causes:

@@ -102,7 +102,7 @@ def _foreseen(
     again = unit.action == "cached" and _is_unproven(unit, spec, known.exported, context)
     reason = unit.reason
     if again:
-        changed = causes.changed(unit.name, *_PROVING)
+        changed = causes.list_changes(unit.name, *_PROVING)
         reason = f"{reason}; it is proven again: {'; '.join(changed) or 'no such proof is on record'}"
     return Foreseen(item, unit.action, reason, unit.required, unit, again)
 
@@ -122,7 +122,7 @@ def _unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> str:
     stages = ["calibration"] if exported else ["export", *(["calibration"] if item.precision != "fp32" else [])]
     none = "no engine for this unit yet" if name not in causes.before else f"not on record: {', '.join(known.missing)}"
     after = "quantized" if exported else "exported"
-    return f"{'; '.join(causes.changed(name, *stages)) or none}; known once the model is {after}"
+    return f"{'; '.join(causes.list_changes(name, *stages)) or none}; known once the model is {after}"
 
 
 def _changes(forecast: Forecast, known: OnRecord, causes: Causes) -> list[ForeseenChange]:
@@ -130,7 +130,7 @@ def _changes(forecast: Forecast, known: OnRecord, causes: Causes) -> list[Forese
     found: dict[str, str] = {}
     for stage in ("export", "calibration", "golden", "proof"):
         for unit in forecast.units:
-            for what in causes.changed(_name(unit.item), stage):
+            for what in causes.list_changes(_name(unit.item), stage):
                 found.setdefault(what, _follows(stage, forecast, known, causes))
     return [ForeseenChange(what, follows) for what, follows in found.items()]
 

@@ -13,7 +13,7 @@ from pipeline.compile.causes import Causes, causes_of
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import recall_engine, recall_reduced
 from pipeline.spec.model import ModelSpec, matches_unit
-from pipeline.values import BuildPlan, Exported, Flavour, Graph, Unit
+from pipeline.values import BuildPlan, Exported, Graph, GraphVariant, Unit
 
 # TensorRT keeps kernels and memory for every profile; past this many, buckets cost more than they give. A CPU engine
 # takes any shape, and its request then names only the first of them.
@@ -47,10 +47,10 @@ class PlanCandidate:
     native_io: bool = False
 
     @property
-    def flavour(self) -> Flavour:
+    def flavour(self) -> GraphVariant:
         """The way this unit wants its graph written."""
         scheme = self.backend.scheme() if self.precision in QUANTIZED else None
-        return Flavour(self.precision, scheme, self.native_io and self.precision == "fp16")
+        return GraphVariant(self.precision, scheme, self.native_io and self.precision == "fp16")
 
 
 def candidates(spec: ModelSpec, selection: Selection) -> tuple[PlanCandidate, ...]:

@@ -79,20 +79,20 @@ class RunContext:
     ) -> Result:
         """Answer from the record, or run the job in a process of its own and put its result on record.
 
-        blobs: digests of the blobs that a result names.  run: instead of `shown` on this host, for a step that may be
+        blobs: digests of the blobs that a result names.  run: instead of `run_job` on this host, for a step that may be
         carried out elsewhere.
         """
         if (known := self.recall(kind, key, result_type(job.request))) is not None:
             self.progress.emit(Finished(name, "cached"))
             return known
-        value = (run or self.shown)(self.local, name, job)
+        value = (run or self.run_job)(self.local, name, job)
         self.remember(kind, key, encode_fields(value), list(blobs(value)))
         self.progress.emit(Finished(name))  # only now: what is said to be done survives a kill
         return value
 
-    def shown(self, executor: Executor, name: str, job: Job[Result]) -> Result:
-        """Run a job and tell what becomes of it, from the moment when it leaves the queue."""
-        with self.progress.watching(name):
+    def run_job(self, executor: Executor, name: str, job: Job[Result]) -> Result:
+        """Run a job in an executor and emit its events under `name`, from the moment when it leaves the queue."""
+        with self.progress.watch(name):
             return executor.run(job, lambda event: self.progress.emit(replace(event, name=name)))
 
 

@@ -1,4 +1,4 @@
-"""The report on one unit: the checks of its three joints, the verdict, and what it was reached with."""
+"""The report on one unit: the checks of its three stages, the verdict, and what it was reached with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -82,7 +82,7 @@ class NodeGroup:
         """What engines are chosen for."""
         return self.hardware.machine
 
-    def stating(self, *, driver: str | None = None, runtimes: Mapping[str, str] | None = None) -> "NodeGroup":
+    def with_versions(self, *, driver: str | None = None, runtimes: Mapping[str, str] | None = None) -> "NodeGroup":
         """The group with these versions on its machines; None changes nothing."""
         machine = self.machine.stating(driver=driver, runtimes=runtimes)
         return replace(self, hardware=replace(self.hardware, machine=machine))

@@ -24,7 +24,7 @@ from enginery.core.hardware.targets import GENERATIONS, generation_of, parse_tar
 from pipeline.fleet.groups import Fleet, GpuPart, Hardware, LeftOut, NodeGroup, group_nodes
 from pipeline.fleet.labels import parts_of
 from pipeline.spec.document import Kind, parse_document
-from pipeline.spec.words import SpecPart as Closed
+from pipeline.spec.fields import SpecPart as Closed
 
 # 500 nodes with all their labels, annotations and images are about 10 MB.
 MOST_BYTES = 512 << 20

@@ -8,10 +8,10 @@ from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.types import Target
 from pipeline.fleet.catalog import Catalog
+from pipeline.fleet.coverage import Coverage, Known, find_unwanted_groups, list_coverage
 from pipeline.fleet.groups import Fleet, Hardware, NodeGroup
 from pipeline.fleet.prediction import Hours, Predictor, total
 from pipeline.fleet.served import Served
-from pipeline.fleet.standing import Coverage, Known, find_unwanted_groups, list_coverage
 from pipeline.fleet.work import FleetWork, work_for
 
 
@@ -28,12 +28,12 @@ class StateChange:
     add: tuple[tuple[Target, int], ...] = ()
     remove: tuple[tuple[Target, int], ...] = ()
 
-    def changed(self, group: NodeGroup) -> NodeGroup:
+    def apply(self, group: NodeGroup) -> NodeGroup:
         """The group after the change of versions."""
         if self.on and not group.hardware.is_one_of(self.on):
             return group
         driver = None if group.machine.is_cpu else self.driver
-        after = group.stating(driver=driver, runtimes=self.runtimes)
+        after = group.with_versions(driver=driver, runtimes=self.runtimes)
         if driver is None:
             return after
         # The newest CUDA that the old driver supports says nothing of the new one.
@@ -64,7 +64,7 @@ class FleetPlan:
     work: tuple[FleetWork, ...]
     idle: tuple[Idle, ...]
     hours: Hours
-    find_unwanted_groups: tuple[NodeGroup, ...]
+    unwanted: tuple[NodeGroup, ...]
 
     def to_json(self) -> dict[str, object]:
         """A JSON object."""
@@ -86,15 +86,15 @@ def make_plan(
     """Compare the fleet with what it would be. Raises InputError for more nodes to remove than there are."""
     today = replace(catalog, planned=())
     kept = _without(fleet, change)
-    then = fleet.with_groups([*map(change.changed, kept.groups), *_new_groups(change, catalog)])
+    then = fleet.with_groups([*map(change.apply, kept.groups), *_new_groups(change, catalog)])
     known: Known = {}
 
-    def judged(groups: Sequence[NodeGroup]) -> tuple[Coverage, ...]:
+    def judge_groups(groups: Sequence[NodeGroup]) -> tuple[Coverage, ...]:
         return list_coverage(groups, served, today, known)
 
-    now, after = judged(fleet.groups), judged(then.groups)
-    # One by one, before groups that became alike are put together: as many standings, in the same order.
-    pairs = zip(judged(kept.groups), judged([change.changed(group) for group in kept.groups]), strict=True)
+    now, after = judge_groups(fleet.groups), judge_groups(then.groups)
+    # One by one, before groups that became alike are put together: as many results, in the same order.
+    pairs = zip(judge_groups(kept.groups), judge_groups([change.apply(group) for group in kept.groups]), strict=True)
     dying = tuple(new for old, new in pairs if old.serves and not new.serves)
     was_bad = {(id(item.served), item.group.hardware, item.precision) for item in dying}
     waiting = tuple(
@@ -133,8 +133,8 @@ def _fewer(groups: Sequence[NodeGroup], target: Target, count: int) -> Iterator[
 def _new_groups(change: StateChange, catalog: Catalog) -> Iterator[NodeGroup]:
     for target, count in change.add:
         hardware = Hardware(Machine.of(target), target.name, target.product)
-        group = NodeGroup(hardware, count, 0 if target.is_cpu else count).stating(runtimes=dict(catalog.runtimes))
-        yield replace(change, on=()).changed(group)
+        group = NodeGroup(hardware, count, 0 if target.is_cpu else count).with_versions(runtimes=dict(catalog.runtimes))
+        yield replace(change, on=()).apply(group)
 
 
 def _idle(before: Sequence[Coverage], after: Sequence[Coverage]) -> tuple[Idle, ...]:

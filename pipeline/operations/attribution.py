@@ -13,7 +13,7 @@ from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.attributions import Suspect, attribute
 from pipeline.compile.steps.engines import recall_engine
 from pipeline.operations.revalidate import as_built, spec_of
-from pipeline.values import Attributed, Built, Flavour, Recipe
+from pipeline.values import Attributed, Built, GraphVariant, Recipe
 from validation.attribution.published import read_attribution
 
 if TYPE_CHECKING:
@@ -93,14 +93,14 @@ def _find_built(manifest: Manifest, entry: EngineEntry, context: RunContext) -> 
     flavours = [name for name, digest in manifest.sources.items() if digest == entry.graph and name != "onnx"]
     name = next((name.removeprefix("graph ") for name in flavours if name.startswith("graph ")), entry.precision)
     recipe = manifest.sources.get(f"{RECIPE} {name}")
-    flavour = _NamedFlavour(built.unit.request.precision, said=name)
+    flavour = _NamedVariant(built.unit.request.precision, said=name)
     graph = replace(built.unit.graph, flavour=flavour, recipe=Recipe(recipe) if recipe else None)
     return replace(built, unit=replace(built.unit, graph=graph))
 
 
 @dataclass(frozen=True)
-class _NamedFlavour(Flavour):
-    """A flavour of which the manifest keeps no more than the name."""
+class _NamedVariant(GraphVariant):
+    """A graph variant of which the manifest keeps no more than the name."""
 
     said: str = ""
 

@@ -43,4 +43,4 @@ def fuzz_published(chosen: ChosenEngine, options: FuzzOptions, context: RunConte
     fuzz = FuzzEngine(engine, manifest.golden, shapes, limits, terms)
     name = f"fuzz {entry.unit}"
     job = Job(name, fuzz, context.store.uri, engine_limits(spec, "proof"))
-    return context.shown(context.local, name, job)
+    return context.run_job(context.local, name, job)

@@ -96,7 +96,7 @@ def _refit(
     assert entry is not None  # noqa: S101 - `cannot` would have said so
     name = f"refit {request.unit}"
     try:
-        record = context.shown(_executor(request, context), name, _job(name, request, entry, base, spec, context))
+        record = context.run_job(_executor(request, context), name, _job(name, request, entry, base, spec, context))
     except (UnavailableError, IntegrityError):
         raise
     except EngineryError as error:

@@ -29,7 +29,7 @@ from pipeline.compile.steps.proofs import try_to_prove
 from pipeline.compile.verdict import JudgedUnit, make_report
 from pipeline.operations.refit import Refit
 from pipeline.operations.revalidate import published_proof, spec_of
-from pipeline.values import Built, Flavour, Graph, Unit
+from pipeline.values import Built, Graph, GraphVariant, Unit
 
 _REPORT_BYTES = 64 << 20
 
@@ -88,12 +88,12 @@ def publish_refitted(
 def _donor(entry: EngineEntry, other: Manifest) -> EngineEntry | None:
     """An entry of the other version whose graph is written as this engine's is, and of which there is a report."""
     reported = {each.graph: each.report for each in other.engines if each.report}
-    alike = [each for each in other.engines if each.graph in reported and _same_flavour(each, entry)]
+    alike = [each for each in other.engines if each.graph in reported and _is_same_variant(each, entry)]
     best = next((each for each in alike if each.unit == entry.unit), alike[0] if alike else None)
     return best and replace(best, report=reported[best.graph])
 
 
-def _same_flavour(one: EngineEntry, other: EngineEntry) -> bool:
+def _is_same_variant(one: EngineEntry, other: EngineEntry) -> bool:
     """Graphs of a float precision are the same for every compiler; quantized ones are written in its scheme."""
     if one.precision != other.precision or one.precision not in QUANTIZED or one.backend == other.backend:
         return one.precision == other.precision
@@ -102,7 +102,7 @@ def _same_flavour(one: EngineEntry, other: EngineEntry) -> bool:
 
 def _judge(wanted: Wanted, other: Manifest, context: RunContext) -> JudgedUnit:
     request = wanted.request
-    graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, wanted.donor.scales)
+    graph = Graph(GraphVariant(request.precision), request.model, request.inputs, request.outputs, wanted.donor.scales)
     unit, found = Unit(request, graph, "cached", "refitted"), recall_engine(request, context)
     built = Built.from_record(unit, found) if found else Built(unit)
     golden = other.golden

@@ -29,7 +29,7 @@ from pipeline.compile.steps.proofs import try_to_prove
 from pipeline.compile.verdict import make_report
 from pipeline.compile.waiting import shown_turn
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Built, Flavour, Graph, Proof, Unit
+from pipeline.values import Built, Graph, GraphVariant, Proof, Unit
 
 
 @dataclass(frozen=True)
@@ -146,13 +146,13 @@ def _time(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, context: RunC
 def as_built(entry: EngineEntry) -> Built:
     """The unit as it was when it was built. Raises IntegrityError when the entry does not give its own build key."""
     request = request_of(entry)
-    graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, entry.scales)
+    graph = Graph(GraphVariant(request.precision), request.model, request.inputs, request.outputs, entry.scales)
     unit = Unit(request, graph, "cached", "published")
     return Built(unit, entry.digest, entry.size_bytes or 0, entry.suffix or "", entry.requires, entry.notes)
 
 
 def published_proof(entry: EngineEntry, store: Store) -> Proof:
-    """The export and quantization joints as they were measured when the version was published."""
+    """The export and quantization stages as they were measured when the version was published."""
     if entry.report is None:
         return Proof()
     report = Report.from_json(parse_json(store.read_blob(entry.report), MAX_BYTES))

@@ -1,6 +1,6 @@
 """The content of a page as Prefect artifacts: what is said is worked out without Prefect, and posted in one place.
 
-A version gives a markdown artifact (verdict, drift by joint, attribution), a table of its engines, one of drift, and a
+A version gives a markdown artifact (verdict, drift by stage, attribution), a table of its engines, one of drift, and a
 link to the page; a canary a markdown artifact (verdict, criteria) and its link. The last of each key is the newest.
 """
 
@@ -97,7 +97,7 @@ def _cell_text(cell: "StageCell | None") -> str:
 
 
 def version_markdown(document: "VersionDocument", page: str | None) -> str:
-    """Verdict, task metrics, drift by joint, attribution, failures, latency."""
+    """Verdict, task metrics, drift by stage, attribution, failures, latency."""
     from validation.reporting.overview import overview
 
     seen = overview(document, pictures=False)

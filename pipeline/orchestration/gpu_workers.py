@@ -106,4 +106,4 @@ class RunCanary:
 
 def _run(name: str, request: Request[Result], on: Target, context: RunContext) -> Result:
     needs = Needs(gpu_labels(on), required=True, gpus=1)
-    return context.shown(context.executor, name, Job(name, request, context.store.uri, LIMITS, needs))
+    return context.run_job(context.executor, name, Job(name, request, context.store.uri, LIMITS, needs))

@@ -97,7 +97,7 @@ def open_run(
         both = executors or stack.enter_context(start_executors(options))
         if keep_state:
             run = new_run(spec.model, spec.address, store, progress.by)
-            tracker = stack.enter_context(record_run(store, run, guard.secure, progress.recorded))
+            tracker = stack.enter_context(record_run(store, run, guard.secure, progress.take_state))
             traced = stack.enter_context(spans())
             progress = together(progress.of_run(spec.model, run.id), tracker, *([traced] if traced else []))
             progress.emit(RunBegan(spec.model, run.id))

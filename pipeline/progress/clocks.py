@@ -63,7 +63,7 @@ class Clocks:
         with self._lock:
             self._expected[name] = expectation
 
-    def waiting(self, name: str, why: str, *, once: bool = False) -> bool:
+    def note_wait(self, name: str, why: str, *, once: bool = False) -> bool:
         """Whether that is news: another reason, or the same one that has counted on for `RECOUNT_S`.
 
         once: a reason for which something else waits already is no news either.
@@ -87,7 +87,7 @@ class Clocks:
                 names.append(name)
         return list(found.values())
 
-    def started(self, name: str) -> None:
+    def start(self, name: str) -> None:
         """Start its clock, afresh after a retry."""
         with self._lock:
             self._waits.pop(name, None)
@@ -99,7 +99,7 @@ class Clocks:
             if known := self._running.get(name):
                 self._running[name] = replace(known, phase=phase)
 
-    def gone(self, name: str) -> float | None:
+    def stop(self, name: str) -> float | None:
         """Stop its clock; how long it ran, None when it did not."""
         with self._lock:
             known = self._running.pop(name, None)
@@ -111,7 +111,7 @@ class Clocks:
         """Its clock while it runs."""
         return self._running.get(name)
 
-    def running(self) -> list[StepClock]:
+    def list_running(self) -> list[StepClock]:
         """Every clock that runs, in the order in which they were started."""
         with self._lock:
             return list(self._running.values())

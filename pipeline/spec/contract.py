@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.spec.words import SpecPart
+from pipeline.spec.fields import SpecPart
 from validation.contracts.distribution import ALPHA, BRIER, DRAWS, ECE, FLIPS, JS, KL, TOP_K
 
 DTypeName = Literal[

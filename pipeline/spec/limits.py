@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from enginery.core.types import Precision
 from pipeline.spec.contract import Contract
-from pipeline.spec.words import File, Mistakes, SpecPart, as_value_error, off
+from pipeline.spec.fields import File, Mistakes, SpecPart, as_value_error, off
 from validation.canary.judging.thresholds import MOST_BURST, Thresholds
 
 
@@ -38,7 +38,7 @@ class Golden(SpecPart):
 
 
 class LimitValues(SpecPart):
-    """Limits of one joint. What is not given keeps its documented default (docs/concepts/validation.md); null lifts a
+    """Limits of one stage. What is not given keeps its documented default (docs/concepts/validation.md); null lifts a
     limit.
     """
 
@@ -52,8 +52,8 @@ class LimitValues(SpecPart):
     argmax_agreement: float | None = Field(None, ge=0, le=1)
 
 
-class JointLimits(SpecPart):
-    """Limits of one precision at the three joints."""
+class StageLimits(SpecPart):
+    """Limits of one precision at the three stages."""
 
     export: LimitValues = LimitValues()
     quantization: LimitValues = LimitValues()
@@ -122,7 +122,7 @@ def _unless_off(value: object) -> object:
 class Validation(SpecPart):
     """What counts as the same function, and what a canary tolerates."""
 
-    limits: dict[Precision, JointLimits] = Field({})
+    limits: dict[Precision, StageLimits] = Field({})
     attribution: Annotated[Literal["automatic", "off"], BeforeValidator(off)] = Field(
         "automatic", description="whether a build that fails a check says which node drifted, which takes its time"
     )

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from enginery.core.text import suggest
-from pipeline.spec.words import Loc, Mistakes, format_value
+from pipeline.spec.fields import Loc, Mistakes, format_value
 
 # What a value must be, by pydantic's type of the mistake.
 _KINDS = {

@@ -11,10 +11,7 @@ from builders.backends import discovery as backends
 from enginery.core.errors import EngineryError
 from enginery.core.hardware import targets
 from enginery.core.types import CALIBRATED, PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
-from pipeline.spec.limits import Golden, JointLimits, Validation
-from pipeline.spec.quantization import Calibration, Quantization
-from pipeline.spec.source import DimRange, Input, Source
-from pipeline.spec.words import (
+from pipeline.spec.fields import (
     Channel,
     DimName,
     Loc,
@@ -26,6 +23,9 @@ from pipeline.spec.words import (
     VersionName,
     format_value,
 )
+from pipeline.spec.limits import Golden, StageLimits, Validation
+from pipeline.spec.quantization import Calibration, Quantization
+from pipeline.spec.source import DimRange, Input, Source
 
 DEFAULT_BACKENDS: dict[str, dict[str, Scalar]] = {"onnxruntime": {}, "tensorrt-rtx": {}}
 
@@ -142,7 +142,7 @@ class ModelSpec(SpecPart):
 
     def named_dims(self) -> tuple[Dim, ...]:
         """The dynamic dims, in the spec's order."""
-        return tuple(item.named(name) for name, item in self.dims.items())
+        return tuple(item.to_dim(name) for name, item in self.dims.items())
 
     def target_list(self) -> tuple[Target, ...]:
         """Targets with groups resolved, each once, in the spec's order."""
@@ -232,7 +232,7 @@ def matches_unit(pattern: str, unit: str) -> bool:
 def overrides(
     spec: ModelSpec, precision: Precision, joint: Literal["export", "quantization", "engine"]
 ) -> Mapping[str, float]:
-    """The limits the spec sets for a precision at a joint."""
-    limits = spec.validation.limits.get(precision, JointLimits())
+    """The limits the spec sets for a precision at a stage."""
+    limits = spec.validation.limits.get(precision, StageLimits())
     values: dict[str, float] = getattr(limits, joint).model_dump(exclude_unset=True)
     return values

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from enginery.core.names import inside
 from enginery.core.types import Dim, Scalar
-from pipeline.spec.words import Axis, File, Mistakes, Size, SpecPart
+from pipeline.spec.fields import Axis, File, Mistakes, Size, SpecPart
 
 
 class Source(SpecPart):
@@ -88,7 +88,7 @@ class DimRange(SpecPart):
         if not edges or list(edges) != sorted(set(edges)) or edges[0] < self.min:
             raise ValueError(f"buckets must rise from min={self.min}, found {list(edges)}")
 
-    def named(self, name: str) -> Dim:
+    def to_dim(self, name: str) -> Dim:
         """As a `Dim`."""
         if self.buckets:
             return Dim(name, self.min, self.buckets[-1], self.buckets[-1], self.buckets)

@@ -15,7 +15,7 @@ from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.attributions import Suspect
 from pipeline.compile.verdict import JudgedUnit, make_report
 from pipeline.spec.file import load_spec
-from pipeline.values import Flavour, Observed, Searched
+from pipeline.values import GraphVariant, Observed, Searched
 from tests.pipeline.compile.test_steps import EXPORTED, an_engine
 from tests.pipeline.projects import Project
 
@@ -29,7 +29,7 @@ LIMITS = {
 }
 RANGES = Observed("d" * 64, "f" * 64, "e" * 64, 3)
 LATENCY: dict[str, Any] = {"latency": {"seconds": 0.1}}
-INT8 = Flavour("int8")
+INT8 = GraphVariant("int8")
 JUDGED = JudgedUnit(an_engine(), make_report(an_engine(), "b" * 64, [], "another machine's"))
 
 ENDLESS = """

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from enginery.core.text import format_bytes, join_first, pluralize
 from pipeline.cli.tables import echo, print_table
-from pipeline.fleet.standing import STATES, Coverage
+from pipeline.fleet.coverage import STATES, Coverage
 
 if TYPE_CHECKING:
     from pipeline.fleet.groups import Fleet, NodeGroup

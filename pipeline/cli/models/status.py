@@ -14,7 +14,7 @@ from pipeline.cli.tables import echo, print_table
 if TYPE_CHECKING:
     from enginery.registry.runs.state import Item
     from enginery.registry.store.base import Store
-    from pipeline.orchestration.runs.shown import RunView
+    from pipeline.orchestration.runs.views import RunView
 
 WATCH_S = 2.0
 
@@ -63,7 +63,7 @@ def _watch(show: Callable[[], bool]) -> None:
 def _show(store: "Store", name: str | None, limit: int, steps: bool, as_json: bool) -> bool:
     """Print; whether something still runs."""
     from enginery.registry.runs.journal import find_run, read_runs, run_ids
-    from pipeline.orchestration.runs.shown import view_run
+    from pipeline.orchestration.runs.views import view_run
 
     if name is not None:
         one = view_run(find_run(store, name))
@@ -116,7 +116,7 @@ def _row(one: "RunView", item: "Item") -> list[str]:
     took = "" if elapsed is None else f"{elapsed:.1f} s"
     peak = f"{item.peak_mib:.0f} MiB" if item.peak_mib else ""
     log = format_bytes(item.log_bytes) if item.log else ""
-    return [item.name, one.item_state(item), item.phase, item.where, took, peak, log, one.told(item)]
+    return [item.name, one.item_state(item), item.phase, item.where, took, peak, log, one.describe(item)]
 
 
 def _show_log(store: "Store", name: str | None, unit: str) -> None:

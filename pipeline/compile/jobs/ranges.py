@@ -15,13 +15,13 @@ from enginery.registry.store.base import Store, open_store
 from pipeline.compile.jobs.blobs import fetch, text_of
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.search.floor import SearchFloor
-from pipeline.values import Flavour, ModelShapes, Observed, Searched, SearchResult
+from pipeline.values import GraphVariant, ModelShapes, Observed, Searched, SearchResult
 
 if TYPE_CHECKING:
     from enginery.arrays.arrays import Array
     from enginery.core.types import Tensors
     from pipeline.quantization.ranges import Ranges
-    from pipeline.quantization.search.engine_race import EngineRace
+    from pipeline.quantization.search.engine_timing import EngineTiming
     from pipeline.quantization.statistics.observations import Observations
     from validation.data.samples import Samples, SampleSource
 
@@ -183,7 +183,7 @@ class SearchQuantization:
         model = onnx.load(fetch(place, self.model, workdir / "model.onnx"))
         activation = self.kind.activation
         scheme = QuantizationScheme(activation, activation == "uint8", "fp32", self.kind.weight_levels)
-        measured = chosen_ranges(place, Flavour("int8", scheme), self.observations, self.calibration)
+        measured = chosen_ranges(place, GraphVariant("int8", scheme), self.observations, self.calibration)
         if measured is None:
             raise IntegrityError("int8 was to be searched without observations; calibrate first")
         overrides = resolve(prepare_model(model), search.overrides) if search.overrides else {}
@@ -193,7 +193,7 @@ class SearchQuantization:
             labels = None
             if self.answer and isinstance(source, Samples):
                 labels = RunLabels(self.answer, _classes(source, self.samples))
-            with _race(self.probe, first, workdir) as timer:
+            with _open_timing(self.probe, first, workdir) as timer:
                 runs = group_runs(source.runs(), *shapes)
                 told = search.floor, search.smoothing, overrides, timer, labels
                 found = choose(model, measured, scheme, runs, *told)
@@ -209,20 +209,22 @@ class SearchQuantization:
         )
 
 
-def _race(probe: LatencyProbe | None, inputs: "Tensors", workdir: Path) -> "AbstractContextManager[EngineRace | None]":
+def _open_timing(
+    probe: LatencyProbe | None, inputs: "Tensors", workdir: Path
+) -> "AbstractContextManager[EngineTiming | None]":
     """The engines that measure what int8 saves, on the first run of the samples; none where there is nothing to run."""
-    from pipeline.quantization.search.engine_race import EngineRace
+    from pipeline.quantization.search.engine_timing import EngineTiming
 
     if probe is None or probe.request is None:
         return nullcontext()
     backend = discovery.configure(probe.request.backend, dict(probe.request.options))
-    return EngineRace(backend, probe.request, inputs, workdir)
+    return EngineTiming(backend, probe.request, inputs, workdir)
 
 
 def chosen_ranges(
-    place: Store, flavour: Flavour, observations: str | None, calibration: CalibrationMethod | None
+    place: Store, flavour: GraphVariant, observations: str | None, calibration: CalibrationMethod | None
 ) -> "Ranges | None":
-    """Chosen for the flavour's scheme; fp8 and casts need to know the extremes only."""
+    """The ranges of the variant's scheme from the observations; fp8 and casts need the extremes alone."""
     from pipeline.quantization.statistics.methods import MinMax, method, ranges
     from pipeline.quantization.statistics.observations import Observations
 

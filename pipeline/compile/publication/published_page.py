@@ -1,6 +1,6 @@
 """The page of a run and the JSON it is drawn from: beside the version that it published, or under `failed/`.
 
-A run of which no engine passed needs its page most: what failed, at which joint, at which node. That page is of
+A run of which no engine passed needs its page most: what failed, at which stage, at which node. That page is of
 the model's last such run; the next one replaces it.
 """
 

@@ -36,7 +36,7 @@ def build(unit: Unit, spec: ModelSpec, context: RunContext) -> Built:
     if expected:
         context.progress.emit(Predicted(unit.name, expected))
     try:
-        record = context.shown(context.executor, unit.name, _build_job(unit, spec, context, expected))
+        record = context.run_job(context.executor, unit.name, _build_job(unit, spec, context, expected))
     except (UnavailableError, IntegrityError):
         raise
     except EngineryError as error:

@@ -1,4 +1,4 @@
-"""The step that writes a model in one flavour, and measures what that cost."""
+"""The step that writes a model in one graph variant, and measures what that cost."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,31 +12,31 @@ from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import code_key, limits_of, metric_of, step_limits
 from pipeline.compile.steps.ranges import calibration_method, node_overrides
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Exported, Flavour, Graph, Observed, Proof, Recipe, Searched, SearchResult
+from pipeline.values import Exported, Graph, GraphVariant, Observed, Proof, Recipe, Searched, SearchResult
 
 
 def quantize(
-    flavour: Flavour,
+    flavour: GraphVariant,
     spec: ModelSpec,
     exported: Exported,
     ranges: Observed | None,
     choices: Mapping[Searched, SearchResult],
     context: RunContext,
 ) -> Graph:
-    """Write the model in one flavour and measure what that cost (the quantization joint). Arguments as for `write`."""
+    """Write the model in one graph variant and measure what that cost (the quantization stage). Arguments as `write`."""
     graph = write(flavour, spec, exported, ranges, choices, context)
     return graph if graph.recipe is None else replace(graph, proof=_check_graph(spec, exported, graph, ranges, context))
 
 
 def write(
-    flavour: Flavour,
+    flavour: GraphVariant,
     spec: ModelSpec,
     exported: Exported,
     ranges: Observed | None,
     choices: Mapping[Searched, SearchResult],
     context: RunContext,
 ) -> Graph:
-    """Write the model in one flavour.
+    """Write the model in one graph variant.
 
     choices: what `choose` gave, by kind of int8.
     Raises DataError where real samples are needed, InputError for overrides of a model that carries Q/DQ of its own.

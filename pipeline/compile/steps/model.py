@@ -28,7 +28,7 @@ def export(spec: ModelSpec, context: RunContext) -> Exported:
         settle_golden(spec, golden.golden, context)
         return _run_export(model, golden, model_key, _golden_key(spec, reads, model.onnx))
     name = "golden set" if model else "export"
-    outcome = context.shown(context.local, name, _export_job(spec, context, model))
+    outcome = context.run_job(context.local, name, _export_job(spec, context, model))
     if reads != _export_reads(spec, context):
         raise InputError("the model's files changed while they were read; nothing was kept: run again")
     model, golden = model or outcome.model, outcome.golden

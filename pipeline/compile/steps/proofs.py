@@ -22,7 +22,7 @@ from pipeline.values import Built, Exported, Proof
 
 
 def validate(built: Built, spec: ModelSpec, exported: Exported, context: RunContext) -> JudgedUnit:
-    """Put a unit's three joints side by side and reach a verdict; an engine that cannot run here stays unproven."""
+    """Judge the checks of a unit's three stages together; an engine that cannot run here stays unproven."""
     if built.failure:
         return JudgedUnit(built)
     request = built.unit.request

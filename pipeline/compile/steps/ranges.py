@@ -24,7 +24,7 @@ from pipeline.compile.steps.latency_probe import find_latency_probe
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.search.floor import SearchFloor
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Exported, Flavour, Json, Observed, Searched, SearchResult
+from pipeline.values import Exported, GraphVariant, Json, Observed, Searched, SearchResult
 
 Part = tuple[int, int]
 
@@ -54,7 +54,7 @@ def observe(part: Part, spec: ModelSpec, exported: Exported, context: RunContext
 
     def spread(local: Executor, name: str, job: Job[Observed]) -> Observed:
         found = None if context.executor is local else _observe_remotely(name, request, job.limits, context)
-        return found or context.shown(local, name, job)
+        return found or context.run_job(local, name, job)
 
     index, count = part
     name = "calibrate" if count == 1 else f"calibrate {index + 1}/{count}"
@@ -66,7 +66,7 @@ def _observe_remotely(name: str, part: ObservePart, limits: Limits, context: Run
     """What a node of the cluster observes; None where the samples, or what they need, are not to be had."""
     needed = Needs(memory_mib=USUAL_MEMORY_MIB)
     try:
-        return context.shown(
+        return context.run_job(
             context.executor, name, Job("calibrate", ObservePartRemotely(part), context.store.uri, limits, needed)
         )
     except DataError:
@@ -133,8 +133,8 @@ def calibration_method(spec: ModelSpec) -> CalibrationMethod | None:
     return CalibrationMethod(wanted.method, wanted.percentile) if wanted else None
 
 
-def find_searched_kinds(flavours: Iterable[Flavour], spec: ModelSpec, exported: Exported) -> tuple[Searched, ...]:
-    """The kinds of int8 that the spec wants searched for these flavours, each once."""
+def find_searched_kinds(flavours: Iterable[GraphVariant], spec: ModelSpec, exported: Exported) -> tuple[Searched, ...]:
+    """The kinds of int8 that the spec wants searched for these graph variants, each once."""
     if not spec.quantization.searches or exported.model.carries_qdq:
         return ()
     return tuple(dict.fromkeys(flavour.searched for flavour in flavours if flavour.searched))

@@ -58,6 +58,6 @@ def _external_names(path: Path, spec: ModelSpec, context: RunContext) -> Externa
         return external_data(path, spec.folder)
     name = "read model"
     job = Job(name, ReadExternalFiles(path, spec.folder), limits=step_limits(spec, "export"))
-    found = context.shown(context.local, name, job)
+    found = context.run_job(context.local, name, job)
     context.progress.emit(Finished(name))
     return found

@@ -251,7 +251,7 @@ def _compare_pair(
     name = f"{lead.unit} against {other.unit}"
     job = Job(name, pair, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
     try:
-        found = context.shown(context.local, name, job)
+        found = context.run_job(context.local, name, job)
     except StepError as error:
         if error.kind == "cancelled":
             raise

@@ -8,11 +8,11 @@ from pathlib import Path
 from enginery.registry.store.base import Store
 from pipeline.fleet.catalog import Catalog, load_catalog, whole_registry
 from pipeline.fleet.cluster import Access, read_cluster
+from pipeline.fleet.coverage import STATES, Coverage, find_unwanted_groups, list_coverage
 from pipeline.fleet.groups import Fleet, NodeGroup
 from pipeline.fleet.inventory import read_inventory
 from pipeline.fleet.prediction import Predictor
 from pipeline.fleet.served import Served, read_served
-from pipeline.fleet.standing import STATES, Coverage, find_unwanted_groups, list_coverage
 from pipeline.fleet.work import FleetWork, work_for
 from pipeline.orchestration.fleet.events import messages
 
@@ -34,7 +34,9 @@ class FleetSources:
         """
         found = read_inventory(self.inventory) if self.inventory else read_cluster(self.access)
         stated = {**dict(catalog.runtimes), **self.runtimes}
-        return found.with_groups(group.stating(runtimes={**stated, **group.machine.runtimes}) for group in found.groups)
+        return found.with_groups(
+            group.with_versions(runtimes={**stated, **group.machine.runtimes}) for group in found.groups
+        )
 
     def wanted(self, store: Store) -> Catalog:
         """The catalog, with what the options state. Raises SpecError."""
@@ -48,7 +50,7 @@ class Reconciled:
 
     fleet: Fleet
     catalog: Catalog
-    list_coverage: tuple[Coverage, ...]
+    standings: tuple[Coverage, ...]
     work: tuple[FleetWork, ...]
     registry: str
 

@@ -9,8 +9,8 @@ from prefect.states import Completed, Failed
 from enginery.registry import DEFAULT_REGISTRY
 from enginery.registry.store.base import open_store
 from pipeline.fleet.cluster import Access
+from pipeline.fleet.coverage import Coverage
 from pipeline.fleet.prediction import predictor
-from pipeline.fleet.standing import Coverage
 from pipeline.orchestration.fleet.events import messages, tell
 from pipeline.orchestration.fleet.reconcile import FleetSources, Reconciled, reconcile
 from pipeline.orchestration.flows.runner import PrefectRunner

@@ -83,7 +83,7 @@ def limit_name(generation: str) -> str:
 
 
 def name_of(item: object) -> str:
-    """What a person calls a unit or a flavour."""
+    """What a person calls a unit or a graph variant."""
     return str(getattr(getattr(item, "unit", item), "name", item))
 
 
@@ -144,7 +144,7 @@ class FlowProgress(Progress):
         self._artifact = ProgressArtifact()
         self._clocks = Clocks()
 
-    def recorded(self, run: RunState) -> None:
+    def take_state(self, run: RunState) -> None:
         """Show it as a progress artifact."""
         self._artifact(run)
 
@@ -153,12 +153,12 @@ class FlowProgress(Progress):
         once for all of them."""
         match event:
             case Waiting(name, why):
-                if why != QUEUED and self._clocks.waiting(name, why, once=True):
+                if why != QUEUED and self._clocks.note_wait(name, why, once=True):
                     self._logger.info("%s: waiting: %s", name, visible(why))
             case Started(name):  # the progress artifact says it
-                self._clocks.gone(name)
+                self._clocks.stop(name)
             case Finished(name):
-                self._clocks.gone(name)
+                self._clocks.stop(name)
                 self._logger.info("%s: %s", name, visible(event.outcome))
             case VerdictReached(name):
                 self._logger.info("verdict on %s: %s", name, visible(event.outcome))

@@ -17,7 +17,7 @@ from enginery.registry.versions.lookup import catalogue, load
 from pipeline.compile.publication.pages import published_document
 from pipeline.orchestration.metrics import names
 from pipeline.orchestration.metrics.names import RegistryMetric
-from pipeline.orchestration.runs.shown import RunView, view_run
+from pipeline.orchestration.runs.views import RunView, view_run
 
 # Models that have series of their own, by name; and runs that are read, the newest.
 MOST_MODELS = 500

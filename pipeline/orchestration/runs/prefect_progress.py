@@ -7,7 +7,7 @@ from uuid import UUID
 
 from enginery.registry.runs.state import OVER, Item, RunState
 from pipeline.orchestration.artifacts import artifact_key, plain_text
-from pipeline.orchestration.runs.shown import RunView, view_run
+from pipeline.orchestration.runs.views import RunView, view_run
 
 # A unit that runs longer than predicted is nearly done, and no more.
 _NEARLY = 0.95
@@ -54,7 +54,7 @@ def description(one: RunView) -> str:
     lines = [f"{plain_text(one.run.model)}: {one.state}, {one.counts or 'preparing'}"]
     for item in one.run.units:
         if item.state == "running":
-            told = "; ".join(part for part in (item.phase, item.where, one.told(item)) if part)
+            told = "; ".join(part for part in (item.phase, item.where, one.describe(item)) if part)
             lines.append(f"- {plain_text(item.name)}: {plain_text(told)}")
     return "\n".join(lines)
 

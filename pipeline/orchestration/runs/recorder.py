@@ -160,7 +160,7 @@ class RunRecorder:
         for name, log in self._tracker.closed_logs():
             data = log.text().encode(errors="replace")
             self._secure([digest_of_bytes(data)])
-            self._tracker.stored(name, self._store.put_bytes(data), len(data))
+            self._tracker.note_log(name, self._store.put_bytes(data), len(data))
 
     def _state(self, last: bool) -> None:
         changes, beat = self._tracker.changes, time.monotonic() - self._heard > self._beat_s

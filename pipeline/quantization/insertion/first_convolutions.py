@@ -29,7 +29,9 @@ class _Axis:
     end: int
 
 
-def fold_stems(model: ModelProto, sites: Iterable[Site], ranges: Ranges) -> tuple[tuple[Site, ...], Ranges]:
+def fold_first_convolutions(
+    model: ModelProto, sites: Iterable[Site], ranges: Ranges
+) -> tuple[tuple[Site, ...], Ranges]:
     """Rewrite in place each site that gains by it; gives the sites and ranges with the names that they have now."""
     shapes = _static_shapes(model)
     given = constants(model.graph)

@@ -67,13 +67,13 @@ def find_joins(model: ModelProto, written: Iterable[str]) -> tuple[JoinNode, ...
     quantized, found = set(written), []
     for node in model.graph.node:
         if node.op_type in _JOINING and _single(node) and all(name in quantized for name in node.input):
-            joint = _joint(node, readers, outputs)
-            quantized.add(joint.result)
-            found.append(joint)
+            join = _find_join(node, readers, outputs)
+            quantized.add(join.result)
+            found.append(join)
     return tuple(found)
 
 
-def _joint(node: NodeProto, readers: Mapping[str, list[NodeProto]], outputs: set[str]) -> JoinNode:
+def _find_join(node: NodeProto, readers: Mapping[str, list[NodeProto]], outputs: set[str]) -> JoinNode:
     result = node.output[0]
     if node.op_type in _SELECTING:
         return JoinNode(node.name, result, same_as=node.input[0])
@@ -99,7 +99,7 @@ def _larger(node: NodeProto, made: Mapping[str, NodeProto], given: Mapping[str, 
 
 
 def tensors_to_measure(model: ModelProto) -> tuple[str, ...]:
-    """Every tensor of a prepared model whose range some backend's scheme wants: sites, residual operands, joints."""
+    """Every tensor of a prepared model whose range some backend's scheme wants: sites, residual operands, joins."""
     sites = find_sites(model)[0]
     convolutions = [site for site in sites if site.op_type == "Conv"]
     beside = {item.tensor for item in residuals(model, [site.node for site in convolutions])}

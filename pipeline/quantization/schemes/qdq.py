@@ -24,7 +24,7 @@ from enginery.core.reports.quantization import FloatNode
 from enginery.core.types import QuantizationScheme
 from pipeline.graphs.graph import finish, tidy_from
 from pipeline.graphs.grids import GRIDS
-from pipeline.quantization.insertion.first_convolutions import fold_stems, quantize_before_blocks
+from pipeline.quantization.insertion.first_convolutions import fold_first_convolutions, quantize_before_blocks
 from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepare_model
 from pipeline.quantization.insertion.placement import find_joins, residuals
 from pipeline.quantization.notes import QuantizationNotes
@@ -88,7 +88,7 @@ def _quantize(
     sites, kept = usable_sites(graph, ranges, grid, overrides)
     notes = QuantizationNotes(tuple(site.node for site in sites), kept, precision="fp8" if grid == "fp8" else "int8")
     if grid == "uint8":
-        sites, ranges = fold_stems(graph, sites, ranges)
+        sites, ranges = fold_first_convolutions(graph, sites, ranges)
         kept_joints = _insert_for_cpu(graph, sites, ranges, scheme, overrides)
         quantize_before_blocks(graph)
     else:
@@ -218,23 +218,23 @@ def _insert_for_cpu(
 def _writes(
     model: ModelProto, sites: tuple[Site, ...], ranges: Ranges, overrides: Mapping[str, OverridePrecision]
 ) -> tuple[list[_Write], list[FloatNode]]:
-    """What the integer kernels write: each convolution's result, and those of the joints whose inputs all are."""
+    """What the integer kernels write: each convolution's result, and those of the joins whose inputs all are."""
     by_name = {node.name: node for node in model.graph.node}
     convolutions = [site for site in sites if site.op_type == "Conv"]
     known = {site.result: ranges.tensors[site.result] for site in convolutions}
     writes = [_Write(site.node, site.result, site.fused, *known[site.result]) for site in convolutions]
     kept: list[FloatNode] = []
-    for joint in find_joins(model, known):
-        node = by_name[joint.node]
-        source = joint.same_as or joint.result
+    for join in find_joins(model, known):
+        node = by_name[join.node]
+        source = join.same_as or join.result
         if not all(name in known for name in node.input):
-            continue  # an earlier joint was left in float
-        reason = None if joint.same_as else _beside(node, source, ranges, overrides)
+            continue  # an earlier join was left in float
+        reason = None if join.same_as else _beside(node, source, ranges, overrides)
         if reason:
-            kept.append(FloatNode(joint.node, node.op_type, reason))
+            kept.append(FloatNode(join.node, node.op_type, reason))
             continue
-        known[joint.result] = known[source] if joint.same_as else ranges.tensors[source]
-        writes.append(_Write(joint.node, joint.result, joint.fused, *known[joint.result]))
+        known[join.result] = known[source] if join.same_as else ranges.tensors[source]
+        writes.append(_Write(join.node, join.result, join.fused, *known[join.result]))
     return writes, kept
 
 

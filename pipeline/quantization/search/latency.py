@@ -88,7 +88,7 @@ class Timing:
 
 
 def benchmark_until_decided(rounds: Iterable[tuple[float, float]]) -> Timing:
-    """As many rounds as it takes."""
+    """Times of two engines in ms; rounds are taken until the verdict is certain, `ROUNDS` at most."""
     seen: list[tuple[float, float]] = []
     for pair in itertools.islice(rounds, ROUNDS):
         seen.append(pair)

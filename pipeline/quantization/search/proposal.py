@@ -49,7 +49,7 @@ class QuantizationRecipe:
         """The rules, and after them, so that they count, those that leave `nodes` in float."""
         return [*self.rules, *(Override(name, self.float_precision) for name in nodes)]
 
-    def written(self, nodes: Sequence[str] = ()) -> tuple[ModelProto, object]:
+    def write(self, nodes: Sequence[str] = ()) -> tuple[ModelProto, object]:
         """The graph with these nodes in float, and notes."""
         rules = self.rules_with(nodes)
         return write(self.model, self.precision, self.scheme, self.ranges, rules, keep_io=self.keep_io, left=self.left)
@@ -66,7 +66,7 @@ def propose(recipe: QuantizationRecipe, found: Attribution, before: Sequence[Che
     def passes(chosen: Sequence[Nodes]) -> bool:
         nodes = _flat(chosen)
         try:
-            judged[nodes] = judge(recipe.written(nodes)[0])
+            judged[nodes] = judge(recipe.write(nodes)[0])
         except EngineryError:
             return False  # this combination cannot be written or read
         return all(check.passed for check in judged[nodes])
@@ -79,7 +79,7 @@ def propose(recipe: QuantizationRecipe, found: Attribution, before: Sequence[Che
 def narrow_groups(recipe: QuantizationRecipe, found: Attribution) -> list[Nodes]:
     """The groups that the graph has in its narrow precision, in its order; of a cast, the nodes behind each row."""
     model = prepare_model(recipe.model)
-    _, notes = recipe.written()
+    _, notes = recipe.write()
     if isinstance(notes, QuantizationNotes):
         quantized = {*notes.quantized}
         sites = [site for site in find_sites(model)[0] if site.node in quantized]

@@ -19,7 +19,7 @@ from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8, usable_sites
 from pipeline.quantization.search.attainable import check_decisions, check_reached
 from pipeline.quantization.search.chosen import FrontierPoint, GroupDamage, MixedPrecisionChoice, in_json
-from pipeline.quantization.search.descent import find_shallowest, refill_groups, swap_groups
+from pipeline.quantization.search.float_groups import find_shallowest, refill_groups, swap_groups
 from pipeline.quantization.search.floor import SearchFloor
 from pipeline.quantization.search.latency import PairedRounds, Timing, without_unpaid
 from pipeline.quantization.search.sensitivity import Answers, Quality, SweepCost, quality, sweep
@@ -62,8 +62,8 @@ def choose(
         check_reached(floor, trial.qualities[point.left])
     if race is not None:
         point = _paying(trial, scheme, point, race)
-    frontier = [tried.get(depth) or trial.predicted(trial.ranked[:depth]) for depth in range(len(trial.ranked) + 1)]
-    return trial.chosen(point, tuple(frontier))
+    frontier = [tried.get(depth) or trial.predict(trial.ranked[:depth]) for depth in range(len(trial.ranked) + 1)]
+    return trial.choose(point, tuple(frontier))
 
 
 def _paying(trial: "_Trial", scheme: QuantizationScheme, point: FrontierPoint, race: PairedRounds) -> FrontierPoint:
@@ -71,7 +71,7 @@ def _paying(trial: "_Trial", scheme: QuantizationScheme, point: FrontierPoint, r
     forced = {node for node, precision in trial.overrides.items() if precision == "int8"}
     tried = [name for name, group in trial.groups.items() if name not in point.left and not forced & set(group.nodes)]
     tried.sort(key=lambda name: trial.macs[name])
-    left, timings = without_unpaid(tried, point.left, lambda names: trial.written(names, scheme), race)
+    left, timings = without_unpaid(tried, point.left, lambda names: trial.write(names, scheme), race)
     trial.timings.update(timings)
     return trial.point(left)
 
@@ -149,7 +149,7 @@ class _Trial:
         """The SQNR in decibels to which the damages of single groups add up."""
         return Quality(sum(_noise(self.alone[name]) for name in self.groups if name not in left), 1.0).sqnr_db
 
-    def predicted(self, left: Sequence[str]) -> FrontierPoint:
+    def predict(self, left: Sequence[str]) -> FrontierPoint:
         """A point as the damages of single groups add up to it."""
         return FrontierPoint(self.share(left), tuple(left), self.predicted_db(left))
 
@@ -157,33 +157,33 @@ class _Trial:
         """A point as the whole model, quantized so, gives it."""
         left = tuple(left)
         if left not in self.qualities:
-            runner = SessionRunner(self.written(left, self.scheme), optimized=False)
+            runner = SessionRunner(self.write(left, self.scheme), optimized=False)
             self.qualities[left] = quality(self.expected, (runner.run(inputs) for inputs in self.runs), self.answers)
         found = self.qualities[left]
         return replace(
-            self.predicted(left),
+            self.predict(left),
             sqnr_db=found.sqnr_db,
             cosine=found.cosine,
             argmax_agreement=found.argmax_agreement,
             accuracy=found.accuracy,
         )
 
-    def changed(self, left: Sequence[str]) -> tuple[ModelProto, Ranges]:
+    def apply_other_plans(self, left: Sequence[str]) -> tuple[ModelProto, Ranges]:
         """The model with the plans of all other groups carried out."""
         return apply_plans(self.model, [plan for name, plan in self.plans.items() if name not in left], self.ranges)
 
-    def written(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
+    def write(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
         """The graph with these groups in float and all others in int8."""
-        changed, ranges = self.changed(left)
+        changed, ranges = self.apply_other_plans(left)
         return quantize_int8(changed, ranges, scheme, {**self.overrides, **self.nodes(left)})[0]
 
     def nodes(self, left: Sequence[str]) -> dict[str, OverridePrecision]:
         """The nodes of groups, as overrides that leave them in float."""
         return {node: "fp16" for name in left for node in self.groups[name].nodes}
 
-    def chosen(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...]) -> MixedPrecisionChoice:
+    def choose(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...]) -> MixedPrecisionChoice:
         """The result, once a point is decided on."""
-        model, ranges = self.changed(point.left)
+        model, ranges = self.apply_other_plans(point.left)
         rows = tuple(self._row(name, point) for name in self.ranked)
         reasons = {node: self._reason(name) for name in point.left for node in self.groups[name].nodes}
         plans = [plan for name, plan in self.plans.items() if name not in point.left]

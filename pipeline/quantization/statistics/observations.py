@@ -40,7 +40,7 @@ class TensorStatistics:
     high_sum: int = 0
     histogram: LogHistogram | None = None
 
-    def extended(self, low: float, high: float, elements: int) -> "TensorStatistics":
+    def extend_with(self, low: float, high: float, elements: int) -> "TensorStatistics":
         """With one more run, its histogram aside."""
         finite = math.isfinite(low) and math.isfinite(high)
         return replace(

@@ -88,7 +88,7 @@ class _Tally:
                 count_into(counts, measured.values)
             if reason := _obstacle(measured, counts, measured.name in self._needed):
                 raise DataError(f"{self._samples(stop)} {reason}{self._told}")
-            self._seen[measured.name] = self._seen[measured.name].extended(
+            self._seen[measured.name] = self._seen[measured.name].extend_with(
                 measured.low, measured.high, measured.elements
             )
         self.stop = stop

@@ -19,7 +19,7 @@ from pipeline.compile.plan import Selection, candidates
 from pipeline.compile.run_context import RunContext
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec, matches_unit
-from pipeline.values import Exported, Flavour, Graph, OnnxModel, Proof
+from pipeline.values import Exported, Graph, GraphVariant, OnnxModel, Proof
 from tests.pipeline.projects import Project
 
 REQUEST = BuildRequest(
@@ -169,7 +169,7 @@ def test_more_profiles_than_any_compiler_takes_are_refused_before_they_are_made(
     (item,) = candidates(spec, Selection())
     tensor = (TensorSpec("x", "float32", tuple(names)),)
     exported = Exported(OnnxModel("0" * 64, tensor, tensor, 20, carries_qdq=False), "1" * 64, Proof())
-    request = plan._request(spec, item, Graph(Flavour("fp32"), "0" * 64, tensor, tensor))
+    request = plan._request(spec, item, Graph(GraphVariant("fp32"), "0" * 64, tensor, tensor))
     assert "combine to more than 64 profiles" in (plan._refusal(exported, item, request) or "")
 
 

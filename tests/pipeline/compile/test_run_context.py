@@ -43,7 +43,7 @@ def count(context: RunContext, key: dict[str, object], blob: str) -> list[str]:
 
     def shown(executor: Executor, name: str, job: Job[Echoed]) -> Echoed:
         ran.append("ran")
-        return context.shown(executor, name, job)
+        return context.run_job(executor, name, job)
 
     job = Job("echo", Echo(blob))
     assert context.once("echo", "echo", key, job, lambda value: [value.blob], shown) == Echoed(blob)
@@ -66,7 +66,7 @@ def test_what_becomes_of_a_job_is_told_under_the_name_of_its_step(context: RunCo
         def emit(self, event: Event) -> None:
             heard.append(event)
 
-    assert replace(context, progress=Hears()).shown(context.local, "echo of int8", Job("echo", Echo("b"))) == Echoed(
+    assert replace(context, progress=Hears()).run_job(context.local, "echo of int8", Job("echo", Echo("b"))) == Echoed(
         "b"
     )
     assert heard[0] == Started("echo of int8", "here") and isinstance(heard[-1], ProcessEnded)
@@ -87,7 +87,7 @@ def test_lines_tell_events_and_that_long_work_is_alive(
     monkeypatch.setattr("pipeline.progress.lines.HEARTBEAT_S", 0.02)
     lines = Lines()
     lines.emit(Started("unit"))
-    with lines.watching("unit"):
+    with lines.watch("unit"):
         time.sleep(0.2)
     lines.emit(Finished("unit"))
     err = capsys.readouterr().err
@@ -99,7 +99,7 @@ def test_lines_tell_events_and_that_long_work_is_alive(
 def test_the_live_table_shows_markup_in_names_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     with LiveTable() as table:
         table.emit(Started("[red]unit[/red]"))
-        with table.watching("[red]unit[/red]"):
+        with table.watch("[red]unit[/red]"):
             pass
         table.emit(Finished("[red]unit[/red]", "failed", "[bold]x"))
     assert "[red]unit[/red]: failed: [bold]x" in capsys.readouterr().err

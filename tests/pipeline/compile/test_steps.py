@@ -32,7 +32,7 @@ from pipeline.compile.steps.model import recorded_export
 from pipeline.compile.steps.proofs import CRASHED
 from pipeline.compile.steps.sources import source_digests
 from pipeline.spec.file import load_spec
-from pipeline.values import Built, EngineRecord, Exported, Flavour, Graph, Observed, OnnxModel, Proof, Unit
+from pipeline.values import Built, EngineRecord, Exported, Graph, GraphVariant, Observed, OnnxModel, Proof, Unit
 from tests.pipeline.projects import Project
 
 MODEL, GOLDEN, ENGINE = "a" * 64, "b" * 64, "c" * 64
@@ -57,7 +57,7 @@ def run_context(folder: Path, error: EngineryError) -> RunContext:
 
 def an_engine() -> Built:
     request = BuildRequest(MODEL, "fp32", Target("cpu"), "onnxruntime", TENSOR, TENSOR, ())
-    return Built(Unit(request, Graph(Flavour("fp32"), MODEL, TENSOR, TENSOR), "build", ""), ENGINE, 1, ".onnx")
+    return Built(Unit(request, Graph(GraphVariant("fp32"), MODEL, TENSOR, TENSOR), "build", ""), ENGINE, 1, ".onnx")
 
 
 EXPORTED = Exported(OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_qdq=False), GOLDEN, Proof())
@@ -189,10 +189,10 @@ def test_overrides_of_a_model_that_its_author_quantized_are_no_silent_wish(proje
     spec, context = load_spec(project.spec), run_context(tmp_path, StepError("nothing runs"))
     quantized = replace(EXPORTED, model=replace(EXPORTED.model, carries_qdq=True))
     with pytest.raises(InputError, match=r"'MatMul' changes nothing.*remove the overrides"):
-        steps.quantize(Flavour("int8"), spec, quantized, None, {}, context)
-    assert steps.quantize(Flavour("fp32"), spec, quantized, None, {}, context).model == MODEL
+        steps.quantize(GraphVariant("int8"), spec, quantized, None, {}, context)
+    assert steps.quantize(GraphVariant("fp32"), spec, quantized, None, {}, context).model == MODEL
     project.change_spec(quantization=None)
-    assert steps.quantize(Flavour("int8"), load_spec(project.spec), quantized, None, {}, context).model == MODEL
+    assert steps.quantize(GraphVariant("int8"), load_spec(project.spec), quantized, None, {}, context).model == MODEL
 
 
 def test_a_large_model_file_is_parsed_where_its_memory_has_a_limit(

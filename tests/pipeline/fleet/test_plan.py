@@ -12,7 +12,7 @@ from pipeline.fleet.groups import Fleet
 from pipeline.fleet.plan import FleetPlan, StateChange, make_plan, parse_nodes
 from pipeline.fleet.served import read_served
 from tests.pipeline.fleet.fleets import built, nothing_known, published, without_engine
-from tests.pipeline.fleet.test_standing import group
+from tests.pipeline.fleet.test_coverage import group
 
 
 @dataclass(frozen=True)

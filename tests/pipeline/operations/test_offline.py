@@ -20,10 +20,9 @@ from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.versions.lookup import load
 from pipeline.compile.jobs.blobs import runnable
-from pipeline.operations.offline import carry as carrying
-from pipeline.operations.offline import returned
-from pipeline.operations.offline.carry import write_offline_bundle
-from pipeline.operations.offline.returned import Imported, import_results
+from pipeline.operations.offline import bundle, results
+from pipeline.operations.offline.bundle import write_offline_bundle
+from pipeline.operations.offline.results import Imported, import_results
 from tests.pipeline.projects import Project
 from validation.comparison.sessions import run
 from validation.gpu.cases import load_cases
@@ -50,7 +49,7 @@ def returned_once(built_once: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs run here: each process of its own costs a second."""
-    monkeypatch.setattr(returned, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
+    monkeypatch.setattr(results, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ def test_an_engine_without_weights_of_its_own_is_not_carried(
     store, manifest = place
     entries = judged(store, manifest)
     stripped = [replace(item, options={**item.options, "strip_weights": True}) for item in entries]
-    monkeypatch.setattr(carrying, "judged", lambda *_: stripped)
+    monkeypatch.setattr(bundle, "judged", lambda *_: stripped)
     with pytest.raises(InputError, match=r"strip_weights.*carry other targets"):
         write_offline_bundle(store, manifest, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -217,7 +216,7 @@ def test_what_did_not_finish_there_says_nothing_of_the_engine(
 def test_a_version_with_a_contract_asks_for_runs_of_its_own(
     place: tuple[Store, Manifest], returned_once: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(returned, "contract_of", lambda _: {"bitwise": {}})
+    monkeypatch.setattr(results, "contract_of", lambda _: {"bitwise": {}})
     (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", lambda _: None))
     assert found.verdict == "refused" and "`enginery validate tiny@1` on a node" in found.reason
 

@@ -29,7 +29,7 @@ FLOATS = st.floats(-(2.0**60), 2.0**60, width=32)
 
 def seen(values: np.ndarray, histogram: bool = True) -> TensorStatistics:
     values = values.astype(np.float32)
-    one = TensorStatistics().extended(float(values.min()), float(values.max()), values.size)
+    one = TensorStatistics().extend_with(float(values.min()), float(values.max()), values.size)
     return TensorStatistics(**vars(one) | {"histogram": LogHistogram.of(values) if histogram else None})
 
 
@@ -132,13 +132,13 @@ def test_percentiles_are_of_magnitudes_for_int8_and_of_both_ends_for_uint8() -> 
 
 
 def test_the_moving_average_is_over_samples() -> None:
-    found = TensorStatistics().extended(-1, 2, 4).extended(-3, 10, 4)
+    found = TensorStatistics().extend_with(-1, 2, 4).extend_with(-3, 10, 4)
     assert ranges(observed(x=found), MovingAverage(), "int8").tensors["x"] == (-2, 6)
 
 
 def test_masks_and_empty_tensors_have_no_range_and_unwatched_ones_keep_their_extremes() -> None:
     tensors = {
-        "mask": TensorStatistics().extended(-np.inf, 0, 4),
+        "mask": TensorStatistics().extend_with(-np.inf, 0, 4),
         "empty": TensorStatistics(),
         "plain": seen(SHAPES["outlier"], histogram=False),
         "x": seen(SHAPES["outlier"]),

@@ -164,7 +164,7 @@ def test_averages_are_exact_whatever_the_order(values: list[float], shuffled: ob
     def total(items: list[float]) -> TensorStatistics:
         seen = TensorStatistics()
         for value in items:
-            seen = seen.extended(value, value, 1)
+            seen = seen.extend_with(value, value, 1)
         return seen
 
     other = list(values)

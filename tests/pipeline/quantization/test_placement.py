@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from pipeline.quantization.insertion.first_convolutions import fold_stems
+from pipeline.quantization.insertion.first_convolutions import fold_first_convolutions
 from pipeline.quantization.insertion.insertion_points import find_sites, prepare_model
 from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.ranges import Ranges
@@ -106,7 +106,9 @@ def test_a_folded_stem_computes_the_same_function(kernel: int, begin: int, end: 
     weights = {"w": rng.normal(size=(4, 3, kernel, kernel))}
     model = onnx.shape_inference.infer_shapes(prepare_model(build(PHOTO, "float[batch,4,h,v] y", text, weights)))
     expected = run(model, photos())
-    sites, _ = fold_stems(model, find_sites(model)[0], Ranges({"photo": (-4.0, 4.0)}, "minmax", "0" * 64, 1))
+    sites, _ = fold_first_convolutions(
+        model, find_sites(model)[0], Ranges({"photo": (-4.0, 4.0)}, "minmax", "0" * 64, 1)
+    )
     assert (sites[0].activation == "photo_blocks") == bool(of_type(model, "SpaceToDepth"))
     np.testing.assert_allclose(run(model, photos()), expected, rtol=1e-4, atol=1e-4)
 
@@ -130,7 +132,7 @@ def test_blocks_are_made_of_bytes_and_not_of_floats() -> None:
 )
 def test_other_convolutions_are_not_folded(text: str) -> None:
     model = prepare_model(build(PHOTO, "float[batch,4,h,v] y", text, {"w": np.ones((4, 3, 3, 3))}))
-    fold_stems(model, find_sites(model)[0], Ranges({"photo": (-4.0, 4.0)}, "minmax", "0" * 64, 1))
+    fold_first_convolutions(model, find_sites(model)[0], Ranges({"photo": (-4.0, 4.0)}, "minmax", "0" * 64, 1))
     assert not of_type(model, "SpaceToDepth")
 
 

@@ -20,7 +20,7 @@ from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.search.search import choose
-from pipeline.values import Flavour
+from pipeline.values import GraphVariant
 from tests.builders import graphs
 from tests.pipeline.quantization.small_nets import (
     CPU,
@@ -97,9 +97,9 @@ def test_a_search_rounds_to_the_levels_that_are_written():
 
 
 def test_names_tell_the_graphs_apart():
-    assert Flavour("int8", REDUCED).name == "int8 (uint8 activations, 7-bit weights, fp32 elsewhere)"
-    assert Flavour("int8-dynamic", REDUCED).name == "int8-dynamic (7-bit weights, fp32 elsewhere)"
-    assert Flavour("int4", REDUCED).name == Flavour("int4", CPU).name
+    assert GraphVariant("int8", REDUCED).name == "int8 (uint8 activations, 7-bit weights, fp32 elsewhere)"
+    assert GraphVariant("int8-dynamic", REDUCED).name == "int8-dynamic (7-bit weights, fp32 elsewhere)"
+    assert GraphVariant("int4", REDUCED).name == GraphVariant("int4", CPU).name
 
 
 def compiled(reduced: bool, precision: str, folder: Path) -> tuple[ModelProto, Engine]:

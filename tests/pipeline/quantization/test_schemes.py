@@ -19,7 +19,7 @@ from pipeline.quantization.schemes.int4 import SHARES, blocks_of, quantize_int4
 from pipeline.quantization.schemes.overrides import Override, resolve
 from pipeline.quantization.schemes.qdq import LARGEST_REACH
 from pipeline.quantization.schemes.write import write
-from pipeline.values import Flavour
+from pipeline.values import GraphVariant
 from tests.pipeline.quantization.small_nets import (
     CPU,
     IMAGE_SHAPES,
@@ -218,7 +218,7 @@ def test_flavours_of_one_name_are_one_graph(precision: str) -> None:
     for (activation, bias), rest, levels in itertools.product(BIASES, ("fp32", "fp16"), (127, 64)):
         scheme = QuantizationScheme(activation, quantize_bias=bias, float_precision=rest, weight_levels=levels)
         graph = write(conv_net(), precision, scheme, ranges)[0].SerializeToString(deterministic=True)
-        found.setdefault(Flavour(precision, scheme).name, set()).add(graph)
+        found.setdefault(GraphVariant(precision, scheme).name, set()).add(graph)
     assert all(len(graphs) == 1 for graphs in found.values()), found.keys()
     assert precision != "int8" or len(set.union(*found.values())) == 12
 
@@ -229,6 +229,6 @@ def test_a_scheme_says_whether_biases_are_quantized() -> None:
     result, held_out = write(conv_net(), "int8", scheme, ranges)[0], images(16, 99)
     assert all(constant(result, node.input[2]).dtype == np.float32 for node in of_type(result, "Conv"))
     assert sqnr_db(run(conv_net(), held_out), run(result, held_out)) > 30
-    assert Flavour("int8", scheme).name == "int8 (uint8 activations, biases in float, fp32 elsewhere)"
+    assert GraphVariant("int8", scheme).name == "int8 (uint8 activations, biases in float, fp32 elsewhere)"
     with pytest.raises(ValueError, match="leaves biases in floating point"):
         QuantizationScheme("int8", quantize_bias=True, float_precision="fp32")

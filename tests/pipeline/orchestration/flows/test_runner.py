@@ -23,7 +23,7 @@ from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner, as_
 from pipeline.progress import Progress
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import Event, Waiting
-from pipeline.values import Flavour, Graph, Unit
+from pipeline.values import Graph, GraphVariant, Unit
 
 
 def context() -> Any:
@@ -32,7 +32,7 @@ def context() -> Any:
 
 def unit(target: str, action: str = "build") -> Unit:
     request = BuildRequest("0" * 64, "fp32", parse_targets(target)[0], "tensorrt-rtx", (), (), ())
-    return Unit(request, Graph(Flavour("fp32"), "0" * 64, (), ()), action, "")
+    return Unit(request, Graph(GraphVariant("fp32"), "0" * 64, (), ()), action, "")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from enginery.registry.store.keys import run_key
 from pipeline.orchestration.metrics import names
 from pipeline.orchestration.metrics.registry_view import Looker
 from pipeline.orchestration.runs.prefect_progress import description, percent
-from pipeline.orchestration.runs.shown import view_run
+from pipeline.orchestration.runs.views import view_run
 from tests.hostile import damaged, documents
 from tests.pipeline.orchestration.runs.runs import EXPECTED, UNIT, running
 from tests.pipeline.projects import Project

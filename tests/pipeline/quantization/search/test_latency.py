@@ -10,7 +10,7 @@ from onnx import ModelProto
 from builders.backends.onnxruntime import OnnxRuntime
 from enginery.core.types import BuildRequest, Target
 from pipeline.quantization.schemes.qdq import quantize_int8
-from pipeline.quantization.search.engine_race import EngineRace
+from pipeline.quantization.search.engine_timing import EngineTiming
 from pipeline.quantization.search.latency import FEWEST, PATIENCE, ROUNDS, Timing, benchmark_until_decided
 from pipeline.quantization.search.search import choose
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, runs
@@ -111,7 +111,7 @@ def test_real_engines_are_raced_and_closed(tmp_path: Path) -> None:
     model, samples = attention_net(), sentences(16)
     written = quantize_int8(model, all_ranges(model, samples), CPU)[0]
     request = BuildRequest("0" * 64, "int8", Target("cpu"), "onnxruntime", (), (), ())
-    with EngineRace(OnnxRuntime(), request, samples, tmp_path) as race:
+    with EngineTiming(OnnxRuntime(), request, samples, tmp_path) as race:
         found = Timing.of(list(itertools.islice(race(written, model), 4)))
         again = Timing.of(list(itertools.islice(race(written, written), 2)))
         assert len(list(tmp_path.iterdir())) == 1  # the engine that both races had is kept, the other is gone

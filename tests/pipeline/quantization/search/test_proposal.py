@@ -60,7 +60,7 @@ def test_the_one_group_that_breaks_the_graph_is_left_in_float(scheme: Quantizati
     model = with_names(outlier_net())
     recipe = recipe_of(model, noise(64), "int8", scheme)
     bench = Bench(model, noise(64), tmp_path, LIMITS)
-    narrow = recipe.written()[0]
+    narrow = recipe.write()[0]
     before = bench.judge(narrow)
     assert not all(check.passed for check in before)
     found = bench.attributed(narrow)
@@ -80,7 +80,7 @@ def test_rules_that_the_spec_has_stay_in_front(tmp_path: Path) -> None:
     model = with_names(outlier_net())
     recipe = replace(recipe_of(model, noise(64), "int8", CPU), rules=(Override("*_z", "fp32"),))
     bench = Bench(model, noise(64), tmp_path, LIMITS)
-    narrow = recipe.written()[0]
+    narrow = recipe.write()[0]
     told = propose(recipe, bench.attributed(narrow), bench.judge(narrow), bench.judge)
     assert told.groups == 2
     assert [item.match for item in told.overrides] == ["*_z", "MatMul_u"]
@@ -90,7 +90,7 @@ def test_where_no_choice_passes_nothing_is_proposed(tmp_path: Path) -> None:
     model = with_names(outlier_net())
     recipe = recipe_of(model, noise(64), "int8", CPU)
     bench = Bench(model, noise(64), tmp_path, Budget(max_abs=-1.0))
-    narrow = recipe.written()[0]
+    narrow = recipe.write()[0]
     told = propose(recipe, bench.attributed(narrow), bench.judge(narrow), bench.judge)
     assert told.leave is None and "no proposal" in next(describe_proposal(told))
 
@@ -100,7 +100,7 @@ def test_of_a_cast_the_nodes_that_overflow_are_left_in_fp32(tmp_path: Path) -> N
     model = with_names(x_net(text, k=np.float32(500)))
     recipe = QuantizationRecipe(model, "fp16", None, None, (), {}, True)
     bench = Bench(model, x_values(), tmp_path, default_budget("quantization", "fp16"))
-    narrow = recipe.written()[0]
+    narrow = recipe.write()[0]
     found = bench.attributed(narrow)
     assert len(narrow_groups(recipe, found)) == 5
     told = propose(recipe, found, bench.judge(narrow), bench.judge)

@@ -11,7 +11,7 @@ from enginery.core.codec import decode, encode
 from enginery.core.errors import DataError
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.chosen import FrontierPoint, MixedPrecisionChoice, SearchDocument
-from pipeline.quantization.search.descent import refill_groups, swap_groups
+from pipeline.quantization.search.float_groups import refill_groups, swap_groups
 from pipeline.quantization.search.floor import SearchFloor
 from pipeline.quantization.search.search import choose
 from pipeline.quantization.search.sensitivity import Answers, Quality, quality

@@ -67,16 +67,16 @@ class RunView:
         end = item.ended_at or (self.run.heard_at if self.lost else None)
         return _seconds(item.started_at, _moment(end) if end else self.at)
 
-    def remaining(self, item: Item) -> str:
+    def format_remaining(self, item: Item) -> str:
         """'~40 s left (predicted from 3 builds of this unit)', of a unit that runs."""
         if item.predicted is None or self.item_state(item) != "running":
             return ""
         return item.predicted.left(self.elapsed_s(item) or 0.0)
 
-    def told(self, item: Item) -> str:
+    def describe(self, item: Item) -> str:
         """Why a unit waits or failed, how long it will take, and how often it was started again."""
         again = f"started {len(item.retries) + 1} times: {item.retries[-1]}" if item.retries else ""
-        return "; ".join(part for part in (self.remaining(item), item.why, item.verdict, again) if part)
+        return "; ".join(part for part in (self.format_remaining(item), item.why, item.verdict, again) if part)
 
     def summary(self) -> dict[str, object]:
         """A row of the table of runs."""
@@ -92,7 +92,7 @@ class RunView:
         for item in self.run.items:
             elapsed = self.elapsed_s(item)
             row = {**asdict(item), "state": self.item_state(item), "unit": item.is_unit}
-            items.append({**row, "elapsed_s": elapsed, "remaining": self.remaining(item)})
+            items.append({**row, "elapsed_s": elapsed, "remaining": self.format_remaining(item)})
         return {**self.summary(), "heard_at": self.run.heard_at, "items": items}
 
 

@@ -135,7 +135,7 @@ def _check_time(manifest: Manifest, stated: str) -> None:
 
 
 def _proof(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpec, item: OfflineTrial) -> Proof:
-    """The engine joint: measured from the answers, or how it broke there."""
+    """The engine stage: measured from the answers, or how it broke there."""
     if item.outcome in _BROKE:
         return Proof((replace(CRASHED, note=str(item.reason)[:1000]),))
     if item.outcome not in _ANSWERED or item.answers is None:

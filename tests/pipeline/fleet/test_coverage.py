@@ -14,12 +14,12 @@ from enginery.registry.store.base import FileStore, Store
 from enginery.registry.store.keys import channel_key, manifest_key
 from enginery.registry.versions import channels
 from enginery.registry.versions.lookup import load
-from pipeline.fleet import standing
+from pipeline.fleet import coverage
 from pipeline.fleet.catalog import SELFTEST, Catalog, Demand, whole_registry
+from pipeline.fleet.coverage import Coverage, Judgement, list_coverage
 from pipeline.fleet.groups import Hardware, NodeGroup
 from pipeline.fleet.inventory import fleet_of_nodes
 from pipeline.fleet.served import Served, read_served
-from pipeline.fleet.standing import Coverage, Judgement, list_coverage
 from pipeline.orchestration.fleet.reconcile import FleetSources, reconcile
 from tests.enginery.registries import overwrite
 from tests.pipeline.fleet import nodes
@@ -194,7 +194,7 @@ def test_each_manifest_is_read_once_and_judged_once_for_each_kind_of_machine(
     for index in range(5):
         published(store, f"model-{index}", [built(store, "l4", status="proven"), built(store, "sm_80")])
     reads, judged = Counter[str](), Counter[Machine]()
-    read, judge = FileStore.read, standing.judge
+    read, judge = FileStore.read, coverage.judge
 
     def counted_read(self: FileStore, key: str) -> bytes | None:
         reads[key] += 1
@@ -205,7 +205,7 @@ def test_each_manifest_is_read_once_and_judged_once_for_each_kind_of_machine(
         return judge(served, machine, *rest)
 
     monkeypatch.setattr(FileStore, "read", counted_read)
-    monkeypatch.setattr(standing, "judge", counted_judge)
+    monkeypatch.setattr(coverage, "judge", counted_judge)
     copies = [
         {**node, "metadata": {**node["metadata"], "name": f"{index}"}}
         for index in range(50)
