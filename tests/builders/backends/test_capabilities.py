@@ -24,7 +24,6 @@ OPTIONS -= {"memory_mib"}
 # Who knows one all the same, and why.
 IMPORTS = {
     "builders/reference.py": "the reference interpreter is ONNX Runtime: an interpreter is no choice of a spec",
-    "builders/onnx_jax": "ONNX operators as JAX programs: a library that the backend of XLA compiles",
     "validation/gpu/probes.py": "a question about TensorRT-RTX alone, which no backend's request asks",
 }
 NAMES = {

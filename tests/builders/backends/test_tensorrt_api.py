@@ -37,7 +37,7 @@ def test_the_releases_are_those_that_are_claimed():
 
 def test_the_names_are_collected_from_every_module_that_calls_tensorrt():
     assert USED.keys() >= {
-        "flavour",
+        "edition",
         "network",
         "full",
         "rtx",

@@ -71,11 +71,11 @@ RUN = """
 import sys
 from pathlib import Path
 import numpy as np
-from builders import backends
+from builders.backends import discovery
 from enginery.core.errors import DataError
 from tests.builders.onnx_graphs.test_safe_division import DIVISORS, numerators, wanted
 name, model, workdir = sys.argv[1:]
-tool = backends.configure(name, {})
+tool = discovery.configure(name, {})
 engine = tool.build(wanted(name), Path(model), Path(workdir))
 with tool.open(engine) as session:
     for divisors in ([2] * 6, [-1] * 6, DIVISORS):

@@ -41,7 +41,7 @@ _MODULE = ("trt", "self._trt")
 def modules() -> dict[str, Path]:
     """Our modules that call TensorRT, by name."""
     folder = Path(builders.backends.tensorrt.__file__).parent
-    return {path.stem: path for path in sorted(folder.glob("*.py"))}
+    return {path.stem: path for path in sorted(folder.rglob("*.py"))}
 
 
 def names_used(path: Path) -> set[str]:
