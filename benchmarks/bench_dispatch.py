@@ -37,7 +37,7 @@ from pipeline.compile.plan import Selection, plan_builds
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import build
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Exported, Flavour, Graph, OnnxModel, Proof, Unit
+from pipeline.values import Exported, Graph, GraphVariant, OnnxModel, Proof, Unit
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = ("cpu", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
@@ -76,7 +76,7 @@ def planned(count: int, store: Store, context: RunContext, size_mib: int = 0) ->
     exported = Exported(OnnxModel(blob, TENSOR, TENSOR, 20, carries_qdq=False), blob, Proof())
     units: list[Unit] = []
     for index in range(-(-count // len(TARGETS))):
-        graph = Graph(Flavour("fp32"), blob, TENSOR, TENSOR, scales=f"{index:064x}")
+        graph = Graph(GraphVariant("fp32"), blob, TENSOR, TENSOR, scales=f"{index:064x}")
         units += plan_builds(spec, exported, [graph], Selection(), context).units
     return units[:count]
 

@@ -27,7 +27,7 @@ from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from enginery.core.types import BuildRequest, QuantizationScheme, Target
 from pipeline.quantization.insertion.insertion_points import activations
 from pipeline.quantization.schemes.qdq import quantize_int8
-from pipeline.quantization.search.chosen import Floor, MixedPrecisionChoice
+from pipeline.quantization.search.chosen import MixedPrecisionChoice, SearchFloor
 from pipeline.quantization.search.search import choose
 from pipeline.quantization.settings.runs import group_runs
 from pipeline.quantization.statistics.methods import MinMax
@@ -44,8 +44,8 @@ SPEC = Path(__file__).parents[1] / "examples" / "minilm" / "minilm.yaml"
 GPU = QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
 CPU = QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
 SCHEMES: dict[str, tuple[QuantizationScheme, tuple[Floor | None, ...]]] = {
-    "TensorRT": (GPU, (None, Floor(sqnr_db=26.5))),
-    "CPU": (CPU, (None, Floor(sqnr_db=26.5))),
+    "TensorRT": (GPU, (None, SearchFloor(sqnr_db=26.5))),
+    "CPU": (CPU, (None, SearchFloor(sqnr_db=26.5))),
 }
 ROUNDS = 5
 

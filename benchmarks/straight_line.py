@@ -28,7 +28,7 @@ from pipeline.sources.onnx_model import save_onnx, specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Flavour
+from pipeline.values import GraphVariant
 from validation.comparison.sessions import drift_checks, task_check
 from validation.comparison.task import TaskMetric
 from validation.data.samples import Samples
@@ -41,7 +41,7 @@ def main(spec_path: Path, folder: Path) -> None:
     spec = load_spec(spec_path)
     model, golden = exported(spec, folder)
     seen = calibrated(spec, model)
-    graphs: dict[Flavour, Path] = {}
+    graphs: dict[GraphVariant, Path] = {}
     for item in candidates(spec, Selection()):
         if item.flavour not in graphs:
             graphs[item.flavour] = written(spec, item.flavour, model, seen, golden, folder)
@@ -79,7 +79,7 @@ def calibrated(spec: ModelSpec, model: Path) -> Observations:
 
 
 def written(
-    spec: ModelSpec, flavour: Flavour, model: Path, seen: Observations, golden: GoldenSet, folder: Path
+    spec: ModelSpec, flavour: GraphVariant, model: Path, seen: Observations, golden: GoldenSet, folder: Path
 ) -> Path:
     """The graph of a flavour, compared with the fp32 graph."""
     if flavour.precision == "fp32":

@@ -244,8 +244,8 @@ def of_a_gpu(
     )  # fmt: skip
     gpu = KitDevice("cuda", "NVIDIA L4", "NVIDIA-L4", driver="580.1", compute_capability=(8, 9))
     gpu = replace(gpu, **device)
-    results = Results(now(), gpu, {"name": "box"}, {}, None, (), (), (), (item,), 1.0, "real")
-    (found,) = import_results(store, Results.from_json(json.loads(results.to_bytes())))
+    found = Results(now(), gpu, {"name": "box"}, {}, None, (), (), (), (item,), 1.0, "real")
+    (found,) = import_results(store, Results.from_json(json.loads(found.to_bytes())))
     return found
 
 

@@ -13,7 +13,7 @@ from pipeline.quantization.insertion.insertion_points import activations, prepar
 from pipeline.quantization.record.record import BINS, PICTURES, Evidence, record
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
-from pipeline.quantization.search.search import Floor, choose
+from pipeline.quantization.search.search import SearchFloor, choose
 from pipeline.quantization.settings.runs import divide_runs
 from pipeline.quantization.statistics.histogram import LogHistogram
 from pipeline.quantization.statistics.methods import MinMax, Mse, ranges
@@ -164,9 +164,9 @@ def test_a_search_is_recorded_with_smoothed_activations_and_rounded_weights(resi
     model, arrays = outlier_net(residual), noise(96)
     seen = observed(model, arrays)
     measured = ranges(seen, MinMax(), scheme.activation)
-    chosen = choose(model, measured, scheme, runs(arrays), Floor(sqnr_db=5))
+    chosen = choose(model, measured, scheme, runs(arrays), SearchFloor(sqnr_db=5))
     written, notes = write(chosen.model, "int8", scheme, chosen.ranges, left=chosen.left)
-    document = chosen.document(Floor(sqnr_db=25))
+    document = chosen.document(SearchFloor(sqnr_db=25))
     choice = document.recorded, document.weight_db
     found = encode(record(written, notes, Evidence(chosen.model, chosen.ranges, seen, chosen.smoothed, *choice)))
     tensors = [item for item in found["tensors"] if item["measured"] == "rows"]
