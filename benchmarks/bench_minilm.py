@@ -43,7 +43,7 @@ from validation.metrics.drift import measure
 SPEC = Path(__file__).parents[1] / "examples" / "minilm" / "minilm.yaml"
 GPU = QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
 CPU = QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
-SCHEMES: dict[str, tuple[QuantizationScheme, tuple[Floor | None, ...]]] = {
+SCHEMES: dict[str, tuple[QuantizationScheme, tuple[SearchFloor | None, ...]]] = {
     "TensorRT": (GPU, (None, SearchFloor(sqnr_db=26.5))),
     "CPU": (CPU, (None, SearchFloor(sqnr_db=26.5))),
 }

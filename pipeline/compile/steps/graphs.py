@@ -23,7 +23,7 @@ def quantize(
     choices: Mapping[Searched, SearchResult],
     context: RunContext,
 ) -> Graph:
-    """Write the model in one graph variant and measure what that cost (the quantization stage). Arguments as `write`."""
+    """Write the model in one graph variant and measure what that cost (quantization stage). Arguments as `write`."""
     graph = write(flavour, spec, exported, ranges, choices, context)
     return graph if graph.recipe is None else replace(graph, proof=_check_graph(spec, exported, graph, ranges, context))
 
