@@ -30,7 +30,7 @@ from builders.backends.onnxruntime import OnnxRuntime
 from builders.backends.onnxruntime.cpu import open_model, session_options
 from enginery.core.hardware.cpu_kinds import EXACT_SESSION, this_kind
 from enginery.core.types import BuildRequest, Target
-from pipeline.quantization.insertion.insertion_points import prepared
+from pipeline.quantization.insertion.insertion_points import prepare_model
 from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.write import write
@@ -130,7 +130,7 @@ def exported(model: nn.Module, inputs: tuple[Any, ...], path: Path, names: list[
 
 def measured(model: onnx.ModelProto, arrays: Arrays) -> Ranges:
     """MinMax of every tensor that int8 needs, eight samples at a time."""
-    graph = prepared(model)
+    graph = prepare_model(model)
     tensors = tensors_to_measure(graph)
     tapped = onnx.ModelProto()
     tapped.CopyFrom(graph)

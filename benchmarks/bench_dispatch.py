@@ -34,10 +34,10 @@ from enginery.registry.store.base import Store, open_store
 from pipeline.compile.composition import InProcess
 from pipeline.compile.jobs.engines import BuildEngine
 from pipeline.compile.plan import Selection, plan_builds
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import build
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Exported, Flavour, Graph, OnnxModel, Proof, Unit
+from pipeline.values import Exported, Graph, GraphVariant, OnnxModel, Proof, Unit
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = ("cpu", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
@@ -70,14 +70,14 @@ class Rerouted:
         self._inner.cancel()
 
 
-def planned(count: int, store: Store, shop: Workshop, size_mib: int = 0) -> list[Unit]:
+def planned(count: int, store: Store, context: RunContext, size_mib: int = 0) -> list[Unit]:
     """Units of as many models as it takes, each model with a graph of its own."""
     spec, blob = spec_of(size_mib), store.put_bytes(b"nothing")
     exported = Exported(OnnxModel(blob, TENSOR, TENSOR, 20, carries_qdq=False), blob, Proof())
     units: list[Unit] = []
     for index in range(-(-count // len(TARGETS))):
-        graph = Graph(Flavour("fp32"), blob, TENSOR, TENSOR, scales=f"{index:064x}")
-        units += plan_builds(spec, exported, [graph], Selection(), shop).units
+        graph = Graph(GraphVariant("fp32"), blob, TENSOR, TENSOR, scales=f"{index:064x}")
+        units += plan_builds(spec, exported, [graph], Selection(), context).units
     return units[:count]
 
 
@@ -85,10 +85,10 @@ def ours(count: int, isolated: bool, folder: Path) -> float:
     """Seconds of the whole path."""
     store = open_store(str(folder / "registry"), create=True)
     with RayExecutor(isolated=isolated) as executor:
-        shop = Workshop(store, executor, Rerouted(executor))
+        context = RunContext(store, executor, Rerouted(executor))
         begun = time.perf_counter()
-        units = planned(count, store, shop)
-        built = InProcess().map(build, units, spec_of(0), shop)
+        units = planned(count, store, context)
+        built = InProcess().map(build, units, spec_of(0), context)
         seconds = time.perf_counter() - begun
     if not all(item.digest for item in built):
         raise SystemExit(f"a build failed: {next(item.failure for item in built if item.failure)}")
@@ -109,7 +109,7 @@ def bare_build(count: int, isolated: bool, folder: Path) -> float:
     import ray
 
     store = open_store(str(folder / "registry"), create=True)
-    requests = [unit.request for unit in planned(count, store, Workshop(store, None, None))]
+    requests = [unit.request for unit in planned(count, store, RunContext(store, None, None))]
 
     def one(request: BuildRequest) -> Any:
         with tempfile.TemporaryDirectory() as workdir:
@@ -162,10 +162,10 @@ def driver_mib(size_mib: int, count: int = 8) -> float:
     """How much the driver grows over builds of engines of this size."""
     with tempfile.TemporaryDirectory() as folder, RayExecutor() as executor:
         store = open_store(str(Path(folder) / "registry"), create=True)
-        shop = Workshop(store, executor, Rerouted(executor))
-        InProcess().map(build, planned(2, store, shop), spec_of(0), shop)
+        context = RunContext(store, executor, Rerouted(executor))
+        InProcess().map(build, planned(2, store, context), spec_of(0), context)
         before = psutil.Process().memory_info().rss
-        InProcess().map(build, planned(count, store, shop, size_mib), spec_of(size_mib), shop)
+        InProcess().map(build, planned(count, store, context, size_mib), spec_of(size_mib), context)
         return round((psutil.Process().memory_info().rss - before) / 2**20, 1)
 
 

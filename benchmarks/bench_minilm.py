@@ -27,9 +27,9 @@ from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from enginery.core.types import BuildRequest, QuantizationScheme, Target
 from pipeline.quantization.insertion.insertion_points import activations
 from pipeline.quantization.schemes.qdq import quantize_int8
-from pipeline.quantization.search.chosen import Chosen, Floor
+from pipeline.quantization.search.chosen import MixedPrecisionChoice, SearchFloor
 from pipeline.quantization.search.search import choose
-from pipeline.quantization.settings.runs import grouped
+from pipeline.quantization.settings.runs import group_runs
 from pipeline.quantization.statistics.methods import MinMax
 from pipeline.quantization.statistics.methods import ranges as chosen_ranges
 from pipeline.quantization.statistics.observations import Observations
@@ -43,9 +43,9 @@ from validation.metrics.drift import measure
 SPEC = Path(__file__).parents[1] / "examples" / "minilm" / "minilm.yaml"
 GPU = QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
 CPU = QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
-SCHEMES: dict[str, tuple[QuantizationScheme, tuple[Floor | None, ...]]] = {
-    "TensorRT": (GPU, (None, Floor(sqnr_db=26.5))),
-    "CPU": (CPU, (None, Floor(sqnr_db=26.5))),
+SCHEMES: dict[str, tuple[QuantizationScheme, tuple[SearchFloor | None, ...]]] = {
+    "TensorRT": (GPU, (None, SearchFloor(sqnr_db=26.5))),
+    "CPU": (CPU, (None, SearchFloor(sqnr_db=26.5))),
 }
 ROUNDS = 5
 
@@ -123,7 +123,7 @@ def peer(data: Data, folder: Path) -> Path:
     return folder / "peer.onnx"
 
 
-def written(found: Chosen, scheme: QuantizationScheme) -> onnx.ModelProto:
+def written(found: MixedPrecisionChoice, scheme: QuantizationScheme) -> onnx.ModelProto:
     return quantize_int8(found.model, found.ranges, scheme, dict.fromkeys(found.left, "fp32"))[0]
 
 
@@ -165,7 +165,7 @@ def compare_quality(data: Data, exact: Any, seen: Observations, name: str) -> di
     report(next(iter(graphs)), 1, next(iter(graphs.values())), exact, data)
     for floor in floors:
         start = time.process_time()
-        runs = grouped(data.calibration.runs(), data.calibration.inputs, data.calibration.dims)
+        runs = group_runs(data.calibration.runs(), data.calibration.inputs, data.calibration.dims)
         found = choose(model, ranges, scheme, runs, floor)
         spent = time.process_time() - start
         label = f"{name} scheme, searched, {f'floor {floor.sqnr_db} dB' if floor else 'all in int8'}"

@@ -29,7 +29,7 @@ from enginery.core.codec import decode, encode
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.composition import InProcess, prepare
 from pipeline.compile.plan import Selection
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.spec.file import load_spec
 from pipeline.values import EngineRecord
 
@@ -95,24 +95,24 @@ def fill(folder: Path, models: int) -> None:
     """Specs and records of so many models."""
     store = open_store(str(folder / "registry"), create=True)
     canned = Canned(store)
-    shop = Workshop(store, canned, canned)
+    context = RunContext(store, canned, canned)
     for index in range(models):
         canned.model = index
         spec = load_spec(write_model(folder / f"model-{index}", index))
-        for unit in prepare(spec, Selection(), shop, InProcess()).plan.units:
+        for unit in prepare(spec, Selection(), context, InProcess()).plan.units:
             engine = store.put_bytes(unit.request.key.encode())
             record = EngineRecord(unit.request, engine, 64, ".noop", 1.0, ())
-            shop.remember("build", {"build": unit.request.key}, encode(record), [engine])
+            context.remember("build", {"build": unit.request.key}, encode(record), [engine])
 
 
 def plan_all(folder: Path) -> dict[str, Any]:
     """Plan every spec; figures of this process."""
     begun = time.perf_counter()
     store = open_store(str(folder / "registry"))
-    shop = Workshop(store, LocalExecutor(), LocalExecutor())
+    context = RunContext(store, LocalExecutor(), LocalExecutor())
     actions: dict[str, int] = {}
     for path in sorted(folder.glob("model-*/spec.yaml")):
-        for unit in prepare(load_spec(path), Selection(), shop, InProcess()).plan.units:
+        for unit in prepare(load_spec(path), Selection(), context, InProcess()).plan.units:
             actions[unit.action] = actions.get(unit.action, 0) + 1
     used = resource.getrusage(resource.RUSAGE_SELF)
     return {

@@ -15,8 +15,8 @@ from builders.backends.shape_profiles import profiles
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Engine
-from pipeline.compile.plan import Candidate, Selection, candidates
-from pipeline.quantization.insertion.insertion_points import activations, prepared
+from pipeline.compile.plan import PlanCandidate, Selection, candidates
+from pipeline.quantization.insertion.insertion_points import activations, prepare_model
 from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.write import write
@@ -28,7 +28,7 @@ from pipeline.sources.onnx_model import save_onnx, specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Flavour
+from pipeline.values import GraphVariant
 from validation.comparison.sessions import drift_checks, task_check
 from validation.comparison.task import TaskMetric
 from validation.data.samples import Samples
@@ -41,7 +41,7 @@ def main(spec_path: Path, folder: Path) -> None:
     spec = load_spec(spec_path)
     model, golden = exported(spec, folder)
     seen = calibrated(spec, model)
-    graphs: dict[Flavour, Path] = {}
+    graphs: dict[GraphVariant, Path] = {}
     for item in candidates(spec, Selection()):
         if item.flavour not in graphs:
             graphs[item.flavour] = written(spec, item.flavour, model, seen, golden, folder)
@@ -73,13 +73,13 @@ def exported(spec: ModelSpec, folder: Path) -> tuple[Path, GoldenSet]:
 
 
 def calibrated(spec: ModelSpec, model: Path) -> Observations:
-    graph = prepared(onnx.load(model))
+    graph = prepare_model(onnx.load(model))
     samples = Samples.open(spec.file(spec.calibration.data), spec.tensors(), spec.named_dims())
     return observe(model, samples, activations(graph), histograms=tensors_to_measure(graph))
 
 
 def written(
-    spec: ModelSpec, flavour: Flavour, model: Path, seen: Observations, golden: GoldenSet, folder: Path
+    spec: ModelSpec, flavour: GraphVariant, model: Path, seen: Observations, golden: GoldenSet, folder: Path
 ) -> Path:
     """The graph of a flavour, compared with the fp32 graph."""
     if flavour.precision == "fp32":
@@ -108,7 +108,7 @@ def check(spec: ModelSpec, joint: str, precision: str, expected: Path, actual: P
             task_check(right, golden, TaskMetric(**spec.golden.metric.model_dump()))
 
 
-def build_and_check(spec: ModelSpec, item: Candidate, graph: Path, golden: GoldenSet, folder: Path) -> None:
+def build_and_check(spec: ModelSpec, item: PlanCandidate, graph: Path, golden: GoldenSet, folder: Path) -> None:
     inputs, outputs = specs_of(onnx.load(graph))
     request = BuildRequest(
         digest_of_file(graph),

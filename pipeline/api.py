@@ -47,9 +47,9 @@ def build(
         raise InputError(f"jobs {jobs}: give 1 or more, or None for one per CPU")
     options = RunOptions(
         None if registry is None else _text("registry", registry),
-        _joined("targets", targets),
-        _joined("precisions", precisions),
-        _joined("backends", backends),
+        _join("targets", targets),
+        _join("precisions", precisions),
+        _join("backends", backends),
         executor,
         jobs,
         ray_address,
@@ -64,7 +64,7 @@ def _text(what: str, given: Path | str) -> str:
     return os.fspath(given)
 
 
-def _joined(what: str, given: Sequence[str] | str | None) -> str | None:
+def _join(what: str, given: Sequence[str] | str | None) -> str | None:
     """Names separated by commas; None for all. Raises InputError for what is no name."""
     if given is None or isinstance(given, str):
         return given

@@ -148,7 +148,7 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class Flavour:
+class GraphVariant:
     """One way to write the model for a precision.
 
     scheme: of the quantized precisions only.  native_io: of fp16 only, whether inputs and outputs are fp16 as well.
@@ -160,7 +160,7 @@ class Flavour:
 
     @property
     def name(self) -> str:
-        """'fp16', or 'int8 (uint8 activations, fp32 elsewhere)'. Flavours of one name are one graph."""
+        """'fp16', or 'int8 (uint8 activations, fp32 elsewhere)'. Variants of one name are one graph."""
         if self.scheme is None:
             return f"{self.precision} ({self.precision} inputs and outputs)" if self.native_io else self.precision
         words = [*_of_activations(self.scheme)] if self.precision == "int8" else []
@@ -169,7 +169,7 @@ class Flavour:
 
     @property
     def searched(self) -> "Searched | None":
-        """The kind of search that this flavour is one of; None for a precision that nothing is searched for."""
+        """The kind of search that this variant needs; None for a precision that nothing is searched for."""
         if self.precision != "int8" or self.scheme is None:
             return None
         return Searched(self.scheme.activation, self.scheme.weight_levels)
@@ -209,13 +209,13 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Graph:
-    """The model in one flavour. model: digest of the ONNX file.  scales: digest of the calibrated ranges behind it.
+    """The model in one graph variant. model: digest of the ONNX.  scales: digest of the calibrated ranges behind it.
 
     inputs, outputs: as this graph declares them.  record: digest of what quantizing did, tensor by tensor, as a blob.
     recipe: of graphs that were written here.
     """
 
-    flavour: Flavour
+    flavour: GraphVariant
     model: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

@@ -13,7 +13,7 @@ import pytest
 import enginery
 from enginery.core.errors import InputError, SpecError
 from enginery.registry.store.base import open_store
-from pipeline.api import _joined
+from pipeline.api import _join
 from pipeline.orchestration.run import RunOptions
 from tests.pipeline.projects import Project, write_project
 
@@ -62,7 +62,7 @@ def test_the_parameters_of_build_are_named_and_typed() -> None:
     ("given", "wanted"), [(None, None), ("cpu,l4", "cpu,l4"), (["cpu"], "cpu"), (("cpu", "l4"), "cpu,l4")]
 )
 def test_names_come_as_one_text_or_as_a_sequence(given: Any, wanted: str | None) -> None:
-    assert _joined("targets", given) == wanted
+    assert _join("targets", given) == wanted
 
 
 @pytest.mark.parametrize(

@@ -164,10 +164,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _entries(error: EngineryError) -> list[str]:
     """What is wrong, an entry for each mistake: each starts with 'error: ', and its further lines are indented."""
     entries = error.lines if isinstance(error, SpecError) else [str(error)]
-    return ["\n".join(_indented(f"error: {entry}".split("\n"))) for entry in entries]
+    return ["\n".join(_indent(f"error: {entry}".split("\n"))) for entry in entries]
 
 
-def _indented(lines: Sequence[str]) -> list[str]:
+def _indent(lines: Sequence[str]) -> list[str]:
     """Lines after the first start with spaces, whether they do already or not."""
     return [*lines[:1], *(line if line.startswith("  ") else f"  {line}" for line in lines[1:])]
 

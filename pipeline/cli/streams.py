@@ -43,9 +43,9 @@ def prepare_streams() -> None:
             _nullify(number)
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
     if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout = _checked(sys.stdout)
+        sys.stdout = _check(sys.stdout)
     if sys.stderr is sys.__stderr__ and isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr = _checked(sys.stderr)
+        sys.stderr = _check(sys.stderr)
 
 
 def code_of_lost(error: OSError) -> int:
@@ -80,7 +80,7 @@ def leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _checked(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+def _check(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     file = _Checked(stream.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
         file if stream.write_through else io.BufferedWriter(file),

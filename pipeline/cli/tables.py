@@ -53,12 +53,12 @@ def print_table(
     ]
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
-        console.width = max(pipe_columns, _needed(_least_widths(headings, cells)))
+        console.width = max(pipe_columns, _format_needed(_least_widths(headings, cells)))
     if title:
         console.print(Text(visible(title), "italic"))
     for rows_of_cells in (cells, [[_in_two_lines(cell) for cell in row] for row in cells]):
         least = _least_widths(headings, rows_of_cells)
-        if _needed(least) <= console.width:
+        if _format_needed(least) <= console.width:
             console.print(_table(headings, rows_of_cells, least))
             break
     else:
@@ -78,7 +78,7 @@ def _least_widths(headings: "Cells", rows: "Sequence[Cells]") -> list[int]:
     return found
 
 
-def _needed(widths: Sequence[int]) -> int:
+def _format_needed(widths: Sequence[int]) -> int:
     return sum(widths) + _GAP * (len(widths) - 1)
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of
 from enginery.core.types import CALIBRATED, CPU_KIND, BuildRequest
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.inputs import Inputs, differences, inputs_of
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported
@@ -52,15 +52,15 @@ class Causes:
     """What changed for each unit of a model since it was built last. before: those builds, by unit."""
 
     spec: ModelSpec
-    shop: Workshop
+    context: RunContext
     before: Mapping[str, LastBuild]
 
     @cached_property
     def inputs(self) -> Inputs:
         """What the steps read now; files are read when it is asked for."""
-        return inputs_of(self.spec, self.shop)
+        return inputs_of(self.spec, self.context)
 
-    def changed(self, unit: str, *stages: str) -> list[str]:
+    def list_changes(self, unit: str, *stages: str) -> list[str]:
         """What differs from what these stages read at the unit's last build; nothing where there was none."""
         before = self.before.get(unit)
         found = [differences(before.sources.inputs[stage], self.inputs[stage]) for stage in stages] if before else []
@@ -75,28 +75,28 @@ class Causes:
         stages = ["export"] if exported else ["calibration"]
         if request.precision in CALIBRATED and before.request.model != request.model:
             stages = [*stages, "calibration"]
-        return explain_change(before.request, request, self.changed(request.unit, *stages))
+        return explain_change(before.request, request, self.list_changes(request.unit, *stages))
 
 
-def causes_of(spec: ModelSpec, shop: Workshop) -> Causes:
+def causes_of(spec: ModelSpec, context: RunContext) -> Causes:
     """What is on record of the last builds of a model, to be compared with now."""
-    known = shop.recall("latest-builds", {"model": spec.model}, _LatestBuilds) or _LatestBuilds({}, {})
+    known = context.recall("latest-builds", {"model": spec.model}, _LatestBuilds) or _LatestBuilds({}, {})
     before = {
         unit: LastBuild(found.request, known.from_[found.from_])
         for unit, found in known.units.items()
         if found.from_ in known.from_
     }
-    return Causes(spec, shop, before)
+    return Causes(spec, context, before)
 
 
 def remember_builds(
-    spec: ModelSpec, exported: Exported, built: Sequence[BuildRequest], shop: Workshop, new: bool
+    spec: ModelSpec, exported: Exported, built: Sequence[BuildRequest], context: RunContext, new: bool
 ) -> None:
     """Note what these engines were built from, so that the next plan can say what has changed since.
 
     new: whether the version is; otherwise nothing is read again where the export was the same.
     """
-    causes = causes_of(spec, shop)
+    causes = causes_of(spec, context)
     before = [causes.before.get(request.unit) for request in built]
     if not new and all(
         last and (last.request, last.sources.reads) == (request, exported.reads)
@@ -108,7 +108,7 @@ def remember_builds(
     named = {unit: (last, digest_of(encode(last.sources))) for unit, last in sorted(builds.items())}
     units = {unit: _NamedBuild(last.request, name) for unit, (last, name) in named.items()}
     value = _LatestBuilds(units, {name: last.sources for last, name in named.values()})
-    shop.remember("latest-builds", {"model": spec.model}, encode(value), [])
+    context.remember("latest-builds", {"model": spec.model}, encode(value), [])
 
 
 def explain_change(before: BuildRequest | None, now: BuildRequest, causes: Sequence[str] = ()) -> str:
@@ -124,8 +124,8 @@ def explain_change(before: BuildRequest | None, now: BuildRequest, causes: Seque
     reasons = [
         *((causes or ["its graph is another one"]) if regraphed else []),
         *((of_shapes or ["the shapes changed"]) if reshaped and not (regraphed and of_shapes) else []),
-        *differences(_named("option", before.options), _named("option", now.options)),
-        *differences(_named("version of", before.toolchain), _named("version of", now.toolchain)),
+        *differences(_name("option", before.options), _name("option", now.options)),
+        *differences(_name("version of", before.toolchain), _name("version of", now.toolchain)),
     ]
     return "; ".join(dict.fromkeys(reasons)) or "its engine is no longer in the registry"
 
@@ -134,5 +134,5 @@ def _shapes(request: BuildRequest) -> tuple[object, ...]:
     return request.inputs, request.outputs, request.profiles
 
 
-def _named(word: str, values: Sequence[tuple[str, object]]) -> dict[str, str]:
+def _name(word: str, values: Sequence[tuple[str, object]]) -> dict[str, str]:
     return {"kind of CPU" if name == CPU_KIND else f"{word} {name}": str(value) for name, value in values}

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from pipeline.compile import steps
-from pipeline.compile.plan import Selection, candidates, plan_builds, unserved
+from pipeline.compile.plan import Selection, candidates, find_unserved, plan_builds
 from pipeline.compile.publication.publish import check_required, publish_version
-from pipeline.compile.run_context import Workshop
-from pipeline.compile.verdict import Judged
+from pipeline.compile.run_context import RunContext
+from pipeline.compile.verdict import JudgedUnit
 from pipeline.outcome import Outcome
 from pipeline.progress.events import Finished, Planned, RunConcluded
 from pipeline.spec.model import ModelSpec
@@ -24,7 +24,7 @@ P = ParamSpec("P")
 MOST_THREADS = 256
 
 
-class Runner(Protocol):
+class StepRunner(Protocol):
     """Carries out steps: directly, or as Prefect tasks."""
 
     def call(self, step: Callable[P, Value], *arguments: P.args, **named: P.kwargs) -> Value:
@@ -71,50 +71,52 @@ class Prepared:
     plan: BuildPlan
 
 
-def prepare(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) -> Prepared:
+def prepare(spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner) -> Prepared:
     """The first three steps: export, quantize, plan."""
-    for name in unserved(spec, selection):
+    for name in find_unserved(spec, selection):
         reason = f"no backend of the spec ({', '.join(spec.backends)}) builds for it"
-        shop.progress.emit(Finished(name, reason=reason, words=f"left out: {reason}"))
-    exported = run.call(steps.export, spec, shop)
-    ranges = calibrate(spec, exported, shop, run)
+        context.progress.emit(Finished(name, reason=reason, words=f"left out: {reason}"))
+    exported = run.call(steps.export, spec, context)
+    ranges = calibrate(spec, exported, context, run)
     flavours = dict.fromkeys(item.flavour for item in candidates(spec, selection))
-    kinds = steps.searched(flavours, spec, exported)
-    choices = dict(zip(kinds, run.map(steps.choose, kinds, spec, exported, ranges, shop), strict=True))
-    graphs = run.map(steps.quantize, flavours, spec, exported, ranges, choices, shop)
-    plan = run.call(plan_builds, spec, exported, graphs, selection, shop)
+    kinds = steps.find_searched_kinds(flavours, spec, exported)
+    choices = dict(zip(kinds, run.map(steps.choose, kinds, spec, exported, ranges, context), strict=True))
+    graphs = run.map(steps.quantize, flavours, spec, exported, ranges, choices, context)
+    plan = run.call(plan_builds, spec, exported, graphs, selection, context)
     return Prepared(exported, tuple(graphs), plan)
 
 
-def calibrate(spec: ModelSpec, exported: Exported, shop: Workshop, run: Runner) -> Observed | None:
+def calibrate(spec: ModelSpec, exported: Exported, context: RunContext, run: StepRunner) -> Observed | None:
     """Observe the calibration samples, in as many parts as the spec says; None when there is nothing to observe."""
-    parts = run.map(steps.observe, steps.parts_of(spec, exported), spec, exported, shop)
-    return parts[0] if len(parts) == 1 else run.call(steps.merge, parts, spec, shop) if parts else None
+    parts = run.map(steps.observe, steps.parts_of(spec, exported), spec, exported, context)
+    return parts[0] if len(parts) == 1 else run.call(steps.merge, parts, spec, context) if parts else None
 
 
-def compile_model(spec: ModelSpec, selection: Selection, shop: Workshop, run: Runner) -> Outcome:
+def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner) -> Outcome:
     """All six steps: export, quantize, plan, build, validate, publish."""
-    ready = prepare(spec, selection, shop, run)
-    shop.progress.emit(Planned(ready.plan))
+    ready = prepare(spec, selection, context, run)
+    context.progress.emit(Planned(ready.plan))
     check_required(ready.plan)
-    built: Sequence[Built] = run.map(steps.build, ready.plan.wanted, spec, shop)
-    judged: Sequence[Judged] = run.map(steps.validate, built, spec, ready.exported, shop)
-    judged = attribute_failures(judged, spec, ready.exported, shop, run)
+    built: Sequence[Built] = run.map(steps.build, ready.plan.wanted, spec, context)
+    judged: Sequence[JudgedUnit] = run.map(steps.validate, built, spec, ready.exported, context)
+    judged = attribute_failures(judged, spec, ready.exported, context, run)
     # One by one: two engines at once would time each other.
-    judged = [run.call(steps.measure, item, spec, ready.exported, shop) for item in judged]
-    outcome = run.call(publish_version, spec, ready.exported, ready.plan, judged, shop)
-    shop.progress.emit(RunConcluded(outcome))
+    judged = [run.call(steps.measure, item, spec, ready.exported, context) for item in judged]
+    outcome = run.call(publish_version, spec, ready.exported, ready.plan, judged, context)
+    context.progress.emit(RunConcluded(outcome))
     return outcome
 
 
 def attribute_failures(
-    judged: Sequence[Judged], spec: ModelSpec, exported: Exported, shop: Workshop, run: Runner
-) -> list[Judged]:
+    judged: Sequence[JudgedUnit], spec: ModelSpec, exported: Exported, context: RunContext, run: StepRunner
+) -> list[JudgedUnit]:
     """With every failed check of a graph or an engine, which node drifted; nothing where the spec says so."""
     if spec.validation.attribution == "off":
         return [*judged]
     suspects = steps.suspects(judged)
-    found = run.map(steps.attribute, suspects, spec, exported.model.digest, exported.golden, shop) if suspects else []
+    found = (
+        run.map(steps.attribute, suspects, spec, exported.model.digest, exported.golden, context) if suspects else []
+    )
     return [
         replace(item, attributed=tuple(each for each in found if item.built.unit.name in each.units)) for item in judged
     ]

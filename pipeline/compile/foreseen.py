@@ -10,8 +10,8 @@ from pipeline.compile import steps
 from pipeline.compile.causes import Causes, causes_of
 from pipeline.compile.on_record import OnRecord
 from pipeline.compile.only_records import NotOnRecord
-from pipeline.compile.plan import Candidate, Selection, candidates, plan_builds
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.plan import PlanCandidate, Selection, candidates, plan_builds
+from pipeline.compile.run_context import RunContext
 from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.values import Exported, Json, Unit
 
@@ -26,7 +26,7 @@ class Foreseen:
     proven_again: whether its engine is there, and a build proves it all the same.
     """
 
-    item: Candidate
+    item: PlanCandidate
     action: str
     reason: str
     required: bool
@@ -50,7 +50,7 @@ class Foreseen:
 
 
 @dataclass(frozen=True)
-class Change:
+class ForeseenChange:
     """Something that changed since the last build, and what follows from it."""
 
     what: str
@@ -66,7 +66,7 @@ class Forecast:
 
     model: str
     units: tuple[Foreseen, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[ForeseenChange, ...]
     missing: tuple[str, ...] = ()
 
     def to_json(self) -> Json:
@@ -80,67 +80,65 @@ class Forecast:
         return sum(unit.action == action for unit in self.units)
 
 
-def foresee(spec: ModelSpec, selection: Selection, known: OnRecord, shop: Workshop) -> Forecast:
-    """Every unit of the selection with its fate and the cause of it, by name. shop: a `reading` one."""
-    causes, planned = causes_of(spec, shop), dict[str, Unit]()
+def foresee(spec: ModelSpec, selection: Selection, known: OnRecord, context: RunContext) -> Forecast:
+    """Every unit of the selection with its fate and the cause of it, by name. context: a `reading` one."""
+    causes, planned = causes_of(spec, context), dict[str, Unit]()
     if known.exported is not None:
-        plan = plan_builds(spec, known.exported, known.graphs, selection, shop)
+        plan = plan_builds(spec, known.exported, known.graphs, selection, context)
         planned = {unit.name: unit for unit in plan.units}
     units = tuple(
-        _foreseen(spec, item, planned.get(_name(item)), known, causes, shop) for item in candidates(spec, selection)
+        _foreseen(spec, item, planned.get(_name(item)), known, causes, context) for item in candidates(spec, selection)
     )
     forecast = Forecast(spec.model, units, (), known.missing)
     return replace(forecast, changes=tuple(_changes(forecast, known, causes)))
 
 
 def _foreseen(
-    spec: ModelSpec, item: Candidate, unit: Unit | None, known: OnRecord, causes: Causes, shop: Workshop
+    spec: ModelSpec, item: PlanCandidate, unit: Unit | None, known: OnRecord, causes: Causes, context: RunContext
 ) -> Foreseen:
     if unit is None or known.exported is None:
         required = any(matches_unit(pattern, _name(item)) for pattern in spec.build.required)
         return Foreseen(item, "unknown", _unknown(item, known, causes), required)
-    again = unit.action == "cached" and _is_unproven(unit, spec, known.exported, shop)
+    again = unit.action == "cached" and _is_unproven(unit, spec, known.exported, context)
     reason = unit.reason
     if again:
-        changed = causes.changed(unit.name, *_PROVING)
+        changed = causes.list_changes(unit.name, *_PROVING)
         reason = f"{reason}; it is proven again: {'; '.join(changed) or 'no such proof is on record'}"
     return Foreseen(item, unit.action, reason, unit.required, unit, again)
 
 
-def _is_unproven(unit: Unit, spec: ModelSpec, exported: Exported, shop: Workshop) -> bool:
+def _is_unproven(unit: Unit, spec: ModelSpec, exported: Exported, context: RunContext) -> bool:
     """Whether the proof of an engine that runs here is not on record."""
     try:
-        steps.validate(steps.build(unit, spec, shop), spec, exported, shop)
+        steps.validate(steps.build(unit, spec, context), spec, exported, context)
     except NotOnRecord:
         return True
     return False
 
 
-def _unknown(item: Candidate, known: OnRecord, causes: Causes) -> str:
+def _unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> str:
     """Why it cannot be told what becomes of a unit."""
     name, exported = _name(item), known.exported is not None
     stages = ["calibration"] if exported else ["export", *(["calibration"] if item.precision != "fp32" else [])]
     none = "no engine for this unit yet" if name not in causes.before else f"not on record: {', '.join(known.missing)}"
     after = "quantized" if exported else "exported"
-    return f"{'; '.join(causes.changed(name, *stages)) or none}; known once the model is {after}"
+    return f"{'; '.join(causes.list_changes(name, *stages)) or none}; known once the model is {after}"
 
 
-def _changes(forecast: Forecast, known: OnRecord, causes: Causes) -> list[Change]:
+def _changes(forecast: Forecast, known: OnRecord, causes: Causes) -> list[ForeseenChange]:
     """Each change once, with what follows from it as far as that is known."""
     found: dict[str, str] = {}
     for stage in ("export", "calibration", "golden", "proof"):
         for unit in forecast.units:
-            for what in causes.changed(_name(unit.item), stage):
+            for what in causes.list_changes(_name(unit.item), stage):
                 found.setdefault(what, _follows(stage, forecast, known, causes))
-    return [Change(what, follows) for what, follows in found.items()]
+    return [ForeseenChange(what, follows) for what, follows in found.items()]
 
 
 def _follows(stage: str, forecast: Forecast, known: OnRecord, causes: Causes) -> str:
     left_open = forecast.count("unknown") > 0
-    built = _counted(forecast.count("build"), "built and proven") or "no engine changes by it"
-    proven = (
-        _counted(sum(unit.proven_again for unit in forecast.units), "proven again") or "no proof changes by it here"
-    )
+    built = _count(forecast.count("build"), "built and proven") or "no engine changes by it"
+    proven = _count(sum(unit.proven_again for unit in forecast.units), "proven again") or "no proof changes by it here"
     if stage == "export" and known.exported is None:
         return "the model is exported again; another ONNX model is calibrated, quantized, built and proven, too"
     if stage == "export" and _onnx_before(forecast, causes) == {known.exported and known.exported.model.digest}:
@@ -162,9 +160,9 @@ def _onnx_before(forecast: Forecast, causes: Causes) -> set[str | None]:
     return {causes.before[name].sources.onnx for name in names if name in causes.before}
 
 
-def _counted(count: int, what: str) -> str:
+def _count(count: int, what: str) -> str:
     return f"{count} {'engine is' if count == 1 else 'engines are'} {what}" if count else ""
 
 
-def _name(item: Candidate) -> str:
+def _name(item: PlanCandidate) -> str:
     return f"{item.target.name} {item.precision} {item.backend.name}"

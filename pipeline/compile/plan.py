@@ -10,10 +10,10 @@ from builders.backends.shape_profiles import profiles
 from enginery.core.errors import InputError
 from enginery.core.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
 from pipeline.compile.causes import Causes, causes_of
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import recall_engine, recall_reduced
 from pipeline.spec.model import ModelSpec, matches_unit
-from pipeline.values import BuildPlan, Exported, Flavour, Graph, Unit
+from pipeline.values import BuildPlan, Exported, Graph, GraphVariant, Unit
 
 # TensorRT keeps kernels and memory for every profile; past this many, buckets cost more than they give. A CPU engine
 # takes any shape, and its request then names only the first of them.
@@ -38,7 +38,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PlanCandidate:
     """A unit before its graph is known. native_io: whether a 16-bit graph's inputs and outputs are 16-bit too."""
 
     target: Target
@@ -47,24 +47,24 @@ class Candidate:
     native_io: bool = False
 
     @property
-    def flavour(self) -> Flavour:
+    def flavour(self) -> GraphVariant:
         """The way this unit wants its graph written."""
         scheme = self.backend.scheme() if self.precision in QUANTIZED else None
-        return Flavour(self.precision, scheme, self.native_io and self.precision == "fp16")
+        return GraphVariant(self.precision, scheme, self.native_io and self.precision == "fp16")
 
 
-def candidates(spec: ModelSpec, selection: Selection) -> tuple[Candidate, ...]:
+def candidates(spec: ModelSpec, selection: Selection) -> tuple[PlanCandidate, ...]:
     """Every combination that is some backend's business, in the spec's order."""
     tools = [backends.configure(name, options) for name, options in spec.backends.items()]
     combinations = itertools.product(spec.target_list(), tools, spec.precision_list())
     return tuple(
-        Candidate(target, precision, tool, spec.quantization.io == "native")
+        PlanCandidate(target, precision, tool, spec.quantization.io == "native")
         for target, tool, precision in combinations
         if tool.serves(target) and selection.covers(target, precision, tool.name)
     )
 
 
-def unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
+def find_unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
     """The targets asked for that no backend of the spec builds for. Raises InputError where that is all of them."""
     served = {item.target for item in candidates(spec, selection)}
     asked = [target for target in spec.target_list() if not selection.targets or target in selection.targets]
@@ -79,12 +79,12 @@ def unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
 
 
 def plan_builds(
-    spec: ModelSpec, exported: Exported, graphs: Sequence[Graph], selection: Selection, shop: Workshop
+    spec: ModelSpec, exported: Exported, graphs: Sequence[Graph], selection: Selection, context: RunContext
 ) -> BuildPlan:
     """Decide for every unit whose graph is known whether it is built, already there, or refused, and say why."""
-    by_flavour, causes = {graph.flavour: graph for graph in graphs}, causes_of(spec, shop)
+    by_flavour, causes = {graph.flavour: graph for graph in graphs}, causes_of(spec, context)
     units = [
-        _unit(spec, exported, item, by_flavour[item.flavour], causes, shop)
+        _unit(spec, exported, item, by_flavour[item.flavour], causes, context)
         for item in candidates(spec, selection)
         if item.flavour in by_flavour
     ]
@@ -94,33 +94,33 @@ def plan_builds(
 def _unit(
     spec: ModelSpec,
     exported: Exported,
-    item: Candidate,
+    item: PlanCandidate,
     graph: Graph,
     causes: Causes,
-    shop: Workshop,
+    context: RunContext,
 ) -> Unit:
     request = _request(spec, item, graph)
     required = any(matches_unit(pattern, request.unit) for pattern in spec.build.required)
     if reason := _refusal(exported, item, request):
         return Unit(request, graph, "refused", reason, required)
-    request, aside = _as_built_before(request, shop)
-    if recall_engine(request, shop):
+    request, aside = _as_built_before(request, context)
+    if recall_engine(request, context):
         reason = f"an engine with this build key is in the registry{aside}"
         return Unit(request, graph, "cached", reason, required)
     return Unit(request, graph, "build", causes.of_build(request, exported.model.digest) + aside, required)
 
 
-def _as_built_before(request: BuildRequest, shop: Workshop) -> tuple[BuildRequest, str]:
+def _as_built_before(request: BuildRequest, context: RunContext) -> tuple[BuildRequest, str]:
     """The request, with the workspace that it was built with where its own ran out of memory, and words on that."""
-    reduced = recall_reduced(request, shop)
-    if reduced is None or recall_engine(request, shop):
+    reduced = recall_reduced(request, context)
+    if reduced is None or recall_engine(request, context):
         return request, ""
     option = backends.capabilities_of(request.backend).options.workspace_mib
     before, now = (dict(each.options)[option] for each in (request, reduced))
     return reduced, f"; with {option} {now}, because a build with {before} ran out of memory"
 
 
-def _refusal(exported: Exported, item: Candidate, request: BuildRequest) -> str | None:
+def _refusal(exported: Exported, item: PlanCandidate, request: BuildRequest) -> str | None:
     if exported.model.carries_qdq and item.precision != "int8":
         return f"the model carries Q/DQ of its own (QAT); {item.precision} would not be {item.precision}; use int8"
     if len(request.profiles) > MOST_PROFILES and not item.target.is_cpu:
@@ -128,7 +128,7 @@ def _refusal(exported: Exported, item: Candidate, request: BuildRequest) -> str 
     return item.backend.refuses(request)
 
 
-def _request(spec: ModelSpec, item: Candidate, graph: Graph) -> BuildRequest:
+def _request(spec: ModelSpec, item: PlanCandidate, graph: Graph) -> BuildRequest:
     options = backends.options_of(item.backend)
     return BuildRequest(
         model=graph.model,

@@ -29,7 +29,7 @@ Recalled = TypeVar("Recalled")
 
 
 @dataclass(frozen=True)
-class Workshop:
+class RunContext:
     """The surroundings of a run. `executor` builds engines, wherever that is; `local` does everything else here: what
     needs the spec's files, and the proofs, because whether an engine can run is asked of this machine.
 
@@ -79,20 +79,20 @@ class Workshop:
     ) -> Result:
         """Answer from the record, or run the job in a process of its own and put its result on record.
 
-        blobs: digests of the blobs that a result names.  run: instead of `shown` on this host, for a step that may be
+        blobs: digests of the blobs that a result names.  run: instead of `run_job` on this host, for a step that may be
         carried out elsewhere.
         """
         if (known := self.recall(kind, key, result_type(job.request))) is not None:
             self.progress.emit(Finished(name, "cached"))
             return known
-        value = (run or self.shown)(self.local, name, job)
+        value = (run or self.run_job)(self.local, name, job)
         self.remember(kind, key, encode_fields(value), list(blobs(value)))
         self.progress.emit(Finished(name))  # only now: what is said to be done survives a kill
         return value
 
-    def shown(self, executor: Executor, name: str, job: Job[Result]) -> Result:
-        """Run a job and tell what becomes of it, from the moment when it leaves the queue."""
-        with self.progress.watching(name):
+    def run_job(self, executor: Executor, name: str, job: Job[Result]) -> Result:
+        """Run a job in an executor and emit its events under `name`, from the moment when it leaves the queue."""
+        with self.progress.watch(name):
             return executor.run(job, lambda event: self.progress.emit(replace(event, name=name)))
 
 
@@ -111,9 +111,9 @@ def version_of(name: str) -> str:
 
 def import_versions(*packages: str) -> dict[str, str]:
     """Installed versions of packages by the name that `import` takes, which may not be the distribution's."""
-    return {name: found if (found := version_of(name)) != "absent" else _distributed(name) for name in packages}
+    return {name: found if (found := version_of(name)) != "absent" else _find_distributions(name) for name in packages}
 
 
-def _distributed(package: str) -> str:
+def _find_distributions(package: str) -> str:
     owners = sorted(set(importlib.metadata.packages_distributions().get(package, ())))
     return ", ".join(f"{name} {version_of(name)}" for name in owners) or "absent"

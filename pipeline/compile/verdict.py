@@ -1,4 +1,4 @@
-"""The report on one unit: the checks of its three joints, the verdict, and what it was reached with."""
+"""The report on one unit: the checks of its three stages, the verdict, and what it was reached with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pipeline.values import Attributed, Built, Proof
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedUnit:
     """A unit at the end of its way: with a report, or with the failure of its build.
 
     attributed: which node drifted, where a check failed.  latency: digest of the latency report of an engine that runs

@@ -5,21 +5,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from enginery.registry.build_lock import hold_build_lock
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.progress.events import Finished, Waiting
 
 
 @contextmanager
-def shown_turn(shop: Workshop, name: str, what: str) -> Iterator[None]:
+def shown_turn(context: RunContext, name: str, what: str) -> Iterator[None]:
     """`hold_build_lock`, with the wait as a step of the run: who works, since when, and how long it took."""
     begun, waited = time.monotonic(), False
 
     def say(who: str) -> None:
         nonlocal waited
         waited = True
-        shop.progress.emit(Waiting("turn", who))
+        context.progress.emit(Waiting("turn", who))
 
-    with hold_build_lock(shop.store, name, what, say):
+    with hold_build_lock(context.store, name, what, say):
         if waited:
-            shop.progress.emit(Finished("turn", reason=f"waited {time.monotonic() - begun:.0f} s"))
+            context.progress.emit(Finished("turn", reason=f"waited {time.monotonic() - begun:.0f} s"))
         yield

@@ -26,14 +26,14 @@ from enginery.registry.versions.lookup import DEFAULT_CHANNELS, catalogue
 from pipeline.fleet.groups import Hardware
 from pipeline.fleet.inventory import RuntimeName, Version
 from pipeline.spec.document import Kind, load_document
-from pipeline.spec.words import Channel, ModelName, Part, TargetName, VersionName
+from pipeline.spec.fields import Channel, ModelName, SpecPart, TargetName, VersionName
 
 GPUS = parse_targets("gpu")
 # What the chart's `helm test` leaves in the registry; no machine serves it.
 SELFTEST = "enginery-helm-test"
 
 
-class Serve(Part):
+class Serve(SpecPart):
     """One model, where it must be served and how."""
 
     model: ModelName
@@ -58,7 +58,7 @@ class Serve(Part):
         return self
 
 
-class CatalogFile(Part):
+class CatalogFile(SpecPart):
     """The whole file."""
 
     serve: tuple[Serve, ...] = Field(min_length=1)

@@ -97,7 +97,7 @@ def _nodes(api: Untyped, host: str, timeout_s: float) -> Iterator[Mapping[str, o
         found: list[Mapping[str, object]] = []
         token = None
         while True:
-            page = _asked(lambda token=token: _page(api, token, timeout_s), host)  # type: ignore[misc]
+            page = _ask(lambda token=token: _page(api, token, timeout_s), host)  # type: ignore[misc]
             if page is None:
                 break
             found += read(page, "items", list)
@@ -115,7 +115,7 @@ def _page(api: Untyped, token: str | None, timeout_s: float) -> object:
     return page
 
 
-def _asked(question: Callable[[], object], host: str) -> Mapping[str, object] | None:
+def _ask(question: Callable[[], object], host: str) -> Mapping[str, object] | None:
     """One page; None when its token is too old. Raises UnavailableError, with a remedy."""
     import urllib3
     from kubernetes.client.exceptions import ApiException

@@ -46,7 +46,7 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class Part:
+class GpuPart:
     """What one node has of one kind. gpus: whole ones or slices.  remarks: what keeps pods away from it now."""
 
     node: str
@@ -64,7 +64,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class Group:
+class NodeGroup:
     """Nodes of one kind. gpus: whole ones or slices, of all of them.  remarks: how many nodes each is about."""
 
     hardware: Hardware
@@ -82,7 +82,7 @@ class Group:
         """What engines are chosen for."""
         return self.hardware.machine
 
-    def with_facts(self, *, driver: str | None = None, runtimes: Mapping[str, str] | None = None) -> "Group":
+    def with_versions(self, *, driver: str | None = None, runtimes: Mapping[str, str] | None = None) -> "NodeGroup":
         """The group with these versions on its machines; None changes nothing."""
         machine = self.machine.with_facts(driver=driver, runtimes=runtimes)
         return replace(self, hardware=replace(self.hardware, machine=machine))
@@ -113,39 +113,41 @@ class Group:
 class Fleet:
     """Every group, by compute capability and name, and the nodes that are in none. source: where this was read."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[NodeGroup, ...]
     left_out: tuple[LeftOut, ...] = field(default=())
     source: str = ""
 
-    def with_groups(self, groups: Iterable[Group]) -> "Fleet":
+    def with_groups(self, groups: Iterable[NodeGroup]) -> "Fleet":
         """The same fleet with other groups, those of the same hardware put together."""
-        found: dict[Hardware, Group] = {}
+        found: dict[Hardware, NodeGroup] = {}
         for group in groups:
             one = found.get(group.hardware)
             found[group.hardware] = (
                 group
                 if one is None
-                else Group(one.hardware, one.nodes + group.nodes, one.gpus + group.gpus, one.remarks + group.remarks)
+                else NodeGroup(
+                    one.hardware, one.nodes + group.nodes, one.gpus + group.gpus, one.remarks + group.remarks
+                )
             )
         return replace(self, groups=tuple(sorted(found.values(), key=_order)))
 
 
-def grouped(parts: Iterable[Part], left_out: Iterable[LeftOut] = (), source: str = "") -> Fleet:
+def group_nodes(parts: Iterable[GpuPart], left_out: Iterable[LeftOut] = (), source: str = "") -> Fleet:
     """The fleet that these nodes are."""
-    members: dict[Hardware, list[Part]] = {}
+    members: dict[Hardware, list[GpuPart]] = {}
     for part in parts:
         members.setdefault(part.hardware, []).append(part)
     groups = (_group(hardware, found) for hardware, found in members.items())
     return Fleet((), tuple(left_out), source).with_groups(groups)
 
 
-def _group(hardware: Hardware, parts: Sequence[Part]) -> Group:
+def _group(hardware: Hardware, parts: Sequence[GpuPart]) -> NodeGroup:
     remarks = Counter(remark for part in parts for remark in part.remarks)
     words = tuple(f"{count} {remark}" for remark, count in sorted(remarks.items()))
-    return Group(hardware, len({part.node for part in parts}), sum(part.gpus for part in parts), words)
+    return NodeGroup(hardware, len({part.node for part in parts}), sum(part.gpus for part in parts), words)
 
 
-def _order(group: Group) -> tuple[Any, ...]:
+def _order(group: NodeGroup) -> tuple[Any, ...]:
     machine, hardware = group.machine, group.hardware
     facts = (hardware.label, hardware.mig, hardware.sharing, machine.driver, machine.cuda)
     return machine.compute_capability or (0, 0), group.name, *(fact or "" for fact in facts), machine.memory_bytes or 0

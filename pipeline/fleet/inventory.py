@@ -21,10 +21,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from enginery.core.errors import InputError, SpecError, UnknownNameError
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import GENERATIONS, generation_of, parse_targets
-from pipeline.fleet.groups import Fleet, Group, Hardware, LeftOut, Part, grouped
+from pipeline.fleet.groups import Fleet, GpuPart, Hardware, LeftOut, NodeGroup, group_nodes
 from pipeline.fleet.labels import parts_of
 from pipeline.spec.document import Kind, parse_document
-from pipeline.spec.words import Part as Closed
+from pipeline.spec.fields import SpecPart as Closed
 
 # 500 nodes with all their labels, annotations and images are about 10 MB.
 MOST_BYTES = 512 << 20
@@ -131,13 +131,15 @@ class Written(Closed):
         return found[0].compute_capability, found[0].product, self.product
 
 
-class Inventory(Closed):
+class NodeInventory(Closed):
     """A file of groups."""
 
     groups: tuple[Written, ...] = Field(min_length=1)
 
 
-KIND = Kind(Inventory, "an inventory", "groups", "docs/guides/fleet.md has one; `kubectl get nodes -o json` makes one")
+KIND = Kind(
+    NodeInventory, "an inventory", "groups", "docs/guides/fleet.md has one; `kubectl get nodes -o json` makes one"
+)
 
 
 def read_inventory(path: Path) -> Fleet:
@@ -159,20 +161,20 @@ def read_inventory(path: Path) -> Fleet:
 
 def fleet_of_nodes(nodes: Iterable[Mapping[str, object]], source: str) -> Fleet:
     """The fleet that these nodes of the Kubernetes API are."""
-    parts: list[Part] = []
+    parts: list[GpuPart] = []
     left_out: list[LeftOut] = []
     for node in nodes:
         for item in parts_of(node):
-            if isinstance(item, Part):
+            if isinstance(item, GpuPart):
                 parts.append(item)
             else:
                 left_out.append(item)
-    return grouped(parts, left_out, source)
+    return group_nodes(parts, left_out, source)
 
 
 def _fleet(written: Iterable[Written], source: str) -> Fleet:
     groups = (
-        Group(
+        NodeGroup(
             hardware := item.hardware(),
             item.count,
             (0 if hardware.machine.is_cpu else item.count) if item.gpus is None else item.gpus,

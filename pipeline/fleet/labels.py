@@ -18,7 +18,7 @@ from itertools import takewhile
 
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import product_of
-from pipeline.fleet.groups import Hardware, LeftOut, Part
+from pipeline.fleet.groups import GpuPart, Hardware, LeftOut
 
 _NVIDIA = "nvidia.com/"
 _SLICES = re.compile(r"nvidia\.com/mig-(.+)\.count")
@@ -40,7 +40,7 @@ _CUDA = tuple(
 
 
 @dataclass(frozen=True)
-class Labels:
+class NodeLabels:
     """A node's labels, read with care: whoever can label a node can write anything."""
 
     all: Mapping[str, str]
@@ -65,14 +65,16 @@ class Labels:
         return None
 
 
-def parts_of(node: Mapping[str, object]) -> Iterator[Part | LeftOut]:
+def parts_of(node: Mapping[str, object]) -> Iterator[GpuPart | LeftOut]:
     """What a node of the Kubernetes API has: one part, or one for each kind of MIG slice; or why it is left out."""
-    metadata = _mapping(node.get("metadata"))
+    metadata = _read_mapping(node.get("metadata"))
     name = str(metadata.get("name") or "(without a name)")[:MOST_TEXT]
-    labels = Labels({str(key): str(value)[:MOST_TEXT] for key, value in _mapping(metadata.get("labels")).items()})
-    capacity = _mapping(_mapping(node.get("status")).get("capacity"))
+    labels = NodeLabels(
+        {str(key): str(value)[:MOST_TEXT] for key, value in _read_mapping(metadata.get("labels")).items()}
+    )
+    capacity = _read_mapping(_read_mapping(node.get("status")).get("capacity"))
     if not _has_gpus(labels, capacity):
-        yield Part(name, Hardware(Machine()), 0, _remarks(node))
+        yield GpuPart(name, Hardware(Machine()), 0, _remarks(node))
         return
     reason = _unusable(labels)
     found = [] if reason else list(_parts(name, labels, capacity, _remarks(node)))
@@ -81,7 +83,7 @@ def parts_of(node: Mapping[str, object]) -> Iterator[Part | LeftOut]:
         yield LeftOut(name, reason or "its labels count no GPU, whole or sliced; look at its device plugin")
 
 
-def _has_gpus(labels: Labels, capacity: Mapping[str, object]) -> bool:
+def _has_gpus(labels: NodeLabels, capacity: Mapping[str, object]) -> bool:
     seen = any(_DEVICE.fullmatch(key) and value == "true" for key, value in labels.all.items())
     offered = (key for key, value in capacity.items() if str(value) != "0")
     return (
@@ -92,7 +94,7 @@ def _has_gpus(labels: Labels, capacity: Mapping[str, object]) -> bool:
     )
 
 
-def _unusable(labels: Labels) -> str | None:
+def _unusable(labels: NodeLabels) -> str | None:
     if "MIG-INVALID" in labels.text("gpu.product"):
         return "its MIG slices are not all alike (product '...-MIG-INVALID'); cut them alike, or use MIG strategy mixed"
     if _capability(labels) is None:
@@ -100,24 +102,26 @@ def _unusable(labels: Labels) -> str | None:
     return None
 
 
-def _parts(node: str, labels: Labels, capacity: Mapping[str, object], remarks: tuple[str, ...]) -> Iterator[Part]:
+def _parts(
+    node: str, labels: NodeLabels, capacity: Mapping[str, object], remarks: tuple[str, ...]
+) -> Iterator[GpuPart]:
     slices = sorted(match[1] for key in labels.all if (match := _SLICES.fullmatch(key)))
     for kind in slices:
         if count := labels.number(f"mig-{kind}.count"):
-            yield Part(node, _hardware(labels, f"mig-{kind}", kind), count, remarks)
+            yield GpuPart(node, _hardware(labels, f"mig-{kind}", kind), count, remarks)
     # A node whose GPUs are all cut, by the strategy `mixed`, keeps the labels of the whole GPU, with no replica of it.
     left_whole = labels.text("gpu.replicas") != "0" and str(capacity.get(_NVIDIA + "gpu", "1")) != "0"
     count = labels.number("gpu.count")
     if (not slices or left_whole) and count != 0:
-        yield Part(node, _hardware(labels, "gpu"), count or 1, remarks)
+        yield GpuPart(node, _hardware(labels, "gpu"), count or 1, remarks)
 
 
-def _hardware(labels: Labels, prefix: str, kind: str | None = None) -> Hardware:
+def _hardware(labels: NodeLabels, prefix: str, kind: str | None = None) -> Hardware:
     """What the labels with a prefix describe. kind: of a slice under MIG strategy `mixed`."""
     whole, _, cut = labels.text(f"{prefix}.product").removesuffix(_SHARED).partition(_MIG)
     label, mig = (whole or labels.text("gpu.product").removesuffix(_SHARED) or "unknown"), kind or cut or None
     replicas = labels.number(f"{prefix}.replicas") or 1
-    sharing = _sharing(labels, prefix, replicas)
+    sharing = _read_sharing(labels, prefix, replicas)
     capability = _capability(labels)
     product = product_of(capability, label) if capability else None
     memory = (labels.number(f"{prefix}.memory") or 0) * _MIB
@@ -131,7 +135,7 @@ def _hardware(labels: Labels, prefix: str, kind: str | None = None) -> Hardware:
     return Hardware(machine, label, product, mig, sharing, replicas if sharing else 1)
 
 
-def _sharing(labels: Labels, prefix: str, replicas: int) -> str | None:
+def _read_sharing(labels: NodeLabels, prefix: str, replicas: int) -> str | None:
     """How pods share it; the label is younger than sharing itself, which then was time-slicing."""
     said = labels.text(f"{prefix}.sharing-strategy")
     if said in ("time-slicing", "mps"):
@@ -139,14 +143,14 @@ def _sharing(labels: Labels, prefix: str, replicas: int) -> str | None:
     return "time-slicing" if said != "none" and replicas > 1 else None
 
 
-def _capability(labels: Labels) -> tuple[int, int] | None:
+def _capability(labels: NodeLabels) -> tuple[int, int] | None:
     major, minor = labels.number("gpu.compute.major"), labels.number("gpu.compute.minor")
     return None if major is None or minor is None else (major, minor)
 
 
 def _remarks(node: Mapping[str, object]) -> tuple[str, ...]:
     """What keeps pods away: not ready, cordoned, and taints, which GPU pods may well tolerate."""
-    spec, conditions = _mapping(node.get("spec")), _mapping(node.get("status")).get("conditions")
+    spec, conditions = _read_mapping(node.get("spec")), _read_mapping(node.get("status")).get("conditions")
     found = []
     states = [item.get("status") for item in _mappings(conditions) if item.get("type") == "Ready"]
     if states and states[-1] != "True":
@@ -160,7 +164,7 @@ def _remarks(node: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _mapping(value: object) -> Mapping[str, object]:
+def _read_mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 

@@ -8,15 +8,15 @@ from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.types import Target
 from pipeline.fleet.catalog import Catalog
-from pipeline.fleet.groups import Fleet, Group, Hardware
+from pipeline.fleet.coverage import Coverage, Known, find_unwanted_groups, list_coverage
+from pipeline.fleet.groups import Fleet, Hardware, NodeGroup
 from pipeline.fleet.prediction import Hours, Predictor, total
 from pipeline.fleet.served import Served
-from pipeline.fleet.standing import Known, Standing, standings, unwanted
-from pipeline.fleet.work import Work, work_for
+from pipeline.fleet.work import FleetWork, work_for
 
 
 @dataclass(frozen=True)
-class Change:
+class StateChange:
     """What shall change. runtimes: versions that nodes get, those of `on` (empty: all).  driver: of those with GPUs.
 
     add, remove: nodes by product or generation.
@@ -28,12 +28,12 @@ class Change:
     add: tuple[tuple[Target, int], ...] = ()
     remove: tuple[tuple[Target, int], ...] = ()
 
-    def changed(self, group: Group) -> Group:
+    def apply(self, group: NodeGroup) -> NodeGroup:
         """The group after the change of versions."""
         if self.on and not group.hardware.is_one_of(self.on):
             return group
         driver = None if group.machine.is_cpu else self.driver
-        after = group.with_facts(driver=driver, runtimes=self.runtimes)
+        after = group.with_versions(driver=driver, runtimes=self.runtimes)
         if driver is None:
             return after
         # The newest CUDA that the old driver supports says nothing of the new one.
@@ -49,7 +49,7 @@ class Idle:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FleetPlan:
     """A change and what comes of it.
 
     dying: what serves now on a group, and would not.  waiting: what would not serve either, but does not serve today or
@@ -59,12 +59,12 @@ class Plan:
 
     before: Fleet
     after: Fleet
-    dying: tuple[Standing, ...]
-    waiting: tuple[Standing, ...]
-    work: tuple[Work, ...]
+    dying: tuple[Coverage, ...]
+    waiting: tuple[Coverage, ...]
+    work: tuple[FleetWork, ...]
     idle: tuple[Idle, ...]
     hours: Hours
-    unwanted: tuple[Group, ...]
+    unwanted: tuple[NodeGroup, ...]
 
     def to_json(self) -> dict[str, object]:
         """A JSON object."""
@@ -80,19 +80,21 @@ class Plan:
         }
 
 
-def make_plan(fleet: Fleet, served: Sequence[Served], catalog: Catalog, change: Change, predict: Predictor) -> Plan:
+def make_plan(
+    fleet: Fleet, served: Sequence[Served], catalog: Catalog, change: StateChange, predict: Predictor
+) -> FleetPlan:
     """Compare the fleet with what it would be. Raises InputError for more nodes to remove than there are."""
     today = replace(catalog, planned=())
     kept = _without(fleet, change)
-    then = fleet.with_groups([*map(change.changed, kept.groups), *_new_groups(change, catalog)])
+    then = fleet.with_groups([*map(change.apply, kept.groups), *_new_groups(change, catalog)])
     known: Known = {}
 
-    def judged(groups: Sequence[Group]) -> tuple[Standing, ...]:
-        return standings(groups, served, today, known)
+    def judge_groups(groups: Sequence[NodeGroup]) -> tuple[Coverage, ...]:
+        return list_coverage(groups, served, today, known)
 
-    now, after = judged(fleet.groups), judged(then.groups)
-    # One by one, before groups that became alike are put together: as many standings, in the same order.
-    pairs = zip(judged(kept.groups), judged([change.changed(group) for group in kept.groups]), strict=True)
+    now, after = judge_groups(fleet.groups), judge_groups(then.groups)
+    # One by one, before groups that became alike are put together: as many results, in the same order.
+    pairs = zip(judge_groups(kept.groups), judge_groups([change.apply(group) for group in kept.groups]), strict=True)
     dying = tuple(new for old, new in pairs if old.serves and not new.serves)
     was_bad = {(id(item.served), item.group.hardware, item.precision) for item in dying}
     waiting = tuple(
@@ -103,18 +105,18 @@ def make_plan(fleet: Fleet, served: Sequence[Served], catalog: Catalog, change: 
     work = work_for(after, predict)
     builds = [item for item in work if item.unit.kind == "build" and not item.refused]
     hours = total(item.expected for item in builds if not item.unit.target.is_cpu)
-    nowhere = unwanted(then.groups, catalog.demands)
-    return Plan(fleet, then, dying, waiting, work, _idle(now, after), hours, nowhere)
+    nowhere = find_unwanted_groups(then.groups, catalog.demands)
+    return FleetPlan(fleet, then, dying, waiting, work, _idle(now, after), hours, nowhere)
 
 
-def _without(fleet: Fleet, change: Change) -> Fleet:
+def _without(fleet: Fleet, change: StateChange) -> Fleet:
     groups = list(fleet.groups)
     for target, count in change.remove:
         groups = list(_fewer(groups, target, count))
     return replace(fleet, groups=tuple(groups))
 
 
-def _fewer(groups: Sequence[Group], target: Target, count: int) -> Iterator[Group]:
+def _fewer(groups: Sequence[NodeGroup], target: Target, count: int) -> Iterator[NodeGroup]:
     """The groups without so many nodes of a kind: those with the oldest driver go first."""
     there = sum(group.nodes for group in groups if group.hardware.is_one_of([target]))
     if count > there:
@@ -128,14 +130,14 @@ def _fewer(groups: Sequence[Group], target: Target, count: int) -> Iterator[Grou
             yield replace(group, nodes=group.nodes - gone, gpus=gpus) if gone else group
 
 
-def _new_groups(change: Change, catalog: Catalog) -> Iterator[Group]:
+def _new_groups(change: StateChange, catalog: Catalog) -> Iterator[NodeGroup]:
     for target, count in change.add:
         hardware = Hardware(Machine.of(target), target.name, target.product)
-        group = Group(hardware, count, 0 if target.is_cpu else count).with_facts(runtimes=dict(catalog.runtimes))
-        yield replace(change, on=()).changed(group)
+        group = NodeGroup(hardware, count, 0 if target.is_cpu else count).with_versions(runtimes=dict(catalog.runtimes))
+        yield replace(change, on=()).apply(group)
 
 
-def _idle(before: Sequence[Standing], after: Sequence[Standing]) -> tuple[Idle, ...]:
+def _idle(before: Sequence[Coverage], after: Sequence[Coverage]) -> tuple[Idle, ...]:
     needed = {item.engine.digest for item in after if item.engine}
     found: dict[str, set[str]] = {}
     for item in before:

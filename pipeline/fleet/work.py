@@ -13,12 +13,12 @@ from enginery.registry.build_request import request_of
 from enginery.registry.manifest import EngineEntry
 from enginery.registry.runs.history import Expectation
 from enginery.registry.versions.lookup import DEFAULT_CHANNELS
+from pipeline.fleet.coverage import Coverage
 from pipeline.fleet.prediction import Predictor
-from pipeline.fleet.standing import Standing
 
 
 @dataclass(frozen=True)
-class Unit:
+class WantedUnit:
     """What one build or proof is about. backend: None where no engine of the version tells which to use."""
 
     kind: Literal["build", "prove"]
@@ -30,7 +30,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Work:
+class FleetWork:
     """One unit, for all groups that wait for it. nodes: how many those have.  channel: that it is wanted on.
 
     why: what is wrong today, in words.  first: what a person has to do before it can be done; '' for nothing.
@@ -38,7 +38,7 @@ class Work:
     engine: digest of the engine to be proven.
     """
 
-    unit: Unit
+    unit: WantedUnit
     groups: tuple[str, ...]
     nodes: int
     channel: str | None
@@ -84,39 +84,39 @@ class Work:
         }
 
 
-def work_for(standings: Iterable[Standing], predict: Predictor) -> tuple[Work, ...]:
+def work_for(coverage: Iterable[Coverage], predict: Predictor) -> tuple[FleetWork, ...]:
     """Everything to build or prove, in order: what can be done before what cannot; then what most nodes wait for; then
     `stable` before other channels; then the shorter."""
-    found: dict[Unit, list[Standing]] = {}
-    for standing in standings:
-        if standing.state not in ("covered", "breaking"):
-            found.setdefault(_unit(standing), []).append(standing)
+    found: dict[WantedUnit, list[Coverage]] = {}
+    for item in coverage:
+        if item.state not in ("covered", "breaking"):
+            found.setdefault(_unit(item), []).append(item)
     return tuple(sorted((_work(unit, waiting, predict) for unit, waiting in found.items()), key=_order))
 
 
-def _unit(standing: Standing) -> Unit:
-    served, entry = standing.served, standing.engine
-    model = standing.demand.reference.model
-    if standing.state == "unproven" and entry is not None:
-        return Unit("prove", model, served.version, entry.hardware, entry.precision, entry.backend)  # type: ignore[arg-type]
+def _unit(item: Coverage) -> WantedUnit:
+    served, entry = item.served, item.engine
+    model = item.demand.reference.model
+    if item.state == "unproven" and entry is not None:
+        return WantedUnit("prove", model, served.version, entry.hardware, entry.precision, entry.backend)  # type: ignore[arg-type]
     if entry is not None:
-        return Unit("build", model, served.version, entry.hardware, entry.precision, entry.backend)  # type: ignore[arg-type]
-    target = _target(standing)
-    like = next(_alike(standing, target), None)
-    precision: Any = standing.precision or (like.precision if like else None)
-    return Unit("build", model, served.version, target, precision, like.backend if like else None)
+        return WantedUnit("build", model, served.version, entry.hardware, entry.precision, entry.backend)  # type: ignore[arg-type]
+    target = _target(item)
+    like = next(_alike(item, target), None)
+    precision: Any = item.precision or (like.precision if like else None)
+    return WantedUnit("build", model, served.version, target, precision, like.backend if like else None)
 
 
-def _target(standing: Standing) -> Target:
+def _target(item: Coverage) -> Target:
     """What the spec calls this hardware: its product where it names that, else its generation."""
-    hardware = standing.group.hardware
-    named = [target for target in standing.served.targets or () if hardware.is_one_of([target])]
+    hardware = item.group.hardware
+    named = [target for target in item.served.targets or () if hardware.is_one_of([target])]
     exact = [target for target in named if target.product and target.product == hardware.machine.product]
     machine = hardware.machine.target
     return next(iter([*exact, *named]), Target(machine.sm, machine.compute_capability))
 
 
-def _alike(standing: Standing, target: Target) -> Iterator[EngineEntry]:
+def _alike(item: Coverage, target: Target) -> Iterator[EngineEntry]:
     """Engines of the version that one for this hardware would be like, the likest first, if a backend takes it."""
     cpu = target.is_cpu
     preference = CPU_PREFERENCE if cpu else GPU_PREFERENCE
@@ -128,19 +128,19 @@ def _alike(standing: Standing, target: Target) -> Iterator[EngineEntry]:
 
     wanted = [
         entry
-        for entry in standing.served.engines
-        if entry.hardware.is_cpu == cpu and standing.precision in (None, entry.precision)
+        for entry in item.served.engines
+        if entry.hardware.is_cpu == cpu and item.precision in (None, entry.precision)
     ]
     wanted.sort(key=likeness)
     yield from (entry for entry in wanted if not _refusal(entry, target))
     yield from wanted
 
 
-def _work(unit: Unit, waiting: Sequence[Standing], predict: Predictor) -> Work:
+def _work(unit: WantedUnit, waiting: Sequence[Coverage], predict: Predictor) -> FleetWork:
     first = waiting[0]
-    groups = {standing.group.hardware: standing.group for standing in waiting}
-    channels = sorted({standing.demand.reference.channel for standing in waiting} - {None}, key=_rank)
-    work = Work(
+    groups = {item.group.hardware: item.group for item in waiting}
+    channels = sorted({item.demand.reference.channel for item in waiting} - {None}, key=_rank)
+    work = FleetWork(
         unit,
         tuple(dict.fromkeys(group.name for group in groups.values())),
         sum(group.nodes for group in groups.values()),
@@ -155,12 +155,12 @@ def _work(unit: Unit, waiting: Sequence[Standing], predict: Predictor) -> Work:
     return work if request is None else replace(work, expected=predict(unit.model, request))
 
 
-def _first(standing: Standing, unit: Unit) -> str:
+def _first(item: Coverage, unit: WantedUnit) -> str:
     """What a person has to do before a build helps."""
-    served = standing.served
+    served = item.served
     if served.problem:
         return "see why it cannot be read; build it if it was never built"
-    if standing.too_old:
+    if item.too_old:
         return "give these nodes a newer driver, or build with wheels for an older CUDA"
     lacks = [unit.target.name] if served.targets is not None and unit.target not in served.targets else []
     lacks += (
@@ -168,8 +168,8 @@ def _first(standing: Standing, unit: Unit) -> str:
     )
     if lacks:
         return f"add {' and '.join(lacks)} to its spec, and register it again"
-    if standing.state == "missing":
-        capability = standing.group.machine.compute_capability
+    if item.state == "missing":
+        capability = item.group.machine.compute_capability
         tried = [
             entry
             for entry in served.engines
@@ -187,11 +187,11 @@ def _refusal(entry: EngineEntry, target: Target) -> str:
     """Why the backend of an engine does not take another target; '' where it may, or is not installed to be asked."""
     request = _request(entry, target)
     # The answer does not depend on the weights, and many models are alike apart from them.
-    return "" if request is None else _refused(replace(request, model=""))
+    return "" if request is None else _explain_refusal(replace(request, model=""))
 
 
 @lru_cache(4096)
-def _refused(request: BuildRequest) -> str:
+def _explain_refusal(request: BuildRequest) -> str:
     try:
         backend = discovery.configure(request.backend, dict(request.options))
     except EngineryError:
@@ -212,7 +212,7 @@ def _rank(channel: str | None) -> tuple[int, str]:
     return DEFAULT_CHANNELS.index(str(channel)) if known else len(DEFAULT_CHANNELS), channel or ""
 
 
-def _order(work: Work) -> tuple[Any, ...]:
+def _order(work: FleetWork) -> tuple[Any, ...]:
     seconds = work.expected.seconds if work.expected else None
     unknown = float("inf") if seconds is None else seconds
     return not work.ready, -work.nodes, _rank(work.channel), unknown, work.unit.kind, work.name

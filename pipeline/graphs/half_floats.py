@@ -11,7 +11,7 @@ from enginery.arrays.arrays import Array
 
 
 @dataclass(frozen=True)
-class Half:
+class HalfFormat:
     """A 16-bit float type.
 
     largest: its largest finite value.  tiny: its smallest normal value.
@@ -38,9 +38,9 @@ class Half:
 
 _BF16 = ml_dtypes.finfo(ml_dtypes.bfloat16)
 
-HALVES: Mapping[str, Half] = {
-    "fp16": Half("fp16", TensorProto.FLOAT16, np.dtype(np.float16), 65504.0, 2.0**-14, narrow_range=True),
-    "bf16": Half(
+HALVES: Mapping[str, HalfFormat] = {
+    "fp16": HalfFormat("fp16", TensorProto.FLOAT16, np.dtype(np.float16), 65504.0, 2.0**-14, narrow_range=True),
+    "bf16": HalfFormat(
         "bf16",
         TensorProto.BFLOAT16,
         np.dtype(ml_dtypes.bfloat16),

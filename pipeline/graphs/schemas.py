@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 
 from onnx import NodeProto, TensorProto, defs, numpy_helper
 
-from pipeline.graphs.half_floats import Half
+from pipeline.graphs.half_floats import HalfFormat
 
 FLOAT = TensorProto.FLOAT
 # Their result type follows an attribute, or the input in a way that the schema does not state.
 _UNCASTABLE = {"Bernoulli", "EyeLike", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 
 
-def can_narrow(node: NodeProto, half: Half, types: Mapping[str, int], opset: int) -> bool:
+def can_narrow(node: NodeProto, half: HalfFormat, types: Mapping[str, int], opset: int) -> bool:
     """Whether all float results of a node can be `half`, or, where it has none, some float input."""
     if node.op_type in _UNCASTABLE:
         return False
@@ -22,7 +22,7 @@ def can_narrow(node: NodeProto, half: Half, types: Mapping[str, int], opset: int
     return bool(inputs) and floats <= outputs
 
 
-def narrowable(node: NodeProto, half: Half, types: Mapping[str, int], opset: int) -> tuple[set[int], set[int]]:
+def narrowable(node: NodeProto, half: HalfFormat, types: Mapping[str, int], opset: int) -> tuple[set[int], set[int]]:
     """Positions of the float inputs that the schema lets be `half`, and of the results that follow them.
 
     Both are empty for an operator that onnx does not know.
@@ -46,7 +46,7 @@ def typed_by_attribute(node: NodeProto) -> bool:
     return node.op_type == "ConstantOfShape" and filled == [FLOAT]
 
 
-def retype(node: NodeProto, half: Half) -> None:
+def retype(node: NodeProto, half: HalfFormat) -> None:
     """Let the attribute that names the result's type name `half`."""
     for attribute in node.attribute:
         if attribute.name == "to":

@@ -48,7 +48,7 @@ def spec_at(address: "str | Path | Found", registry: str | None) -> Iterator[Fou
     if isinstance(address, Found):
         yield address
     elif str(address).startswith(SCHEME):
-        with _registered(str(address), registry) as found:
+        with _open_registered(str(address), registry) as found:
             yield found
     elif str(address).startswith("s3://"):
         with _in_bucket(str(address)) as found:
@@ -78,7 +78,7 @@ def below(place: str, name: str) -> str:
 
 
 @contextmanager
-def _registered(address: str, registry: str | None) -> Iterator[Found]:
+def _open_registered(address: str, registry: str | None) -> Iterator[Found]:
     """With its digest in its address, also where the newest was asked for: another may be the newest tomorrow."""
     if registry is None:
         raise SpecError([f"{address}: lies in a registry; say in which (--registry, ENGINERY_REGISTRY)"])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from builders.execution.jobs import Job
 from enginery.registry.build_request import request_of
 from pipeline.canary.engines import ChosenEngine
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import engine_limits, limits_of, model_shapes
 from pipeline.operations.jobs.fuzz import FuzzEngine, FuzzTerms
 from pipeline.operations.revalidate import spec_of
@@ -24,14 +24,14 @@ class FuzzOptions:
     only: str | None = None
 
 
-def fuzz_published(chosen: ChosenEngine, options: FuzzOptions, shop: Workshop) -> FuzzReport:
+def fuzz_published(chosen: ChosenEngine, options: FuzzOptions, context: RunContext) -> FuzzReport:
     """The report on one engine: every case with its outcome, and the smallest failing ones with their command.
 
     Raises InputError for a histogram or a case that does not fit the model, StepError for an engine that crashes.
     """
     entry, manifest = chosen.entry, chosen.manifest
     spec, request = spec_of(manifest), request_of(entry)
-    registry = shop.store.uri.removeprefix("file://")
+    registry = context.store.uri.removeprefix("file://")
     command = ["enginery", "fuzz", f"{manifest.model}@{manifest.version}", "--registry", registry]
     command += ["--target", entry.target, "--precision", entry.precision, "--seed", str(options.seed)]
     sizes = {
@@ -42,5 +42,5 @@ def fuzz_published(chosen: ChosenEngine, options: FuzzOptions, shop: Workshop) -
     limits, shapes = limits_of(spec, request.precision, "engine"), model_shapes(spec)
     fuzz = FuzzEngine(engine, manifest.golden, shapes, limits, terms)
     name = f"fuzz {entry.unit}"
-    job = Job(name, fuzz, shop.store.uri, engine_limits(spec, "proof"))
-    return shop.shown(shop.local, name, job)
+    job = Job(name, fuzz, context.store.uri, engine_limits(spec, "proof"))
+    return context.run_job(context.local, name, job)

@@ -62,7 +62,7 @@ def golden_of(store: Store, text: str) -> str:
     return locate(store, parse_reference(text)).manifest.golden
 
 
-def shown(store: Store, digest: str) -> Shown:
+def describe_golden(store: Store, digest: str) -> Shown:
     """What a golden set holds, and who uses it. Raises DataError for a blob that is no golden set."""
     from validation.golden.golden_set import GoldenSet
 
@@ -72,7 +72,7 @@ def shown(store: Store, digest: str) -> Shown:
         return Shown(digest, cases, golden.labels is not None, golden.noise, tuple(_uses(store).get(digest, ())))
 
 
-def unfrozen(spec: ModelSpec) -> ModelSpec:
+def unfreeze(spec: ModelSpec) -> ModelSpec:
     """The spec without `golden.frozen`."""
     if spec.golden is None:
         raise InputError(f"{spec.path}: there is no golden data to freeze; add golden.data")
@@ -95,7 +95,7 @@ def write_frozen(path: Path, digest: str) -> None:
         if (
             again.golden is None
             or again.golden.frozen != digest
-            or unfrozen(again).model_dump() != unfrozen(load_spec(path)).model_dump()
+            or unfreeze(again).model_dump() != unfreeze(load_spec(path)).model_dump()
         ):
             raise InputError(f"{path}: the line cannot be placed; write under golden: frozen: {digest}")
         fresh.replace(path)

@@ -10,7 +10,7 @@ from enginery.core.reports.paired import PairedBenchmark
 from enginery.registry.evidence.latencies import read_latency_report
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.jobs.latency import BenchmarkPair, MeasureEngine
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import engine_limits, model_shapes
 from pipeline.operations.revalidate import as_built, spec_of
 
@@ -25,19 +25,19 @@ class ProfileOptions:
     seed: int = 0
 
 
-def profile_published(chosen: ChosenEngine, options: ProfileOptions, shop: Workshop) -> LatencyReport:
+def profile_published(chosen: ChosenEngine, options: ProfileOptions, context: RunContext) -> LatencyReport:
     """The latency report of one engine, made now. Raises InputError for a bucket that the model does not have."""
     spec = spec_of(chosen.manifest)
     terms = LatencyTerms(options.seconds, _sizes(chosen, options), options.streams)
     engine, golden = as_built(chosen.entry).blob, chosen.manifest.golden
     measure = MeasureEngine(engine, golden, model_shapes(spec), terms)
     name = f"profile {chosen.entry.unit}"
-    job = Job(name, measure, shop.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
-    return read_latency_report(shop.store, shop.shown(shop.local, name, job).latency)
+    job = Job(name, measure, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
+    return read_latency_report(context.store, context.run_job(context.local, name, job).latency)
 
 
 def benchmark_pair(
-    first: ChosenEngine, second: ChosenEngine, options: ProfileOptions, shop: Workshop
+    first: ChosenEngine, second: ChosenEngine, options: ProfileOptions, context: RunContext
 ) -> PairedBenchmark:
     """Two engines side by side, at one bucket of the first: its largest unless one is given. The first is judged.
 
@@ -52,8 +52,8 @@ def benchmark_pair(
     engines, golden = [as_built(side.entry).blob for side in (first, second)], first.manifest.golden
     pair = BenchmarkPair(engines[0], engines[1], golden, model_shapes(spec), at, options.seconds, options.seed)
     name = f"benchmark {first.entry.unit}"
-    job = Job(name, pair, shop.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
-    return shop.shown(shop.local, name, job)
+    job = Job(name, pair, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
+    return context.run_job(context.local, name, job)
 
 
 def _sizes(chosen: ChosenEngine, options: ProfileOptions) -> BucketChoice:

@@ -15,7 +15,7 @@ from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.versions import channels, lookup
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.operations.revalidate import Attested, revalidate, why_not_here
 
 
@@ -33,7 +33,7 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Proof:
+class PendingProof:
     """What became of one engine, or (engine None) why its whole version could not be looked at."""
 
     reference: str
@@ -47,7 +47,7 @@ class Proof:
         return self.verdict in ("proven", "unproven")
 
 
-def pending(store: Store, only: str | None = None, on: Target | None = None) -> Iterator[Pending]:
+def list_pending(store: Store, only: str | None = None, on: Target | None = None) -> Iterator[Pending]:
     """Of each model's newest version and of what its channels serve: the unproven engines that run here.
 
     only: that model alone.  on: see `pending_of`.
@@ -72,13 +72,13 @@ def pending_of(store: Store, model: str, version: str, target: str | None = None
     Raises UnknownNameError, and IntegrityError for a version that cannot be read.
     """
     manifest = lookup.load(store, check_model(model), check_version(version))
-    entries = _meant(_here(store, manifest), target)
+    entries = _select_entries(_here(store, manifest), target)
     return Pending(manifest, tuple(entry for entry in entries if _unproven(entry) and _why_not(entry, on) is None))
 
 
 def why_nothing(store: Store, item: Pending, target: str | None = None, on: Target | None = None) -> str:
     """Why a version has no engine that could be proven here, or on workers. target, on: as for `pending_of`."""
-    entries = _meant(_here(store, item.manifest), target)
+    entries = _select_entries(_here(store, item.manifest), target)
     for_target = f" for {target}" if target else ""
     waiting = [entry for entry in entries if _unproven(entry)]
     if waiting:
@@ -88,17 +88,17 @@ def why_nothing(store: Store, item: Pending, target: str | None = None, on: Targ
     return f"{item.reference} has no unproven engine{for_target}; it has {there}"
 
 
-def prove(item: Pending, shop: Workshop) -> list[Proof]:
+def prove(item: Pending, context: RunContext) -> list[PendingProof]:
     """Run a version's pending engines here and attach a report to each. What was proven meanwhile is not run again.
 
     What goes wrong is its row: a version that the trust policy does not let run, too.
     """
     try:
-        require(shop.store, item.manifest)
+        require(context.store, item.manifest)
         digests = {str(entry.digest) for entry in item.engines}
-        return [_row(item, found) for found in revalidate(item.manifest, shop, engines=digests, again=False)]
+        return [_row(item, found) for found in revalidate(item.manifest, context, engines=digests, again=False)]
     except EngineryError as error:
-        return [Proof(item.reference, None, "error", str(error))]
+        return [PendingProof(item.reference, None, "error", str(error))]
 
 
 def _looked_at(store: Store, model: str) -> set[str]:
@@ -109,7 +109,7 @@ def _looked_at(store: Store, model: str) -> set[str]:
     return ({found[-1]} if found else set()) | (served & set(found))
 
 
-def _meant(entries: Iterable[EngineEntry], target: str | None) -> list[EngineEntry]:
+def _select_entries(entries: Iterable[EngineEntry], target: str | None) -> list[EngineEntry]:
     """The entries for a target: a generation means its products, too."""
     if target is None:
         return [*entries]
@@ -137,5 +137,5 @@ def _unproven(entry: EngineEntry) -> bool:
     return entry.digest is not None and entry.status == "unproven"
 
 
-def _row(item: Pending, found: Attested) -> Proof:
-    return Proof(item.reference, found.entry.unit, found.verdict, found.reason)
+def _row(item: Pending, found: Attested) -> PendingProof:
+    return PendingProof(item.reference, found.entry.unit, found.verdict, found.reason)

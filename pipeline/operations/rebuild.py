@@ -10,7 +10,7 @@ from enginery.core.codec import encode
 from enginery.registry.build_request import request_of
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.jobs.blobs import fetch
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.operations.jobs.rebuild import RebuildEngine
 from pipeline.operations.revalidate import spec_of
@@ -35,7 +35,7 @@ class RebuiltEngine:
         return {**encode(self.chosen.identity), **self.report.to_json(), "published": published}
 
 
-def rebuild(chosen: ChosenEngine, times: int, shop: Workshop) -> RebuiltEngine:
+def rebuild(chosen: ChosenEngine, times: int, context: RunContext) -> RebuiltEngine:
     """Build `times` times, one process after the other, on this machine: the reproducibility report.
 
     Raises StepError for a build that crashes, and what the backend raises for one that fails.
@@ -49,13 +49,13 @@ def rebuild(chosen: ChosenEngine, times: int, shop: Workshop) -> RebuiltEngine:
     limits = engine_limits(spec, "build")
     golden = manifest.golden
     with TemporaryDirectory(prefix="enginery-rebuild-") as folder:
-        noise = GoldenSet.load(fetch(shop.store, golden, Path(folder) / "golden")).noise
+        noise = GoldenSet.load(fetch(context.store, golden, Path(folder) / "golden")).noise
         built = []
         for index in range(times):
             name, out = f"rebuild {index + 1} of {entry.unit}", Path(folder) / f"answers {index}"
-            job = Job(name, RebuildEngine(request, golden, out), shop.store.uri, limits)
-            built.append(Rebuilt(shop.shown(shop.local, name, job), GoldenSet.load(out)))
-            shop.progress.emit(Finished(name, words=built[-1].engine[:12]))
+            job = Job(name, RebuildEngine(request, golden, out), context.store.uri, limits)
+            built.append(Rebuilt(context.run_job(context.local, name, job), GoldenSet.load(out)))
+            context.progress.emit(Finished(name, words=built[-1].engine[:12]))
         budget = budgets("engine", request.precision, noise).override(overrides(spec, request.precision, "engine"))
         report = reproducibility(built, budget)
     return RebuiltEngine(chosen, report, entry.digest in report.engines)

@@ -18,7 +18,7 @@ from enginery.core.types import BuildRequest
 from enginery.registry.build_request import request_of
 from enginery.registry.manifest import EngineEntry, Manifest
 from pipeline.compile.causes import explain_change
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import memory_request, needs, recall_engine
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.operations.jobs.refit import RefitEngine
@@ -59,13 +59,13 @@ class PublishedRefit:
         return cls(outcome.model, outcome.version, outcome.channel_refusal, failed)
 
 
-def refit_units(wanted: Iterable[BuildRequest], base: Manifest, spec: ModelSpec, shop: Workshop) -> list[Refit]:
+def refit_units(wanted: Iterable[BuildRequest], base: Manifest, spec: ModelSpec, context: RunContext) -> list[Refit]:
     """Refit what can be, of these requests with new weights; say of the others why not. Builds nothing.
 
     Raises UnavailableError and IntegrityError, which say nothing about an engine, and StepError when cancelled.
     """
     entries = {entry.unit: entry for entry in base.engines if entry.usable}
-    return [_refit(request, entries.get(request.unit), base, spec, shop) for request in wanted]
+    return [_refit(request, entries.get(request.unit), base, spec, context) for request in wanted]
 
 
 def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> str | None:
@@ -85,24 +85,26 @@ def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> 
     return None if others == request else f"more than weights changed: {explain_change(others, request)}"
 
 
-def _refit(request: BuildRequest, entry: EngineEntry | None, base: Manifest, spec: ModelSpec, shop: Workshop) -> Refit:
+def _refit(
+    request: BuildRequest, entry: EngineEntry | None, base: Manifest, spec: ModelSpec, context: RunContext
+) -> Refit:
     kernels = entry.digest if entry else None
     if reason := cannot(request, entry, base):
         return Refit(request, kernels, reason=reason)
-    if recall_engine(request, shop):
+    if recall_engine(request, context):
         return Refit(request, kernels, reason="an engine with this build key is in the registry")
     assert entry is not None  # noqa: S101 - `cannot` would have said so
     name = f"refit {request.unit}"
     try:
-        record = shop.shown(_executor(request, shop), name, _job(name, request, entry, base, spec, shop))
+        record = context.run_job(_executor(request, context), name, _job(name, request, entry, base, spec, context))
     except (UnavailableError, IntegrityError):
         raise
     except EngineryError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
-        shop.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
+        context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
         return Refit(request, kernels, reason=str(error))
-    shop.progress.emit(Finished(name, "refitted", words=f"refitted in {record.seconds:.1f} s"))
+    context.progress.emit(Finished(name, "refitted", words=f"refitted in {record.seconds:.1f} s"))
     return Refit(request, kernels, record.digest)
 
 
@@ -111,19 +113,19 @@ def _needs_gpu(request: BuildRequest) -> bool:
     return refitter is not None and refitter.refit_needs_gpu()
 
 
-def _executor(request: BuildRequest, shop: Workshop) -> Executor:
-    return shop.executor if _needs_gpu(request) else shop.local
+def _executor(request: BuildRequest, context: RunContext) -> Executor:
+    return context.executor if _needs_gpu(request) else context.local
 
 
 def _job(
-    name: str, request: BuildRequest, entry: EngineEntry, base: Manifest, spec: ModelSpec, shop: Workshop
+    name: str, request: BuildRequest, entry: EngineEntry, base: Manifest, spec: ModelSpec, context: RunContext
 ) -> Job[EngineRecord]:
     before = EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix))
     where = needs(request, memory_request(spec)) if _needs_gpu(request) else Needs()
     refit = RefitEngine(before, request, f"{base.model}@{base.version}")
-    return Job(name, refit, shop.store.uri, engine_limits(spec, "build"), where)
+    return Job(name, refit, context.store.uri, engine_limits(spec, "build"), where)
 
 
-def refitted(results: Sequence[Refit]) -> list[Refit]:
+def select_refitted(results: Sequence[Refit]) -> list[Refit]:
     """Those that were."""
     return [result for result in results if result.engine is not None]

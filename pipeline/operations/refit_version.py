@@ -23,13 +23,13 @@ from enginery.registry.versions.publish import Published, publish
 from pipeline.compile.publication import materials
 from pipeline.compile.publication.provenance import SBOM, STATEMENT, with_provenance
 from pipeline.compile.publication.publish import entry_of
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import recall_engine
 from pipeline.compile.steps.proofs import try_to_prove
-from pipeline.compile.verdict import Judged, make_report
+from pipeline.compile.verdict import JudgedUnit, make_report
 from pipeline.operations.refit import Refit
 from pipeline.operations.revalidate import published_proof, spec_of
-from pipeline.values import Built, Flavour, Graph, Unit
+from pipeline.values import Built, Graph, GraphVariant, Unit
 
 _REPORT_BYTES = 64 << 20
 
@@ -63,58 +63,58 @@ def wanted_of(base: Manifest, other: Manifest) -> tuple[list[Wanted], list[Refit
 
 
 def publish_refitted(
-    base: Manifest, other: Manifest, done: Sequence[tuple[Refit, Wanted]], channel: str | None, shop: Workshop
+    base: Manifest, other: Manifest, done: Sequence[tuple[Refit, Wanted]], channel: str | None, context: RunContext
 ) -> Published:
     """Prove what can be proven here, and publish the other version again with the refitted engines.
 
     Raises as `enginery.registry.versions.publish.publish`.
     """
-    judged = [_judged(wanted, other, shop) for _, wanted in done]
-    approved, others = _kept(other, {item.built.unit.name for item in judged}, shop)
+    judged = [_judge(wanted, other, context) for _, wanted in done]
+    approved, others = _keep(other, {item.built.unit.name for item in judged}, context)
     for item in judged:
         proof = approve(item.report) if item.report else None
         if proof is None:
             others.append(replace(entry_of(item, ""), status="failed", digest=None, report=None, reason=item.reason))
         else:
-            shop.store.put_bytes(canonical_json(proof.report.to_json()))
+            context.store.put_bytes(canonical_json(proof.report.to_json()))
             approved.append((entry_of(item, proof.report.digest), proof))
     draft = _draft(other, judged)
-    draft = with_provenance(shop.store, draft, [entry for entry, _ in approved], shop.started_at)
+    draft = with_provenance(context.store, draft, [entry for entry, _ in approved], context.started_at)
     sums = {item.built.digest: item.built.blake3 for item in judged if item.built.digest}
     why = f"refitted from {base.model}@{base.version}, weights of {other.model}@{other.version}"
-    return publish(shop.store, draft.with_blake3(sums), approved, others, channel=channel, by=user(), why=why)
+    return publish(context.store, draft.with_blake3(sums), approved, others, channel=channel, by=user(), why=why)
 
 
 def _donor(entry: EngineEntry, other: Manifest) -> EngineEntry | None:
     """An entry of the other version whose graph is written as this engine's is, and of which there is a report."""
     reported = {each.graph: each.report for each in other.engines if each.report}
-    alike = [each for each in other.engines if each.graph in reported and _same_flavour(each, entry)]
+    alike = [each for each in other.engines if each.graph in reported and _is_same_variant(each, entry)]
     best = next((each for each in alike if each.unit == entry.unit), alike[0] if alike else None)
     return best and replace(best, report=reported[best.graph])
 
 
-def _same_flavour(one: EngineEntry, other: EngineEntry) -> bool:
+def _is_same_variant(one: EngineEntry, other: EngineEntry) -> bool:
     """Graphs of a float precision are the same for every compiler; quantized ones are written in its scheme."""
     if one.precision != other.precision or one.precision not in QUANTIZED or one.backend == other.backend:
         return one.precision == other.precision
     return discovery.load(one.backend)().scheme() == discovery.load(other.backend)().scheme()
 
 
-def _judged(wanted: Wanted, other: Manifest, shop: Workshop) -> Judged:
+def _judge(wanted: Wanted, other: Manifest, context: RunContext) -> JudgedUnit:
     request = wanted.request
-    graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, wanted.donor.scales)
-    unit, found = Unit(request, graph, "cached", "refitted"), recall_engine(request, shop)
+    graph = Graph(GraphVariant(request.precision), request.model, request.inputs, request.outputs, wanted.donor.scales)
+    unit, found = Unit(request, graph, "cached", "refitted"), recall_engine(request, context)
     built = Built.from_record(unit, found) if found else Built(unit)
     golden = other.golden
     backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
-    proofs = [published_proof(wanted.donor, shop.store)]
-    proofs += [] if cannot_run else [try_to_prove(built, spec_of(other), golden, shop)]
-    return Judged(built, make_report(built, golden, proofs, cannot_run), proofs[-1].metrics)
+    proofs = [published_proof(wanted.donor, context.store)]
+    proofs += [] if cannot_run else [try_to_prove(built, spec_of(other), golden, context)]
+    return JudgedUnit(built, make_report(built, golden, proofs, cannot_run), proofs[-1].metrics)
 
 
-def _kept(
-    other: Manifest, replaced: set[str], shop: Workshop
+def _keep(
+    other: Manifest, replaced: set[str], context: RunContext
 ) -> tuple[list[tuple[EngineEntry, Approved]], list[EngineEntry]]:
     """The other version's own entries that stay, those with an engine with their approval."""
     approved, others = [], []
@@ -122,7 +122,7 @@ def _kept(
         if entry.unit in replaced:
             continue
         report = (
-            parse_json(shop.store.read_blob(entry.report), _REPORT_BYTES) if entry.usable and entry.report else None
+            parse_json(context.store.read_blob(entry.report), _REPORT_BYTES) if entry.usable and entry.report else None
         )
         proof = approve(Report.from_json(report)) if report else None
         if proof is None:
@@ -132,7 +132,7 @@ def _kept(
     return approved, others
 
 
-def _draft(other: Manifest, judged: Sequence[Judged]) -> Manifest:
+def _draft(other: Manifest, judged: Sequence[JudgedUnit]) -> Manifest:
     units = {item.built.unit.name: item.built.unit.request.key for item in judged}
     gone = {STATEMENT, SBOM, *(f"{LAYERS} {unit}" for unit in units)}
     return replace(
@@ -143,5 +143,5 @@ def _draft(other: Manifest, judged: Sequence[Judged]) -> Manifest:
         created_at=now(),
         content=digest_of({"content": other.content, "refitted": sorted(units.items())}),
         sources={name: digest for name, digest in other.sources.items() if name not in gone},
-        provenance={**other.provenance, **materials.refitted(judged)},
+        provenance={**other.provenance, **materials.list_refitted(judged)},
     )

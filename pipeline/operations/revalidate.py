@@ -23,13 +23,13 @@ from enginery.registry.evidence.attestations import MAX_BYTES, attest, judge_ent
 from enginery.registry.evidence.latencies import attach_latency
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.latency import time_engine
 from pipeline.compile.steps.proofs import try_to_prove
 from pipeline.compile.verdict import make_report
 from pipeline.compile.waiting import shown_turn
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Built, Flavour, Graph, Proof, Unit
+from pipeline.values import Built, Graph, GraphVariant, Proof, Unit
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Attested:
 
 def revalidate(
     manifest: Manifest,
-    shop: Workshop,
+    context: RunContext,
     targets: Collection[str] | None = None,
     engines: Collection[str] | None = None,
     again: bool = True,
@@ -60,7 +60,7 @@ def revalidate(
     Raises IntegrityError when an engine, its graph or its golden set is damaged.
     """
     spec = spec_of(manifest)
-    for known in judge_entries(shop.store, manifest):
+    for known in judge_entries(context.store, manifest):
         entry = known.on_cpu(this_kind().name)
         if entry.digest is None or (targets is not None and entry.target not in targets):
             continue
@@ -70,9 +70,9 @@ def revalidate(
             told = f"{entry.reason}; not run here: {reason}" if entry.status == "proven" else reason
             yield Attested(entry, entry.status, told)
             continue
-        with _its_turn(manifest, entry, shop):
-            found = None if again else _settled(manifest, entry, shop)
-            found = found or _attested(manifest, entry, spec, shop)
+        with _its_turn(manifest, entry, context):
+            found = None if again else _read_settled(manifest, entry, context)
+            found = found or _read_attested(manifest, entry, spec, context)
         yield found
 
 
@@ -87,28 +87,28 @@ def why_not_here(entry: EngineEntry) -> str | None:
 
 
 @contextmanager
-def _its_turn(manifest: Manifest, entry: EngineEntry, shop: Workshop) -> Iterator[None]:
+def _its_turn(manifest: Manifest, entry: EngineEntry, context: RunContext) -> Iterator[None]:
     """First the machine, then the engine, by everybody: who has an engine waits for nothing."""
     host = this_process().host
     what = f"proving {entry.unit} of {manifest.model}@{manifest.version}"
     with (
-        shown_turn(shop, digest_of({"proving on": host}), what),
-        shown_turn(shop, digest_of({"proving": entry.digest, "of": manifest.digest}), what),
+        shown_turn(context, digest_of({"proving on": host}), what),
+        shown_turn(context, digest_of({"proving": entry.digest, "of": manifest.digest}), what),
     ):
         yield
 
 
-def _settled(manifest: Manifest, entry: EngineEntry, shop: Workshop) -> Attested | None:
+def _read_settled(manifest: Manifest, entry: EngineEntry, context: RunContext) -> Attested | None:
     """What somebody else found out meanwhile."""
-    found = next(item for item in judge_entries(shop.store, manifest) if item.unit == entry.unit)
+    found = next(item for item in judge_entries(context.store, manifest) if item.unit == entry.unit)
     now = found.on_cpu(this_kind().name)
     return None if now.status == "unproven" else Attested(now, now.status, now.reason)
 
 
-def _attested(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Workshop) -> Attested:
-    report = _prove(manifest, entry, spec, shop)
-    attached = attest(shop.store, manifest, report)
-    timed = _time(manifest, entry, spec, shop) if report.verdict == "proven" else None
+def _read_attested(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, context: RunContext) -> Attested:
+    report = _prove(manifest, entry, spec, context)
+    attached = attest(context.store, manifest, report)
+    timed = _time(manifest, entry, spec, context) if report.verdict == "proven" else None
     return Attested(entry, report.verdict, report.reason, attached, timed)
 
 
@@ -125,34 +125,34 @@ def spec_of(manifest: Manifest) -> ModelSpec:
         ) from error
 
 
-def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Workshop) -> Report:
+def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, context: RunContext) -> Report:
     built = as_built(entry)
     golden = manifest.golden
-    proof = try_to_prove(built, spec, golden, shop, afresh=True)
-    return make_report(built, golden, [published_proof(entry, shop.store), proof], None)
+    proof = try_to_prove(built, spec, golden, context, afresh=True)
+    return make_report(built, golden, [published_proof(entry, context.store), proof], None)
 
 
-def _time(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, shop: Workshop) -> str | None:
+def _time(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, context: RunContext) -> str | None:
     """Time the engine on this kind of machine, where the spec asks for it, and attach the report."""
     asked = spec.validation.latency
     if asked is None:
         return None
-    found = time_engine(as_built(entry), spec, asked, manifest.golden, shop, afresh=True)
+    found = time_engine(as_built(entry), spec, asked, manifest.golden, context, afresh=True)
     if found:
-        attach_latency(shop.store, manifest, found)
+        attach_latency(context.store, manifest, found)
     return found
 
 
 def as_built(entry: EngineEntry) -> Built:
     """The unit as it was when it was built. Raises IntegrityError when the entry does not give its own build key."""
     request = request_of(entry)
-    graph = Graph(Flavour(request.precision), request.model, request.inputs, request.outputs, entry.scales)
+    graph = Graph(GraphVariant(request.precision), request.model, request.inputs, request.outputs, entry.scales)
     unit = Unit(request, graph, "cached", "published")
     return Built(unit, entry.digest, entry.size_bytes or 0, entry.suffix or "", entry.requires, entry.notes)
 
 
 def published_proof(entry: EngineEntry, store: Store) -> Proof:
-    """The export and quantization joints as they were measured when the version was published."""
+    """The export and quantization stages as they were measured when the version was published."""
     if entry.report is None:
         return Proof()
     report = Report.from_json(parse_json(store.read_blob(entry.report), MAX_BYTES))

@@ -1,6 +1,6 @@
 """The content of a page as Prefect artifacts: what is said is worked out without Prefect, and posted in one place.
 
-A version gives a markdown artifact (verdict, drift by joint, attribution), a table of its engines, one of drift, and a
+A version gives a markdown artifact (verdict, drift by stage, attribution), a table of its engines, one of drift, and a
 link to the page; a canary a markdown artifact (verdict, criteria) and its link. The last of each key is the newest.
 """
 
@@ -97,12 +97,12 @@ def _cell_text(cell: "StageCell | None") -> str:
 
 
 def version_markdown(document: "VersionDocument", page: str | None) -> str:
-    """Verdict, task metrics, drift by joint, attribution, failures, latency."""
+    """Verdict, task metrics, drift by stage, attribution, failures, latency."""
     from validation.reporting.overview import overview
 
     seen = overview(document, pictures=False)
     lines = [f"# {plain_text(seen.reference)}: {seen.verdict.text}", ""]
-    lines += [f"- {plain_text(name)}: {plain_text(_listed(values))}" for name, values in document.metrics.items()]
+    lines += [f"- {plain_text(name)}: {plain_text(_format_list(values))}" for name, values in document.metrics.items()]
     failed = [engine for engine in document.engines if engine.status == "failed"]
     lines += [f"- **failed**: {plain_text(engine.unit)}: {plain_text(engine.reason)}" for engine in failed]
     lines += [f"- page: `{page}`"] if page else []
@@ -149,7 +149,7 @@ def _side(identity: "EngineIdentity", seen: "SideObserved") -> str:
     return f"{name}, {pluralize(seen.requests, 'request')}, {seen.failed} failed"
 
 
-def _listed(values: Mapping[str, float]) -> str:
+def _format_list(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
 
 

@@ -20,11 +20,11 @@ from enginery.registry.build_lock import hold_build_lock
 from enginery.registry.registered_specs import Registration
 from enginery.registry.store.base import Store
 from pipeline.orchestration.payloads import JUDGED, PAYLOADS, PUBLISHED, REGISTERED
-from pipeline.orchestration.sent_events import remember_told, told_before
+from pipeline.orchestration.sent_events import remember_sent, was_sent
 
 
 @dataclass(frozen=True)
-class Told:
+class SentEvent:
     """An event that the server has. id: how `prefect event` and the UI know it.  server: its API."""
 
     id: str
@@ -32,39 +32,41 @@ class Told:
     server: str
 
 
-def registered(store: Store, item: Registration) -> Told:
+def send_registered(store: Store, item: Registration) -> SentEvent:
     """Tell that a spec was registered. Raises UnavailableError."""
     payload = {"spec": item.address, "digest": item.bundle.digest, "registry": store.uri, "by": item.by}
-    return tell(REGISTERED, item.bundle.model, payload)
+    return send_event(REGISTERED, item.bundle.model, payload)
 
 
-def published(store: Store, model: str, version: str, manifest: str) -> Told:
+def send_published(store: Store, model: str, version: str, manifest: str) -> SentEvent:
     """Tell that a version was published. manifest: its digest. Raises UnavailableError."""
     payload = {"version": version, "manifest": manifest, "registry": store.uri}
-    return tell(PUBLISHED, model, payload)
+    return send_event(PUBLISHED, model, payload)
 
 
-def judged(store: Store, model: str, version: str, channel: str, target: str, verdict: str, report: str) -> Told:
+def send_judged(
+    store: Store, model: str, version: str, channel: str, target: str, verdict: str, report: str
+) -> SentEvent:
     """Tell how a canary of a version against what a channel serves ended on a target. report: digest of its blob.
     Raises UnavailableError."""
     about = {"version": version, "channel": channel, "target": target}
-    return tell(JUDGED, model, {**about, "verdict": verdict, "report": report, "registry": store.uri})
+    return send_event(JUDGED, model, {**about, "verdict": verdict, "report": report, "registry": store.uri})
 
 
-def published_once(store: Store, model: str, version: str, manifest: str) -> Told | None:
+def send_published_once(store: Store, model: str, version: str, manifest: str) -> SentEvent | None:
     """Tell that a version was published, unless that was told before; None then. Raises UnavailableError.
 
     Of several runs that end with the same version at once, one tells.
     """
     with hold_build_lock(store, digest_of({"telling": PUBLISHED, "of": manifest}), f"telling of {model}@{version}"):
-        if told_before(store, PUBLISHED, manifest):
+        if was_sent(store, PUBLISHED, manifest):
             return None
-        told = published(store, model, version, manifest)
-        remember_told(store, PUBLISHED, manifest, told.id)
+        told = send_published(store, model, version, manifest)
+        remember_sent(store, PUBLISHED, manifest, told.id)
         return told
 
 
-def tell(event: str, model: str, payload: Mapping[str, object]) -> Told:
+def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEvent:
     """Send an event and wait until the server has taken it. Raises UnavailableError without a server, or when it does
     not answer; ValueError for a payload that is not what `PAYLOADS` says."""
     PAYLOADS[event].check(event, {"model", *payload})
@@ -86,7 +88,7 @@ def tell(event: str, model: str, payload: Mapping[str, object]) -> Told:
             f"{event} did not reach the Prefect server at {server} ({error or type(error).__name__}); start it, or "
             "correct PREFECT_API_URL, and run this again"
         ) from error
-    return Told(str(made.id), event, server)
+    return SentEvent(str(made.id), event, server)
 
 
 def _run() -> list[RelatedResource]:

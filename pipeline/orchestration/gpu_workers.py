@@ -16,9 +16,9 @@ from enginery.core.types import Target
 from enginery.registry.store.base import open_store
 from enginery.registry.versions import lookup
 from pipeline.canary.automatic import CanaryOutcome, CanaryRequest, canary, sides_of
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import gpu_labels
-from pipeline.operations.pending import Pending, Proof, prove
+from pipeline.operations.pending import Pending, PendingProof, prove
 
 # Engines that are proven have the limits of their spec, each by itself; memory is the worker's to limit. A task that
 # hangs gives its GPU back after a day.
@@ -37,7 +37,7 @@ def gpu_named(name: str) -> Target:
     return target
 
 
-def prove_on_worker(item: Pending, on: Target, shop: Workshop) -> list[Proof]:
+def prove_on_worker(item: Pending, on: Target, context: RunContext) -> list[PendingProof]:
     """As `operations.pending.prove`, on a worker with this GPU; a task that fails is the version's row.
 
     Raises StepError 'no-node' where no worker with it comes, and when cancelled; UnavailableError without a cluster.
@@ -45,25 +45,25 @@ def prove_on_worker(item: Pending, on: Target, shop: Workshop) -> list[Proof]:
     name = f"prove {item.reference} on {on.name}"
     engines = tuple(entry.digest for entry in item.engines if entry.digest)
     try:
-        rows = _run(name, ProvePending(item.manifest.model, item.manifest.version, engines), on, shop)
+        rows = _run(name, ProvePending(item.manifest.model, item.manifest.version, engines), on, context)
     except StepError as error:
         if error.kind not in _OF_ONE:
             raise
-        return [Proof(item.reference, None, "error", str(error))]
+        return [PendingProof(item.reference, None, "error", str(error))]
     return [*rows]
 
 
-def canary_on_worker(wanted: CanaryRequest, shop: Workshop, say: Callable[[str], None]) -> CanaryOutcome:
+def canary_on_worker(wanted: CanaryRequest, context: RunContext, say: Callable[[str], None]) -> CanaryOutcome:
     """As `automatic.canary`, on a worker with the GPU that `wanted.target` names; both engines take turns on it.
 
     No worker is asked for where there is nothing to compare. Raises as `automatic.canary` and `prove_on_worker` do.
     """
     on = gpu_named(wanted.target)
-    sides = sides_of(shop.store, wanted)
+    sides = sides_of(context.store, wanted)
     if isinstance(sides, str):
         return CanaryOutcome(sides)
     name = f"canary {wanted.model}@{wanted.version} on {on.name}"
-    found = _run(name, RunCanary(wanted), on, shop)
+    found = _run(name, RunCanary(wanted), on, context)
     for line in found.said:
         say(line)
     return found.outcome
@@ -77,12 +77,12 @@ class ProvePending:
     version: str
     engines: tuple[str, ...]
 
-    def run(self, context: WorkerContext) -> tuple[Proof, ...]:
+    def run(self, context: WorkerContext) -> tuple[PendingProof, ...]:
         """A row for each engine."""
         place, executor = open_store(context.store), LocalExecutor()
         manifest = lookup.load(place, self.model, self.version)
         item = Pending(manifest, tuple(entry for entry in manifest.engines if entry.digest in self.engines))
-        return tuple(prove(item, Workshop(place, executor, executor)))
+        return tuple(prove(item, RunContext(place, executor, executor)))
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,6 @@ class RunCanary:
         return CanaryOnWorker(found, tuple(said))
 
 
-def _run(name: str, request: Request[Result], on: Target, shop: Workshop) -> Result:
+def _run(name: str, request: Request[Result], on: Target, context: RunContext) -> Result:
     needs = Needs(gpu_labels(on), required=True, gpus=1)
-    return shop.shown(shop.executor, name, Job(name, request, shop.store.uri, LIMITS, needs))
+    return context.run_job(context.executor, name, Job(name, request, context.store.uri, LIMITS, needs))

@@ -60,15 +60,15 @@ PAYLOADS: Mapping[str, Payload] = {
 def markdown() -> str:
     """The table of events, as docs/guides/deployments.md has it."""
     rows = [
-        f"| `{event}` | {_listed(item.fields)}{_also(item.sometimes)} | {item.told} |"
+        f"| `{event}` | {_format_list(item.fields)}{_also(item.sometimes)} | {item.told} |"
         for event, item in PAYLOADS.items()
     ]
     return "\n".join(["| event | payload | told |", "|---|---|---|", *rows])
 
 
-def _listed(fields: Mapping[str, str]) -> str:
+def _format_list(fields: Mapping[str, str]) -> str:
     return ", ".join(f"`{name}`" + (f" ({what})" if what else "") for name, what in fields.items())
 
 
 def _also(fields: Mapping[str, str]) -> str:
-    return f"; sometimes {_listed(fields)}" if fields else ""
+    return f"; sometimes {_format_list(fields)}" if fields else ""

@@ -21,9 +21,9 @@ from enginery.registry.writers.leases import BUILDING
 from pipeline.compile.composition import InProcess, compile_model
 from pipeline.compile.only_records import NotOnRecord, OnlyRecords
 from pipeline.compile.plan import Selection
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.intake.addresses import Found, spec_at
-from pipeline.orchestration.runs.recorder import new_run, new_tracker, note_run, recorded
+from pipeline.orchestration.runs.recorder import new_run, new_tracker, note_run, record_run
 from pipeline.orchestration.tracing import spans
 from pipeline.outcome import Outcome
 from pipeline.progress import Progress, together
@@ -50,12 +50,12 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A spec with the part of it that is wanted and the workshop to do it in."""
+class OpenRun:
+    """A spec with the part of it that is wanted and the context to do it in."""
 
     spec: ModelSpec
     selection: Selection
-    shop: Workshop
+    context: RunContext
 
 
 @dataclass(frozen=True)
@@ -67,22 +67,22 @@ class Executors:
 
 
 @contextmanager
-def started(options: RunOptions, *, signals: bool = True) -> Iterator[Executors]:
+def start_executors(options: RunOptions, *, signals: bool = True) -> Iterator[Executors]:
     """Start the executors; kill what they still run when this is interrupted. signals: see `cancelling`."""
     local = LocalExecutor(options.jobs)
-    with _builder(options, local) as builder, cancelling(local, builder, signals=signals):
+    with _builder(options, local) as builder, cancel_on_exit(local, builder, signals=signals):
         yield Executors(local, builder)
 
 
 @contextmanager
-def opened(
+def open_run(
     address: Path | str | Found,
     options: RunOptions,
     progress: Progress,
     executors: Executors | None = None,
     *,
     keep_state: bool = True,
-) -> Iterator[Run]:
+) -> Iterator[OpenRun]:
     """Read the spec of an address, open the store, start the executors, unless those of others are shared.
 
     keep_state: whether the registry keeps what becomes of this run (`enginery status`).
@@ -94,14 +94,14 @@ def opened(
         selection = select(spec, options)
         store = open_store(options.registry or _registry_of(spec), create=True)
         guard = stack.enter_context(hold_lease(store, f"building {spec.model}", BUILDING))
-        both = executors or stack.enter_context(started(options))
+        both = executors or stack.enter_context(start_executors(options))
         if keep_state:
             run = new_run(spec.model, spec.address, store, progress.by)
-            tracker = stack.enter_context(recorded(store, run, guard.secure, progress.recorded))
+            tracker = stack.enter_context(record_run(store, run, guard.secure, progress.take_state))
             traced = stack.enter_context(spans())
             progress = together(progress.of_run(spec.model, run.id), tracker, *([traced] if traced else []))
             progress.emit(RunBegan(spec.model, run.id))
-        yield Run(spec, selection, Workshop(store, both.local, both.builder, progress))
+        yield OpenRun(spec, selection, RunContext(store, both.local, both.builder, progress))
 
 
 def compile_from_records(address: Path | str | Found, options: RunOptions) -> Outcome | None:
@@ -111,8 +111,8 @@ def compile_from_records(address: Path | str | Found, options: RunOptions) -> Ou
         store = open_store(options.registry or _registry_of(spec), create=True)
         tracker = new_tracker(new_run(spec.model, spec.address, store))
         try:
-            shop = Workshop(store, OnlyRecords(), OnlyRecords(), tracker)
-            outcome = compile_model(spec, select(spec, options), shop, InProcess())
+            context = RunContext(store, OnlyRecords(), OnlyRecords(), tracker)
+            outcome = compile_model(spec, select(spec, options), context, InProcess())
         except NotOnRecord:
             return None
     note_run(store, tracker)
@@ -156,7 +156,7 @@ def _builder(options: RunOptions, local: Executor) -> Iterator[Executor]:
 
 
 @contextmanager
-def cancelling(*executors: Executor, signals: bool = True) -> Iterator[None]:
+def cancel_on_exit(*executors: Executor, signals: bool = True) -> Iterator[None]:
     """While inside, Ctrl-C and SIGTERM first kill the running compilers; so does whatever else ends this early.
 
     signals: whether to hear them first. They belong to the main thread alone; in a flow to Prefect, which can tell a
@@ -167,7 +167,7 @@ def cancelling(*executors: Executor, signals: bool = True) -> Iterator[None]:
         for executor in executors:
             executor.cancel()
 
-    with _heard(cancel) if signals else nullcontext():
+    with _handle_signals(cancel) if signals else nullcontext():
         try:
             yield
         except BaseException:
@@ -176,7 +176,7 @@ def cancelling(*executors: Executor, signals: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def _heard(cancel: Callable[[], None]) -> Iterator[None]:
+def _handle_signals(cancel: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return

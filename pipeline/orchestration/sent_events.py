@@ -10,12 +10,12 @@ from enginery.registry.store.base import Store
 _RECORD = "told"
 
 
-def told_before(store: Store, event: str, about: str) -> bool:
+def was_sent(store: Store, event: str, about: str) -> bool:
     """Whether `remember_told` was called for this event about this digest."""
     return recall(store, _RECORD, _key(event, about)) is not None
 
 
-def remember_told(store: Store, event: str, about: str, told: str) -> None:
+def remember_sent(store: Store, event: str, about: str, told: str) -> None:
     """Remember that an event about a digest was told. told: the event's id, as the server knows it."""
     remember(store, _RECORD, _key(event, about), {"id": told})
 

@@ -30,8 +30,8 @@ class _ByModel(Progress):
             event = replace(event, name=f"{self._model} {event.name}")
         self._display.emit(event)
 
-    def recorded(self, run: "RunState") -> None:
-        self._display.recorded(run)
+    def take_state(self, run: "RunState") -> None:
+        self._display.take_state(run)
 
-    def watching(self, name: str) -> AbstractContextManager[None]:
-        return self._display.watching(f"{self._model} {name}")
+    def watch(self, name: str) -> AbstractContextManager[None]:
+        return self._display.watch(f"{self._model} {name}")

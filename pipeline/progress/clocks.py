@@ -16,7 +16,7 @@ _COUNTS = re.compile(r"[0-9]+:[0-9]{2}")
 
 
 @dataclass(frozen=True)
-class Clock:
+class StepClock:
     """One running step or unit. begun: by the monotonic clock."""
 
     name: str
@@ -54,7 +54,7 @@ class Clocks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: dict[str, Clock] = {}
+        self._running: dict[str, StepClock] = {}
         self._expected: dict[str, Expectation] = {}
         self._waits: dict[str, Wait] = {}
 
@@ -63,7 +63,7 @@ class Clocks:
         with self._lock:
             self._expected[name] = expectation
 
-    def waiting(self, name: str, why: str, *, once: bool = False) -> bool:
+    def note_wait(self, name: str, why: str, *, once: bool = False) -> bool:
         """Whether that is news: another reason, or the same one that has counted on for `RECOUNT_S`.
 
         once: a reason for which something else waits already is no news either.
@@ -87,11 +87,11 @@ class Clocks:
                 names.append(name)
         return list(found.values())
 
-    def started(self, name: str) -> None:
+    def start(self, name: str) -> None:
         """Start its clock, afresh after a retry."""
         with self._lock:
             self._waits.pop(name, None)
-            self._running[name] = Clock(name, expectation=self._expected.get(name))
+            self._running[name] = StepClock(name, expectation=self._expected.get(name))
 
     def phase(self, name: str, phase: str) -> None:
         """Note its phase."""
@@ -99,7 +99,7 @@ class Clocks:
             if known := self._running.get(name):
                 self._running[name] = replace(known, phase=phase)
 
-    def gone(self, name: str) -> float | None:
+    def stop(self, name: str) -> float | None:
         """Stop its clock; how long it ran, None when it did not."""
         with self._lock:
             known = self._running.pop(name, None)
@@ -107,11 +107,11 @@ class Clocks:
             self._waits.pop(name, None)
         return known.elapsed_s if known else None
 
-    def of(self, name: str) -> Clock | None:
+    def of(self, name: str) -> StepClock | None:
         """Its clock while it runs."""
         return self._running.get(name)
 
-    def running(self) -> list[Clock]:
+    def list_running(self) -> list[StepClock]:
         """Every clock that runs, in the order in which they were started."""
         with self._lock:
             return list(self._running.values())

@@ -115,9 +115,9 @@ class Progress:
     def emit(self, event: Event) -> None:
         """Take note of an event."""
 
-    def recorded(self, run: "RunState") -> None:
+    def take_state(self, run: "RunState") -> None:
         """Take the run's state, as often as it is written; in the writer's thread. What this raises stops nothing."""
 
-    def watching(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002 - for those who show what takes long
+    def watch(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002 - for those who show what takes long
         """Surround long work with this, so that the display knows that it is alive."""
         return nullcontext()

@@ -71,10 +71,10 @@ class JsonLines(events.Progress):
             case events.Predicted(name, expectation):
                 self.tell("predicted", unit=name, **vars(expectation))
             case events.Waiting(name, why):
-                if self._clocks.waiting(name, why):
+                if self._clocks.note_wait(name, why):
                     self.tell("waiting", unit=name, why=why)
             case events.Started(name, where):
-                self._clocks.gone(name)
+                self._clocks.stop(name)
                 self.tell("started", unit=name, where=where)
             case events.PhaseEntered(name, phase):
                 self.tell("phase", unit=name, phase=phase)

@@ -28,17 +28,17 @@ class Lines(events.Progress):
             case events.Predicted(name, expectation):
                 self._clocks.expects(name, expectation)
             case events.Waiting(name, why):
-                if self._clocks.waiting(name, why, once=True):
+                if self._clocks.note_wait(name, why, once=True):
                     self._print(f"{name}: waiting: {why}")
             case events.Started(name, where):
-                self._clocks.started(name)
+                self._clocks.start(name)
                 self._print(f"{name} ..." if where == "here" else f"{name} ... on {where}")
             case events.PhaseEntered(name, phase):
                 self._clocks.phase(name, phase)
             case events.Retrying(name, why):
                 self._print(f"{name}: once more: {why}")
             case events.Finished(name):
-                self._clocks.gone(name)
+                self._clocks.stop(name)
                 self._print(f"{name}: {event.outcome}")
             case events.VerdictReached(name):
                 self._print(f"verdict on {name}: {event.outcome}")
@@ -46,7 +46,7 @@ class Lines(events.Progress):
                 self._print(f"{name}: {words}")
 
     @contextmanager
-    def watching(self, name: str) -> Iterator[None]:
+    def watch(self, name: str) -> Iterator[None]:
         """Print a line every `HEARTBEAT_S` while the work goes on."""
         stop = threading.Event()
 
@@ -62,7 +62,7 @@ class Lines(events.Progress):
         finally:
             stop.set()
             thread.join()
-            self._clocks.gone(name)
+            self._clocks.stop(name)
 
     def _print(self, text: str) -> None:
         with self._lock:

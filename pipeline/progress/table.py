@@ -38,15 +38,15 @@ class LiveTable(events.Progress):
             case events.Predicted(name, expectation):
                 self._clocks.expects(name, expectation)
             case events.Waiting(name, why):
-                self._clocks.waiting(name, why)
+                self._clocks.note_wait(name, why)
             case events.Started(name):
-                self._clocks.started(name)
+                self._clocks.start(name)
             case events.PhaseEntered(name, phase):
                 self._clocks.phase(name, phase)
             case events.Retrying(name, why):
                 self._console.print(f"[yellow]↻[/yellow] {_plain(name)}: once more: {_plain(why)}", highlight=False)
             case events.Finished(name, state):
-                seconds = self._clocks.gone(name)
+                seconds = self._clocks.stop(name)
                 # Of a build the compiler's own time is told, without the wait for its process.
                 took = "" if seconds is None or state == "built" else f" [dim]{seconds:.1f} s[/dim]"
                 self._print(state, name, event.outcome, took)
@@ -64,7 +64,7 @@ class LiveTable(events.Progress):
         from rich.table import Table
 
         table = Table.grid(padding=(0, 1))
-        for clock in self._clocks.running():
+        for clock in self._clocks.list_running():
             table.add_row(Spinner("dots"), _plain(clock.name), f"[dim]{_plain(clock.text)}[/dim]")
         for names, why in self._clocks.waits():
             told = f"{join_first(names)}: waiting: {why}"

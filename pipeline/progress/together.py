@@ -33,8 +33,8 @@ class _Together(Progress):
                     what = type(each).__name__
                     print(f"warning: {what} is told nothing more of this run: {error!r}", file=sys.stderr)
 
-    def recorded(self, run: "RunState") -> None:
-        self._display.recorded(run)
+    def take_state(self, run: "RunState") -> None:
+        self._display.take_state(run)
 
-    def watching(self, name: str) -> AbstractContextManager[None]:
-        return self._display.watching(name)
+    def watch(self, name: str) -> AbstractContextManager[None]:
+        return self._display.watch(name)

@@ -11,14 +11,14 @@ _LEFT = "left in"
 
 def idle(notes: Sequence[str]) -> str | None:
     """Of the notes on a graph, what says that nothing of it is in its precision, with the first reasons; else None."""
-    head = next((note for note in notes if note.startswith(f"{_computing(0)} ")), None)
+    head = next((note for note in notes if note.startswith(f"{_select_computing(0)} ")), None)
     if head is None:
         return None
     reasons = [note for note in notes if note.startswith(_LEFT)]
     return "; ".join([head, *reasons[:2], *(["..."] if reasons[2:] else [])])
 
 
-def _computing(count: int) -> str:
+def _select_computing(count: int) -> str:
     return pluralize(count, "node computes in", "nodes compute in")
 
 
@@ -38,7 +38,7 @@ class CastNotes:
 
     def lines(self) -> tuple[str, ...]:
         """The notes as sentences for people."""
-        head = f"{_computing(self.cast)} {self.precision}, {pluralize(len(self.kept), 'stays', 'stay')} in fp32"
+        head = f"{_select_computing(self.cast)} {self.precision}, {pluralize(len(self.kept), 'stays', 'stay')} in fp32"
         zeros = [f"{name}: {n} of {size} values underflow to 0" for name, n, size in self.underflowed]
         return (head, *_kept_lines(self.kept, "fp32"), *zeros, *_floored_lines(self.floored_scales))
 
@@ -63,7 +63,7 @@ class QuantizationNotes:
         if self.passed_through:
             return ("the model already carries Q/DQ nodes and passed through untouched",)
         left = pluralize(len(self.kept), "candidate stays", "candidates stay")
-        head = f"{_computing(len(self.quantized))} {self.precision}, {left} in float"
+        head = f"{_select_computing(len(self.quantized))} {self.precision}, {left} in float"
         rest = self.cast.lines() if self.cast else ()
         return (head, *_kept_lines(self.kept, "float"), *rest)
 

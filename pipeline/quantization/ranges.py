@@ -15,7 +15,7 @@ Pair = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Source:
+class RangeSource:
     """What a range was chosen from: the extremes seen, the histogram's digest, the share of values that it clips."""
 
     seen: Pair
@@ -35,7 +35,7 @@ class Ranges:
     method: str
     dataset: str
     samples: int
-    sources: Mapping[str, Source] = field(default_factory=dict)
+    sources: Mapping[str, RangeSource] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
@@ -74,7 +74,9 @@ class Ranges:
                     )
         tensors = {name: item.range for name, item in found.tensors.items()}
         sources = {
-            name: Source(item.seen, item.histogram, item.clipped) for name, item in found.tensors.items() if item.seen
+            name: RangeSource(item.seen, item.histogram, item.clipped)
+            for name, item in found.tensors.items()
+            if item.seen
         }
         return cls(tensors, found.method, found.dataset, found.samples, sources)
 

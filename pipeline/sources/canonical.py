@@ -18,7 +18,7 @@ from onnx_ir.passes import common
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
 from pipeline.sources.bounded import at_most
-from pipeline.sources.functions import inlined
+from pipeline.sources.functions import inline_functions
 from pipeline.sources.walk import all_tensors
 
 OLDEST_IR_VERSION = 8
@@ -42,8 +42,8 @@ def canonical(
     outputs: new names for the outputs, in order; an inner value that has such a name already gets another.
     Raises ModelError for models that do not fit the spec, or that the ONNX checker or strict shape inference refuse.
     """
-    with _malformed():
-        graph_model = ir.from_proto(inlined(model))
+    with _convert_errors():
+        graph_model = ir.from_proto(inline_functions(model))
         passed_on = {value: value.name for value in graph_model.graph.inputs if value.is_graph_output()}
         _tidy(graph_model)
     _keep_names(passed_on, outputs)
@@ -51,14 +51,14 @@ def canonical(
         _take_inputs(graph_model.graph, inputs)
     if outputs:
         _name_outputs(graph_model.graph, outputs)
-    with _malformed():
+    with _convert_errors():
         common.NameFixPass()(graph_model)
         plain = _plain(ir.to_proto(graph_model))
-    return _checked(plain)
+    return _check(plain)
 
 
 @contextmanager
-def _malformed() -> Iterator[None]:
+def _convert_errors() -> Iterator[None]:
     """onnx_ir trusts its input: what a file should not hold ends it with whatever error comes of that."""
     try:
         yield
@@ -108,12 +108,12 @@ def _take_inputs(graph: ir.Graph, specs: Sequence[TensorSpec]) -> None:
     check_names([str(name) for name in values], wanted)
     names: dict[str, int | str] = {}
     for spec in specs:
-        names |= _matched(values[spec.name], spec)
+        names |= _match(values[spec.name], spec)
         values[spec.name].shape = ir.Shape(spec.shape)
     graph.inputs[:] = [values[name] for name in wanted]
     for value in graph.outputs:
         if value.shape is not None:
-            value.shape = ir.Shape([_renamed(dim, names) for dim in value.shape])
+            value.shape = ir.Shape([_rename(dim, names) for dim in value.shape])
 
 
 def check_names(own: Iterable[str], wanted: Iterable[str]) -> None:
@@ -122,7 +122,7 @@ def check_names(own: Iterable[str], wanted: Iterable[str]) -> None:
         raise ModelError(f"the model's inputs are {sorted(own)}, the spec's {sorted(wanted)}; make them equal")
 
 
-def _matched(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
+def _match(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
     """The model's names of this input's dims, and what the spec calls them."""
     if _dtype(value) != spec.dtype:
         raise ModelError(
@@ -134,7 +134,7 @@ def _matched(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
     fits = len(shape) == len(spec.shape)
     if not fits or any(isinstance(a, int) and a != b for a, b in zip(shape, spec.shape, strict=True)):
         raise ModelError(
-            f"input {spec.name!r} is {_shown(shape)} in the model and {_shown(spec.shape)} in the spec; "
+            f"input {spec.name!r} is {_format(shape)} in the model and {_format(spec.shape)} in the spec; "
             "correct the spec, or export the model with that axis dynamic"
         )
     return {own: dim for own, dim in zip(shape, spec.shape, strict=True) if isinstance(own, str)}
@@ -148,12 +148,12 @@ def _dtype(value: ir.Value) -> str | None:
         return None
 
 
-def _shown(shape: Sequence[int | str | None]) -> str:
+def _format(shape: Sequence[int | str | None]) -> str:
     dims = ["?" if dim is None else str(dim)[:80] for dim in shape[:16]]
     return "[{}]".format(", ".join([*dims, "..."] if len(shape) > 16 else dims))
 
 
-def _renamed(dim: int | ir.SymbolicDim, names: Mapping[str, int | str]) -> int | str | None:
+def _rename(dim: int | ir.SymbolicDim, names: Mapping[str, int | str]) -> int | str | None:
     """A dim, or an expression such as 's40*4', in the spec's names."""
     if isinstance(dim, int) or dim.value is None:
         return dim if isinstance(dim, int) else None
@@ -191,7 +191,7 @@ def _write_bytes(tensor: onnx.TensorProto) -> None:
         tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
 
 
-def _checked(model: onnx.ModelProto) -> onnx.ModelProto:
+def _check(model: onnx.ModelProto) -> onnx.ModelProto:
     infer, size = onnx.shape_inference.infer_shapes, model.ByteSize()
     try:
         # It works out the values of small tensors, too, which a Range or a row of Concats makes large.

@@ -40,7 +40,7 @@ RANDOM_GROUPS, RANDOM_SEED = 8, 0
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """Files of an export, their digests, and the checks of the ONNX model against its source.
 
     notes: what a person should know, such as that golden inputs are random.  spreads: how the errors spread.
@@ -72,7 +72,7 @@ def export(
     workdir: Path,
     limits: Mapping[str, float | None] | None = None,
     known: Path | None = None,
-) -> Exported:
+) -> ExportResult:
     """Write `model.onnx` and `operations.golden.safetensors` under `workdir`, and compare the model with its source.
 
     known: the canonical model, when this source was exported before and only the golden set is new.
@@ -92,7 +92,7 @@ def export(
         checks = expected_checks("export", session, golden, budget, spreads)
     notes = [*source.notes, *([] if samples else [_random_note()]), *_noise_note(golden)]
     digest = digest_of_file(model_file)
-    return Exported(model_file, digest, golden_file, golden_digest, checks, tuple(notes), spreads.at("export"))
+    return ExportResult(model_file, digest, golden_file, golden_digest, checks, tuple(notes), spreads.at("export"))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ DEEPEST = 30
 _Name = tuple[str, str, str]
 
 
-def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model without local functions; the same object where it has none.
 
     Raises ModelError for functions that call themselves, are defined twice, or stand for too much.
@@ -44,7 +44,7 @@ def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _callees_first(functions: Mapping[_Name, onnx.FunctionProto]) -> Iterable[_Name]:
     calls = {
-        name: {called for node in nodes_in(function.node) if (called := _called(node)) in functions}
+        name: {called for node in nodes_in(function.node) if (called := _find_called(node)) in functions}
         for name, function in functions.items()
     }
     try:
@@ -58,7 +58,7 @@ def _size(nodes: Iterable[onnx.NodeProto], known: Mapping[_Name, tuple[int, int]
     """How many nodes these stand for, and how deep their graphs go."""
     count = depth = 0
     for node in nodes:
-        own, deep = known.get(_called(node), (1, 0))
+        own, deep = known.get(_find_called(node), (1, 0))
         for graph in list_bodies(node):
             more, deeper = _size(graph.node, known)
             own, deep = own + more, max(deep, deeper + 1)
@@ -66,7 +66,7 @@ def _size(nodes: Iterable[onnx.NodeProto], known: Mapping[_Name, tuple[int, int]
     return count, depth
 
 
-def _called(node: onnx.NodeProto) -> _Name:
+def _find_called(node: onnx.NodeProto) -> _Name:
     return _name(node.domain, node.op_type, node.overload)
 
 

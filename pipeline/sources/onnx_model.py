@@ -115,12 +115,12 @@ def _check_operators(model: onnx.ModelProto, path: Path) -> None:
 def newest_opset() -> int:
     """The newest ONNX opset that the installed onnxruntime accepts, found by offering it empty models."""
     for opset in range(onnx.defs.onnx_opset_version(), 1, -1):
-        if _accepted(opset):
+        if _accept(opset):
             return opset
     return 1
 
 
-def _accepted(opset: int) -> bool:
+def _accept(opset: int) -> bool:
     from builders.reference import accepts
 
     value = onnx.helper.make_tensor_value_info

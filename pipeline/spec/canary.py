@@ -4,11 +4,11 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from pipeline.spec.words import Part, as_value_error
+from pipeline.spec.fields import SpecPart, as_value_error
 from validation.canary.judging.thresholds import MOST_BURST, Thresholds
 
 
-class CanaryQuality(Part):
+class CanaryQuality(SpecPart):
     """Answers of the candidate against those of the baseline; null lifts a limit."""
 
     sqnr_db: float = Field(15.0, description="an answer nearer than that to the baseline's counts as the same")
@@ -23,7 +23,7 @@ class CanaryQuality(Part):
     )
 
 
-class Canary(Part):
+class Canary(SpecPart):
     """What a candidate may be worse by, at most (docs/guides/canary.md). Null lifts a threshold."""
 
     latency: dict[str, float | None] = Field(

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.spec.words import Part
+from pipeline.spec.fields import SpecPart
 from validation.contracts.distribution import ALPHA, BRIER, DRAWS, ECE, FLIPS, JS, KL, TOP_K
 
 DTypeName = Literal[
@@ -12,7 +12,7 @@ DTypeName = Literal[
 ]
 
 
-class Bitwise(Part):
+class Bitwise(SpecPart):
     """The same inputs give the same bits. A sample's place in a batch is held to the limits, unless named here."""
 
     runs: int = Field(3, ge=2, le=1000, description="how often each case runs")
@@ -20,7 +20,7 @@ class Bitwise(Part):
     size: bool = Field(False, description="the same bits whatever the size of the batch")
 
 
-class Boxes(Part):
+class Boxes(SpecPart):
     """Boxes (.., n, 4) are the graph's: matched within a class by intersection over union, in any order."""
 
     form: Literal["xyxy", "xywh", "cxcywh"] = "xyxy"
@@ -38,7 +38,7 @@ class Boxes(Part):
         return self
 
 
-class Sequence(Part):
+class Sequence(SpecPart):
     """Sequences are the graph's: their first tokens, or all but a share of edits."""
 
     until: int | None = Field(None, description="token id: what follows its first place is free")
@@ -54,7 +54,7 @@ class Sequence(Part):
         return self
 
 
-class End(Part):
+class End(SpecPart):
     """Sequences end where the graph's do."""
 
     token: int = Field(description="token id of the end")
@@ -62,7 +62,7 @@ class End(Part):
     pad: int | None = Field(None, description="token id that fills the rest")
 
 
-class Structure(Part):
+class Structure(SpecPart):
     """What one output must be, in every case of the golden set. What is not given is not asked for."""
 
     finite: Literal[True] | None = Field(None, description="no NaN and no infinity")
@@ -90,7 +90,7 @@ class Structure(Part):
         return self
 
 
-class Rows(Part):
+class Rows(SpecPart):
     """The last axis holds a distribution that is the original model's. Null lifts a limit
     (docs/concepts/validation.md).
     """
@@ -110,7 +110,7 @@ class Rows(Part):
         return self
 
 
-class Seeds(Part):
+class Seeds(SpecPart):
     """Draws of a stochastic model come from the graph's distribution: a two-sample test per output."""
 
     outputs: tuple[str, ...] = Field(min_length=1)
@@ -119,7 +119,7 @@ class Seeds(Part):
     alpha: float = Field(ALPHA, ge=1e-5, lt=0.5, description="rate of false alarms, over all outputs together")
 
 
-class Distributional(Part):
+class Distributional(SpecPart):
     """Outputs as distributions: along the last axis, and over seeds."""
 
     rows: dict[str, Rows] = Field({}, description="by output")
@@ -133,7 +133,7 @@ class Distributional(Part):
         return data
 
 
-class Contract(Part):
+class Contract(SpecPart):
     """Checked on every engine that runs; one that breaks it has failed (docs/concepts/validation.md)."""
 
     bitwise: Bitwise | None = None

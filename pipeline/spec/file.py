@@ -8,9 +8,9 @@ import yaml
 
 from enginery.core.errors import InputError, SpecError
 from pipeline.spec.document import Kind, load_document
+from pipeline.spec.fields import Loc
 from pipeline.spec.mistakes import line_of
 from pipeline.spec.model import ModelSpec
-from pipeline.spec.words import Loc
 
 KIND = Kind(ModelSpec, "a spec", "model, source, inputs", "`enginery init` writes a commented spec")
 

@@ -7,10 +7,10 @@ from pydantic import BeforeValidator, Field, model_validator
 from enginery.core.types import Precision
 from pipeline.spec.canary import Canary
 from pipeline.spec.contract import Contract
-from pipeline.spec.words import File, Mistakes, Part, off
+from pipeline.spec.fields import File, Mistakes, SpecPart, off
 
 
-class Metric(Part):
+class Metric(SpecPart):
     """A task metric over the golden set, with the lowest value that passes."""
 
     name: Literal["accuracy"] = "accuracy"
@@ -18,7 +18,7 @@ class Metric(Part):
     floor: float = Field(ge=0, le=1, description="lowest value that passes, e.g. 0.95")
 
 
-class Golden(Part):
+class Golden(SpecPart):
     """Real inputs with which every engine is proven. Expected outputs come from the source model itself."""
 
     data: File
@@ -37,8 +37,8 @@ class Golden(Part):
         return self
 
 
-class LimitValues(Part):
-    """Limits of one joint. What is not given keeps its documented default (docs/concepts/validation.md); null lifts a
+class LimitValues(SpecPart):
+    """Limits of one stage. What is not given keeps its documented default (docs/concepts/validation.md); null lifts a
     limit.
     """
 
@@ -52,15 +52,15 @@ class LimitValues(Part):
     argmax_agreement: float | None = Field(None, ge=0, le=1)
 
 
-class JointLimits(Part):
-    """Limits of one precision at the three joints."""
+class StageLimits(SpecPart):
+    """Limits of one precision at the three stages."""
 
     export: LimitValues = LimitValues()
     quantization: LimitValues = LimitValues()
     engine: LimitValues = LimitValues()
 
 
-class Latency(Part):
+class Latency(SpecPart):
     """How long the engines that run here are timed after they are proven (docs/concepts/latency.md)."""
 
     seconds: float = Field(0.1, gt=0, le=600, description="for each bucket")
@@ -69,7 +69,7 @@ class Latency(Part):
     )
 
 
-class Calls(Part):
+class Calls(SpecPart):
     """Sizes and repeated calls that an engine is tried with beside its golden set (docs/concepts/validation.md)."""
 
     seconds: float | None = Field(
@@ -81,10 +81,10 @@ def _unless_off(value: object) -> object:
     return None if off(value) == "off" else value
 
 
-class Validation(Part):
+class Validation(SpecPart):
     """What counts as the same function, and what a canary tolerates."""
 
-    limits: dict[Precision, JointLimits] = Field({})
+    limits: dict[Precision, StageLimits] = Field({})
     attribution: Annotated[Literal["automatic", "off"], BeforeValidator(off)] = Field(
         "automatic", description="whether a build that fails a check says which node drifted, which takes its time"
     )

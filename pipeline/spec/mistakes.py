@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from enginery.core.text import suggest
-from pipeline.spec.words import Loc, Mistakes, shown
+from pipeline.spec.fields import Loc, Mistakes, format_value
 
 # What a value must be, by pydantic's type of the mistake.
 _KINDS = {
@@ -58,7 +58,7 @@ def mistake_lines(path: Path, root: yaml.Node, error: ValidationError, model: ty
         loc = _without_union_tags(root, item.loc)
         if item.type in _KINDS:  # each member of a union says what it takes
             kinds.setdefault(loc, []).append(_KINDS[item.type])
-            out[loc, ""] = _line(path, root, loc, loc, f"{shown(item.input)}: must be {_either(kinds[loc])}")
+            out[loc, ""] = _line(path, root, loc, loc, f"{format_value(item.input)}: must be {_either(kinds[loc])}")
             continue
         for place, sentence in _explained(item, loc, model, help_):
             out[place, sentence] = _line(path, root, place, loc, sentence)
@@ -110,14 +110,14 @@ def _explain(item: _Mistake, loc: Loc, model: type[BaseModel], help_: str) -> st
         return f"is missing; add it ({help_})"
     if mistake == "literal_error":
         known = [word.strip("'") for word in str(context.get("expected")).replace(" or ", ", ").split(", ")]
-        return f"{shown(value)} is not known; {suggest(str(value), known)}"
+        return f"{format_value(value)} is not known; {suggest(str(value), known)}"
     if mistake == "value_error":
         message = str(context.get("error"))
-        said = isinstance(value, (Mapping, BaseModel)) or shown(value) in message
-        return message if said else f"{shown(value)}: {message}"
+        said = isinstance(value, (Mapping, BaseModel)) or format_value(value) in message
+        return message if said else f"{format_value(value)}: {message}"
     if mistake in _BOUNDS:
-        return f"{shown(value)}: {_BOUNDS[mistake].format(**context)}"
-    return f"{shown(value)}: {item.msg[0].lower()}{item.msg[1:]}"
+        return f"{format_value(value)}: {_BOUNDS[mistake].format(**context)}"
+    return f"{format_value(value)}: {item.msg[0].lower()}{item.msg[1:]}"
 
 
 def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:

@@ -11,26 +11,26 @@ from builders.backends import discovery as backends
 from enginery.core.errors import EngineryError
 from enginery.core.hardware import targets
 from enginery.core.types import CALIBRATED, PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
-from pipeline.spec.limits import Golden, JointLimits, Validation
-from pipeline.spec.quantization import Calibration, Quantization
-from pipeline.spec.source import DimRange, Input, Source
-from pipeline.spec.words import (
+from pipeline.spec.fields import (
     Channel,
     DimName,
     Loc,
     Mistakes,
     ModelName,
-    Part,
+    SpecPart,
     TargetName,
     UnitPattern,
     VersionName,
-    shown,
+    format_value,
 )
+from pipeline.spec.limits import Golden, StageLimits, Validation
+from pipeline.spec.quantization import Calibration, Quantization
+from pipeline.spec.source import DimRange, Input, Source
 
 DEFAULT_BACKENDS: dict[str, dict[str, Scalar]] = {"onnxruntime": {}, "tensorrt-rtx": {}}
 
 
-class Build(Part):
+class Build(SpecPart):
     """What each unit's process may use, and which units must not be refused."""
 
     timeout_s: float = Field(1800, gt=0, le=86400, description="wall clock, per unit")
@@ -40,7 +40,7 @@ class Build(Part):
     )
 
 
-class Timeouts(Part):
+class Timeouts(SpecPart):
     """Wall clock of each step's process but the build's, which is build.timeout_s. A step that passes it is ended."""
 
     export_s: float = Field(1800, gt=0, le=86400, description="reading or exporting the model, and its golden set")
@@ -51,14 +51,14 @@ class Timeouts(Part):
     attribution_s: float = Field(3600, gt=0, le=86400, description="finding which node drifted, per failed check")
 
 
-class Publication(Part):
+class Publication(SpecPart):
     """Where a finished version goes."""
 
     registry: str | None = Field(None, description="path or URI; the command line and ENGINERY_REGISTRY come first")
     channel: Channel = Field("candidate", description="channel that points to the new version")
 
 
-class ModelSpec(Part):
+class ModelSpec(SpecPart):
     """One model: source, shapes, precisions, targets, proof and publication."""
 
     model: ModelName = Field(description="name in the registry: lower-case letters, digits, '.', '_' and '-'")
@@ -96,7 +96,7 @@ class ModelSpec(Part):
         if isinstance(chosen, list) and chosen and all(isinstance(name, str) for name in chosen):
             raise ValueError(f"give each its options: {{{', '.join(f'{name}: {{}}' for name in chosen)}}}")
         if isinstance(chosen, dict) and (bare := next((k for k, v in chosen.items() if not isinstance(v, dict)), None)):
-            raise ValueError(f"{bare} has {shown(chosen[bare])}; give its options, or {{}} for none")
+            raise ValueError(f"{bare} has {format_value(chosen[bare])}; give its options, or {{}} for none")
         return chosen
 
     @field_validator("backends")
@@ -142,7 +142,7 @@ class ModelSpec(Part):
 
     def named_dims(self) -> tuple[Dim, ...]:
         """The dynamic dims, in the spec's order."""
-        return tuple(item.named(name) for name, item in self.dims.items())
+        return tuple(item.to_dim(name) for name, item in self.dims.items())
 
     def target_list(self) -> tuple[Target, ...]:
         """Targets with groups resolved, each once, in the spec's order."""
@@ -232,7 +232,7 @@ def matches_unit(pattern: str, unit: str) -> bool:
 def overrides(
     spec: ModelSpec, precision: Precision, joint: Literal["export", "quantization", "engine"]
 ) -> Mapping[str, float]:
-    """The limits the spec sets for a precision at a joint."""
-    limits = spec.validation.limits.get(precision, JointLimits())
+    """The limits the spec sets for a precision at a stage."""
+    limits = spec.validation.limits.get(precision, StageLimits())
     values: dict[str, float] = getattr(limits, joint).model_dump(exclude_unset=True)
     return values

@@ -5,10 +5,10 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from enginery.core.names import inside
-from pipeline.spec.words import Loc, Mistakes, Part
+from pipeline.spec.fields import Loc, Mistakes, SpecPart
 
 
-class Calibration(Part):
+class Calibration(SpecPart):
     """Real samples from which int8 and fp8 ranges are measured, and how a range is chosen from what they show."""
 
     data: str = Field(
@@ -62,7 +62,7 @@ class Calibration(Part):
         return self.data.partition(":")[2] or None
 
 
-class NodeOverride(Part):
+class NodeOverride(SpecPart):
     """The precision of some nodes, by hand."""
 
     match: str = Field(min_length=1, description="a node's name, an operator type, or a glob over names: '*/attn/*'")
@@ -71,7 +71,7 @@ class NodeOverride(Part):
     )
 
 
-class QualityFloor(Part):
+class QualityFloor(SpecPart):
     """The least quality of an int8 graph on calibration samples; of several outputs, of the worst."""
 
     sqnr_db: float | None = Field(None, gt=0, lt=140, description="signal-to-quantization-noise ratio, in decibels")
@@ -91,7 +91,7 @@ class QualityFloor(Part):
         return self
 
 
-class Quantization(Part):
+class Quantization(SpecPart):
     """How a graph is written in another precision, where the default is not wanted."""
 
     io: Literal["fp32", "native"] = Field(

@@ -6,10 +6,10 @@ from pydantic import Field, field_validator, model_validator
 
 from enginery.core.names import inside
 from enginery.core.types import Dim, Scalar
-from pipeline.spec.words import Axis, File, Mistakes, Part, Size
+from pipeline.spec.fields import Axis, File, Mistakes, Size, SpecPart
 
 
-class Source(Part):
+class Source(SpecPart):
     """Where the model comes from: exactly one of torch, pt2, onnx."""
 
     torch: str | None = Field(None, description="'file.py:function'; the function returns a torch.nn.Module")
@@ -56,14 +56,14 @@ class Source(Part):
         return self.torch.partition(":")[2] if self.torch else ""
 
 
-class Input(Part):
+class Input(SpecPart):
     """One input of the model."""
 
     dtype: Literal["float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"] = "float32"
     shape: tuple[Axis, ...] = Field(description="sizes, and names of dims for the dynamic axes")
 
 
-class DimRange(Part):
+class DimRange(SpecPart):
     """The sizes a dynamic dimension may take: one range, or buckets that each get their own profile."""
 
     min: Size = 1
@@ -88,7 +88,7 @@ class DimRange(Part):
         if not edges or list(edges) != sorted(set(edges)) or edges[0] < self.min:
             raise ValueError(f"buckets must rise from min={self.min}, found {list(edges)}")
 
-    def named(self, name: str) -> Dim:
+    def to_dim(self, name: str) -> Dim:
         """As a `Dim`."""
         if self.buckets:
             return Dim(name, self.min, self.buckets[-1], self.buckets[-1], self.buckets)

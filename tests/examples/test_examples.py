@@ -13,7 +13,7 @@ from enginery.core.digest import digest_of_file
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.types import BuildRequest
 from enginery.user_code.entry_point import call_entry_point, importing_from
-from pipeline.sources.export import Exported, export
+from pipeline.sources.export import ExportResult, export
 from pipeline.sources.onnx_model import specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.file import load_spec
@@ -41,7 +41,7 @@ def request_of(spec: ModelSpec) -> ExportRequest:
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def exported(request, tmp_path_factory) -> tuple[ModelSpec, Exported]:
+def exported(request, tmp_path_factory) -> tuple[ModelSpec, ExportResult]:
     spec = spec_of(request.param)
     labels = [spec.golden.labels] if spec.golden.labels else []
     samples = Samples.open(spec.file(spec.golden.data), spec.tensors(), spec.named_dims(), labels)

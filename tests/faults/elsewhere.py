@@ -11,7 +11,7 @@ from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import FileStore, open_store
 from enginery.registry.store.keys import manifest_key
 from enginery.registry.verification.verify import verify
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.golden import settle_golden
 from pipeline.operations.golden import write_frozen
 from pipeline.spec.file import load_spec
@@ -69,7 +69,9 @@ def frozen_golden(folder: Path) -> Caught:
     write_frozen(folder / "project" / "tiny.yaml", old.golden)
     executor = LocalExecutor(1)
     try:
-        settle_golden(load_spec(folder / "project" / "tiny.yaml"), new.golden, Workshop(new.store, executor, executor))
+        settle_golden(
+            load_spec(folder / "project" / "tiny.yaml"), new.golden, RunContext(new.store, executor, executor)
+        )
     except DataError as error:
         told = next(part for part in str(error).split("; ") if "expected outputs" in part)
         return Caught("golden.frozen", told.partition(": ")[2], "", "")

@@ -11,11 +11,11 @@ from builders.execution.jobs import Job
 from enginery.core.errors import EngineryError, StepError
 from enginery.registry.store.base import open_store
 from pipeline.compile import steps
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.attributions import Suspect
-from pipeline.compile.verdict import Judged, make_report
+from pipeline.compile.verdict import JudgedUnit, make_report
 from pipeline.spec.file import load_spec
-from pipeline.values import Flavour, Observed, Searched
+from pipeline.values import GraphVariant, Observed, Searched
 from tests.pipeline.compile.test_steps import EXPORTED, an_engine
 from tests.pipeline.projects import Project
 
@@ -29,8 +29,8 @@ LIMITS = {
 }
 RANGES = Observed("d" * 64, "f" * 64, "e" * 64, 3)
 LATENCY: dict[str, Any] = {"latency": {"seconds": 0.1}}
-INT8 = Flavour("int8")
-JUDGED = Judged(an_engine(), make_report(an_engine(), "b" * 64, [], "another machine's"))
+INT8 = GraphVariant("int8")
+JUDGED = JudgedUnit(an_engine(), make_report(an_engine(), "b" * 64, [], "another machine's"))
 
 ENDLESS = """
 <ir_version: 10, opset_import: ["" : 20]>
@@ -58,16 +58,16 @@ class Noting:
 
 
 STEPS = {
-    "export": lambda spec, shop: steps.export(spec, shop),
-    "calibration": lambda spec, shop: steps.observe((0, 1), spec, EXPORTED, shop),
-    "merge": lambda spec, shop: steps.merge([RANGES, RANGES], spec, shop),
-    "choose": lambda spec, shop: steps.choose(Searched("int8"), spec, EXPORTED, RANGES, shop),
-    "quantization": lambda spec, shop: steps.quantize(INT8, spec, EXPORTED, RANGES, {}, shop),
-    "build": lambda spec, shop: steps.build(an_engine().unit, spec, shop),
-    "proof": lambda spec, shop: steps.validate(an_engine(), spec, EXPORTED, shop),
-    "latency": lambda spec, shop: steps.measure(JUDGED, spec, EXPORTED, shop),
-    "attribution": lambda spec, shop: steps.attribute(
-        Suspect("engine", an_engine(), ("cpu fp32",)), spec, "a" * 64, "b" * 64, shop
+    "export": lambda spec, context: steps.export(spec, context),
+    "calibration": lambda spec, context: steps.observe((0, 1), spec, EXPORTED, context),
+    "merge": lambda spec, context: steps.merge([RANGES, RANGES], spec, context),
+    "choose": lambda spec, context: steps.choose(Searched("int8"), spec, EXPORTED, RANGES, context),
+    "quantization": lambda spec, context: steps.quantize(INT8, spec, EXPORTED, RANGES, {}, context),
+    "build": lambda spec, context: steps.build(an_engine().unit, spec, context),
+    "proof": lambda spec, context: steps.validate(an_engine(), spec, EXPORTED, context),
+    "latency": lambda spec, context: steps.measure(JUDGED, spec, EXPORTED, context),
+    "attribution": lambda spec, context: steps.attribute(
+        Suspect("engine", an_engine(), ("cpu fp32",)), spec, "a" * 64, "b" * 64, context
     ),
 }
 KEYS = {"merge": "timeouts.calibration_s", "choose": "timeouts.quantization_s", "build": "build.timeout_s"}
@@ -77,9 +77,9 @@ KEYS = {"merge": "timeouts.calibration_s", "choose": "timeouts.quantization_s", 
 def test_the_time_of_every_step_is_the_specs(project: Project, tmp_path: Path, step: str) -> None:
     project.change_spec(timeouts=LIMITS, build={"timeout_s": 17}, validation=LATENCY)
     executor = Noting()
-    shop = Workshop(open_store(tmp_path / "registry", create=True), executor, executor)
+    context = RunContext(open_store(tmp_path / "registry", create=True), executor, executor)
     with pytest.raises(EngineryError, match="noted"):
-        STEPS[step](load_spec(project.spec), shop)
+        STEPS[step](load_spec(project.spec), context)
     key = KEYS.get(step, f"timeouts.{step}_s")
     assert executor.job is not None
     assert executor.job.limits.timeout_s == {**LIMITS, "timeout_s": 17}[key.partition(".")[2]]

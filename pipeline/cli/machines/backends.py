@@ -79,7 +79,7 @@ def row_of(backend: "Backend") -> Row:
         dynamic=_takes_dynamic(backend),
         determinism=backend.capabilities.determinism,
         tunes_on_target=backend.capabilities.tunes_on_target,
-        runs=[target.name for target in _served(backend) if versions and backend.runs(target) is None],
+        runs=[target.name for target in _list_served(backend) if versions and backend.runs(target) is None],
         options=dict(discovery.options_of(backend)),
         meanings=discovery.option_meanings(type(backend)),
     )
@@ -91,12 +91,12 @@ def builds_of(backend: "Backend") -> dict[str, list[str]]:
 
     table: dict[str, list[str]] = {
         target.name: [p for p in PRECISIONS if _would_build(backend, _probe(backend, target, p))]
-        for target in _served(backend)
+        for target in _list_served(backend)
     }
     return {name: kinds for name, kinds in table.items() if kinds}
 
 
-def grouped(builds: Mapping[str, list[str]]) -> Iterator[tuple[list[str], list[str]]]:
+def group_by_precisions(builds: Mapping[str, list[str]]) -> Iterator[tuple[list[str], list[str]]]:
     """Targets that take the same precisions, together: (targets, precisions)."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for target, kinds in builds.items():
@@ -105,7 +105,7 @@ def grouped(builds: Mapping[str, list[str]]) -> Iterator[tuple[list[str], list[s
         yield targets, list(precisions)
 
 
-def _served(backend: "Backend") -> "list[Target]":
+def _list_served(backend: "Backend") -> "list[Target]":
     from enginery.core.hardware.targets import parse_targets
 
     return [target for target in parse_targets("all") if backend.serves(target)]
@@ -115,7 +115,7 @@ def _takes_dynamic(backend: "Backend") -> bool:
     """Whether a model with a dynamic batch is built for any target that it builds for."""
     return any(
         _would_build(backend, _probe(backend, target, precision, dynamic=True))
-        for target in _served(backend)
+        for target in _list_served(backend)
         for precision in ("fp32", "fp16")
     )
 
@@ -145,7 +145,7 @@ def _show(rows: list[Row]) -> None:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    builds = "\n".join(f"{' '.join(targets)}: {' '.join(kinds)}" for targets, kinds in grouped(row.builds))
+    builds = "\n".join(f"{' '.join(targets)}: {' '.join(kinds)}" for targets, kinds in group_by_precisions(row.builds))
     where = "; on its GPU" if row.tunes_on_target else ""
     shapes, claim = "dynamic" if row.dynamic else "fixed", _CLAIMS[row.determinism]
     return row.name, main_version(row) or "not here", builds + where, shapes, claim, ", ".join(row.runs) or "no"
@@ -161,7 +161,7 @@ def _details(row: Row) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
     yield f"  installed: {versions}" if row.versions else f"  not installed: {row.install}"
     verb = "builds" if row.versions else "would build"
-    for targets, kinds in grouped(row.builds):
+    for targets, kinds in group_by_precisions(row.builds):
         yield f"  {verb} for {' '.join(targets)}: {' '.join(kinds)}"
     yield f"  shapes: {'dynamic' if row.dynamic else 'fixed'}; two builds: {_CLAIMS[row.determinism]}"
     if row.tunes_on_target:

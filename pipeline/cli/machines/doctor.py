@@ -26,7 +26,7 @@ MARKS = {"ok": "green", "missing": "yellow", "broken": "red"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """One thing looked at. state: 'ok', 'missing' (something optional) or 'broken' (something needed)."""
 
     subject: str
@@ -51,21 +51,23 @@ def doctor(ctx: click.Context, registry: str, as_json: bool) -> None:
     ctx.exit(1 if any(finding.state == "broken" for finding in findings) else 0)
 
 
-def _show(findings: list[Finding]) -> None:
+def _show(findings: list[DoctorFinding]) -> None:
     print_table(("", "", ""), [[item.state, item.subject, item.detail] for item in findings], styles=MARKS)
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[DoctorFinding]:
     import psutil
 
     memory = format_bytes(psutil.virtual_memory().total)
-    yield Finding("machine", "ok", f"{platform.machine()}, {pluralize(os.cpu_count() or 1, 'CPU')}, {memory} memory")
-    yield Finding("cpu", "ok", _kind_words(this_kind()))
-    yield Finding("python", "ok", platform.python_version())
+    yield DoctorFinding(
+        "machine", "ok", f"{platform.machine()}, {pluralize(os.cpu_count() or 1, 'CPU')}, {memory} memory"
+    )
+    yield DoctorFinding("cpu", "ok", _kind_words(this_kind()))
+    yield DoctorFinding("python", "ok", platform.python_version())
     free = shutil.disk_usage(tempfile.gettempdir()).free
     enough = free >= LEAST_FREE_BYTES
     detail = f"{format_bytes(free)} free for builds" + ("" if enough else "; free some, or set TMPDIR")
-    yield Finding("temporary space", "ok" if enough else "broken", detail)
+    yield DoctorFinding("temporary space", "ok" if enough else "broken", detail)
 
 
 def _kind_words(kind: CpuKind) -> str:
@@ -78,20 +80,20 @@ def _kind_words(kind: CpuKind) -> str:
     )
 
 
-def _gpus() -> Iterator[Finding]:
+def _gpus() -> Iterator[DoctorFinding]:
     from enginery.core.hardware.cuda import gpus
 
     found = gpus()
     for gpu in found:
         major, minor = gpu.compute_capability
-        yield Finding(f"gpu {gpu.index}", "ok", f"{gpu.name}, sm_{major}{minor}")
+        yield DoctorFinding(f"gpu {gpu.index}", "ok", f"{gpu.name}, sm_{major}{minor}")
     if not found:
-        yield Finding(
+        yield DoctorFinding(
             "gpu", "missing", "none; engines for GPUs are built here and stay unproven until a GPU node validates"
         )
 
 
-def _compilers() -> Iterator[Finding]:
+def _compilers() -> Iterator[DoctorFinding]:
     from builders.backends import discovery
 
     for name in discovery.names():
@@ -99,23 +101,25 @@ def _compilers() -> Iterator[Finding]:
         versions = backend.versions()
         if versions:
             targets = ", ".join(builds_of(backend))
-            yield Finding(name, "ok", f"{' '.join(sorted(set(versions.values())))}; builds for {targets}")
+            yield DoctorFinding(name, "ok", f"{' '.join(sorted(set(versions.values())))}; builds for {targets}")
         else:
-            yield Finding(name, "missing", f"not installed; {backend.install}")
+            yield DoctorFinding(name, "missing", f"not installed; {backend.install}")
 
 
-def _services() -> Iterator[Finding]:
+def _services() -> Iterator[DoctorFinding]:
     from pipeline.compile.run_context import versions
 
     for name, version in versions(*EXTRAS).items():
         state = "missing" if version == "absent" else "ok"
         remedy = f"not installed; to {EXTRAS[name]}"
-        yield Finding(name, state, version if state == "ok" else remedy)
+        yield DoctorFinding(name, state, version if state == "ok" else remedy)
     api = os.environ.get("PREFECT_API_URL")
-    yield Finding("prefect api", "ok", api or "not configured: steps run in-process; --runner prefect starts a server")
+    yield DoctorFinding(
+        "prefect api", "ok", api or "not configured: steps run in-process; --runner prefect starts a server"
+    )
 
 
-def _registry(registry: str) -> Finding:
+def _registry(registry: str) -> DoctorFinding:
     from enginery.core.errors import EngineryError
     from enginery.registry.store.base import open_store
     from enginery.registry.versions.lookup import models
@@ -123,5 +127,5 @@ def _registry(registry: str) -> Finding:
     try:
         count = len(models(open_store(registry)))
     except EngineryError as error:
-        return Finding("registry", "missing", str(error))
-    return Finding("registry", "ok", f"{registry}: {pluralize(count, 'model')}")
+        return DoctorFinding("registry", "missing", str(error))
+    return DoctorFinding("registry", "ok", f"{registry}: {pluralize(count, 'model')}")

@@ -9,7 +9,7 @@ import click
 from pipeline.cli.options import emit_json, json_option, registry_option, runtime_options, say, stated_runtimes
 
 if TYPE_CHECKING:
-    from pipeline.orchestration.fleet.reconcile import Reconciled, Sources
+    from pipeline.orchestration.fleet.reconcile import FleetSources, Reconciled
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -69,7 +69,7 @@ def fleet(ctx: click.Context, /, apply: bool, as_json: bool, **chosen: Any) -> N
     from pipeline.fleet.prediction import predictor
     from pipeline.orchestration.fleet.reconcile import reconcile
 
-    store, sources = _opened(chosen)
+    store, sources = _open(chosen)
     found = reconcile(store, sources, predictor(store))
     if as_json:
         emit_json(found.to_json())
@@ -95,38 +95,40 @@ def plan(as_json: bool, **chosen: Any) -> None:
     from enginery.core.hardware.targets import parse_targets
     from pipeline.cli.machines.fleet_tables import print_plan
     from pipeline.fleet.inventory import check_version
-    from pipeline.fleet.plan import Change, make_plan, parse_nodes
+    from pipeline.fleet.plan import StateChange, make_plan, parse_nodes
     from pipeline.fleet.prediction import predictor
-    from pipeline.orchestration.fleet.reconcile import compared
+    from pipeline.orchestration.fleet.reconcile import compare_deployments
 
     driver, runtimes = check_version("driver", chosen.pop("driver")), _runtimes(chosen)
     named = (chosen.pop("on") or "").replace(",", " ").split()
-    change = Change(
+    change = StateChange(
         driver,
         runtimes,
         on=tuple(target for name in named for target in parse_targets(name)),
         add=tuple(map(parse_nodes, chosen.pop("add"))),
         remove=tuple(map(parse_nodes, chosen.pop("remove"))),
     )
-    if change == Change(on=change.on):
+    if change == StateChange(on=change.on):
         raise click.UsageError(
             "nothing changes: give --driver, --tensorrt, --tensorrt-rtx, --runtime, --add or --remove"
         )
-    store, sources = _opened(chosen)
-    found = make_plan(*compared(store, sources), change, predictor(store))
+    store, sources = _open(chosen)
+    found = make_plan(*compare_deployments(store, sources), change, predictor(store))
     if as_json:
         emit_json(found.to_json())
     else:
         print_plan(found)
 
 
-def _opened(chosen: dict[str, Any]) -> "tuple[Any, Sources]":
+def _open(chosen: dict[str, Any]) -> "tuple[Any, FleetSources]":
     from enginery.registry.store.base import open_store
     from pipeline.fleet.cluster import Access
-    from pipeline.orchestration.fleet.reconcile import Sources
+    from pipeline.orchestration.fleet.reconcile import FleetSources
 
     access = Access(chosen["kubeconfig"], chosen["context"], chosen["timeout"])
-    return open_store(chosen["registry"]), Sources(chosen["inventory"], access, chosen["catalog"], _runtimes(chosen))
+    return open_store(chosen["registry"]), FleetSources(
+        chosen["inventory"], access, chosen["catalog"], _runtimes(chosen)
+    )
 
 
 def _runtimes(chosen: dict[str, Any]) -> dict[str, str]:

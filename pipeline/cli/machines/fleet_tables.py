@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from enginery.core.text import format_bytes, join_first, pluralize
 from pipeline.cli.tables import echo, print_table
-from pipeline.fleet.standing import STATES, Standing
+from pipeline.fleet.coverage import STATES, Coverage
 
 if TYPE_CHECKING:
-    from pipeline.fleet.groups import Fleet, Group
-    from pipeline.fleet.plan import Plan
-    from pipeline.fleet.work import Work
+    from pipeline.fleet.groups import Fleet, NodeGroup
+    from pipeline.fleet.plan import FleetPlan
+    from pipeline.fleet.work import FleetWork
     from pipeline.orchestration.fleet.reconcile import Reconciled
 
 
@@ -27,7 +27,7 @@ def print_reconciled(found: "Reconciled") -> None:
     _print_work(found.work)
 
 
-def print_plan(found: "Plan") -> None:
+def print_plan(found: "FleetPlan") -> None:
     """Groups after the change, what dies, what does not serve then either, what to do, and what nobody needs."""
     _print_fleet(found.after, found.unwanted)
     columns = ("model", "version", "state", "nodes", "on", "engine", "why")
@@ -46,9 +46,9 @@ def print_plan(found: "Plan") -> None:
         print_table(("engine", "models"), [[item.unit, join_first(item.models)] for item in found.idle])
 
 
-def standing_rows(standings: Iterable[Standing]) -> list[list[str]]:
+def standing_rows(standings: Iterable[Coverage]) -> list[list[str]]:
     """A row for all groups on which a model stands alike, the worst first."""
-    alike: dict[tuple[str, ...], list[Standing]] = {}
+    alike: dict[tuple[str, ...], list[Coverage]] = {}
     for item in standings:
         engine = item.engine.unit if item.engine else ""
         why = item.reason or "; ".join((item.fit, *item.remarks))
@@ -62,7 +62,7 @@ def standing_rows(standings: Iterable[Standing]) -> list[list[str]]:
     return sorted(rows, key=lambda row: (STATES.index(row[2]), row[0]))
 
 
-def _print_fleet(fleet: "Fleet", unwanted: Sequence["Group"]) -> None:
+def _print_fleet(fleet: "Fleet", unwanted: Sequence["NodeGroup"]) -> None:
     echo(f"{pluralize(len(fleet.groups), 'group')} of nodes ({fleet.source})")
     rows = [
         [
@@ -89,7 +89,7 @@ def _print_fleet(fleet: "Fleet", unwanted: Sequence["Group"]) -> None:
         echo(f"no model must be served on: {', '.join(dict.fromkeys(group.name for group in unwanted))}")
 
 
-def _print_work(work: Sequence["Work"]) -> None:
+def _print_work(work: Sequence["FleetWork"]) -> None:
     if not work:
         return
     echo("\nTo do, in this order (what most nodes wait for first, then channel stable, then the shorter)")
@@ -100,7 +100,7 @@ def _print_work(work: Sequence["Work"]) -> None:
     print_table(("do", "unit", "nodes", "on", "predicted", "but first"), rows)
 
 
-def _time(item: "Work") -> str:
+def _time(item: "FleetWork") -> str:
     if item.unit.kind == "prove" or item.refused:
         return ""
     if item.expected is None or item.expected.seconds is None:
@@ -108,5 +108,5 @@ def _time(item: "Work") -> str:
     return f"{item.expected.seconds:.0f} s, from {item.expected.basis}"
 
 
-def _groups(items: Sequence[Standing]) -> str:
+def _groups(items: Sequence[Coverage]) -> str:
     return ", ".join(dict.fromkeys(item.group.name for item in items))

@@ -100,7 +100,7 @@ def build(
     with served_metrics(metrics_port, metrics_address) as counting:
         outcome = _compile(spec, options, runner, quiet, counting)
     if sign_key and outcome.version is not None:
-        outcome = _signed(outcome, sign_key, registry_of(spec, options))
+        outcome = _sign(outcome, sign_key, registry_of(spec, options))
     if as_json:
         emit_json(outcome.to_json())
     else:
@@ -108,7 +108,7 @@ def build(
     ctx.exit(1 if outcome.failed or outcome.version is None else 0)
 
 
-def _signed(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
+def _sign(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
     """Sign what was published, and ask its channel again if that did not move: it may have waited for the signature."""
     from dataclasses import replace
 
@@ -164,10 +164,10 @@ def _tell_if_untold(outcome: "Outcome", registry: str) -> None:
     """Tell a configured server of the version, if the run that published it did not come to that."""
     from enginery.registry.store.base import open_store
     from pipeline.orchestration.payloads import PUBLISHED
-    from pipeline.orchestration.sent_events import told_before
+    from pipeline.orchestration.sent_events import was_sent
 
     store = open_store(registry)
-    if outcome.manifest is None or told_before(store, PUBLISHED, outcome.manifest):
+    if outcome.manifest is None or was_sent(store, PUBLISHED, outcome.manifest):
         return
     from pipeline.orchestration.flows.compile_model import tell
     from pipeline.orchestration.intake.once import Compiled

@@ -36,7 +36,7 @@ def golden() -> None:
 @json_option
 def make(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
     """Make the golden set of SPEC, unless it exists, and show how it differs from the one before."""
-    _print_made(_made(spec, registry, quiet, accepting=False), as_json)
+    _print_made(_make(spec, registry, quiet, accepting=False), as_json)
 
 
 @golden.command()
@@ -48,7 +48,7 @@ def accept(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
     """Make the golden set of SPEC and write its digest into the spec: from then on a build with another one fails."""
     from pipeline.operations.golden import write_frozen
 
-    made = _made(spec, registry, quiet, accepting=True)
+    made = _make(spec, registry, quiet, accepting=True)
     if made.frozen != made.digest:
         write_frozen(Path(spec), made.digest)
     _print_made(replace(made, frozen=made.digest), as_json)
@@ -61,10 +61,10 @@ def accept(spec: str, registry: str | None, quiet: bool, as_json: bool) -> None:
 def show(reference: str, registry: str, as_json: bool) -> None:
     """Show the golden set of a version (REF) or a digest: cases, noise floor, and the versions proven with it."""
     from enginery.registry.store.base import open_store
-    from pipeline.operations.golden import golden_of, shown
+    from pipeline.operations.golden import describe_golden, golden_of
 
     store = open_store(registry)
-    _print_shown(shown(store, golden_of(store, reference)), as_json)
+    _print_shown(describe_golden(store, golden_of(store, reference)), as_json)
 
 
 @golden.command()
@@ -86,28 +86,28 @@ def diff(before: str, after: str, registry: str, as_json: bool) -> None:
     echo(f"{change.before[:12]} -> {change.after[:12]}: {change}")
 
 
-def _made(address: str, registry: str | None, quiet: bool, accepting: bool) -> "MadeGolden":
+def _make(address: str, registry: str | None, quiet: bool, accepting: bool) -> "MadeGolden":
     from enginery.core.errors import InputError
     from pipeline.compile import steps
     from pipeline.compile.steps.golden import latest_golden, told_change
-    from pipeline.operations.golden import MadeGolden, unfrozen
-    from pipeline.orchestration.run import RunOptions, opened
+    from pipeline.operations.golden import MadeGolden, unfreeze
+    from pipeline.orchestration.run import RunOptions, open_run
 
     with (
         shown_progress(quiet) as progress,
-        opened(address, RunOptions(registry=registry), progress, keep_state=False) as run,
+        open_run(address, RunOptions(registry=registry), progress, keep_state=False) as run,
     ):
-        spec, shop = run.spec, run.shop
+        spec, context = run.spec, run.context
         if accepting and spec.is_copy:
             raise InputError(f"{spec.address} is a copy; accept the golden set where the spec is kept")
-        before = _frozen(spec) or latest_golden(spec.model, shop)
-        exported = steps.export(unfrozen(spec) if accepting else spec, shop)
+        before = _find_frozen(spec) or latest_golden(spec.model, context)
+        exported = steps.export(unfreeze(spec) if accepting else spec, context)
         changed = before is not None and before != exported.golden
-        change = told_change(shop.store, before, exported.golden) if before and changed else None
-        return MadeGolden(spec.model, exported.golden, before, change, _frozen(spec), exported.notes)
+        change = told_change(context.store, before, exported.golden) if before and changed else None
+        return MadeGolden(spec.model, exported.golden, before, change, _find_frozen(spec), exported.notes)
 
 
-def _frozen(spec: "ModelSpec") -> str | None:
+def _find_frozen(spec: "ModelSpec") -> str | None:
     return spec.golden.frozen if spec.golden else None
 
 

@@ -24,7 +24,7 @@ from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from pipeline.orchestration.intake.catalog import CatalogRow
-    from pipeline.orchestration.intake.watch import Seen
+    from pipeline.orchestration.intake.watch import WatchedSpec
 
 
 @click.command()
@@ -51,9 +51,9 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
         echo(f"{item.address}\n{state} in {store.uri}, {pluralize(len(item.bundle.files), 'file')}")
     told = None
     if not no_event:
-        from pipeline.orchestration.events import registered
+        from pipeline.orchestration.events import send_registered
 
-        told = registered(store, item)
+        told = send_registered(store, item)
         say(f"told {told.server}: {told.event} {told.id}")
     if as_json:
         emit_json({**facts, "existed": existed, "event": asdict(told) if told else None})
@@ -78,7 +78,7 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
     from enginery.registry.store.base import open_store
     from pipeline.orchestration.intake.watch import Watch
 
-    def show(seen: "Seen") -> None:
+    def show(seen: "WatchedSpec") -> None:
         if as_json:
             echo(json.dumps(asdict(seen)))
         else:
@@ -123,15 +123,15 @@ def catalog(
     A spec that fails does not stop the others. Exit code 1 if a spec or one of its engines failed.
     """
     from pipeline.compile.composition import InProcess
-    from pipeline.orchestration.intake.catalog import compile_all, gathered, words
-    from pipeline.orchestration.run import RunOptions, started
+    from pipeline.orchestration.intake.catalog import compile_all, gather_specs, words
+    from pipeline.orchestration.run import RunOptions, start_executors
 
     wait_s = wait_for_nodes.total_seconds()
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_s)
     with (
-        gathered(specs, options.registry) as addresses,
+        gather_specs(specs, options.registry) as addresses,
         shown_progress(quiet) as progress,
-        started(options) as executors,
+        start_executors(options) as executors,
     ):
         rows = compile_all(addresses, options, InProcess(), progress, executors)
     if as_json:

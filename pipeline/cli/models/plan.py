@@ -48,29 +48,29 @@ def plan(
 def _forecast(spec: str, options: "RunOptions", quiet: bool, no_export: bool) -> "Forecast":
     from pipeline.compile.composition import InProcess, prepare
     from pipeline.compile.foreseen import foresee
-    from pipeline.compile.on_record import OnRecord, on_record, reading
-    from pipeline.compile.plan import unserved
+    from pipeline.compile.on_record import OnRecord, on_record, open_records
+    from pipeline.compile.plan import find_unserved
     from pipeline.intake.addresses import spec_at
-    from pipeline.orchestration.run import opened, select, store_of
+    from pipeline.orchestration.run import open_run, select, store_of
 
     with spec_at(spec, options.registry) as found:
         model = found.load()
         selection = select(model, options)
-        left_out = unserved(model, selection)
+        left_out = find_unserved(model, selection)
         if no_export and left_out:
             say(f"left out, since no backend of the spec builds for it: {', '.join(left_out)}")
-        shop = reading(store_of(model, options))
-        known = on_record(model, selection, shop)
+        context = open_records(store_of(model, options))
+        known = on_record(model, selection, context)
         if known.missing and not no_export and not quiet:
             say(
                 f"not on record: {', '.join(known.missing)}; that is done first, and what follows from it, so that "
                 "every build key is complete (--no-export answers from what is on record)"
             )
         if not no_export:
-            with shown_progress(quiet) as progress, opened(found, options, progress, keep_state=False) as run:
-                ready = prepare(run.spec, run.selection, run.shop, InProcess())
+            with shown_progress(quiet) as progress, open_run(found, options, progress, keep_state=False) as run:
+                ready = prepare(run.spec, run.selection, run.context, InProcess())
             known = OnRecord(ready.exported, ready.graphs)
-        return foresee(model, selection, known, shop)
+        return foresee(model, selection, known, context)
 
 
 def _print_plan(found: "Forecast") -> None:

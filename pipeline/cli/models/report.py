@@ -25,14 +25,14 @@ def report(source: str, out: Path, to_prefect: bool, registry: str, as_json: boo
     from enginery.registry.store.atomic_write import write_whole
     from enginery.registry.store.base import open_store
     from enginery.registry.versions.lookup import locate
-    from pipeline.compile.publication.pages import drawn, published_document, read_document
+    from pipeline.compile.publication.pages import draw_page, published_document, read_document
 
     if source.endswith(".json") or "/" in source:
         document = read_document(Path(source))
     else:
         store = open_store(registry)
         document = published_document(store, locate(store, parse_reference(source)).manifest)
-    write_whole(out, drawn(document).encode())
+    write_whole(out, draw_page(document).encode())
     keys: list[str] = []
     if to_prefect:
         from pipeline.orchestration.flows.api import show_report

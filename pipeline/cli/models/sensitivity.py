@@ -21,7 +21,7 @@ from pipeline.cli.tables import echo, print_table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.compile.run_context import Workshop
+    from pipeline.compile.run_context import RunContext
     from pipeline.quantization.search.chosen import GroupDamage, SearchDocument
     from pipeline.spec.model import ModelSpec
     from pipeline.values import Searched
@@ -49,13 +49,13 @@ def sensitivity(spec: str, activation: str, out: Path | None, registry: str | No
 
     Uses the spec's smoothing, floor and overrides. Exports and calibrates first, unless that is on record.
     """
-    from pipeline.orchestration.run import RunOptions, opened
+    from pipeline.orchestration.run import RunOptions, open_run
 
     with (
         shown_progress(quiet) as progress,
-        opened(spec, RunOptions(registry=registry), progress, keep_state=False) as run,
+        open_run(spec, RunOptions(registry=registry), progress, keep_state=False) as run,
     ):
-        choice, summary = _choice(activation, run.spec, run.shop)
+        choice, summary = _choice(activation, run.spec, run.context)
     document = encode(choice) | {"activation": activation, "summary": summary}
     if out is not None:
         from validation.reporting.pictures import frontier_svg
@@ -70,16 +70,16 @@ def sensitivity(spec: str, activation: str, out: Path | None, registry: str | No
         _print_choice(choice, summary)
 
 
-def _choice(activation: str, spec: "ModelSpec", shop: "Workshop") -> "tuple[SearchDocument, str]":
+def _choice(activation: str, spec: "ModelSpec", context: "RunContext") -> "tuple[SearchDocument, str]":
     """The choice on record, or made now, and what it is in a line."""
     from pipeline.compile import steps
     from pipeline.compile.composition import InProcess, calibrate
     from pipeline.quantization.search.chosen import SearchDocument
 
     kind = _kind(activation, spec)
-    exported = steps.export(spec, shop)
-    chosen = steps.choose(kind, spec, exported, calibrate(spec, exported, shop, InProcess()), shop)
-    return decode(json.loads(shop.store.read_blob(chosen.choice)), SearchDocument), chosen.summary
+    exported = steps.export(spec, context)
+    chosen = steps.choose(kind, spec, exported, calibrate(spec, exported, context, InProcess()), context)
+    return decode(json.loads(context.store.read_blob(chosen.choice)), SearchDocument), chosen.summary
 
 
 def _kind(activation: str, spec: "ModelSpec") -> "Searched":

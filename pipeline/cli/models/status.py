@@ -14,7 +14,7 @@ from pipeline.cli.tables import echo, print_table
 if TYPE_CHECKING:
     from enginery.registry.runs.state import RunItem
     from enginery.registry.store.base import Store
-    from pipeline.orchestration.runs.shown import Seen
+    from pipeline.orchestration.runs.views import RunView
 
 WATCH_S = 2.0
 
@@ -41,10 +41,10 @@ def status(
         _show_log(store, name, log)
         return
     if not watch:
-        _shown(store, name, limit, steps, as_json)
+        _show(store, name, limit, steps, as_json)
         return
     try:
-        _watch(lambda: _shown(store, name, limit, steps, as_json))
+        _watch(lambda: _show(store, name, limit, steps, as_json))
     except KeyboardInterrupt:
         say("stopped watching; the run goes on")
 
@@ -60,19 +60,19 @@ def _watch(show: Callable[[], bool]) -> None:
         time.sleep(WATCH_S)
 
 
-def _shown(store: "Store", name: str | None, limit: int, steps: bool, as_json: bool) -> bool:
+def _show(store: "Store", name: str | None, limit: int, steps: bool, as_json: bool) -> bool:
     """Print; whether something still runs."""
     from enginery.registry.runs.journal import find_run, read_runs, run_ids
-    from pipeline.orchestration.runs.shown import seen
+    from pipeline.orchestration.runs.views import view_run
 
     if name is not None:
-        one = seen(find_run(store, name))
+        one = view_run(find_run(store, name))
         if as_json:
             emit_json(one.to_json())
         else:
             _print_run(one, steps)
         return one.state == "running"
-    found = [seen(run) for run in read_runs(store, run_ids(store)[:limit])]
+    found = [view_run(run) for run in read_runs(store, run_ids(store)[:limit])]
     if as_json:
         emit_json({"runs": [one.summary() for one in found]})
     elif found:
@@ -82,7 +82,7 @@ def _shown(store: "Store", name: str | None, limit: int, steps: bool, as_json: b
     return any(one.state == "running" for one in found)
 
 
-def _print_runs(found: "list[Seen]") -> None:
+def _print_runs(found: "list[RunView]") -> None:
     rows = []
     for one in found:
         run = one.run
@@ -92,7 +92,7 @@ def _print_runs(found: "list[Seen]") -> None:
     print_table(("run", "state", "started (UTC)", "took", "units", "outcome"), rows)
 
 
-def _print_run(one: "Seen", steps: bool) -> None:
+def _print_run(one: "RunView", steps: bool) -> None:
     run = one.run
     by = f", {run.by}" if run.by else ""
     echo(f"{run.id}: {one.state}, {one.took_s:.0f} s; {run.user}@{run.host}, process {run.pid}{by}")
@@ -111,12 +111,12 @@ def _print_run(one: "Seen", steps: bool) -> None:
         echo(f"a log: enginery status {run.id} --log UNIT")
 
 
-def _row(one: "Seen", item: "RunItem") -> list[str]:
+def _row(one: "RunView", item: "RunItem") -> list[str]:
     elapsed = one.elapsed_s(item)
     took = "" if elapsed is None else f"{elapsed:.1f} s"
     peak = f"{item.peak_mib:.0f} MiB" if item.peak_mib else ""
     log = format_bytes(item.log_bytes) if item.log else ""
-    return [item.name, one.item_state(item), item.phase, item.where, took, peak, log, one.told(item)]
+    return [item.name, one.item_state(item), item.phase, item.where, took, peak, log, one.describe(item)]
 
 
 def _show_log(store: "Store", name: str | None, unit: str) -> None:

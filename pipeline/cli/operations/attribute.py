@@ -54,7 +54,7 @@ def attribute(
     from enginery.registry.store.base import open_store
     from enginery.registry.trust import require
     from enginery.registry.versions.lookup import locate
-    from pipeline.compile.run_context import Workshop
+    from pipeline.compile.run_context import RunContext
     from pipeline.operations.attribution import attribute_version, encode_answer
 
     store = open_store(registry)
@@ -64,8 +64,8 @@ def attribute(
     wanted = {item.name for name in targets.split(",") for item in parse_targets(name)}
     executor = LocalExecutor()
     with shown_progress(quiet) as progress:
-        shop = Workshop(store, executor, executor, progress)
-        answers = list(attribute_version(manifest, wanted, precision, shop))
+        context = RunContext(store, executor, executor, progress)
+        answers = list(attribute_version(manifest, wanted, precision, context))
     found = [encode_answer(answer) for answer in answers]
     told = {"model": manifest.model, "version": manifest.version, "attributions": found}
     if out is not None:

@@ -22,7 +22,7 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
-    from pipeline.operations.compare.report import Comparison
+    from pipeline.operations.compare.report import BackendComparison
     from pipeline.operations.compare.run import CompareOptions
 
 
@@ -73,16 +73,16 @@ def compare(
     from pipeline.compile.composition import InProcess
     from pipeline.operations.compare import run
     from pipeline.operations.compare.formatting import format_markdown
-    from pipeline.orchestration.run import RunOptions, opened
+    from pipeline.orchestration.run import RunOptions, open_run
 
     if out is not None:
         # Now, and not when everything is built and timed.
         with reachable(f"writing {out}"):
             make_folder(out.parent)
     options = RunOptions(registry=registry, jobs=jobs)
-    with shown_progress(quiet) as progress, opened(spec, options, progress, keep_state=False) as opened_run:
+    with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=False) as opened_run:
         wanted = _read_options(target, backends, precisions, seconds, seed, opened_run.spec.precision_list())
-        found = run.compare(opened_run.spec, wanted, opened_run.shop, InProcess())
+        found = run.compare(opened_run.spec, wanted, opened_run.context, InProcess())
     if as_json:
         emit_json(encode(found))
     else:
@@ -114,7 +114,7 @@ def _words(text: str | None) -> list[str]:
     return (text or "").replace(",", " ").split()
 
 
-def _show(found: "Comparison") -> None:
+def _show(found: "BackendComparison") -> None:
     from pipeline.cli.tables import print_table
     from pipeline.operations.compare.formatting import describe_comparison, format_heading, format_rows
 

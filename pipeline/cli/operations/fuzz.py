@@ -62,8 +62,8 @@ def fuzz(
     from pipeline.operations.fuzz import FuzzOptions, fuzz_published
 
     options = FuzzOptions(seed, cases, _read(histogram) if histogram else None, only)
-    with published_engine(registry, reference, target, precision, quiet) as (chosen, shop):
-        report = fuzz_published(chosen, options, shop)
+    with published_engine(registry, reference, target, precision, quiet) as (chosen, context):
+        report = fuzz_published(chosen, options, context)
     if as_json:
         emit_json({**encode(chosen.identity), **encode_document(report)})
     else:

@@ -82,13 +82,13 @@ def profile(
     from pipeline.operations.latency import ProfileOptions, benchmark_pair, profile_published
 
     options = ProfileOptions(seconds, buckets or ("all" if all_buckets else "few"), streams, seed)
-    with published_engine(registry, reference, target, precision, quiet) as (chosen, shop):
+    with published_engine(registry, reference, target, precision, quiet) as (chosen, context):
         if against is None:
-            _show(chosen, profile_published(chosen, options, shop), as_json)
+            _show(chosen, profile_published(chosen, options, context), as_json)
             return
         other = against_precision or precision
-        second = choose(shop.store, parse_reference(against), target_named(target), other)
-        _show_pair(chosen, second, benchmark_pair(chosen, second, options, shop), as_json)
+        second = choose(context.store, parse_reference(against), target_named(target), other)
+        _show_pair(chosen, second, benchmark_pair(chosen, second, options, context), as_json)
 
 
 def _show(chosen: "ChosenEngine", report: "LatencyReport", as_json: bool) -> None:

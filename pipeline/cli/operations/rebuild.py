@@ -46,8 +46,8 @@ def rebuild(
     """
     from pipeline.operations.rebuild import rebuild as build_again
 
-    with published_engine(registry, reference, target, precision, quiet) as (chosen, shop):
-        found = build_again(chosen, times, shop)
+    with published_engine(registry, reference, target, precision, quiet) as (chosen, context):
+        found = build_again(chosen, times, context)
     if as_json:
         emit_json(found.to_json())
     else:

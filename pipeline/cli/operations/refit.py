@@ -83,20 +83,20 @@ def _refit_with_spec(
     base: "Manifest", spec: Path, options: "RunOptions", quiet: bool, dry_run: bool
 ) -> tuple[list["Refit"], "PublishedRefit | None"]:
     from pipeline.compile.composition import InProcess, compile_model, prepare
-    from pipeline.operations.refit import PublishedRefit, refit_units, refitted
+    from pipeline.operations.refit import PublishedRefit, refit_units, select_refitted
     from pipeline.orchestration.intake.once import build_lock, lock_names
-    from pipeline.orchestration.run import opened
+    from pipeline.orchestration.run import open_run
 
-    with shown_progress(quiet) as progress, opened(spec, options, progress, keep_state=not dry_run) as run:
-        plan = prepare(run.spec, run.selection, run.shop, InProcess()).plan
+    with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=not dry_run) as run:
+        plan = prepare(run.spec, run.selection, run.context, InProcess()).plan
         requests = [unit.request for unit in plan.wanted]
         if dry_run:
             return _foreseen(requests, base), None
-        found = refit_units(requests, base, run.spec, run.shop)
-        if not refitted(found):
+        found = refit_units(requests, base, run.spec, run.context)
+        if not select_refitted(found):
             return found, None
         with build_lock(run, lock_names(run, options)):
-            built = compile_model(run.spec, run.selection, run.shop, InProcess())
+            built = compile_model(run.spec, run.selection, run.context, InProcess())
     return found, PublishedRefit.of(built)
 
 
@@ -105,7 +105,7 @@ def _refit_with_version(
 ) -> tuple[list["Refit"], "PublishedRefit | None"]:
     from builders.execution.local import LocalExecutor
     from enginery.registry.store.base import open_store
-    from pipeline.compile.run_context import Workshop
+    from pipeline.compile.run_context import RunContext
     from pipeline.operations.refit import PublishedRefit, refit_units
     from pipeline.operations.refit_version import publish_refitted, wanted_of
     from pipeline.operations.revalidate import spec_of
@@ -115,12 +115,12 @@ def _refit_with_version(
         return [*_foreseen([each.request for each in wanted], base), *without], None
     executor = LocalExecutor()
     with shown_progress(quiet) as progress:
-        shop = Workshop(open_store(registry), executor, executor, progress)
-        found = refit_units([each.request for each in wanted], base, spec_of(other), shop)
+        context = RunContext(open_store(registry), executor, executor, progress)
+        found = refit_units([each.request for each in wanted], base, spec_of(other), context)
         done = [(result, each) for result, each in zip(found, wanted, strict=True) if result.engine]
         if not done:
             return [*found, *without], None
-        published = publish_refitted(base, other, done, "candidate", shop)
+        published = publish_refitted(base, other, done, "candidate", context)
     units = {result.request.unit for result, _ in done}
     failed = tuple(entry.unit for entry in published.manifest.engines if entry.unit in units and not entry.usable)
     done_as = PublishedRefit(other.model, published.version, published.channel_refusal, failed)

@@ -94,13 +94,13 @@ def _run(
 ) -> list[str]:
     from builders.execution.local import LocalExecutor
     from enginery.core.errors import UnknownNameError
-    from pipeline.compile.run_context import Workshop
+    from pipeline.compile.run_context import RunContext
     from pipeline.operations.revalidate import revalidate
 
     targets, quiet, as_json = shown
     executor = LocalExecutor()
     with shown_progress(quiet) as progress:
-        results = list(revalidate(manifest, Workshop(store, executor, executor, progress), wanted))
+        results = list(revalidate(manifest, RunContext(store, executor, executor, progress), wanted))
     if not results:
         raise UnknownNameError(
             f"{manifest.model}@{manifest.version} has no engine{f' for {targets}' if targets else ''}; "
@@ -115,9 +115,9 @@ def _run(
 
 
 def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] | None, as_json: bool) -> list[str]:
-    from pipeline.operations.offline.carry import carry
+    from pipeline.operations.offline.bundle import write_offline_bundle
 
-    made = carry(store, manifest, folder, wanted)
+    made = write_offline_bundle(store, manifest, folder, wanted)
     if as_json:
         emit_json({"model": made.model, "version": made.version, "engines": [item.digest for item in made.engines]})
     else:
@@ -126,7 +126,7 @@ def _carry(store: "Store", manifest: "Manifest", folder: Path, wanted: set[str] 
 
 
 def _import(store: "Store", path: Path, as_json: bool) -> list[str]:
-    from pipeline.operations.offline.returned import import_file
+    from pipeline.operations.offline.results import import_file
 
     found = import_file(store, path)
     if as_json:

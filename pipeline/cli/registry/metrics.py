@@ -42,10 +42,10 @@ def served_metrics(port: int | None, address: str) -> Iterator["LiveMetrics | No
     if port is None:
         yield None
         return
-    from pipeline.orchestration.metrics.live import LiveMetrics, served
+    from pipeline.orchestration.metrics.live import LiveMetrics, serve_metrics
 
     live = LiveMetrics()
-    with served(live.registry, port, address) as taken:
+    with serve_metrics(live.registry, port, address) as taken:
         say(f"metrics: http://{address}:{taken}/metrics")
         yield live
 
@@ -76,14 +76,14 @@ def metrics(port: int, address: str, every: float, once: bool, textfile: Path | 
     """
     from enginery.registry.store.base import open_store
     from pipeline.orchestration.metrics.exporter import Exporter
-    from pipeline.orchestration.metrics.live import served
+    from pipeline.orchestration.metrics.live import serve_metrics
 
     exporter = Exporter(open_store(registry), say)
     whole = exporter.refresh()
     if once or textfile is not None:
         _write(exporter.registry(), textfile)
         raise SystemExit(0 if whole else 3)
-    with served(exporter.registry(), port, address) as taken:
+    with serve_metrics(exporter.registry(), port, address) as taken:
         say(f"metrics of {registry}: http://{address}:{taken}/metrics; Ctrl-C ends it")
         try:
             exporter.run(every, threading.Event())

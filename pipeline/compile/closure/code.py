@@ -8,7 +8,7 @@ from typing import Any
 
 from builders.backends import discovery
 from pipeline.compile.closure.memory import remember_reach
-from pipeline.compile.closure.sources import PACKAGES, Sources
+from pipeline.compile.closure.sources import PACKAGES, SourceFiles
 from pipeline.compile.closure.value import Closure
 
 # A function or class, or its name: 'package.module:name'.
@@ -44,5 +44,5 @@ def _find(roots: tuple[str, ...]) -> Closure:
 
 
 @lru_cache(maxsize=64)
-def _sources(others: frozenset[str]) -> Sources:
-    return Sources(others)
+def _sources(others: frozenset[str]) -> SourceFiles:
+    return SourceFiles(others)

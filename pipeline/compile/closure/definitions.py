@@ -13,7 +13,7 @@ from typing import Any
 
 from enginery.core.digest import digest_of
 from enginery.core.errors import EngineryError
-from pipeline.compile.closure.sources import Source
+from pipeline.compile.closure.sources import SourceFile
 
 # What a module runs when it is imported, beside defining things.
 BODY = ""
@@ -53,7 +53,7 @@ class Module:
     imported: set[Target] = field(default_factory=set)
 
 
-def parse_module(name: str, source: Source, owns: Callable[[str], bool]) -> Module:
+def parse_module(name: str, source: SourceFile, owns: Callable[[str], bool]) -> Module:
     """The definitions of a module. Raises EngineryError where the source is not Python.
 
     A compiled extension module is one definition, of its bytes. owns: see `Sources.owns`.
@@ -118,7 +118,7 @@ class _Reader:
                     registered = any(self._is_ours(decorator) for decorator in statement.decorator_list)
                     self._take(statement, [statement.name, *([BODY] if registered else [])])
                 case ast.Assign() | ast.AnnAssign():
-                    self._take(statement, _assigned(statement))
+                    self._take(statement, _find_assigned(statement))
                 case ast.If() if _is_typing_only(statement):
                     self.read(statement.orelse)
                 case _ if not _is_inert(statement):
@@ -208,7 +208,7 @@ class _Reader:
             yield alias.asname or alias.name, (base, alias.name)
 
 
-def _assigned(statement: ast.Assign | ast.AnnAssign) -> list[str]:
+def _find_assigned(statement: ast.Assign | ast.AnnAssign) -> list[str]:
     """The names that a statement defines; `BODY` where it changes something else."""
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
     plain = all(isinstance(target, ast.Name | ast.Tuple) for target in targets)

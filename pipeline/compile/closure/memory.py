@@ -17,11 +17,11 @@ from typing import Any
 from enginery.core.digest import canonical_json, digest_of
 from enginery.registry.store.cache import local_cache
 from pipeline.compile import closure
-from pipeline.compile.closure.sources import Sources
+from pipeline.compile.closure.sources import SourceFiles
 from pipeline.compile.closure.value import Closure
 
 
-def remember_reach(roots: tuple[str, ...], sources: Sources) -> Closure:
+def remember_reach(roots: tuple[str, ...], sources: SourceFiles) -> Closure:
     """As `reach`, from the local cache where that holds it."""
     cache = local_cache()
     if cache is None:
@@ -40,7 +40,7 @@ def remember_reach(roots: tuple[str, ...], sources: Sources) -> Closure:
     return found
 
 
-def _reach(roots: tuple[str, ...], sources: Sources) -> Closure:
+def _reach(roots: tuple[str, ...], sources: SourceFiles) -> Closure:
     from pipeline.compile.closure.reach import reach  # with Python's parser, which a cached run does without
 
     return reach(roots, sources)

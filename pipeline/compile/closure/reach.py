@@ -15,11 +15,11 @@ from enginery.core.digest import digest_of
 from enginery.core.errors import EngineryError
 from pipeline.compile.closure.carriers import is_carrier
 from pipeline.compile.closure.definitions import BODY, Definition, Module, Target, parse_module
-from pipeline.compile.closure.sources import Source, Sources
+from pipeline.compile.closure.sources import SourceFile, SourceFiles
 from pipeline.compile.closure.value import Closure
 
 
-def reach(roots: Iterable[str], sources: Sources) -> Closure:
+def reach(roots: Iterable[str], sources: SourceFiles) -> Closure:
     """What the functions or classes `roots` ('package.module:name') can reach, carriers left out.
 
     Raises EngineryError for a root that is not there, and as `Sources.read`.
@@ -30,13 +30,13 @@ def reach(roots: Iterable[str], sources: Sources) -> Closure:
     return Closure(modules, tuple(packages), {name: sources.digest(name) for name in walk.modules})
 
 
-def reach_definitions(roots: Iterable[str], sources: Sources) -> Mapping[str, Collection[str]]:
+def reach_definitions(roots: Iterable[str], sources: SourceFiles) -> Mapping[str, Collection[str]]:
     """The names of what `reach` reaches, by module. Raises as `reach`."""
     return {module: definitions.keys() for module, definitions in _walk(roots, sources).found.items()}
 
 
-def _walk(roots: Iterable[str], sources: Sources) -> "_Walk":
-    walk = _Walk(sources)
+def _walk(roots: Iterable[str], sources: SourceFiles) -> "_ReachWalk":
+    walk = _ReachWalk(sources)
     for root in roots:
         walk.start(root)
     walk.finish()
@@ -44,17 +44,17 @@ def _walk(roots: Iterable[str], sources: Sources) -> "_Walk":
 
 
 @lru_cache(maxsize=4096)
-def _parsed(module: str, source: Source, packages: frozenset[str]) -> Module:
+def _parse(module: str, source: SourceFile, packages: frozenset[str]) -> Module:
     return parse_module(module, source, lambda name: name.partition(".")[0] in packages)
 
 
-class _Walk:
+class _ReachWalk:
     """found: what was reached, by module and name, with a digest of each.  packages: of others.
 
     modules: what was looked at.
     """
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: SourceFiles) -> None:
         self.found: dict[str, dict[str, str]] = defaultdict(dict)
         self.packages: set[str] = set()
         self.modules: dict[str, Module | None] = {}
@@ -80,7 +80,7 @@ class _Walk:
             return None
         if name not in self.modules:
             source = self._sources.read(name)
-            self.modules[name] = _parsed(name, source, self._sources.packages) if source else None
+            self.modules[name] = _parse(name, source, self._sources.packages) if source else None
         return self.modules[name]
 
     def _follow(self, module: Module, definition: Definition) -> None:

@@ -15,7 +15,7 @@ PACKAGES = frozenset({"builders", "validation", "pipeline", "enginery"})
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """A module's source code. data: the bytes of its file, Python in UTF-8.  is_package: whether that is an `__init__`.
 
     is_compiled: whether it is an extension module, whose bytes are machine code.
@@ -31,7 +31,7 @@ class Source:
         return digest_of_bytes(b"%d %d " % (self.is_package, self.is_compiled) + self.data)
 
 
-class Sources:
+class SourceFiles:
     """The source code of this distribution and of other `packages`, by module name; each file is read once.
 
     A package may lie in a folder or in a zip file.
@@ -40,13 +40,13 @@ class Sources:
     def __init__(self, packages: Iterable[str] = ()) -> None:
         self.packages = PACKAGES.union(packages)
         self._specs: dict[str, ModuleSpec | None] = {}
-        self._read: dict[str, Source | None] = {}
+        self._read: dict[str, SourceFile | None] = {}
 
     def owns(self, module: str) -> bool:
         """Whether a module belongs to one of the packages; other code counts by its distribution's version."""
         return module.partition(".")[0] in self.packages
 
-    def read(self, module: str) -> Source | None:
+    def read(self, module: str) -> SourceFile | None:
         """A module's source; None where there is no such module. Raises EngineryError where there is only bytecode."""
         if module not in self._read:
             self._read[module] = self._find(module)
@@ -57,13 +57,13 @@ class Sources:
         source = self.read(module)
         return source.digest if source else None
 
-    def _find(self, module: str) -> Source | None:
+    def _find(self, module: str) -> SourceFile | None:
         spec = self._spec(module) if self.owns(module) else None
         if spec is None:
             return None
         is_package = spec.submodule_search_locations is not None
         if spec.origin is None:  # a namespace package
-            return Source(b"", is_package)
+            return SourceFile(b"", is_package)
         is_compiled = isinstance(spec.loader, ExtensionFileLoader)
         if not is_compiled and not spec.origin.endswith(".py"):
             raise EngineryError(
@@ -71,7 +71,7 @@ class Sources:
                 "install the package with its .py files"
             )
         loader: Any = spec.loader
-        return Source(loader.get_data(spec.origin), is_package, is_compiled)
+        return SourceFile(loader.get_data(spec.origin), is_package, is_compiled)
 
     def _spec(self, module: str) -> ModuleSpec | None:
         if module not in self._specs:

@@ -23,7 +23,7 @@ from validation.comparison.task import TaskMetric
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from pipeline.quantization.search.proposal import Recipe
+    from pipeline.quantization.search.proposal import QuantizationRecipe
     from validation.attribution.onnx_graph import OnnxGraph
     from validation.attribution.result import Attribution, Proposal
     from validation.golden.golden_set import GoldenSet
@@ -69,7 +69,7 @@ class AttributeGraph:
 
         with ReferenceSession(original) as session:
             budget = graph_limits(original, session, precision, frozen, self.limits, metric, workdir).budgets
-            expected = _answered(frozen, session, workdir / "answered.safetensors")
+            expected = _answer(frozen, session, workdir / "answered.safetensors")
 
         def judged(path: Path, cases: "GoldenSet") -> Sequence[Check]:
             with ReferenceSession(path) as actual:
@@ -81,18 +81,18 @@ class AttributeGraph:
         source = original if recipe is None else fetch(place, recipe.model, workdir / "source.onnx")
         before = judged(candidate, expected)
         pair = _graph(source, workdir / "expected"), _graph(candidate, workdir / "actual")
-        found = attribute("quantization", precision, *pair, frozen, budget.tightest, _failed(before), tell=print)
+        found = attribute("quantization", precision, *pair, frozen, budget.tightest, _list_failed(before), tell=print)
         if not recipe or not found.failed:
-            return _kept(place, found, None)
+            return _keep(place, found, None)
         edges = _failing_edges(expected, found, before)
 
         def judge(path: Path) -> Sequence[Check]:
             """Most trials fail on an edge that failed before; only those that do not are run on everything."""
             first = judged(path, edges) if edges.cases else []
-            return first if _failed(first) else judged(path, expected)
+            return first if _list_failed(first) else judged(path, expected)
 
         print("looking for the smallest set of groups to leave in float")
-        return _kept(place, found, _propose(recipe, source, found, before, judge, workdir))
+        return _keep(place, found, _propose(recipe, source, found, before, judge, workdir))
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,14 @@ class AttributeEngine:
             if self.sizes:  # the limits are the golden set's
                 frozen, metric = cases_of(self.sizes, frozen, request), None
             checks = drift_checks("engine", expected, actual, frozen, held)
-            failed = _failed(proof_of(checks, actual, frozen, metric, "engine").checks)
+            failed = _list_failed(proof_of(checks, actual, frozen, metric, "engine").checks)
         tapped = OnnxGraph(opened.path, workdir / "actual", opened.open, fuses=True)
         pair = _graph(graph, workdir / "expected"), tapped
         found = attribute("engine", request.precision, *pair, frozen, held.budgets.tightest, failed, tell=print)
-        return _kept(place, found, None)
+        return _keep(place, found, None)
 
 
-def _answered(golden: "GoldenSet", session: Session, path: Path) -> "GoldenSet":
+def _answer(golden: "GoldenSet", session: Session, path: Path) -> "GoldenSet":
     """The golden set with what the reference itself answers, computed once for all trials."""
     from dataclasses import replace
 
@@ -160,7 +160,7 @@ def _graph(path: Path, workdir: Path) -> "OnnxGraph":
     return OnnxGraph(path, workdir, lambda file: ReferenceSession(file), fuses=False)
 
 
-def _failed(checks: Sequence[Check]) -> list[str]:
+def _list_failed(checks: Sequence[Check]) -> list[str]:
     from enginery.core.reports.proof import describe
 
     return [describe(check) for check in checks if not check.passed]
@@ -173,15 +173,15 @@ def _read_recipe(place: Store, digest: str) -> GraphRecipe:
         raise IntegrityError(f"recipe {digest} cannot be read ({error}); build again, which writes it anew") from error
 
 
-def _recipe(told: GraphRecipe, model: Path) -> "Recipe":
+def _recipe(told: GraphRecipe, model: Path) -> "QuantizationRecipe":
     import onnx
 
     from pipeline.quantization.ranges import Ranges
-    from pipeline.quantization.search.proposal import Recipe
+    from pipeline.quantization.search.proposal import QuantizationRecipe
 
     ranges = Ranges.from_json(told.ranges) if told.ranges else None
     flavour = told.flavour
-    return Recipe(
+    return QuantizationRecipe(
         onnx.load(model),
         flavour.precision,
         flavour.scheme,
@@ -215,7 +215,7 @@ def _propose(
     return replace(propose(recipe, found, before, judge), searched=told.searched)
 
 
-def _kept(place: Store, found: "Attribution", proposal: "Proposal | None") -> AttributionFound:
+def _keep(place: Store, found: "Attribution", proposal: "Proposal | None") -> AttributionFound:
     from dataclasses import replace
 
     from validation.attribution.formatting import summarize

@@ -1,4 +1,4 @@
-"""Writing a model in one flavour, and comparing it with the original."""
+"""Writing a model in one graph variant, and comparing it with the original."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from pipeline.compile.jobs.blobs import fetch, golden_set, proof_of, runnable, t
 from pipeline.compile.jobs.limits import graph_limits
 from pipeline.compile.jobs.ranges import CalibrationMethod, chosen_ranges
 from pipeline.quantization.schemes.overrides import Override
-from pipeline.values import Flavour, Json, Proof, SearchResult
+from pipeline.values import GraphVariant, Json, Proof, SearchResult
 from validation.comparison.task import TaskMetric
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class GraphRecipe:
     """
 
     model: str
-    flavour: Flavour
+    flavour: GraphVariant
     ranges: Json | None
     overrides: tuple[Override, ...]
     left: Mapping[str, str]
@@ -44,7 +44,7 @@ class GraphRecipe:
 
 @dataclass(frozen=True)
 class WrittenGraph:
-    """The model in one flavour. Fields as in `values.Graph`; ranges: the calibrated ranges, as a blob.
+    """The model in one graph variant. Fields as in `values.Graph`; ranges: the calibrated ranges, as a blob.
 
     written_from: digest of the float model behind it.
     """
@@ -68,13 +68,13 @@ class WrittenGraph:
 
 @dataclass(frozen=True)
 class WriteGraph:
-    """Write the model in one flavour. model, observations: digests.
+    """Write the model in one graph variant. model, observations: digests.
 
     choice: what a search gave; then its model, in float, and its ranges are written instead.
     """
 
     model: str
-    flavour: Flavour
+    flavour: GraphVariant
     observations: str | None
     calibration: CalibrationMethod | None
     overrides: tuple[Override, ...]
@@ -134,7 +134,7 @@ def _evidence(
     ranges: "Ranges",
     observations: str,
     choice: SearchResult | None,
-    flavour: Flavour,
+    flavour: GraphVariant,
 ) -> "Evidence":
     from pipeline.quantization.record.record import Evidence
     from pipeline.quantization.search.chosen import SearchDocument

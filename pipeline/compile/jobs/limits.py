@@ -47,13 +47,13 @@ def engine_limits(
         blocks = request.precision == "int4" and backend.capabilities.rounds_activations
         for honest in honest_rounding(graph, golden, reference, _as_written, workdir, activation_blocks=blocks):
             found = budgets("engine", request.precision, golden.noise, honest).override(limits)
-            yield OutputLimits(_noted(found, reference, _unknown(honest)), honest.drifts)
+            yield OutputLimits(_add_notes(found, reference, _unknown(honest)), honest.drifts)
 
     looser = measured()
     if limits:
         return StagedLimits(next(looser), looser)
     return StagedLimits(
-        OutputLimits(_noted(strictest("engine", request.precision, golden.noise), reference, STRICTEST)), looser
+        OutputLimits(_add_notes(strictest("engine", request.precision, golden.noise), reference, STRICTEST)), looser
     )
 
 
@@ -74,11 +74,11 @@ def graph_limits(
     if precision in QUANTIZED:
         found = budgets("quantization", precision, golden.noise).override(limits)
         weak = "" if metric or "sqnr_db" in limits else WEAK
-        return OutputLimits(_noted(found, reference, weak, "" if "argmax_agreement" in limits else DECIDED))
+        return OutputLimits(_add_notes(found, reference, weak, "" if "argmax_agreement" in limits else DECIDED))
     half: Precision | None = None if precision == "fp32" else precision
     *_, honest = honest_rounding(path, golden, reference, _as_written, workdir, half=half)
     found = budgets("quantization", precision, golden.noise, honest).override(limits)
-    return OutputLimits(_noted(found, reference, _unknown(honest)), honest.drifts)
+    return OutputLimits(_add_notes(found, reference, _unknown(honest)), honest.drifts)
 
 
 def _unknown(honest: "Honest") -> str:
@@ -98,7 +98,7 @@ def threads_for(graph: Path) -> int:
     return 1 if graph.stat().st_size < ONE_THREAD_BYTES else 0
 
 
-def _noted(found: "Budgets", reference: Session, note: str, of_integers: str | None = None) -> "Budgets":
+def _add_notes(found: "Budgets", reference: Session, note: str, of_integers: str | None = None) -> "Budgets":
     """The limits with a note for each output that has none. of_integers: for those of integers and booleans."""
     told = {
         (spec.name, "golden"): note if of_integers is None or "float" in spec.dtype else of_integers

@@ -14,14 +14,14 @@ from enginery.core.types import BuildRequest, QuantizationScheme
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.jobs.blobs import fetch, text_of
 from pipeline.quantization.schemes.overrides import Override
-from pipeline.quantization.search.floor import Floor
-from pipeline.values import Flavour, ModelShapes, Observed, Searched, SearchResult
+from pipeline.quantization.search.floor import SearchFloor
+from pipeline.values import GraphVariant, ModelShapes, Observed, Searched, SearchResult
 
 if TYPE_CHECKING:
     from enginery.arrays.arrays import Array
     from enginery.core.types import Tensors
     from pipeline.quantization.ranges import Ranges
-    from pipeline.quantization.search.engine_race import EngineRace
+    from pipeline.quantization.search.engine_timing import EngineTiming
     from pipeline.quantization.statistics.observations import Observations
     from validation.data.samples import Samples, SampleSource
 
@@ -60,7 +60,7 @@ class ObservePart:
         """What the samples showed. Raises DataError when the data has changed since the step was keyed."""
         import onnx
 
-        from pipeline.quantization.insertion.insertion_points import activations, prepared
+        from pipeline.quantization.insertion.insertion_points import activations, prepare_model
         from pipeline.quantization.insertion.placement import tensors_to_measure
         from pipeline.quantization.statistics.observe import observe
         from validation.data.overlap import Noted
@@ -68,17 +68,17 @@ class ObservePart:
 
         place = open_store(context.store)
         model = fetch(place, self.model, context.workdir / "model.onnx")
-        graph = prepared(onnx.load(model))
+        graph = prepare_model(onnx.load(model))
         everything, needed = activations(graph), tensors_to_measure(graph)
         del graph
-        with _opened(self.samples) as source:
+        with _open(self.samples) as source:
             index, count = self.part
             span = source.part(index, count) if isinstance(source, Samples) and count > 1 else (0, None)
             noted = Noted(source)
             seen = observe(model, noted, everything, histograms=needed, span=span)
         if seen.dataset != self.samples.digest:
             raise DataError(f"{self.samples.data} changed while it was read; nothing was kept: run again")
-        return _observed(place, seen, noted.seen)
+        return _observe(place, seen, noted.seen)
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class MergeParts:
         blobs = [part.observations for part in self.parts]
         found = [Observations.from_bytes(place.read_blob(digest), digest) for digest in blobs]
         inputs = merge_digests(place.read_blob(part.inputs) for part in self.parts)
-        return _observed(place, reduce(Observations.merge, found), inputs)
+        return _observe(place, reduce(Observations.merge, found), inputs)
 
 
-def _opened(samples: CalibrationSamples) -> "AbstractContextManager[SampleSource]":
+def _open(samples: CalibrationSamples) -> "AbstractContextManager[SampleSource]":
     from pipeline.quantization.statistics.sources import open_source
 
     shapes = samples.shapes.inputs, samples.shapes.dims
@@ -127,7 +127,7 @@ def _classes(source: "Samples", samples: CalibrationSamples) -> "Array":
     return found
 
 
-def _observed(place: Store, seen: "Observations", inputs: bytes) -> Observed:
+def _observe(place: Store, seen: "Observations", inputs: bytes) -> Observed:
     return Observed(place.put_bytes(seen.to_bytes()), place.put_bytes(inputs), seen.digest, seen.samples)
 
 
@@ -136,7 +136,7 @@ class SearchTerms:
     """How int8 is searched, as a spec says it."""
 
     smoothing: Literal["none", "auto"]
-    floor: Floor | None
+    floor: SearchFloor | None
     overrides: tuple[Override, ...]
 
 
@@ -171,10 +171,10 @@ class SearchQuantization:
         """What was chosen. Raises DataError for labels that are no classes, InputError for rules that match no node."""
         import onnx
 
-        from pipeline.quantization.insertion.insertion_points import prepared
+        from pipeline.quantization.insertion.insertion_points import prepare_model
         from pipeline.quantization.schemes.overrides import resolve
         from pipeline.quantization.search.search import choose
-        from pipeline.quantization.settings.runs import Labels, grouped
+        from pipeline.quantization.settings.runs import RunLabels, group_runs
         from pipeline.quantization.statistics.observations import Observations
         from pipeline.sources.onnx_model import save_onnx
         from validation.data.samples import Samples
@@ -183,18 +183,18 @@ class SearchQuantization:
         model = onnx.load(fetch(place, self.model, workdir / "model.onnx"))
         activation = self.kind.activation
         scheme = QuantizationScheme(activation, activation == "uint8", "fp32", self.kind.weight_levels)
-        measured = chosen_ranges(place, Flavour("int8", scheme), self.observations, self.calibration)
+        measured = chosen_ranges(place, GraphVariant("int8", scheme), self.observations, self.calibration)
         if measured is None:
             raise IntegrityError("int8 was to be searched without observations; calibrate first")
-        overrides = resolve(prepared(model), search.overrides) if search.overrides else {}
+        overrides = resolve(prepare_model(model), search.overrides) if search.overrides else {}
         shapes = self.samples.shapes.inputs, self.samples.shapes.dims
-        with _opened(self.samples) as source:
-            first = next(grouped(source.runs(), *shapes))[1] if self.probe else {}
+        with _open(self.samples) as source:
+            first = next(group_runs(source.runs(), *shapes))[1] if self.probe else {}
             labels = None
             if self.answer and isinstance(source, Samples):
-                labels = Labels(self.answer, _classes(source, self.samples))
-            with _race(self.probe, first, workdir) as timer:
-                runs = grouped(source.runs(), *shapes)
+                labels = RunLabels(self.answer, _classes(source, self.samples))
+            with _open_timing(self.probe, first, workdir) as timer:
+                runs = group_runs(source.runs(), *shapes)
                 told = search.floor, search.smoothing, overrides, timer, labels
                 found = choose(model, measured, scheme, runs, *told)
         save_onnx(found.model, workdir / "chosen.onnx")
@@ -209,20 +209,22 @@ class SearchQuantization:
         )
 
 
-def _race(probe: LatencyProbe | None, inputs: "Tensors", workdir: Path) -> "AbstractContextManager[EngineRace | None]":
+def _open_timing(
+    probe: LatencyProbe | None, inputs: "Tensors", workdir: Path
+) -> "AbstractContextManager[EngineTiming | None]":
     """The engines that measure what int8 saves, on the first run of the samples; none where there is nothing to run."""
-    from pipeline.quantization.search.engine_race import EngineRace
+    from pipeline.quantization.search.engine_timing import EngineTiming
 
     if probe is None or probe.request is None:
         return nullcontext()
     backend = discovery.configure(probe.request.backend, dict(probe.request.options))
-    return EngineRace(backend, probe.request, inputs, workdir)
+    return EngineTiming(backend, probe.request, inputs, workdir)
 
 
 def chosen_ranges(
-    place: Store, flavour: Flavour, observations: str | None, calibration: CalibrationMethod | None
+    place: Store, flavour: GraphVariant, observations: str | None, calibration: CalibrationMethod | None
 ) -> "Ranges | None":
-    """Chosen for the flavour's scheme; fp8 and casts need to know the extremes only."""
+    """The ranges of the variant's scheme from the observations; fp8 and casts need the extremes alone."""
     from pipeline.quantization.statistics.methods import MinMax, method, ranges
     from pipeline.quantization.statistics.observations import Observations
 

@@ -57,16 +57,16 @@ def sizes_within(dims: Sequence[Dim]) -> list[dict[str, int]]:
     for dim in dims:
         between = [size for size in range(dim.min, min(dim.max, dim.min + 4096)) if size not in dim.test_sizes()]
         if between:
-            found.append({**_tuned(dims), dim.name: between[len(between) // 2]})
+            found.append({**_list_tuned(dims), dim.name: between[len(between) // 2]})
     return found
 
 
 def sizes_outside(dims: Sequence[Dim]) -> list[dict[str, int]]:
     """For each dim one more than its most."""
-    return [{**_tuned(dims), dim.name: dim.max + 1} for dim in dims]
+    return [{**_list_tuned(dims), dim.name: dim.max + 1} for dim in dims]
 
 
-def _tuned(dims: Sequence[Dim]) -> dict[str, int]:
+def _list_tuned(dims: Sequence[Dim]) -> dict[str, int]:
     return {dim.name: dim.opt for dim in dims}
 
 

@@ -36,7 +36,7 @@ class TimingCache:
         if self._key is None:
             return
         try:
-            self._given = _named(self._store.read(self._key))
+            self._given = _read_digest(self._store.read(self._key))
             if self._given:
                 self._store.fetch(self._given, self._workdir / GIVEN)
         except (EngineryError, OSError) as error:
@@ -57,7 +57,7 @@ class TimingCache:
             self.notes.append(f"the timing cache was not kept: {error}")
 
     def _document(self, before: bytes | None, data: bytes) -> bytes | None:
-        there = _named(before)
+        there = _read_digest(before)
         whole = data if there in (None, self._given) else self._merged(str(there), data)
         digest = self._store.put_bytes(whole)
         if digest == there:
@@ -74,7 +74,7 @@ class TimingCache:
             return data
 
 
-def _named(document: bytes | None) -> str | None:
+def _read_digest(document: bytes | None) -> str | None:
     """The digest that the document names; None where it is absent or damaged."""
     if document is None:
         return None

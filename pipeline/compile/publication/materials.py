@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from enginery.core.digest import digest_of_path
 from enginery.registry.evidence.layers import LAYERS
 from enginery.registry.evidence.quantization import RECIPE, RECORD
-from pipeline.compile.verdict import Judged
+from pipeline.compile.verdict import JudgedUnit
 from pipeline.spec.model import ModelSpec
 from pipeline.values import BuildPlan, Graph
 from validation.attribution.published import ATTRIBUTION
@@ -31,19 +31,19 @@ def recipes(graphs: Sequence[Graph]) -> dict[str, str]:
     return found | {f"searched model of {flavour}": recipe.model for flavour, recipe in known if recipe.model}
 
 
-def attributions(judged: Sequence[Judged]) -> dict[str, str]:
+def attributions(judged: Sequence[JudgedUnit]) -> dict[str, str]:
     """Which node drifted, per graph and engine that failed."""
     found = [item for each in judged for item in each.attributed]
     return {f"{ATTRIBUTION} {item.name}": item.digest for item in found if item.digest}
 
 
-def layers(judged: Sequence[Judged]) -> dict[str, str]:
+def layers(judged: Sequence[JudgedUnit]) -> dict[str, str]:
     """What compilers tell of the layers, per engine."""
     known = [(item.built.unit.name, dict(item.built.extras)) for item in judged if item.built.digest]
     return {f"{LAYERS} {unit}": extras["layers"] for unit, extras in known if "layers" in extras}
 
 
-def refitted(judged: Sequence[Judged]) -> dict[str, str]:
+def list_refitted(judged: Sequence[JudgedUnit]) -> dict[str, str]:
     """The engines whose kernels these have."""
     built = [item.built for item in judged if item.built.digest]
     return {f"{REFITTED} {item.unit.name}": item.refitted_from for item in built if item.refitted_from}

@@ -47,7 +47,7 @@ def published_document(store: Store, manifest: Manifest) -> VersionDocument:
     if data is None:
         raise UnknownNameError(f"{where} has no report.json beside its manifest: it is lost; publish the version again")
     document = read_version(data, f"report.json of {where}")
-    reports = {report.unit: report for report in document.reports} | _attested(store, manifest)
+    reports = {report.unit: report for report in document.reports} | _find_attested(store, manifest)
     return replace(
         document,
         engines=judge_entries(store, manifest),
@@ -76,7 +76,7 @@ def read_document(path: Path) -> "VersionDocument | CanaryReport":
     return _version(document, str(path))
 
 
-def drawn(document: "VersionDocument | CanaryReport") -> str:
+def draw_page(document: "VersionDocument | CanaryReport") -> str:
     """The page. Raises IntegrityError for a document that lacks what its page shows."""
     try:
         if isinstance(document, VersionDocument):
@@ -90,7 +90,7 @@ def drawn(document: "VersionDocument | CanaryReport") -> str:
         raise IntegrityError(f"the document is not whole ({error!r}); make it again") from error
 
 
-def _attested(store: Store, manifest: Manifest) -> dict[str, Report]:
+def _find_attested(store: Store, manifest: Manifest) -> dict[str, Report]:
     """The newest attested report of each unit."""
     found: dict[str, Report] = {}
     for item in sorted(attestations(store, manifest), key=lambda item: item.created_at):

@@ -19,8 +19,8 @@ from pipeline.compile.causes import remember_builds
 from pipeline.compile.publication import materials
 from pipeline.compile.publication.provenance import with_provenance
 from pipeline.compile.publication.published_page import failed_page, version_page
-from pipeline.compile.run_context import Workshop, versions
-from pipeline.compile.verdict import Judged
+from pipeline.compile.run_context import RunContext, versions
+from pipeline.compile.verdict import JudgedUnit
 from pipeline.outcome import EngineResult, Outcome
 from pipeline.progress.events import VersionSettled
 from pipeline.spec.model import ModelSpec
@@ -38,31 +38,31 @@ def check_required(plan: BuildPlan) -> None:
 
 
 def publish_version(
-    spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[Judged], shop: Workshop
+    spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[JudgedUnit], context: RunContext
 ) -> Outcome:
     """Publish what was proven or may be proven elsewhere; say what failed; recognise a run that changed nothing."""
     draft = _draft(spec, exported, plan, judged)
     sums = {item.built.digest: item.built.blake3 for item in judged if item.built.digest}
     sums[exported.model.digest] = exported.blake3
-    published = _publish(spec, draft, judged, plan, shop, sums)
+    published = _publish(spec, draft, judged, plan, context, sums)
     metrics = dict(draft.metrics)
     if published is None:
-        page = failed_page(replace(draft, engines=tuple(_sorted_out(judged, plan)[1])), judged, shop)
+        page = failed_page(replace(draft, engines=tuple(_sorted_out(judged, plan)[1])), judged, context)
         return Outcome(spec.model, None, False, _results(judged, plan, ()), metrics, page=page)
     built = [item.built.unit.request for item in judged if item.built.digest]
     new = published.repeated or not published.existed
     with published_without(published.manifest, "what the next plan compares with, its latency reports and its page"):
-        remember_builds(spec, exported, built, shop, new=new)
+        remember_builds(spec, exported, built, context, new=new)
     with published_without(published.manifest, "its latency reports and its page"):
         for item in judged:
             if item.latency:
-                attach_latency(shop.store, published.manifest, item.latency)
+                attach_latency(context.store, published.manifest, item.latency)
     with published_without(published.manifest, "its page"):
-        page = version_page(published.manifest, judged, shop)
+        page = version_page(published.manifest, judged, context)
     name = f"{spec.model}@{published.version}"
     same = name if published.repeated else None
     told = f"same as {name}" if same else "already published" if published.existed else "published"
-    shop.progress.emit(VersionSettled(spec.model if same else name, told))
+    context.progress.emit(VersionSettled(spec.model if same else name, told))
     return Outcome(
         model=spec.model,
         version=published.version,
@@ -80,9 +80,9 @@ def publish_version(
 def _publish(
     spec: ModelSpec,
     draft: Manifest,
-    judged: Sequence[Judged],
+    judged: Sequence[JudgedUnit],
     plan: BuildPlan,
-    shop: Workshop,
+    context: RunContext,
     sums: Mapping[str, str | None],
 ) -> Published | None:
     """None when no engine is fit to be published. Reports are stored only for a version that is new.
@@ -94,14 +94,14 @@ def _publish(
         return None
     entries = (*(entry for entry, _ in approved), *others)
     whole = replace(draft, engines=entries)
-    if find_published(shop.store, whole) is None:
-        if same := find_same(shop.store, whole, [proof.report for _, proof in approved], spec.version):
+    if find_published(context.store, whole) is None:
+        if same := find_same(context.store, whole, [proof.report for _, proof in approved], spec.version):
             return Published(same, existed=True, repeated=True)
         for _, proof in approved:
-            shop.store.put_bytes(canonical_json(proof.report.to_json()))
-        draft = with_provenance(shop.store, draft, entries, shop.started_at)
+            context.store.put_bytes(canonical_json(proof.report.to_json()))
+        draft = with_provenance(context.store, draft, entries, context.started_at)
     return publish(
-        shop.store,
+        context.store,
         draft.with_blake3(sums),
         approved,
         others,
@@ -113,7 +113,7 @@ def _publish(
 
 
 def _sorted_out(
-    judged: Sequence[Judged], plan: BuildPlan
+    judged: Sequence[JudgedUnit], plan: BuildPlan
 ) -> tuple[list[tuple[EngineEntry, Approved]], list[EngineEntry]]:
     """Engines with their approval, and everything that has none."""
     approved: list[tuple[EngineEntry, Approved]] = []
@@ -127,7 +127,7 @@ def _sorted_out(
     return approved, others
 
 
-def _draft(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[Judged]) -> Manifest:
+def _draft(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[JudgedUnit]) -> Manifest:
     graphs = materials.graphs_of(plan)
     sources = {"onnx": exported.model.digest, "golden": exported.golden}
     sources |= {f"graph {graph.flavour.name}": graph.model for graph in graphs if graph.model != exported.model.digest}
@@ -147,7 +147,7 @@ def _draft(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequenc
         content=content,
         spec=resolved,
         sources=sources | beside | materials.layers(judged),
-        provenance=provenance | materials.refitted(judged),
+        provenance=provenance | materials.list_refitted(judged),
         toolchain=versions("enginery", "torch", "onnx", "onnxscript", "onnxruntime", "numpy"),
         host=describe_host(),
         metrics={graph.flavour.name: dict(graph.proof.metrics) for graph in graphs if graph.proof.metrics},
@@ -191,7 +191,7 @@ def _refused_entry(unit: Unit) -> EngineEntry:
     return EngineEntry(**_unit_fields(unit), status="refused", reason=unit.reason)
 
 
-def _failed_entry(item: Judged) -> EngineEntry:
+def _failed_entry(item: JudgedUnit) -> EngineEntry:
     return EngineEntry(
         **_unit_fields(item.built.unit),
         status="failed",
@@ -201,7 +201,7 @@ def _failed_entry(item: Judged) -> EngineEntry:
     )
 
 
-def entry_of(item: Judged, report: str) -> EngineEntry:
+def entry_of(item: JudgedUnit, report: str) -> EngineEntry:
     """The manifest's entry of a unit with an engine. report: digest of its validation report."""
     built = item.built
     return EngineEntry(
@@ -217,19 +217,21 @@ def entry_of(item: Judged, report: str) -> EngineEntry:
     )
 
 
-def _counts(item: Judged) -> dict[str, int]:
+def _counts(item: JudgedUnit) -> dict[str, int]:
     found = Counter(check.passed for check in item.report.checks) if item.report else Counter[bool]()
     return {"passed": found[True], "failed": found[False]}
 
 
-def _results(judged: Sequence[Judged], plan: BuildPlan, published: Sequence[EngineEntry]) -> tuple[EngineResult, ...]:
+def _results(
+    judged: Sequence[JudgedUnit], plan: BuildPlan, published: Sequence[EngineEntry]
+) -> tuple[EngineResult, ...]:
     """One for each unit, in the plan's order. The published entries are the truth where there are any."""
     entries = {entry.unit: entry for entry in published}
     by_name = {item.built.unit.name: item for item in judged}
     return tuple(_result(unit, by_name.get(unit.name), entries.get(unit.name)) for unit in plan.units)
 
 
-def _result(unit: Unit, item: Judged | None, entry: EngineEntry | None) -> EngineResult:
+def _result(unit: Unit, item: JudgedUnit | None, entry: EngineEntry | None) -> EngineResult:
     if entry is None:
         entry = _failed_entry(item) if item else _refused_entry(unit)
     found = EngineResult(

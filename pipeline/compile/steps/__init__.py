@@ -9,7 +9,7 @@ from pipeline.compile.steps.graphs import quantize, write
 from pipeline.compile.steps.latency import measure
 from pipeline.compile.steps.model import export, recorded_export
 from pipeline.compile.steps.proofs import validate
-from pipeline.compile.steps.ranges import choose, merge, observe, parts_of, searched
+from pipeline.compile.steps.ranges import choose, find_searched_kinds, merge, observe, parts_of
 
 __all__ = [
     "attribute",
@@ -22,7 +22,7 @@ __all__ = [
     "parts_of",
     "quantize",
     "recorded_export",
-    "searched",
+    "find_searched_kinds",
     "suspects",
     "validate",
     "write",

@@ -11,9 +11,9 @@ from enginery.core.errors import EngineryError, StepError, UnavailableError
 from enginery.core.reports.proof import OVERLAP, Check
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.jobs.attribution import AttributeEngine, AttributeGraph, AttributionFound
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import code_key, limits_of, metric_of, step_limits
-from pipeline.compile.verdict import Judged
+from pipeline.compile.verdict import JudgedUnit
 from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Attributed, Built
@@ -38,7 +38,7 @@ class Suspect:
         return f"graph {unit.graph.flavour.name}" if self.joint == "quantization" else unit.name
 
 
-def suspects(judged: Sequence[Judged]) -> list[Suspect]:
+def suspects(judged: Sequence[JudgedUnit]) -> list[Suspect]:
     """What broke a limit: each graph once, whatever it was built for, and each engine that can be taken apart."""
     found: dict[tuple[str, str], Suspect] = {}
     for item in judged:
@@ -50,12 +50,12 @@ def suspects(judged: Sequence[Judged]) -> list[Suspect]:
     return list(found.values())
 
 
-def _broken(item: Judged) -> list[Literal["quantization", "engine"]]:
+def _broken(item: JudgedUnit) -> list[Literal["quantization", "engine"]]:
     # A broken contract and calls that do not repeat say how the engine behaves, an overlap how it was measured, and no
     # node that drifted.
     found = item.report.failed if item.report else ()
     failed = [check for check in found if not check.name.startswith(("contract ", "calls ")) and check.name != OVERLAP]
-    lost = _lost(failed)
+    lost = _find_lost_stage(failed)
     graph = lost == "graph" or any(check.joint == "quantization" for check in failed)
     engine = lost == "engine" or any(check.joint == "engine" for check in failed)
     written = item.built.unit.graph.recipe is not None
@@ -63,11 +63,11 @@ def _broken(item: Judged) -> list[Literal["quantization", "engine"]]:
     return [*(["quantization"] if graph and written else []), *(["engine"] if engine and tappable else [])]  # type: ignore[list-item]
 
 
-def _sizes(item: Judged) -> tuple[str, ...]:
+def _sizes(item: JudgedUnit) -> tuple[str, ...]:
     return tuple(check.case for check in item.report.failed if check.name == "sizes") if item.report else ()
 
 
-def _lost(failed: Sequence[Check]) -> str | None:
+def _find_lost_stage(failed: Sequence[Check]) -> str | None:
     """The first of 'exported model', 'graph' and 'engine' that the task metric fails on; what follows inherits that.
 
     Failed on the exported model, it is about labels, data or training, and no graph or engine is to blame.
@@ -76,36 +76,40 @@ def _lost(failed: Sequence[Check]) -> str | None:
     return next((place for place in ("exported model", "graph", "engine") if place in places), None)
 
 
-def attribute(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, shop: Workshop) -> Attributed:
+def attribute(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, context: RunContext) -> Attributed:
     """Take one apart; that it cannot be done is an answer too, and stops nobody.
 
     reference: digest of the float model.  golden: of the golden set.
     Raises UnavailableError, and StepError when cancelled.
     """
     try:
-        found = _found(suspect, spec, reference, golden, shop)
+        found = _run_attribution(suspect, spec, reference, golden, context)
     except UnavailableError:
         raise
     except EngineryError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
-        shop.progress.emit(Finished(f"attribute {suspect.name}", "failed", str(error).splitlines()[0]))
+        context.progress.emit(Finished(f"attribute {suspect.name}", "failed", str(error).splitlines()[0]))
         return Attributed(suspect.joint, suspect.name, suspect.units, None, str(error))
     return Attributed(suspect.joint, suspect.name, suspect.units, found.attribution, found.headline)
 
 
-def _found(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, shop: Workshop) -> AttributionFound:
+def _run_attribution(
+    suspect: Suspect, spec: ModelSpec, reference: str, golden: str, context: RunContext
+) -> AttributionFound:
     if suspect.joint == "quantization":
-        return _run(_graph_request(suspect, spec, reference, golden), suspect, spec, shop)
-    return _run(_engine_request(suspect, spec, golden), suspect, spec, shop)
+        return _run(_graph_request(suspect, spec, reference, golden), suspect, spec, context)
+    return _run(_engine_request(suspect, spec, golden), suspect, spec, context)
 
 
-def _run(request: Request[AttributionFound], suspect: Suspect, spec: ModelSpec, shop: Workshop) -> AttributionFound:
+def _run(
+    request: Request[AttributionFound], suspect: Suspect, spec: ModelSpec, context: RunContext
+) -> AttributionFound:
     opened = [backend_root(suspect.built.unit.request.backend)] if suspect.joint == "engine" else []
     key = {**encode_fields(request), **code_key(type(request), *opened)}
     name = f"attribute {suspect.name}"
-    job = Job(name, request, shop.store.uri, step_limits(spec, "attribution"))
-    return shop.once("attribute", name, key, job, lambda found: [found.attribution])
+    job = Job(name, request, context.store.uri, step_limits(spec, "attribution"))
+    return context.once("attribute", name, key, job, lambda found: [found.attribution])
 
 
 def _graph_request(suspect: Suspect, spec: ModelSpec, reference: str, golden: str) -> AttributeGraph:

@@ -11,7 +11,7 @@ from enginery.core.errors import EngineryError, IntegrityError, StepError, Unava
 from enginery.core.types import BuildFailure, BuildRequest, Target
 from enginery.registry.runs.history import Expectation
 from pipeline.compile.jobs.engines import BuildEngine
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.progress.events import Finished, Predicted
 from pipeline.spec.model import ModelSpec
@@ -27,38 +27,38 @@ HEADROOM = 1.25
 LEAN_WORKSPACE_MIB = 1024
 
 
-def build(unit: Unit, spec: ModelSpec, shop: Workshop) -> Built:
+def build(unit: Unit, spec: ModelSpec, context: RunContext) -> Built:
     """Compile one unit in a process of its own; whatever happens to it, the other units go on."""
-    if unit.action == "cached" and (known := recall_engine(unit.request, shop)):
-        shop.progress.emit(Finished(unit.name, "cached"))
+    if unit.action == "cached" and (known := recall_engine(unit.request, context)):
+        context.progress.emit(Finished(unit.name, "cached"))
         return Built.from_record(unit, known, cached=True)
-    expected = shop.history.predict(spec.model, unit.request)
+    expected = context.history.predict(spec.model, unit.request)
     if expected:
-        shop.progress.emit(Predicted(unit.name, expected))
+        context.progress.emit(Predicted(unit.name, expected))
     try:
-        record = shop.shown(shop.executor, unit.name, _build_job(unit, spec, shop, expected))
+        record = context.run_job(context.executor, unit.name, _build_job(unit, spec, context, expected))
     except (UnavailableError, IntegrityError):
         raise
     except EngineryError as error:
-        return Built(unit, failure=_failure(unit, spec, shop, error))
-    shop.progress.emit(Finished(unit.name, "built", words=f"built in {record.seconds:.1f} s"))
+        return Built(unit, failure=_failure(unit, spec, context, error))
+    context.progress.emit(Finished(unit.name, "built", words=f"built in {record.seconds:.1f} s"))
     return Built.from_record(replace(unit, request=record.request), record)
 
 
-def _failure(unit: Unit, spec: ModelSpec, shop: Workshop, error: EngineryError) -> BuildFailure:
+def _failure(unit: Unit, spec: ModelSpec, context: RunContext, error: EngineryError) -> BuildFailure:
     kind, log = (error.kind, error.log) if isinstance(error, StepError) else ("error", "")
     if kind == "cancelled":
         raise error
     reason = str(error).removeprefix(f"{unit.name}: ")  # who shows it names the unit
-    shop.progress.emit(Finished(unit.name, "failed", reason.splitlines()[0]))
-    return BuildFailure(unit.name, kind, reason, scrubber()(log), reproduce(unit, spec, shop.store.uri))
+    context.progress.emit(Finished(unit.name, "failed", reason.splitlines()[0]))
+    return BuildFailure(unit.name, kind, reason, scrubber()(log), reproduce(unit, spec, context.store.uri))
 
 
-def _build_job(unit: Unit, spec: ModelSpec, shop: Workshop, expected: Expectation | None) -> Job[EngineRecord]:
+def _build_job(unit: Unit, spec: ModelSpec, context: RunContext, expected: Expectation | None) -> Job[EngineRecord]:
     limits = engine_limits(spec, "build")
     needed = needs(unit.request, memory_request(spec, expected))
     request = BuildEngine(unit.request)
-    return Job(unit.name, request, shop.store.uri, limits, needed, reduce_workspace(request))
+    return Job(unit.name, request, context.store.uri, limits, needed, reduce_workspace(request))
 
 
 def reproduce(unit: Unit, spec: ModelSpec, registry: str) -> str:
@@ -107,12 +107,12 @@ def reduce_workspace(build: BuildEngine) -> ReducedRequest[EngineRecord] | None:
     return ReducedRequest(BuildEngine(smaller, instead_of=build.request), f"with {option} {mib}")
 
 
-def recall_reduced(request: BuildRequest, shop: Workshop) -> BuildRequest | None:
+def recall_reduced(request: BuildRequest, context: RunContext) -> BuildRequest | None:
     """The request with a smaller workspace that was built in place of this one, which had run out of memory."""
-    found = shop.recall("reduced-workspace", {"build": request.key}, ReducedWorkspace)
+    found = context.recall("reduced-workspace", {"build": request.key}, ReducedWorkspace)
     return found.request if found else None
 
 
-def recall_engine(request: BuildRequest, shop: Workshop) -> EngineRecord | None:
+def recall_engine(request: BuildRequest, context: RunContext) -> EngineRecord | None:
     """The engine on record for a build key; None where its blob is missing or cut, or the record cannot be read."""
-    return shop.recall("build", {"build": request.key}, EngineRecord, lambda found: {found.digest: found.size_bytes})
+    return context.recall("build", {"build": request.key}, EngineRecord, lambda found: {found.digest: found.size_bytes})

@@ -9,7 +9,7 @@ from enginery.core.codec import encode
 from enginery.core.errors import DataError
 from enginery.registry.store.base import Store
 from pipeline.compile.jobs.blobs import fetch
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec
 from pipeline.values import LatestGolden
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from validation.golden.change import GoldenChange
 
 
-def settle_golden(spec: ModelSpec, golden: str, shop: Workshop) -> None:
+def settle_golden(spec: ModelSpec, golden: str, context: RunContext) -> None:
     """Say how the golden set differs from the one before it. Raises DataError when it is not the one that is frozen."""
     frozen = spec.golden.frozen if spec.golden else None
     if frozen is not None and frozen != golden:
-        raise DataError(_not_frozen(spec, frozen, golden, shop.store))
-    before = latest_golden(spec.model, shop)
+        raise DataError(_not_frozen(spec, frozen, golden, context.store))
+    before = latest_golden(spec.model, context)
     if before == golden:
         return
     if before is not None:
-        change = told_change(shop.store, before, golden)
-        shop.progress.emit(Finished("golden set", reason=change, words=f"changed since the last run: {change}"))
-    shop.remember("latest-golden", {"model": spec.model}, encode(LatestGolden(golden)), [])
+        change = told_change(context.store, before, golden)
+        context.progress.emit(Finished("golden set", reason=change, words=f"changed since the last run: {change}"))
+    context.remember("latest-golden", {"model": spec.model}, encode(LatestGolden(golden)), [])
 
 
-def latest_golden(model: str, shop: Workshop) -> str | None:
+def latest_golden(model: str, context: RunContext) -> str | None:
     """Digest of the golden set that this registry last saw for a model."""
-    known = shop.recall("latest-golden", {"model": model}, LatestGolden)
+    known = context.recall("latest-golden", {"model": model}, LatestGolden)
     return known.golden if known else None
 
 
@@ -59,11 +59,11 @@ def _not_frozen(spec: ModelSpec, frozen: str, golden: str, store: Store) -> str:
     told = told_change(store, frozen, golden)
     return (
         f"golden.frozen is {frozen[:12]}, but the golden set is now {golden[:12]}: {told}; put the data and the source "
-        f"back, or accept the change: {_accepting(spec, store)}"
+        f"back, or accept the change: {_format_accept_command(spec, store)}"
     )
 
 
-def _accepting(spec: ModelSpec, store: Store) -> str:
+def _format_accept_command(spec: ModelSpec, store: Store) -> str:
     """The command; a copy of a spec is no place to accept anything in."""
     where = ["--registry", _plain(store)]
     if not spec.is_copy:

@@ -1,4 +1,4 @@
-"""The step that writes a model in one flavour, and measures what that cost."""
+"""The step that writes a model in one graph variant, and measures what that cost."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,35 +8,35 @@ from enginery.core.codec import encode
 from enginery.core.errors import DataError, InputError
 from enginery.core.types import CALIBRATED
 from pipeline.compile.jobs.graphs import CheckGraph, SampleDigests, WriteGraph
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import code_key, limits_of, metric_of, step_limits
 from pipeline.compile.steps.ranges import calibration_method, node_overrides
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Exported, Flavour, Graph, Observed, Proof, Recipe, Searched, SearchResult
+from pipeline.values import Exported, Graph, GraphVariant, Observed, Proof, Recipe, Searched, SearchResult
 
 
 def quantize(
-    flavour: Flavour,
+    flavour: GraphVariant,
     spec: ModelSpec,
     exported: Exported,
     ranges: Observed | None,
     choices: Mapping[Searched, SearchResult],
-    shop: Workshop,
+    context: RunContext,
 ) -> Graph:
-    """Write the model in one flavour and measure what that cost (the quantization joint). Arguments as for `write`."""
-    graph = write(flavour, spec, exported, ranges, choices, shop)
-    return graph if graph.recipe is None else replace(graph, proof=_check_graph(spec, exported, graph, ranges, shop))
+    """Write the model in one graph variant and measure what that cost (quantization stage). Arguments as `write`."""
+    graph = write(flavour, spec, exported, ranges, choices, context)
+    return graph if graph.recipe is None else replace(graph, proof=_check_graph(spec, exported, graph, ranges, context))
 
 
 def write(
-    flavour: Flavour,
+    flavour: GraphVariant,
     spec: ModelSpec,
     exported: Exported,
     ranges: Observed | None,
     choices: Mapping[Searched, SearchResult],
-    shop: Workshop,
+    context: RunContext,
 ) -> Graph:
-    """Write the model in one flavour.
+    """Write the model in one graph variant.
 
     choices: what `choose` gave, by kind of int8.
     Raises DataError where real samples are needed, InputError for overrides of a model that carries Q/DQ of its own.
@@ -66,14 +66,16 @@ def write(
         "observations": ranges.seen if ranges else None,
         **code_key(WriteGraph),
     }
-    job = Job("quantize", request, shop.store.uri, step_limits(spec, "quantization"))
-    found = shop.once("quantize", f"write {flavour.name}", key, job, lambda written: written.blobs)
+    job = Job("quantize", request, context.store.uri, step_limits(spec, "quantization"))
+    found = context.once("quantize", f"write {flavour.name}", key, job, lambda written: written.blobs)
     recipe = Recipe(found.recipe, found.written_from if found.written_from != model.digest else None)
     shown = found.inputs, found.outputs, found.scales, found.notes
     return Graph(flavour, found.model, *shown, record=found.record, recipe=recipe)
 
 
-def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, ranges: Observed | None, shop: Workshop) -> Proof:
+def _check_graph(
+    spec: ModelSpec, exported: Exported, graph: Graph, ranges: Observed | None, context: RunContext
+) -> Proof:
     precision = graph.flavour.precision
     samples = None
     if precision in CALIBRATED and ranges and exported.golden_inputs:
@@ -88,5 +90,5 @@ def _check_graph(spec: ModelSpec, exported: Exported, graph: Graph, ranges: Obse
         samples,
     )
     key = {**encode(check), **code_key(CheckGraph)}
-    job = Job("check graph", check, shop.store.uri, step_limits(spec, "proof"))
-    return shop.once("check-graph", f"check {graph.flavour.name}", key, job)
+    job = Job("check graph", check, context.store.uri, step_limits(spec, "proof"))
+    return context.once("check-graph", f"check {graph.flavour.name}", key, job)

@@ -12,7 +12,7 @@ from pipeline.compile.jobs.graphs import CheckGraph, WriteGraph
 from pipeline.compile.jobs.model import ExportModel
 from pipeline.compile.jobs.ranges import MergeParts, ObservePart, ObservePartRemotely, SearchQuantization
 from pipeline.compile.only_records import NotOnRecord
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import WRITE_MODEL, package_versions
 from pipeline.compile.steps.ranges import calibration_digest
 from pipeline.compile.steps.sources import place_of, source_digests
@@ -26,13 +26,13 @@ _CODE = "code of "
 _LONGEST, _MOST_MODULES = 60, 3
 
 
-def inputs_of(spec: ModelSpec, shop: Workshop) -> Inputs:
+def inputs_of(spec: ModelSpec, context: RunContext) -> Inputs:
     """What each stage reads now: 'export', 'calibration', 'golden' and 'proof', as far as nothing must be run for it.
 
     Raises ModelError for a source file that is missing or leads out of the spec's folder.
     """
     return {
-        "export": _export(spec, shop),
+        "export": _export(spec, context),
         "calibration": _calibration(spec),
         "golden": _golden(spec),
         "proof": _proof(spec),
@@ -67,14 +67,14 @@ def _code_differences(changed: Sequence[str]) -> list[str]:
     return [f"{_CODE}{' and '.join(filter(None, (', '.join(named[:-1]), named[-1])))} changed"]
 
 
-def _export(spec: ModelSpec, shop: Workshop) -> dict[str, str]:
+def _export(spec: ModelSpec, context: RunContext) -> dict[str, str]:
     parts: Json = spec.model_dump(mode="json", include={"source", "inputs", "outputs", "dims"})
     try:
-        read = source_digests(spec, shop)
+        read = source_digests(spec, context)
     except NotOnRecord:  # a large ONNX file that changed: what else it names shows when it is read
         read = {"files": {spec.source.file: digest_of_file(spec.file(spec.source.file))}, "packages": {}}
     return {
-        **{_named(place, spec): digest for place, digest in read["files"].items()},
+        **{_name_files(place, spec): digest for place, digest in read["files"].items()},
         **_flat(parts),
         **_versions(read["packages"]),
         **_code(*WRITE_MODEL),
@@ -111,7 +111,7 @@ def _code(*roots: Root) -> dict[str, str]:
     return {**_versions(package_versions(*found.packages)), **modules}
 
 
-def _named(place: str, spec: ModelSpec) -> str:
+def _name_files(place: str, spec: ModelSpec) -> str:
     """'weights w.safetensors', 'entry point model.py', 'module layers.py', 'external data model.bin'."""
     source = spec.source
     if place == place_of(spec.file(source.file), spec):

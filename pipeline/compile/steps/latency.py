@@ -11,9 +11,9 @@ from enginery.core.origin.moment import now
 from enginery.core.reports.latency import LatencyTerms
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.jobs.latency import MeasureEngine
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import code_key, engine_limits, model_shapes
-from pipeline.compile.verdict import Judged
+from pipeline.compile.verdict import JudgedUnit
 from pipeline.progress.events import Finished
 from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
@@ -21,7 +21,7 @@ from pipeline.values import Built, Exported
 from validation.latency.machine import machine
 
 
-def measure(item: Judged, spec: ModelSpec, exported: Exported, shop: Workshop) -> Judged:
+def measure(item: JudgedUnit, spec: ModelSpec, exported: Exported, context: RunContext) -> JudgedUnit:
     """Time a unit's engine, where the spec asks for it, the engine runs here and did not fail."""
     asked = spec.validation.latency
     if asked is None or item.built.digest is None or item.verdict == "failed":
@@ -30,11 +30,11 @@ def measure(item: Judged, spec: ModelSpec, exported: Exported, shop: Workshop) -
     backend = discovery.configure(request.backend, dict(request.options))
     if backend.runs(request.target) or why_no_proof(request):
         return item
-    return replace(item, latency=time_engine(item.built, spec, asked, exported.golden, shop))
+    return replace(item, latency=time_engine(item.built, spec, asked, exported.golden, context))
 
 
 def time_engine(
-    built: Built, spec: ModelSpec, asked: Latency, golden: str, shop: Workshop, afresh: bool = False
+    built: Built, spec: ModelSpec, asked: Latency, golden: str, context: RunContext, afresh: bool = False
 ) -> str | None:
     """Digest of the latency report of an engine on this kind of machine, from the record or measured now.
 
@@ -50,13 +50,13 @@ def time_engine(
         **({"at": now()} if afresh else {}),
     }
 
-    job = Job(name, measure, shop.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
+    job = Job(name, measure, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
     try:
-        return shop.once("latency", name, key, job, lambda timed: [timed.latency]).latency
+        return context.once("latency", name, key, job, lambda timed: [timed.latency]).latency
     except UnavailableError:
         raise
     except EngineryError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
-        shop.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
+        context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
         return None

@@ -13,38 +13,38 @@ from enginery.core.reports.proof import Check
 from enginery.core.types import BuildRequest
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.jobs.engines import CheckEngine
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import calls_of, code_key, contract_of, engine_limits, limits_of, metric_of
-from pipeline.compile.verdict import Judged, make_report
+from pipeline.compile.verdict import JudgedUnit, make_report
 from pipeline.progress.events import VerdictReached
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Built, Exported, Proof
 
 
-def validate(built: Built, spec: ModelSpec, exported: Exported, shop: Workshop) -> Judged:
-    """Put a unit's three joints side by side and reach a verdict; an engine that cannot run here stays unproven."""
+def validate(built: Built, spec: ModelSpec, exported: Exported, context: RunContext) -> JudgedUnit:
+    """Judge the checks of a unit's three stages together; an engine that cannot run here stays unproven."""
     if built.failure:
-        return Judged(built)
+        return JudgedUnit(built)
     request = built.unit.request
     backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
     proofs = [exported.proof, built.unit.graph.proof]
-    proofs += [] if cannot_run else [try_to_prove(built, spec, exported.golden, shop)]
-    judged = Judged(built, make_report(built, exported.golden, proofs, cannot_run), proofs[-1].metrics)
-    shop.progress.emit(VerdictReached(built.unit.name, judged.verdict, judged.reason))
+    proofs += [] if cannot_run else [try_to_prove(built, spec, exported.golden, context)]
+    judged = JudgedUnit(built, make_report(built, exported.golden, proofs, cannot_run), proofs[-1].metrics)
+    context.progress.emit(VerdictReached(built.unit.name, judged.verdict, judged.reason))
     return judged
 
 
 CRASHED = Check("engine", "runs", "", "all", None, None, False)
 
 
-def try_to_prove(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afresh: bool = False) -> Proof:
+def try_to_prove(built: Built, spec: ModelSpec, golden: str, context: RunContext, afresh: bool = False) -> Proof:
     """`prove_engine`, where an engine that cannot be opened or run has failed, and stops nobody else.
 
     Raises UnavailableError and IntegrityError, which say nothing about the engine, and StepError when cancelled.
     """
     try:
-        return prove_engine(built, spec, golden, shop, afresh)
+        return prove_engine(built, spec, golden, context, afresh)
     except (UnavailableError, IntegrityError):
         raise
     except EngineryError as error:
@@ -53,7 +53,7 @@ def try_to_prove(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afr
         return Proof((replace(CRASHED, note=str(error)),))
 
 
-def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afresh: bool = False) -> Proof:
+def prove_engine(built: Built, spec: ModelSpec, golden: str, context: RunContext, afresh: bool = False) -> Proof:
     """Run an engine against the graph it was built from. afresh: also when the same proof is on record."""
     request = built.unit.request
     check = CheckEngine(
@@ -74,7 +74,7 @@ def prove_engine(built: Built, spec: ModelSpec, golden: str, shop: Workshop, afr
     }
 
     name = f"prove {built.unit.name}"
-    return shop.once("check-engine", name, key, Job(name, check, shop.store.uri, engine_limits(spec, "proof")))
+    return context.once("check-engine", name, key, Job(name, check, context.store.uri, engine_limits(spec, "proof")))
 
 
 def _machine(request: BuildRequest) -> list[str]:

@@ -17,14 +17,14 @@ from pipeline.compile.jobs.ranges import (
     SearchQuantization,
     SearchTerms,
 )
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import USUAL_MEMORY_MIB
 from pipeline.compile.steps.keys import code_key, model_shapes, step_limits
 from pipeline.compile.steps.latency_probe import find_latency_probe
 from pipeline.quantization.schemes.overrides import Override
-from pipeline.quantization.search.floor import Floor
+from pipeline.quantization.search.floor import SearchFloor
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Exported, Flavour, Json, Observed, Searched, SearchResult
+from pipeline.values import Exported, GraphVariant, Json, Observed, Searched, SearchResult
 
 Part = tuple[int, int]
 
@@ -39,7 +39,7 @@ def parts_of(spec: ModelSpec, exported: Exported) -> tuple[Part, ...]:
     return tuple((index, spec.calibration.parts) for index in range(spec.calibration.parts))
 
 
-def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> Observed:
+def observe(part: Part, spec: ModelSpec, exported: Exported, context: RunContext) -> Observed:
     """Observe every activation over some of the samples.
 
     A part that is on record is not observed again, so an interrupted calibration goes on with what it has not seen. One
@@ -53,32 +53,32 @@ def observe(part: Part, spec: ModelSpec, exported: Exported, shop: Workshop) -> 
     }
 
     def spread(local: Executor, name: str, job: Job[Observed]) -> Observed:
-        found = None if shop.executor is local else _observe_remotely(name, request, job.limits, shop)
-        return found or shop.shown(local, name, job)
+        found = None if context.executor is local else _observe_remotely(name, request, job.limits, context)
+        return found or context.run_job(local, name, job)
 
     index, count = part
     name = "calibrate" if count == 1 else f"calibrate {index + 1}/{count}"
-    job = Job("calibrate", request, shop.store.uri, step_limits(spec, "calibration"))
-    return shop.once("calibrate", name, key, job, _blobs, spread if count > 1 else None)
+    job = Job("calibrate", request, context.store.uri, step_limits(spec, "calibration"))
+    return context.once("calibrate", name, key, job, _blobs, spread if count > 1 else None)
 
 
-def _observe_remotely(name: str, part: ObservePart, limits: ProcessLimits, shop: Workshop) -> Observed | None:
+def _observe_remotely(name: str, part: ObservePart, limits: ProcessLimits, context: RunContext) -> Observed | None:
     """What a node of the cluster observes; None where the samples, or what they need, are not to be had."""
     needed = Needs(memory_mib=USUAL_MEMORY_MIB)
     try:
-        return shop.shown(
-            shop.executor, name, Job("calibrate", ObservePartRemotely(part), shop.store.uri, limits, needed)
+        return context.run_job(
+            context.executor, name, Job("calibrate", ObservePartRemotely(part), context.store.uri, limits, needed)
         )
     except DataError:
         return None  # it is said again here, if it is true
 
 
-def merge(parts: Sequence[Observed], spec: ModelSpec, shop: Workshop) -> Observed:
+def merge(parts: Sequence[Observed], spec: ModelSpec, context: RunContext) -> Observed:
     """The observations of all parts as one, which is what a single pass would have seen."""
     request = MergeParts(tuple(parts))
     key = {**encode(request), **code_key(MergeParts)}
-    job = Job("merge", request, shop.store.uri, step_limits(spec, "calibration"))
-    return shop.once("merge", "merge calibration", key, job, _blobs)
+    job = Job("merge", request, context.store.uri, step_limits(spec, "calibration"))
+    return context.once("merge", "merge calibration", key, job, _blobs)
 
 
 def _blobs(found: Observed) -> list[str]:
@@ -86,7 +86,7 @@ def _blobs(found: Observed) -> list[str]:
 
 
 def choose(
-    kind: Searched, spec: ModelSpec, exported: Exported, ranges: Observed | None, shop: Workshop
+    kind: Searched, spec: ModelSpec, exported: Exported, ranges: Observed | None, context: RunContext
 ) -> SearchResult:
     """Search what to quantize and how, for one kind of int8."""
     if exported.model.carries_qdq:
@@ -112,13 +112,13 @@ def choose(
         "samples": _without_place(request.samples),
         **code_key(SearchQuantization, *raced),
     }
-    job = Job("choose", request, shop.store.uri, step_limits(spec, "quantization"))
-    return shop.once("choose", f"choose {kind.name}", key, job, lambda v: [v.model, v.ranges, v.choice, v.smoothed])
+    job = Job("choose", request, context.store.uri, step_limits(spec, "quantization"))
+    return context.once("choose", f"choose {kind.name}", key, job, lambda v: [v.model, v.ranges, v.choice, v.smoothed])
 
 
 def _search_terms(spec: ModelSpec) -> SearchTerms:
     wanted = spec.quantization
-    floor = Floor(**wanted.floor.model_dump()) if wanted.floor else None
+    floor = SearchFloor(**wanted.floor.model_dump()) if wanted.floor else None
     return SearchTerms(wanted.smoothing, floor, node_overrides(spec))
 
 
@@ -133,8 +133,8 @@ def calibration_method(spec: ModelSpec) -> CalibrationMethod | None:
     return CalibrationMethod(wanted.method, wanted.percentile) if wanted else None
 
 
-def searched(flavours: Iterable[Flavour], spec: ModelSpec, exported: Exported) -> tuple[Searched, ...]:
-    """The kinds of int8 that the spec wants searched for these flavours, each once."""
+def find_searched_kinds(flavours: Iterable[GraphVariant], spec: ModelSpec, exported: Exported) -> tuple[Searched, ...]:
+    """The kinds of int8 that the spec wants searched for these graph variants, each once."""
     if not spec.quantization.searches or exported.model.carries_qdq:
         return ()
     return tuple(dict.fromkeys(flavour.searched for flavour in flavours if flavour.searched))

@@ -10,7 +10,7 @@ from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError
 from enginery.user_code.source_files import imported_packages, source_files
 from pipeline.compile.jobs.model import ExternalFiles, ReadExternalFiles, external_data
-from pipeline.compile.run_context import Workshop, import_versions
+from pipeline.compile.run_context import RunContext, import_versions
 from pipeline.compile.steps.keys import step_limits
 from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec
@@ -20,7 +20,7 @@ from pipeline.spec.model import ModelSpec
 _HERE_BYTES = 32 << 20
 
 
-def source_digests(spec: ModelSpec, shop: Workshop) -> Mapping[str, Any]:
+def source_digests(spec: ModelSpec, context: RunContext) -> Mapping[str, Any]:
     """Content of everything the export reads: the entry point with its local imports, weights, external data; and the
     versions of the packages that the entry point imports."""
     source, packages = spec.source, dict[str, str]()
@@ -29,7 +29,7 @@ def source_digests(spec: ModelSpec, shop: Workshop) -> Mapping[str, Any]:
         packages = import_versions(*imported_packages(spec.folder, files[0]))
         files = list(source_files(spec.folder, files[0]))
     if source.kind == "onnx":
-        files += [files[0].parent / name for name in _external_data(spec, shop)]
+        files += [files[0].parent / name for name in _external_data(spec, context)]
     if source.weights:
         files.append(spec.file(source.weights))
     names = {place_of(file, spec): digest_of_file(file) for file in files if file.is_file()}
@@ -43,21 +43,21 @@ def place_of(file: Path, spec: ModelSpec) -> str:
     return str(file.resolve().relative_to(spec.folder))
 
 
-def _external_data(spec: ModelSpec, shop: Workshop) -> list[str]:
+def _external_data(spec: ModelSpec, context: RunContext) -> list[str]:
     """Names of an ONNX source's external data files, remembered by the model file's content."""
     path = spec.file(spec.source.file)
     key = {"onnx": digest_of_file(path)}
-    if (known := shop.recall("external-data", key, ExternalFiles)) is None:
-        known = _external_names(path, spec, shop)
-        shop.remember("external-data", key, encode(known), [])
+    if (known := context.recall("external-data", key, ExternalFiles)) is None:
+        known = _external_names(path, spec, context)
+        context.remember("external-data", key, encode(known), [])
     return list(known.files)
 
 
-def _external_names(path: Path, spec: ModelSpec, shop: Workshop) -> ExternalFiles:
+def _external_names(path: Path, spec: ModelSpec, context: RunContext) -> ExternalFiles:
     if path.stat().st_size <= _HERE_BYTES:
         return external_data(path, spec.folder)
     name = "read model"
     job = Job(name, ReadExternalFiles(path, spec.folder), limits=step_limits(spec, "export"))
-    found = shop.shown(shop.local, name, job)
-    shop.progress.emit(Finished(name))
+    found = context.run_job(context.local, name, job)
+    context.progress.emit(Finished(name))
     return found

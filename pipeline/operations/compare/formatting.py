@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from enginery.core.text import format_bytes
-from pipeline.operations.compare.report import Comparison, EngineFacts, PairedComparison, is_too_noisy
+from pipeline.operations.compare.report import BackendComparison, EngineFacts, PairedComparison, is_too_noisy
 from validation.latency.formatting import format_count, join_reasons
 from validation.plots.texts import seconds_text
 
@@ -24,7 +24,7 @@ _AXES = {
 }
 
 
-def format_rows(found: Comparison) -> tuple[Sequence[str], list[list[str]]]:
+def format_rows(found: BackendComparison) -> tuple[Sequence[str], list[list[str]]]:
     """Columns and rows; a column for each task metric, none that is empty."""
     metrics = sorted({name for engine in found.engines for name in engine.metrics})
     columns = [*COLUMNS, *metrics]
@@ -55,7 +55,7 @@ def _cell(value: Number | None, show: Callable[[Number], str]) -> str:
     return "" if value is None else show(value)
 
 
-def describe_comparison(found: Comparison) -> Iterator[str]:
+def describe_comparison(found: BackendComparison) -> Iterator[str]:
     """Everything but the table."""
     if any(engine.timed == "runtime" for engine in found.engines):
         yield "median: of the runtime's own call, which engines are ranked by; session: of Session.run, with its checks"
@@ -102,12 +102,12 @@ def describe_pair(pair: PairedComparison) -> str:
     return f"{verdict}: {names}: {interval}; {unseen}"
 
 
-def format_heading(found: Comparison) -> str:
+def format_heading(found: BackendComparison) -> str:
     """What was compared, and where."""
     return f"{found.model} on {found.target} at {found.bucket}, {found.machine}, {found.created_at}"
 
 
-def format_markdown(found: Comparison) -> str:
+def format_markdown(found: BackendComparison) -> str:
     """The comparison as a page."""
     columns, table = format_rows(found)
     said = [f"# {format_heading(found)}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]

@@ -4,7 +4,7 @@
 2. The fastest wins, where its lead was shown. What no difference was shown to is as fast, unless the runs were so noisy
    that it may well be slower: then nothing but the times speaks, and the answer says so.
 3. Among those that are as fast: the most of the fleet's targets, then the most sizes answered, then the accuracy, then
-   the cheaper rebuild; in that order, as what goes wrong in production comes before what costs time in the workshop.
+   the cheaper rebuild; in that order, as what goes wrong in production comes before what costs build time.
 """
 
 import math
@@ -38,7 +38,7 @@ def recommend(facts: Sequence[EngineFacts], pairs: Sequence[PairedComparison], f
         return Recommendation(None, _why_nothing(facts))
     shown = {pair.second: pair for pair in pairs}
     as_fast = [item for item in entrants if item is lead or _no_slower(shown.get(item.unit))]
-    chosen, axis = _narrowed(as_fast, lead)
+    chosen, axis = _narrow(as_fast, lead)
     ties = tuple(item.unit for item in as_fast if item is not chosen)
     reason = _reason(chosen, as_fast, axis, shown, fleet)
     flips = tuple(flip for flip in _flips(chosen, lead, entrants, shown, fleet) if flip.unit != chosen.unit)
@@ -63,7 +63,7 @@ def _too_noisy(pair: PairedComparison | None) -> bool:
     return pair is not None and is_too_noisy(pair.verdict, pair.low)
 
 
-def _narrowed(as_fast: list[EngineFacts], lead: EngineFacts) -> tuple[EngineFacts, str | None]:
+def _narrow(as_fast: list[EngineFacts], lead: EngineFacts) -> tuple[EngineFacts, str | None]:
     """The best of those that are as fast, and the axis that decided; None where nothing but speed did."""
     left = as_fast
     for axis, score, step in AXES:

@@ -129,7 +129,7 @@ class PairedComparison:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BackendComparison:
     """Engines of one model for one target, at one bucket. fleet: names of the targets to be served.
 
     original: task metrics of the exported model.  created_at: ISO 8601, UTC.  duels: of the fastest engine, `first` in

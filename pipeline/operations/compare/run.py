@@ -17,17 +17,17 @@ from enginery.core.types import BuildRequest, Precision, Target
 from enginery.registry.evidence.latencies import read_latency_report
 from pipeline.compile import steps
 from pipeline.compile.closure.code import backend_root
-from pipeline.compile.composition import Prepared, Runner, prepare
+from pipeline.compile.composition import Prepared, StepRunner, prepare
 from pipeline.compile.jobs.latency import BenchmarkPair
 from pipeline.compile.jobs.shapes import ProbeShapes
 from pipeline.compile.plan import Selection
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import code_key, engine_limits, model_shapes
 from pipeline.compile.steps.latency import time_engine
-from pipeline.compile.verdict import Judged
+from pipeline.compile.verdict import JudgedUnit
 from pipeline.operations.compare.recommend import recommend
 from pipeline.operations.compare.report import (
-    Comparison,
+    BackendComparison,
     EngineFacts,
     PairedComparison,
     RuntimeMedian,
@@ -76,21 +76,21 @@ def widen_spec(spec: ModelSpec, options: CompareOptions) -> ModelSpec:
     return spec.model_copy(update={"backends": serving, "targets": (options.target.name,)})
 
 
-def compare(spec: ModelSpec, options: CompareOptions, shop: Workshop, run: Runner) -> Comparison:
+def compare(spec: ModelSpec, options: CompareOptions, context: RunContext, run: StepRunner) -> BackendComparison:
     """Build, prove and time every engine; compare the fastest with each of the others, and recommend one.
 
     Raises what exporting and quantizing raise; an engine that is refused or fails is one of the engines.
     """
     wide = widen_spec(spec, options)
-    ready = prepare(wide, Selection(precisions=options.precisions), shop, run)
-    built = run.map(steps.build, ready.plan.wanted, wide, shop)
-    judged = run.map(steps.validate, built, wide, ready.exported, shop)
+    ready = prepare(wide, Selection(precisions=options.precisions), context, run)
+    built = run.map(steps.build, ready.plan.wanted, wide, context)
+    judged = run.map(steps.validate, built, wide, ready.exported, context)
     fleet = tuple(dict.fromkeys((*(target.name for target in spec.target_list()), options.target.name)))
-    facts = rank_alike([_measured(item, wide, ready, options, fleet, shop) for item in judged])
-    facts += [_refused(unit) for unit in ready.plan.refused]
+    facts = rank_alike([_measure(item, wide, ready, options, fleet, context) for item in judged])
+    facts += [_refuse(unit) for unit in ready.plan.refused]
     by_unit = {item.built.unit.name: item for item in judged}
-    pairs = _compare_pairs(facts, by_unit, wide, ready.exported, options, shop)
-    return Comparison(
+    pairs = _compare_pairs(facts, by_unit, wide, ready.exported, options, context)
+    return BackendComparison(
         model=spec.model,
         target=options.target.name,
         bucket=bucket_name(wide),
@@ -109,12 +109,17 @@ def bucket_name(spec: ModelSpec) -> str:
     return " ".join(f"{dim.name}={dim.opt}" for dim in spec.named_dims()) or "static"
 
 
-def _refused(unit: Unit) -> EngineFacts:
+def _refuse(unit: Unit) -> EngineFacts:
     return EngineFacts(unit.name, unit.request.backend, unit.request.precision, "refused", unit.reason)
 
 
-def _measured(
-    item: Judged, spec: ModelSpec, ready: Prepared, options: CompareOptions, fleet: Sequence[str], shop: Workshop
+def _measure(
+    item: JudgedUnit,
+    spec: ModelSpec,
+    ready: Prepared,
+    options: CompareOptions,
+    fleet: Sequence[str],
+    context: RunContext,
 ) -> EngineFacts:
     request, built = item.built.unit.request, item.built
     known = EngineFacts(
@@ -133,11 +138,11 @@ def _measured(
     if item.verdict != "proven":
         return known
     latency = Latency(seconds=options.seconds, buckets="few")
-    report = time_engine(built, spec, latency, ready.exported.golden, shop)
+    report = time_engine(built, spec, latency, ready.exported.golden, context)
     if report is None:
         return replace(known, reason="it could not be timed")
-    timed = _with_times(known, read_latency_report(shop.store, report), spec)
-    return replace(timed, shapes=_shapes(item, spec, ready.exported, shop))
+    timed = _with_times(known, read_latency_report(context.store, report), spec)
+    return replace(timed, shapes=_shapes(item, spec, ready.exported, context))
 
 
 def _with_times(known: EngineFacts, report: LatencyReport, spec: ModelSpec) -> EngineFacts:
@@ -157,7 +162,7 @@ def _with_times(known: EngineFacts, report: LatencyReport, spec: ModelSpec) -> E
     )
 
 
-def _least_sqnr(item: Judged) -> float | None:
+def _least_sqnr(item: JudgedUnit) -> float | None:
     checks = item.report.checks if item.report else ()
     values = [
         min(check.value, MOST_DB)
@@ -180,7 +185,7 @@ def list_covered(request: BuildRequest, spec: ModelSpec, fleet: Sequence[str]) -
     )
 
 
-def _shapes(item: Judged, spec: ModelSpec, exported: Exported, shop: Workshop) -> Shapes | None:
+def _shapes(item: JudgedUnit, spec: ModelSpec, exported: Exported, context: RunContext) -> Shapes | None:
     """From the record, or tried now; None for a model without dynamic dims, and where it could not be tried."""
     if not spec.named_dims():
         return None
@@ -189,13 +194,13 @@ def _shapes(item: Judged, spec: ModelSpec, exported: Exported, shop: Workshop) -
     key = {**encode(probe), **code_key(ProbeShapes, backend_root(item.built.unit.request.backend))}
 
     try:
-        found = shop.once("shapes", name, key, Job(name, probe, shop.store.uri, engine_limits(spec, "latency")))
+        found = context.once("shapes", name, key, Job(name, probe, context.store.uri, engine_limits(spec, "latency")))
     except UnavailableError:
         raise
     except EngineryError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
-        shop.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
+        context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
         return None
     if found.within is False:
         return "some"
@@ -204,11 +209,11 @@ def _shapes(item: Judged, spec: ModelSpec, exported: Exported, shop: Workshop) -
 
 def _compare_pairs(
     facts: Sequence[EngineFacts],
-    judged: dict[str, Judged],
+    judged: dict[str, JudgedUnit],
     spec: ModelSpec,
     exported: Exported,
     options: CompareOptions,
-    shop: Workshop,
+    context: RunContext,
 ) -> list[PairedComparison]:
     """The fastest against each of the others. One that loses makes way for its best opponent, `ROUNDS` times."""
     lead = find_fastest(facts)
@@ -218,7 +223,7 @@ def _compare_pairs(
             return []
         for other in facts:
             if other.runs and other is not lead and (lead.unit, other.unit) not in met:
-                pair = _compare_pair(lead, other, judged, spec, exported, options, shop)
+                pair = _compare_pair(lead, other, judged, spec, exported, options, context)
                 met |= {(lead.unit, other.unit): pair, (other.unit, lead.unit): pair.swap()}
         pairs = [pair for (first, _), pair in met.items() if first == lead.unit]
         lost = [pair for pair in pairs if pair.verdict == "slower"]
@@ -232,11 +237,11 @@ def _compare_pairs(
 def _compare_pair(
     lead: EngineFacts,
     other: EngineFacts,
-    judged: dict[str, Judged],
+    judged: dict[str, JudgedUnit],
     spec: ModelSpec,
     exported: Exported,
     options: CompareOptions,
-    shop: Workshop,
+    context: RunContext,
 ) -> PairedComparison:
     if lead.high_s is not None and other.low_s is not None and other.low_s > FAR * lead.high_s:
         return PairedComparison(lead.unit, other.unit, "far faster", (lead.median_s or 0.0) / (other.median_s or 1.0))
@@ -244,17 +249,17 @@ def _compare_pair(
     sizes = {dim.name: dim.opt for dim in spec.named_dims()}
     pair = BenchmarkPair(first, second, exported.golden, model_shapes(spec), sizes, 10 * options.seconds, options.seed)
     name = f"{lead.unit} against {other.unit}"
-    job = Job(name, pair, shop.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
+    job = Job(name, pair, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
     try:
-        found = shop.shown(shop.local, name, job)
+        found = context.run_job(context.local, name, job)
     except StepError as error:
         if error.kind == "cancelled":
             raise
         # Two runtimes that cannot live in one process: what is left are the times that each had alone.
-        shop.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
+        context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
         apart = lead.high_s is not None and other.low_s is not None and lead.high_s < other.low_s
         return PairedComparison(lead.unit, other.unit, "faster" if apart else "no difference shown")
-    shop.progress.emit(Finished(name, words=found.verdict))
+    context.progress.emit(Finished(name, words=found.verdict))
     middle = next(item for item in found.ratios if item.p == 0.5)
     return PairedComparison(
         first=lead.unit,

@@ -1,2 +1,2 @@
-"""Proofs from machines that reach no registry: carry.py takes engines there in a folder, returned.py judges what came
-of them."""
+"""Offline proofs, from machines that reach no registry: bundle.py writes a folder of engines to take there, results.py
+judges the results that come back."""

@@ -7,7 +7,7 @@ hardware; what is in them stands in `pipeline.orchestration.payloads`.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pipeline.fleet.work import Work
+from pipeline.fleet.work import FleetWork
 from pipeline.orchestration.payloads import REGISTERED, UNPROVEN
 
 _BY = "enginery fleet"
@@ -26,7 +26,7 @@ class Message:
         return {"event": self.event, "model": self.model, "payload": dict(self.payload)}
 
 
-def messages(work: Iterable[Work], registry: str) -> tuple[Message, ...]:
+def messages(work: Iterable[FleetWork], registry: str) -> tuple[Message, ...]:
     """One event for each model to build, and for each version and generation to prove, in the order of the work.
 
     registry: its URI, which holds no credentials. What cannot be done as things are is left out.
@@ -63,4 +63,4 @@ def tell(message: Message) -> str:
     """
     from pipeline.orchestration import events
 
-    return events.tell(message.event, message.model, message.payload).id
+    return events.send_event(message.event, message.model, message.payload).id

@@ -8,17 +8,17 @@ from pathlib import Path
 from enginery.registry.store.base import Store
 from pipeline.fleet.catalog import Catalog, load_catalog, whole_registry
 from pipeline.fleet.cluster import Access, read_cluster
-from pipeline.fleet.groups import Fleet, Group
+from pipeline.fleet.coverage import STATES, Coverage, find_unwanted_groups, list_coverage
+from pipeline.fleet.groups import Fleet, NodeGroup
 from pipeline.fleet.inventory import read_inventory
 from pipeline.fleet.prediction import Predictor
 from pipeline.fleet.served import Served, read_served
-from pipeline.fleet.standing import STATES, Standing, standings, unwanted
-from pipeline.fleet.work import Work, work_for
+from pipeline.fleet.work import FleetWork, work_for
 from pipeline.orchestration.fleet.events import messages
 
 
 @dataclass(frozen=True)
-class Sources:
+class FleetSources:
     """What to compare. inventory: a file, '-' for standard input; None reads the cluster.  catalog: None is every model
     with a channel.  runtimes: versions that serve, by the package's name, where no inventory says them."""
 
@@ -35,7 +35,7 @@ class Sources:
         found = read_inventory(self.inventory) if self.inventory else read_cluster(self.access)
         stated = {**dict(catalog.runtimes), **self.runtimes}
         return found.with_groups(
-            group.with_facts(runtimes={**stated, **group.machine.runtimes}) for group in found.groups
+            group.with_versions(runtimes={**stated, **group.machine.runtimes}) for group in found.groups
         )
 
     def wanted(self, store: Store) -> Catalog:
@@ -50,8 +50,8 @@ class Reconciled:
 
     fleet: Fleet
     catalog: Catalog
-    standings: tuple[Standing, ...]
-    work: tuple[Work, ...]
+    standings: tuple[Coverage, ...]
+    work: tuple[FleetWork, ...]
     registry: str
 
     @property
@@ -66,9 +66,9 @@ class Reconciled:
         return {state: found[state] for state in STATES if found[state]}
 
     @property
-    def unwanted(self) -> tuple[Group, ...]:
+    def unwanted(self) -> tuple[NodeGroup, ...]:
         """Groups on which nothing must be served."""
-        return unwanted(self.fleet.groups, self.catalog.demands)
+        return find_unwanted_groups(self.fleet.groups, self.catalog.demands)
 
     def to_json(self) -> dict[str, object]:
         """A JSON object."""
@@ -89,15 +89,15 @@ class Reconciled:
         }
 
 
-def compared(store: Store, sources: Sources) -> tuple[Fleet, tuple[Served, ...], Catalog]:
+def compare_deployments(store: Store, sources: FleetSources) -> tuple[Fleet, tuple[Served, ...], Catalog]:
     """What there is, what is wanted, and what the registry has of it; each read once."""
     catalog = sources.wanted(store)
     fleet = sources.fleet(catalog)
     return fleet, read_served(store, catalog.demands), catalog
 
 
-def reconcile(store: Store, sources: Sources, predict: Predictor) -> Reconciled:
+def reconcile(store: Store, sources: FleetSources, predict: Predictor) -> Reconciled:
     """Compare. Raises InputError and SpecError for what cannot be read, UnavailableError for what is out of reach."""
-    fleet, served, catalog = compared(store, sources)
-    found = standings(fleet.groups, served, catalog)
+    fleet, served, catalog = compare_deployments(store, sources)
+    found = list_coverage(fleet.groups, served, catalog)
     return Reconciled(fleet, catalog, found, work_for(found, predict), store.uri)

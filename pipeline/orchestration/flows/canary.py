@@ -11,12 +11,12 @@ from enginery.registry import DEFAULT_REGISTRY
 from enginery.registry.store.base import open_store
 from pipeline.canary.automatic import CanaryRequest
 from pipeline.canary.automatic import canary as run_canary
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.orchestration import events
 from pipeline.orchestration.artifacts import show_document
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
 from pipeline.orchestration.gpu_workers import canary_on_worker
-from pipeline.orchestration.run import RunOptions, started
+from pipeline.orchestration.run import RunOptions, start_executors
 
 
 def _run_name() -> str:
@@ -48,10 +48,10 @@ def canary(
     logger, store = get_run_logger(), open_store(registry)
     wanted = CanaryRequest(model, version, channel, traffic, target, scale, duration)
     options = RunOptions(executor=executor, ray_address=ray_address, wait_for_nodes_s=wait_for_nodes_s)
-    with started(options, signals=False) as executors:
+    with start_executors(options, signals=False) as executors:
         if executor == "ray":
-            shop = Workshop(store, executors.local, executors.builder, FlowProgress(logger))
-            done = PrefectRunner().call(canary_on_worker, wanted, shop, logger.info)
+            context = RunContext(store, executors.local, executors.builder, FlowProgress(logger))
+            done = PrefectRunner().call(canary_on_worker, wanted, context, logger.info)
         else:
             done = PrefectRunner().call(run_canary, store, wanted, logger.info)
     report = done.report
@@ -59,5 +59,5 @@ def canary(
         return Completed(name="Skipped", message=done.reason)
     show_document(report, None)
     if PREFECT_API_URL.value():
-        events.judged(store, model, version, channel, str(report.target), report.verdict, done.blob)
+        events.send_judged(store, model, version, channel, str(report.target), report.verdict, done.blob)
     return Completed(message=f"{report.verdict} on {report.target}: {report.reason}", data=report.verdict)

@@ -9,9 +9,9 @@ from prefect.states import Completed, Failed
 from pipeline.orchestration.flows.compile_model import show, tell
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
 from pipeline.orchestration.flows.tables import show_table
-from pipeline.orchestration.intake.catalog import compile_all, gathered, words
+from pipeline.orchestration.intake.catalog import compile_all, gather_specs, words
 from pipeline.orchestration.intake.once import Compiled
-from pipeline.orchestration.run import RunOptions, started
+from pipeline.orchestration.run import RunOptions, start_executors
 
 
 @flow(name="compile-catalog", flow_run_name="catalog {specs}", persist_result=False)
@@ -33,7 +33,11 @@ def compile_catalog(
     """
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_for_nodes_s)
     progress = FlowProgress(get_run_logger())
-    with tags("enginery"), gathered(specs, registry) as addresses, started(options, signals=False) as executors:
+    with (
+        tags("enginery"),
+        gather_specs(specs, registry) as addresses,
+        start_executors(options, signals=False) as executors,
+    ):
         rows = compile_all(addresses, options, PrefectRunner(gpu_slots), progress, executors, _report)
     show_table("catalog", f"{specs}: {words(rows)}", [row.to_json() for row in rows])
     ended = Completed if all(row.good for row in rows) else Failed

@@ -21,7 +21,7 @@ from pipeline.orchestration.artifacts import show_document
 from pipeline.orchestration.flows.api import api_in_reach
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
 from pipeline.orchestration.intake.once import Compiled, compile_once
-from pipeline.orchestration.run import RunOptions, started
+from pipeline.orchestration.run import RunOptions, start_executors
 from pipeline.outcome import Outcome
 
 
@@ -49,7 +49,7 @@ def compile_model(
     spec: a path that the worker sees, 'registered:MODEL[@DIGEST]', or a file in a bucket. gpu_slots: see PrefectRunner.
     """
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_for_nodes_s)
-    with tags("enginery"), started(options, signals=False) as executors:
+    with tags("enginery"), start_executors(options, signals=False) as executors:
         done = compile_once(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
     show(done)
     tell(done)
@@ -96,7 +96,7 @@ def tell(done: Compiled) -> None:
     outcome = done.outcome
     if outcome.version is None or outcome.manifest is None or not PREFECT_API_URL.value():
         return
-    events.published_once(done.store, outcome.model, outcome.version, outcome.manifest)
+    events.send_published_once(done.store, outcome.model, outcome.version, outcome.manifest)
 
 
 @contextmanager

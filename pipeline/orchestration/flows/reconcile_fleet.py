@@ -9,10 +9,10 @@ from prefect.states import Completed, Failed
 from enginery.registry import DEFAULT_REGISTRY
 from enginery.registry.store.base import open_store
 from pipeline.fleet.cluster import Access
+from pipeline.fleet.coverage import Coverage
 from pipeline.fleet.prediction import predictor
-from pipeline.fleet.standing import Standing
 from pipeline.orchestration.fleet.events import messages, tell
-from pipeline.orchestration.fleet.reconcile import Reconciled, Sources, reconcile
+from pipeline.orchestration.fleet.reconcile import FleetSources, Reconciled, reconcile
 from pipeline.orchestration.flows.runner import PrefectRunner
 from pipeline.orchestration.flows.tables import show_table
 
@@ -30,7 +30,7 @@ def reconcile_fleet(
     catalog, inventory: paths that the worker sees; without an inventory the nodes of its cluster are read.
     """
     logger, runner = get_run_logger(), PrefectRunner()
-    sources = Sources(
+    sources = FleetSources(
         Path(inventory) if inventory else None, Access(context=context), Path(catalog) if catalog else None
     )
 
@@ -48,5 +48,5 @@ def reconcile_fleet(
     return (Completed if found.good else Failed)(message=counts, data=found.to_json())
 
 
-def _row(item: Standing) -> dict[str, object]:
+def _row(item: Coverage) -> dict[str, object]:
     return {"on": item.group.name, "model": str(item.demand.reference), "state": item.state, "why": item.reason}

@@ -19,7 +19,7 @@ from builders.execution.local import QUEUED
 from enginery.core.errors import EngineryError, UnavailableError
 from enginery.core.visible import visible
 from enginery.registry.runs.state import RunState
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.orchestration.runs.prefect_progress import ProgressArtifact
 from pipeline.progress import Progress
 from pipeline.progress.clocks import Clocks
@@ -83,7 +83,7 @@ def limit_name(generation: str) -> str:
 
 
 def name_of(item: object) -> str:
-    """What a person calls a unit or a flavour."""
+    """What a person calls a unit or a graph variant."""
     return str(getattr(getattr(item, "unit", item), "name", item))
 
 
@@ -114,9 +114,9 @@ def as_task(step: Callable[P, Value], name: str, *arguments: P.args, **named: P.
 
 def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
     @wraps(step)
-    def run(unit: Unit, spec: ModelSpec, shop: Workshop) -> Value:
+    def run(unit: Unit, spec: ModelSpec, context: RunContext) -> Value:
         waits = threading.Timer(
-            _AT_ONCE_S, shop.progress.emit, (Waiting(unit.name, f"a slot of {limit} on the Prefect server"),)
+            _AT_ONCE_S, context.progress.emit, (Waiting(unit.name, f"a slot of {limit} on the Prefect server"),)
         )
         waits.daemon = True
         waits.start()
@@ -124,7 +124,7 @@ def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
             # A slot whose lease could not be renewed is lost, and an hour of compiling is not thrown away for that.
             with concurrency(limit, strict=True, lease_duration=_SLOT_S, raise_on_lease_renewal_failure=False):
                 waits.cancel()
-                return step(unit, spec, shop)
+                return step(unit, spec, context)
         except ConcurrencySlotAcquisitionError as error:
             raise EngineryError(
                 f"{limit}: {error}; `enginery deploy` makes the limit of each GPU generation"
@@ -144,7 +144,7 @@ class FlowProgress(Progress):
         self._artifact = ProgressArtifact()
         self._clocks = Clocks()
 
-    def recorded(self, run: RunState) -> None:
+    def take_state(self, run: RunState) -> None:
         """Show it as a progress artifact."""
         self._artifact(run)
 
@@ -153,12 +153,12 @@ class FlowProgress(Progress):
         once for all of them."""
         match event:
             case Waiting(name, why):
-                if why != QUEUED and self._clocks.waiting(name, why, once=True):
+                if why != QUEUED and self._clocks.note_wait(name, why, once=True):
                     self._logger.info("%s: waiting: %s", name, visible(why))
             case Started(name):  # the progress artifact says it
-                self._clocks.gone(name)
+                self._clocks.stop(name)
             case Finished(name):
-                self._clocks.gone(name)
+                self._clocks.stop(name)
                 self._logger.info("%s: %s", name, visible(event.outcome))
             case VerdictReached(name):
                 self._logger.info("verdict on %s: %s", name, visible(event.outcome))

@@ -10,12 +10,12 @@ from prefect.states import Completed, Failed
 from enginery.core.types import Target
 from enginery.registry import DEFAULT_REGISTRY
 from enginery.registry.store.base import open_store
-from pipeline.compile.run_context import Workshop
-from pipeline.operations.pending import Pending, Proof, pending, pending_of, prove, why_nothing
+from pipeline.compile.run_context import RunContext
+from pipeline.operations.pending import Pending, PendingProof, list_pending, pending_of, prove, why_nothing
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
 from pipeline.orchestration.flows.tables import show_table
 from pipeline.orchestration.gpu_workers import gpu_named, prove_on_worker
-from pipeline.orchestration.run import RunOptions, started
+from pipeline.orchestration.run import RunOptions, start_executors
 
 
 def _run_name() -> str:
@@ -48,17 +48,17 @@ def validate_pending(
     if asked and not asked.engines:
         return Completed(name="Skipped", message=why_nothing(store, asked, target, gpu))
     options = RunOptions(executor=executor, ray_address=ray_address, wait_for_nodes_s=wait_for_nodes_s)
-    with tags("enginery"), started(options, signals=False) as executors:
-        shop = Workshop(store, executors.local, executors.builder, FlowProgress(get_run_logger()))
+    with tags("enginery"), start_executors(options, signals=False) as executors:
+        context = RunContext(store, executors.local, executors.builder, FlowProgress(get_run_logger()))
         # One version after the other: engines are timed, too, and two at once would time each other.
-        items = [asked] if asked else pending(store, model, gpu)
-        found = [proof for item in items for proof in _prove(item, gpu, shop)]
+        items = [asked] if asked else list_pending(store, model, gpu)
+        found = [proof for item in items for proof in _prove(item, gpu, context)]
     where = f"for {gpu.name}" if gpu else "here"
     show_table("proofs", f"Engines proven {where}", [asdict(item) for item in found])
     message = f"{len(found)} engines were pending {where}, {sum(item.verdict == 'proven' for item in found)} are proven"
     return (Completed if all(item.good for item in found) else Failed)(message=message, data=found)
 
 
-def _prove(item: Pending, gpu: Target | None, shop: Workshop) -> list[Proof]:
+def _prove(item: Pending, gpu: Target | None, context: RunContext) -> list[PendingProof]:
     runner = PrefectRunner()
-    return runner.call(prove_on_worker, item, gpu, shop) if gpu else runner.call(prove, item, shop)
+    return runner.call(prove_on_worker, item, gpu, context) if gpu else runner.call(prove, item, context)

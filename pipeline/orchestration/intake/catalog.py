@@ -14,7 +14,7 @@ from enginery.core.text import pluralize
 from enginery.registry import DEFAULT_REGISTRY
 from enginery.registry.registered_specs import addresses
 from enginery.registry.store.base import open_store
-from pipeline.compile.composition import Runner
+from pipeline.compile.composition import StepRunner
 from pipeline.intake.addresses import SCHEME, Found, below
 from pipeline.intake.places import Bucket, Place, files_below, place_at
 from pipeline.orchestration.intake.once import Compiled, compile_once
@@ -52,7 +52,7 @@ class CatalogRow:
 
 
 @contextmanager
-def gathered(specs: str, registry: str | None) -> Iterator[Sequence[str | Found]]:
+def gather_specs(specs: str, registry: str | None) -> Iterator[Sequence[str | Found]]:
     """Addresses of the specs in a folder, a `file://` or `s3://` place (a copy, while inside), or, for 'registered',
     of the newest registration of each model. Raises InputError where there is none, UnavailableError."""
     if specs == SCHEME.removesuffix(":"):
@@ -68,10 +68,10 @@ def gathered(specs: str, registry: str | None) -> Iterator[Sequence[str | Found]
         paths = spec_files(place.folder)
         if not paths:
             raise InputError(f"{specs} holds no spec: no .yaml file there has the key `model`; name another place")
-        yield [_found(path, place, specs) for path in paths]
+        yield [_name_found(path, place, specs) for path in paths]
 
 
-def _found(path: Path, place: Place, specs: str) -> Found:
+def _name_found(path: Path, place: Place, specs: str) -> Found:
     """A file of a place; of a copied one it is called by where it was copied from."""
     copied = isinstance(place, Bucket)
     return Found(below(specs, path.relative_to(place.folder).as_posix()) if copied else str(path), path)
@@ -86,7 +86,7 @@ def spec_files(folder: Path) -> list[Path]:
 def compile_row(
     address: str | Found,
     options: RunOptions,
-    runner: Runner,
+    runner: StepRunner,
     progress: Progress,
     executors: Executors,
     done: Callable[[Compiled], object] = lambda _: None,
@@ -109,7 +109,7 @@ def compile_row(
 def compile_all(
     addresses: Sequence[str | Found],
     options: RunOptions,
-    runner: Runner,
+    runner: StepRunner,
     progress: Progress,
     executors: Executors,
     done: Callable[[Compiled], object] = lambda _: None,

@@ -9,12 +9,12 @@ from enginery.core.digest import digest_of
 from enginery.core.origin.presence import this_process
 from enginery.registry.build_lock import is_held
 from enginery.registry.store.base import Store
-from pipeline.compile.composition import InProcess, Runner, compile_model
+from pipeline.compile.composition import InProcess, StepRunner, compile_model
 from pipeline.compile.only_records import NotOnRecord, OnlyRecords
 from pipeline.compile.publication.publish import resolved_spec
 from pipeline.compile.waiting import shown_turn
 from pipeline.intake.addresses import Found
-from pipeline.orchestration.run import Executors, Run, RunOptions, opened
+from pipeline.orchestration.run import Executors, OpenRun, RunOptions, open_run
 from pipeline.outcome import Outcome
 from pipeline.progress import Progress
 from pipeline.progress.events import Finished, RunConcluded
@@ -31,7 +31,7 @@ class Compiled:
 def compile_once(
     address: Path | str | Found,
     options: RunOptions,
-    runner: Runner,
+    runner: StepRunner,
     progress: Progress,
     executors: Executors | None = None,
 ) -> Compiled:
@@ -39,15 +39,15 @@ def compile_once(
 
     Raises what `opened` and `compile_model` raise.
     """
-    with opened(address, options, progress, executors) as run:
+    with open_run(address, options, progress, executors) as run:
         locks = lock_names(run, options)
-        if any(is_held(run.shop.store, name) for name in locks) and (outcome := _from_records(run)):
-            return Compiled(outcome, run.shop.store)
+        if any(is_held(run.context.store, name) for name in locks) and (outcome := _from_records(run)):
+            return Compiled(outcome, run.context.store)
         with build_lock(run, locks):
-            return Compiled(compile_model(run.spec, run.selection, run.shop, runner), run.shop.store)
+            return Compiled(compile_model(run.spec, run.selection, run.context, runner), run.context.store)
 
 
-def lock_names(run: Run, options: RunOptions) -> tuple[str, str]:
+def lock_names(run: OpenRun, options: RunOptions) -> tuple[str, str]:
     """The build locks of a run, by digest: of this spec and selection on every machine, and of this model on this one.
 
     The first saves doing the same work twice. The second is there because engines are timed: two builds of one model,
@@ -59,22 +59,22 @@ def lock_names(run: Run, options: RunOptions) -> tuple[str, str]:
 
 
 @contextmanager
-def build_lock(run: Run, names: tuple[str, ...]) -> Iterator[None]:
+def build_lock(run: OpenRun, names: tuple[str, ...]) -> Iterator[None]:
     """Hold the build locks of these names, in this order; while others hold one, show the wait."""
     with ExitStack() as held:
         for name in names:
-            held.enter_context(shown_turn(run.shop, name, f"compiling {run.spec.model}"))
+            held.enter_context(shown_turn(run.context, name, f"compiling {run.spec.model}"))
         yield
 
 
-def _from_records(run: Run) -> Outcome | None:
+def _from_records(run: OpenRun) -> Outcome | None:
     """The outcome of a run that has nothing to do, and so nothing to wait for; else None."""
-    recorded = replace(run.shop, local=OnlyRecords(), executor=OnlyRecords(), progress=Progress())
+    recorded = replace(run.context, local=OnlyRecords(), executor=OnlyRecords(), progress=Progress())
     try:
         outcome = compile_model(run.spec, run.selection, recorded, InProcess())
     except NotOnRecord:
         return None
     reason = "every step is on record, so there was nothing to wait for"
-    run.shop.progress.emit(Finished("turn", reason=reason))
-    run.shop.progress.emit(RunConcluded(outcome))
+    run.context.progress.emit(Finished("turn", reason=reason))
+    run.context.progress.emit(RunConcluded(outcome))
     return outcome

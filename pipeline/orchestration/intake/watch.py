@@ -23,7 +23,7 @@ from pipeline.intake.register import register
 from pipeline.orchestration import events
 from pipeline.orchestration.intake.catalog import spec_files
 from pipeline.orchestration.payloads import REGISTERED
-from pipeline.orchestration.sent_events import remember_told, told_before
+from pipeline.orchestration.sent_events import remember_sent, was_sent
 from pipeline.spec.file import load_spec
 
 # Of a file: size in bytes, time of its last change in ns, inode.
@@ -31,7 +31,7 @@ Stamp = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Seen:
+class WatchedSpec:
     """A spec of which there is something to say. told: whether the server has just heard.  digest: of its bundle."""
 
     spec: str
@@ -43,7 +43,7 @@ class Seen:
 class Watch:
     """Looks at a place. say: is told of each spec that is registered or cannot be read, once for each reason."""
 
-    def __init__(self, store: Store, place: str, say: Callable[[Seen], object]) -> None:
+    def __init__(self, store: Store, place: str, say: Callable[[WatchedSpec], object]) -> None:
         self._store, self._name, self._say = store, place, say
         self._stack = ExitStack()
         self._digests: dict[Path, tuple[Stamp, str]] = {}
@@ -98,11 +98,11 @@ class Watch:
         kept = registrations(self._store, spec.model)
         # What was told once, and is the newest no more, has come back: somebody took a change back.
         newest = bool(kept) and kept[-1].bundle.digest == digest
-        if not (newest and told_before(self._store, REGISTERED, digest)):
+        if not (newest and was_sent(self._store, REGISTERED, digest)):
             item, _ = register(self._store, spec)
-            told = events.registered(self._store, item)
-            remember_told(self._store, REGISTERED, item.bundle.digest, told.id)
-            self._say(Seen(name, f"registered as {item.address}", True, item.bundle.digest))
+            told = events.send_registered(self._store, item)
+            remember_sent(self._store, REGISTERED, item.bundle.digest, told.id)
+            self._say(WatchedSpec(name, f"registered as {item.address}", True, item.bundle.digest))
         self._taken[path] = digest
         self._complaints.pop(name, None)
 
@@ -116,7 +116,7 @@ class Watch:
     def _complain(self, name: str, reason: str) -> None:
         if self._complaints.get(name) != reason:
             self._complaints[name] = reason
-            self._say(Seen(name, reason))
+            self._say(WatchedSpec(name, reason))
 
 
 def _stamp(path: Path) -> Stamp:

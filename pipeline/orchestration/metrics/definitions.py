@@ -12,7 +12,7 @@ _UNIT = ("target", "backend")
 
 
 @dataclass(frozen=True)
-class Metric:
+class RegistryMetric:
     """name: without the suffixes that Prometheus adds to counters ('_total') and histograms.
 
     where: 'run' (a process with `--metrics-port`), 'registry' (`enginery metrics`), or both.
@@ -36,61 +36,67 @@ class Metric:
         )
 
 
-BUILDS = Metric("enginery_builds", "counter", "Units that were built or failed, by how they ended.", ("state", *_UNIT))
-BUILD_SECONDS = Metric(
+BUILDS = RegistryMetric(
+    "enginery_builds", "counter", "Units that were built or failed, by how they ended.", ("state", *_UNIT)
+)
+BUILD_SECONDS = RegistryMetric(
     "enginery_build_duration_seconds", "histogram", "Wall clock of a unit's build process.", ("state", *_UNIT)
 )
-CACHE = Metric(
+CACHE = RegistryMetric(
     "enginery_cache_lookups", "counter", "Units that were found built (hit) or had to be built.", ("result",)
 )
-QUEUE = Metric("enginery_queue_depth", "gauge", "Units of runs that go on which have not started.")
-RUNNING = Metric("enginery_units_running", "gauge", "Units that are being built now.")
-RETRIES = Metric("enginery_build_retries", "counter", "Builds that were started once more.", _UNIT, ("run",))
-PEAK = Metric("enginery_build_peak_bytes", "gauge", "Most memory that the last build held.", _UNIT, ("run",))
-ERRORS = Metric(
+QUEUE = RegistryMetric("enginery_queue_depth", "gauge", "Units of runs that go on which have not started.")
+RUNNING = RegistryMetric("enginery_units_running", "gauge", "Units that are being built now.")
+RETRIES = RegistryMetric("enginery_build_retries", "counter", "Builds that were started once more.", _UNIT, ("run",))
+PEAK = RegistryMetric("enginery_build_peak_bytes", "gauge", "Most memory that the last build held.", _UNIT, ("run",))
+ERRORS = RegistryMetric(
     "enginery_registry_errors", "counter", "Requests to the registry that failed for good, in this process."
 )
-REPEATED = Metric(
+REPEATED = RegistryMetric(
     "enginery_registry_retries", "counter", "Requests to the registry that were sent again, in this process."
 )
-UNPROVEN = Metric(
+UNPROVEN = RegistryMetric(
     "enginery_unproven_engines", "gauge", "Engines of the newest versions that never ran on their hardware.", _UNIT
 )
-ENGINES = Metric(
+ENGINES = RegistryMetric(
     "enginery_engines",
     "gauge",
     "Units of the newest versions, by their status of today.",
     ("status", *_UNIT),
     ("registry",),
 )
-DRIFT = Metric(
+DRIFT = RegistryMetric(
     "enginery_drift_sqnr_db",
     "gauge",
     "Lowest SQNR in dB over outputs and cases, at one joint, in the newest proof of the newest version.",
     ("model", "joint", "target", "precision", "backend"),
     ("registry",),
 )
-RUNS = Metric("enginery_runs", "gauge", "Runs that the registry remembers, by state.", ("state",), ("registry",))
-LAST_RUN = Metric(
+RUNS = RegistryMetric(
+    "enginery_runs", "gauge", "Runs that the registry remembers, by state.", ("state",), ("registry",)
+)
+LAST_RUN = RegistryMetric(
     "enginery_last_run_timestamp_seconds", "gauge", "When a model's newest run began.", ("model",), ("registry",)
 )
-LAST_RUN_OK = Metric(
+LAST_RUN_OK = RegistryMetric(
     "enginery_last_run_success",
     "gauge",
     "Whether a model's newest run that is over did all it was asked.",
     ("model",),
     ("registry",),
 )
-MODELS = Metric("enginery_models", "gauge", "Models that have a version.", (), ("registry",))
-LEFT_OUT = Metric(
+MODELS = RegistryMetric("enginery_models", "gauge", "Models that have a version.", (), ("registry",))
+LEFT_OUT = RegistryMetric(
     "enginery_models_left_out",
     "gauge",
     "Models without series of their own, since there are too many.",
     (),
     ("registry",),
 )
-UP = Metric("enginery_registry_up", "gauge", "Whether the registry could be read the last time.", (), ("registry",))
-READ_AT = Metric(
+UP = RegistryMetric(
+    "enginery_registry_up", "gauge", "Whether the registry could be read the last time.", (), ("registry",)
+)
+READ_AT = RegistryMetric(
     "enginery_registry_read_timestamp_seconds", "gauge", "When the registry was last read.", (), ("registry",)
 )
 

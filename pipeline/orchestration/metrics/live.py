@@ -10,7 +10,7 @@ from enginery.core.errors import UnavailableError
 from enginery.registry.runs.totals import BUCKETS_S
 from enginery.registry.store import io_errors
 from pipeline.orchestration.metrics import definitions
-from pipeline.orchestration.metrics.definitions import Metric
+from pipeline.orchestration.metrics.definitions import RegistryMetric
 from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Progress, Retrying, RunConcluded, Started
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class LiveMetrics(Progress):
         self._running: set[str] = set()
         self._usage: dict[str, Usage] = {}
 
-        def made(kind: type[Any], metric: Metric, **more: object) -> Any:
+        def made(kind: type[Any], metric: RegistryMetric, **more: object) -> Any:
             return kind(metric.name, metric.help, metric.labels, registry=self.registry, **more)
 
         self._builds = made(Counter, definitions.BUILDS)
@@ -87,7 +87,7 @@ class LiveMetrics(Progress):
                 self._seconds.labels(state, *unit).observe(usage.seconds)
 
 
-def family(metric: Metric, values: Mapping[tuple[str, ...], float]) -> "MetricFamily":
+def family(metric: RegistryMetric, values: Mapping[tuple[str, ...], float]) -> "MetricFamily":
     """A counter or gauge, by its labels, as a collector of Prometheus's gives it."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -109,7 +109,7 @@ class Trouble:
 
 
 @contextmanager
-def served(registry: "CollectorRegistry", port: int, address: str) -> Iterator[int]:
+def serve_metrics(registry: "CollectorRegistry", port: int, address: str) -> Iterator[int]:
     """Answer Prometheus at http://ADDRESS:PORT/metrics; yields the port, which 0 leaves to the system.
 
     Raises UnavailableError when the port is taken or the address is none of this machine's.

@@ -16,8 +16,8 @@ from enginery.registry.store.keys import TOTALS, version_prefix
 from enginery.registry.versions.lookup import catalogue, load
 from pipeline.compile.publication.pages import published_document
 from pipeline.orchestration.metrics import definitions
-from pipeline.orchestration.metrics.definitions import Metric
-from pipeline.orchestration.runs.shown import Seen, seen
+from pipeline.orchestration.metrics.definitions import RegistryMetric
+from pipeline.orchestration.runs.views import RunView, view_run
 
 # Models that have series of their own, by name; and runs that are read, the newest.
 MOST_MODELS = 500
@@ -40,18 +40,18 @@ class ModelView:
 class RegistryView:
     """One look: the values of each metric by its labels, and the totals, whose histogram is more than a value."""
 
-    values: Mapping[Metric, Mapping[tuple[str, ...], float]]
+    values: Mapping[RegistryMetric, Mapping[tuple[str, ...], float]]
     totals: Totals
 
 
-def view_of(runs: Sequence[Seen], models: Sequence[ModelView], left_out: int, totals: Totals) -> RegistryView:
+def view_of(runs: Sequence[RunView], models: Sequence[ModelView], left_out: int, totals: Totals) -> RegistryView:
     """What is to be said of the newest runs first, of the newest versions, and of models beyond `MOST_MODELS`."""
     states = Counter(one.item_state(item) for one in runs if one.state == "running" for item in one.run.units)
     counts = Counter(one.state for one in runs)
     engines: Counter[tuple[str, ...]] = Counter()
     for model in models:
         engines.update(model.statuses)
-    values: dict[Metric, Mapping[tuple[str, ...], float]] = {
+    values: dict[RegistryMetric, Mapping[tuple[str, ...], float]] = {
         definitions.BUILDS: {tally.labels: tally.count for tally in totals.builds},
         definitions.CACHE: {("hit",): totals.hits, ("miss",): totals.misses},
         definitions.QUEUE: {(): states["planned"] + states["waiting"]},
@@ -79,7 +79,7 @@ class Looker:
 
     def look(self) -> RegistryView:
         """Raises UnavailableError when the registry is out of reach."""
-        runs = [seen(run) for run in read_runs(self._store, self._runs())]
+        runs = [view_run(run) for run in read_runs(self._store, self._runs())]
         versions = [(listed.model, listed.versions[-1]) for listed in catalogue(self._store)]
         self._known = {model: self._model(model, version) for model, version in versions[:MOST_MODELS]}
         models = [view for _, view in self._known.values()]

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from enginery.registry.runs.state import OVER, RunItem, RunState
 from pipeline.orchestration.artifacts import artifact_key, plain_text
-from pipeline.orchestration.runs.shown import Seen, seen
+from pipeline.orchestration.runs.views import RunView, view_run
 
 # A unit that runs longer than predicted is nearly done, and no more.
 _NEARLY = 0.95
@@ -24,11 +24,11 @@ class ProgressArtifact:
 
     def __call__(self, run: RunState) -> None:
         """Show the state."""
-        one = seen(run)
+        one = view_run(run)
         # Each its own copy: a context is entered by one thread at a time, and a catalog's runs have a writer each.
         self._context.copy().run(self._show, one, percent(one), description(one))
 
-    def _show(self, one: Seen, done: float, text: str) -> None:
+    def _show(self, one: RunView, done: float, text: str) -> None:
         from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
         # Each has a twin for coroutines, and says by its type that it may be either.
@@ -41,7 +41,7 @@ class ProgressArtifact:
             self._known[run.id] = create(done, key=artifact_key("progress", run.model), description=text)
 
 
-def percent(one: Seen) -> float:
+def percent(one: RunView) -> float:
     """How far the run is, 0 to 100: the share of its units that are over, and of those that run as predicted."""
     if one.run.state != "running":
         return 100.0
@@ -49,17 +49,17 @@ def percent(one: Seen) -> float:
     return round(100 * sum(shares) / len(shares), 1) if shares else 0.0
 
 
-def description(one: Seen) -> str:
+def description(one: RunView) -> str:
     """Counts, and a line for each unit that runs."""
     lines = [f"{plain_text(one.run.model)}: {one.state}, {one.counts or 'preparing'}"]
     for item in one.run.units:
         if item.state == "running":
-            told = "; ".join(part for part in (item.phase, item.where, one.told(item)) if part)
+            told = "; ".join(part for part in (item.phase, item.where, one.describe(item)) if part)
             lines.append(f"- {plain_text(item.name)}: {plain_text(told)}")
     return "\n".join(lines)
 
 
-def _share(one: Seen, item: RunItem) -> float:
+def _share(one: RunView, item: RunItem) -> float:
     if item.state in OVER:
         return 1.0
     if item.state != "running" or item.predicted is None or not item.predicted.seconds:

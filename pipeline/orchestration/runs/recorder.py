@@ -67,13 +67,13 @@ def new_tracker(run: RunState) -> Tracker:
 def note_run(store: Store, tracker: Tracker) -> None:
     """Write down a run that is over and printed nothing."""
     tracker.end(None)
-    recorder = Recorder(store, tracker)
+    recorder = RunRecorder(store, tracker)
     recorder.start()
     recorder.stop()
 
 
 @contextmanager
-def recorded(
+def record_run(
     store: Store,
     run: RunState,
     secure: Callable[[Iterable[str]], None],
@@ -84,7 +84,7 @@ def recorded(
     secure: see `Guard.secure`.  show: is shown each state that is written, in the writer's thread.
     """
     tracker = new_tracker(run)
-    recorder = Recorder(store, tracker, secure, show)
+    recorder = RunRecorder(store, tracker, secure, show)
     recorder.start()
     error: BaseException | None = None
     try:
@@ -97,7 +97,7 @@ def recorded(
         recorder.stop()
 
 
-class Recorder:
+class RunRecorder:
     """The thread. See `recorded`."""
 
     def __init__(
@@ -160,7 +160,7 @@ class Recorder:
         for name, log in self._tracker.closed_logs():
             data = log.text().encode(errors="replace")
             self._secure([digest_of_bytes(data)])
-            self._tracker.stored(name, self._store.put_bytes(data), len(data))
+            self._tracker.note_log(name, self._store.put_bytes(data), len(data))
 
     def _state(self, last: bool) -> None:
         changes, beat = self._tracker.changes, time.monotonic() - self._heard > self._beat_s

@@ -166,7 +166,7 @@ class Tracker(events.Progress):
             closed, self._closed = self._closed, []
         yield from closed
 
-    def stored(self, name: str, digest: str, size_bytes: int) -> None:
+    def note_log(self, name: str, digest: str, size_bytes: int) -> None:
         """A log is in the registry."""
         self._note(name, log=digest, log_bytes=size_bytes)
 

@@ -29,7 +29,9 @@ class _Axis:
     end: int
 
 
-def fold_stems(model: ModelProto, sites: Iterable[Site], ranges: Ranges) -> tuple[tuple[Site, ...], Ranges]:
+def fold_first_convolutions(
+    model: ModelProto, sites: Iterable[Site], ranges: Ranges
+) -> tuple[tuple[Site, ...], Ranges]:
     """Rewrite in place each site that gains by it; gives the sites and ranges with the names that they have now."""
     shapes = _static_shapes(model)
     given = constants(model.graph)
@@ -97,7 +99,7 @@ def _fold(model: ModelProto, node: NodeProto, site: Site, axes: tuple[_Axis, ...
     given = constants(model.graph)
     values = numpy_helper.to_array(given[site.weight])
     blocks, weight = _fresh(f"{site.activation}_blocks", model), _fresh(f"{site.weight}_blocks", model)
-    model.graph.initializer.append(numpy_helper.from_array(_blocked(values, axes), weight))
+    model.graph.initializer.append(numpy_helper.from_array(_block_kernel(values, axes), weight))
     model.graph.node.append(
         helper.make_node("SpaceToDepth", [site.activation], [blocks], name=f"SpaceToDepth/{blocks}", blocksize=2)
     )
@@ -112,7 +114,7 @@ def _fold(model: ModelProto, node: NodeProto, site: Site, axes: tuple[_Axis, ...
     return replace(site, activation=blocks, weight=weight)
 
 
-def _blocked(values: Array, axes: tuple[_Axis, ...]) -> Array:
+def _block_kernel(values: Array, axes: tuple[_Axis, ...]) -> Array:
     """The kernel over blocks: SpaceToDepth puts (row, column in the block, channel) into the channel axis."""
     room = [(axis.front, axis.kernel - axis.front - size) for axis, size in zip(axes, values.shape[2:], strict=True)]
     whole = np.pad(values, ((0, 0), (0, 0), *room))

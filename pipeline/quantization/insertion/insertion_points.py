@@ -41,7 +41,7 @@ class Site:
     fused: str | None
 
 
-def prepared(model: ModelProto) -> ModelProto:
+def prepare_model(model: ModelProto) -> ModelProto:
     """A tidy copy in an opset that int8 exists in: the graph whose tensor names calibration and insertion agree on."""
     graph = tidy_from(tidy(model), LOWEST_OPSET)
     fold_constant_moves(graph.graph)
@@ -72,7 +72,7 @@ def taps(sites: Sequence[Site]) -> tuple[str, ...]:
 
 def activations(model: ModelProto) -> tuple[str, ...]:
     """Every float activation of a model: what to measure so that the fp16 cast knows all ranges, not only int8's."""
-    copy = prepared(model)
+    copy = prepare_model(model)
     types, given = element_types(copy), constants(copy.graph)
     names = [value.name for value in copy.graph.input]
     names += [name for node in copy.graph.node for name in node.output]

@@ -12,7 +12,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from builders.onnx_graphs.bodies import list_reads
 from enginery.arrays.arrays import Array
 from pipeline.graphs.graph import constants
-from pipeline.graphs.half_floats import Half
+from pipeline.graphs.half_floats import HalfFormat
 from pipeline.quantization.ranges import Ranges
 
 # Calibration sees a sample of what the model will meet: a measured range counts as too large from half the limit on.
@@ -28,17 +28,17 @@ _PASSING = _ARITHMETIC | _INDEXING | _MOVING | {"Cast", "Dropout", "Identity"}
 _EXPLOSIVE = {"CumSum", "Exp", "Pow", "ReduceL2", "ReduceProd", "ReduceSumSquare"}
 
 
-def too_large(model: ModelProto, half: Half, ranges: Ranges | None) -> dict[str, str]:
+def too_large(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -> dict[str, str]:
     """The tensors of a tidy model that `half` cannot hold, each with the reason."""
     found = dict(_large_constants(model.graph, half))
     for value in model.graph.input:
-        if reason := _measured(value.name, half, ranges):
+        if reason := _check_measured(value.name, half, ranges):
             found[value.name] = reason
     for node in model.graph.node:
         for name in node.output:
-            reason = _measured(name, half, ranges)
+            reason = _check_measured(name, half, ranges)
             if reason is None:
-                reason = _inherited(node, found, half)
+                reason = _find_inherited(node, found, half)
             if reason:
                 found[name] = reason
     return found
@@ -49,7 +49,7 @@ def obstacle(node: NodeProto, large: Mapping[str, str]) -> str | None:
     return next((large[name] for name in (*list_reads(node), *node.output) if name in large), None)
 
 
-def _large_constants(graph: GraphProto, half: Half) -> Iterator[tuple[str, str]]:
+def _large_constants(graph: GraphProto, half: HalfFormat) -> Iterator[tuple[str, str]]:
     for name, item in constants(graph).items():
         if item.data_type == TensorProto.FLOAT:
             reach = _finite_reach(numpy_helper.to_array(item))
@@ -63,7 +63,7 @@ def _finite_reach(values: Array) -> float:
     return float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))
 
 
-def _measured(name: str, half: Half, ranges: Ranges | None) -> str | None:
+def _check_measured(name: str, half: HalfFormat, ranges: Ranges | None) -> str | None:
     """The reason when a measured tensor is too large, '' when it is not, None when it was not measured."""
     reach = ranges.reach(name) if ranges else None
     if reach is None:
@@ -73,7 +73,7 @@ def _measured(name: str, half: Half, ranges: Ranges | None) -> str | None:
     return f"tensor {name!r} reached {reach:g} in calibration, {half.name} ends at {half.largest:g}"
 
 
-def _inherited(node: NodeProto, found: Mapping[str, str], half: Half) -> str | None:
+def _find_inherited(node: NodeProto, found: Mapping[str, str], half: HalfFormat) -> str | None:
     """Why the unmeasured results of a node may be too large."""
     if half.narrow_range and node.op_type in _EXPLOSIVE:
         return f"{node.op_type} {node.name!r} may leave {half.name}, and its range was not measured"

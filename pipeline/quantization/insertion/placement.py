@@ -29,7 +29,7 @@ class Residual:
 
 
 @dataclass(frozen=True)
-class Joint:
+class JoinNode:
     """A node between integer kernels. result: what it writes, behind a Relu (`fused`) that is its only reader.
 
     same_as: the input whose range the result has, or None where its own was measured.
@@ -60,27 +60,27 @@ def residuals(model: ModelProto, convolutions: Iterable[str]) -> tuple[Residual,
     return tuple(found)
 
 
-def joints(model: ModelProto, written: Iterable[str]) -> tuple[Joint, ...]:
+def find_joins(model: ModelProto, written: Iterable[str]) -> tuple[JoinNode, ...]:
     """The nodes all of whose inputs are quantized, given the tensors that integer kernels write; in graph order."""
     readers = consumers(model.graph)
     outputs = {value.name for value in model.graph.output}
     quantized, found = set(written), []
     for node in model.graph.node:
         if node.op_type in _JOINING and _single(node) and all(name in quantized for name in node.input):
-            joint = _joint(node, readers, outputs)
-            quantized.add(joint.result)
-            found.append(joint)
+            join = _find_join(node, readers, outputs)
+            quantized.add(join.result)
+            found.append(join)
     return tuple(found)
 
 
-def _joint(node: NodeProto, readers: Mapping[str, list[NodeProto]], outputs: set[str]) -> Joint:
+def _find_join(node: NodeProto, readers: Mapping[str, list[NodeProto]], outputs: set[str]) -> JoinNode:
     result = node.output[0]
     if node.op_type in _SELECTING:
-        return Joint(node.name, result, same_as=node.input[0])
+        return JoinNode(node.name, result, same_as=node.input[0])
     after = readers.get(result, [])
     if len(after) == 1 and after[0].op_type == "Relu" and result not in outputs:
-        return Joint(node.name, after[0].output[0], after[0].name)
-    return Joint(node.name, result)
+        return JoinNode(node.name, after[0].output[0], after[0].name)
+    return JoinNode(node.name, result)
 
 
 def _single(node: NodeProto) -> bool:
@@ -99,9 +99,11 @@ def _larger(node: NodeProto, made: Mapping[str, NodeProto], given: Mapping[str, 
 
 
 def tensors_to_measure(model: ModelProto) -> tuple[str, ...]:
-    """Every tensor of a prepared model whose range some backend's scheme wants: sites, residual operands, joints."""
+    """Every tensor of a prepared model whose range some backend's scheme wants: sites, residual operands, joins."""
     sites = find_sites(model)[0]
     convolutions = [site for site in sites if site.op_type == "Conv"]
     beside = {item.tensor for item in residuals(model, [site.node for site in convolutions])}
-    between = {item.result for item in joints(model, [site.result for site in convolutions]) if item.same_as is None}
+    between = {
+        item.result for item in find_joins(model, [site.result for site in convolutions]) if item.same_as is None
+    }
     return tuple(sorted({*taps(sites), *beside, *between}))

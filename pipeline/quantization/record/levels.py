@@ -106,7 +106,7 @@ def decibels(signal: float, noise: float) -> float:
     return 10 * math.log10(signal / noise) if noise > 0 else math.inf
 
 
-def rebinned(histogram: LogHistogram, low: float, high: float, bins: int) -> list[float]:
+def rebin(histogram: LogHistogram, low: float, high: float, bins: int) -> list[float]:
     """Counts in bins of equal width over [low, high]; values are taken to be spread evenly within a source's bin."""
     near, far, counts = histogram.bins
     edges, total = np.linspace(low, high, bins + 1), np.zeros(bins)

@@ -39,10 +39,10 @@ class Pair:
 
 def pairs(model: ModelProto) -> tuple[Pair, ...]:
     """Every pair of 8 bits, in the graph's order. Biases, which are stored in 32 bits, are left out."""
-    return tuple(_Reading(model).found())
+    return tuple(_PairReader(model).found())
 
 
-class _Reading:
+class _PairReader:
     def __init__(self, model: ModelProto) -> None:
         self.nodes = model.graph.node
         self.given = constants(model.graph)

@@ -21,13 +21,13 @@ from enginery.core.reports.quantization import (
 )
 from pipeline.graphs.graph import constants
 from pipeline.graphs.grids import GRIDS
-from pipeline.quantization.insertion.insertion_points import prepared
+from pipeline.quantization.insertion.insertion_points import prepare_model
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.record.levels import Levels, decibels, rebinned
+from pipeline.quantization.record.levels import Levels, decibels, rebin
 from pipeline.quantization.record.pairs import Pair, pairs
 from pipeline.quantization.record.work import share, weighted_macs
-from pipeline.quantization.statistics.observations import Observations, Seen
+from pipeline.quantization.statistics.observations import Observations, TensorStatistics
 
 FORMAT = 1
 # Histograms are kept for this many activations, those with the lowest SQNR, in so many bins.
@@ -46,7 +46,7 @@ class Evidence:
     model: ModelProto
     ranges: Ranges
     seen: Observations
-    smoothed: Mapping[str, Seen] = field(default_factory=dict)
+    smoothed: Mapping[str, TensorStatistics] = field(default_factory=dict)
     choice: RecordedSearch | None = None
     weight_db: Mapping[str, float | None] = field(default_factory=dict)
     weight_levels: int = 127
@@ -54,7 +54,7 @@ class Evidence:
 
 def record(written: ModelProto, notes: QuantizationNotes, evidence: Evidence) -> QuantizationRecord:
     """The record of a graph. notes: what was quantized when it was written."""
-    graph = prepared(evidence.model)
+    graph = prepare_model(evidence.model)
     found = pairs(written)
     activations = _with_histograms([_activation(pair, evidence) for pair in found if not pair.weight], evidence)
     weights = list(_weights(graph, [pair for pair in found if pair.weight], evidence))
@@ -143,7 +143,7 @@ def _with_histograms(activations: Sequence[QuantizedTensor], evidence: Evidence)
         seen = evidence.smoothed.get(item.name) or evidence.seen.tensors.get(item.name)
         if item.name in worst and seen is not None and seen.histogram is not None:
             low, high = min(seen.low, item.range[0]), max(seen.high, item.range[1])
-            counts = tuple(rebinned(seen.histogram, low, high, BINS))
+            counts = tuple(rebin(seen.histogram, low, high, BINS))
             yield replace(item, histogram=TensorHistogram((low, high), counts))
         else:
             yield item

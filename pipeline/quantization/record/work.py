@@ -20,7 +20,7 @@ def weighted_macs(model: ModelProto, seen: Observations) -> dict[str, int]:
     found = {}
     for node in model.graph.node:
         weight = given.get(node.input[1]) if node.op_type in OP_TYPES and len(node.input) > 1 else None
-        counted = seen.tensors.get(_counted(node)) if weight is not None else None
+        counted = seen.tensors.get(_count(node)) if weight is not None else None
         if weight is not None and counted is not None:
             found[node.name] = counted.elements * _per_value(node, weight)
     return found
@@ -32,7 +32,7 @@ def share(macs: Mapping[str, int], nodes: Collection[str]) -> float | None:
     return sum(macs.get(name, 0) for name in nodes) / total if total else None
 
 
-def _counted(node: NodeProto) -> str:
+def _count(node: NodeProto) -> str:
     return str(node.input[0] if node.op_type == "ConvTranspose" else node.output[0])
 
 

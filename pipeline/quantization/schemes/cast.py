@@ -18,7 +18,7 @@ from builders.onnx_graphs.bodies import list_bodies, list_captured
 from enginery.core.errors import ModelError
 from enginery.core.reports.quantization import FloatNode
 from pipeline.graphs.graph import constants, element_types, finish, opset_of, raise_opset, rename_captured, tidy
-from pipeline.graphs.half_floats import HALVES, Half
+from pipeline.graphs.half_floats import HALVES, HalfFormat
 from pipeline.graphs.schemas import can_narrow, narrowable, retype, typed_by_attribute
 from pipeline.quantization.insertion.overflow import obstacle, too_large
 from pipeline.quantization.notes import CastNotes
@@ -43,16 +43,16 @@ def cast_float(
     Raises ModelError when the result is not valid ONNX.
     """
     half = HALVES[precision]
-    graph = _lifted(tidy(model)) if precision == "bf16" else tidy(model)
+    graph = _lift_opset(tidy(model)) if precision == "bf16" else tidy(model)
     types = element_types(graph)
-    kept = _kept(graph, half, types, keep, ranges)
-    rewrite = _Rewrite(graph, half, types, {item.node for item in kept}, keep_io)
+    kept = _find_kept(graph, half, types, keep, ranges)
+    rewrite = _CastRewrite(graph, half, types, {item.node for item in kept}, keep_io)
     rewrite.run()
     notes = CastNotes(half.name, rewrite.cast, tuple(kept), tuple(rewrite.underflowed), tuple(rewrite.floored))
     return finish(graph), notes
 
 
-def _lifted(model: ModelProto) -> ModelProto:
+def _lift_opset(model: ModelProto) -> ModelProto:
     """The model in an opset with bf16 convolutions, or as it is when onnx cannot convert it: then they stay in fp32."""
     try:
         return tidy(raise_opset(model, BF16_OPSET))
@@ -60,8 +60,8 @@ def _lifted(model: ModelProto) -> ModelProto:
         return model
 
 
-def _kept(
-    model: ModelProto, half: Half, types: dict[str, int], keep: Sequence[str], ranges: Ranges | None
+def _find_kept(
+    model: ModelProto, half: HalfFormat, types: dict[str, int], keep: Sequence[str], ranges: Ranges | None
 ) -> list[FloatNode]:
     """The nodes with float tensors that stay in fp32."""
     large, opset = too_large(model, half, ranges), opset_of(model)
@@ -75,7 +75,7 @@ def _kept(
 
 
 def _reason(
-    node: NodeProto, half: Half, types: dict[str, int], keep: Collection[str], large: dict[str, str], opset: int
+    node: NodeProto, half: HalfFormat, types: dict[str, int], keep: Collection[str], large: dict[str, str], opset: int
 ) -> str | None:
     if node.name in keep or node.op_type in keep:
         return "the spec keeps it in fp32"
@@ -88,13 +88,15 @@ def _reason(
     return obstacle(node, large)
 
 
-class _Rewrite:
+class _CastRewrite:
     """One pass over the nodes in order, casting what each one reads to the type it wants.
 
     available: (original name, type) -> name of the tensor that holds that value in that type.
     """
 
-    def __init__(self, model: ModelProto, half: Half, types: dict[str, int], kept: set[str], keep_io: bool) -> None:
+    def __init__(
+        self, model: ModelProto, half: HalfFormat, types: dict[str, int], kept: set[str], keep_io: bool
+    ) -> None:
         self.graph: GraphProto = model.graph
         self.half, self.types, self.kept, self.keep_io = half, types, kept, keep_io
         self.opset = opset_of(model)

@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from enginery.core.reports.quantization import FloatNode
 from pipeline.graphs.graph import finish
 from pipeline.graphs.grids import GRIDS
-from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepared
+from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepare_model
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.insertion import Insertion, weight_scales
@@ -37,9 +37,9 @@ def quantize_dynamic(
     """
     if carries_qdq(model):
         return model, QuantizationNotes(passed_through=True)
-    graph = prepared(model)
+    graph = prepare_model(model)
     sites, kept = find_sites(graph)
-    rewrite, done, left = _Rewrite(graph, levels), [], list(kept)
+    rewrite, done, left = _DynamicRewrite(graph, levels), [], list(kept)
     for site in sites:
         if reason := _obstacle(site, rewrite, overrides or {}, ranges):
             left.append(FloatNode(site.node, site.op_type, reason))
@@ -50,7 +50,7 @@ def quantize_dynamic(
 
 
 def _obstacle(
-    site: Site, rewrite: "_Rewrite", overrides: Mapping[str, OverridePrecision], ranges: Ranges | None
+    site: Site, rewrite: "_DynamicRewrite", overrides: Mapping[str, OverridePrecision], ranges: Ranges | None
 ) -> str | None:
     if overrides.get(site.node, "int8") != "int8":
         return f"quantization.overrides says {overrides[site.node]}"
@@ -65,7 +65,7 @@ def _obstacle(
     return None
 
 
-class _Rewrite:
+class _DynamicRewrite:
     """Replaces sites by integer arithmetic; each activation is quantized once for all that read it."""
 
     def __init__(self, model: ModelProto, levels: int) -> None:

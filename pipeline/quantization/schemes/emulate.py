@@ -64,10 +64,10 @@ def _widen_inputs(graph: GraphProto) -> list[NodeProto]:
 def _widen_constants(graph: GraphProto) -> None:
     for item in graph.initializer:
         if item.data_type in HALF_TYPES:
-            item.CopyFrom(_widened(item))
+            item.CopyFrom(_widen(item))
 
 
-def _widened(item: TensorProto) -> TensorProto:
+def _widen(item: TensorProto) -> TensorProto:
     return numpy_helper.from_array(numpy_helper.to_array(item).astype("float32"), item.name)
 
 
@@ -75,6 +75,6 @@ def _widen_attributes(node: NodeProto) -> None:
     """Let attributes that name a 16-bit type, or hold such a tensor, mean fp32."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.TENSOR and attribute.t.data_type in HALF_TYPES:
-            attribute.t.CopyFrom(_widened(attribute.t))
+            attribute.t.CopyFrom(_widen(attribute.t))
         if attribute.name in ("to", "dtype", "output_dtype") and attribute.i in HALF_TYPES:
             attribute.i = TensorProto.FLOAT

@@ -18,7 +18,7 @@ from enginery.core.reports.quantization import FloatNode
 from enginery.core.types import QuantizationScheme
 from pipeline.graphs.graph import constants, finish, tidy_from
 from pipeline.graphs.grids import GRIDS
-from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepared
+from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepare_model
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
@@ -48,7 +48,7 @@ def quantize_int4(
     if carries_qdq(model):
         return model, QuantizationNotes(passed_through=True)
     chosen = overrides or {}
-    graph = tidy_from(prepared(model), LOWEST_OPSET)
+    graph = tidy_from(prepare_model(model), LOWEST_OPSET)
     graph.ir_version = max(graph.ir_version, LOWEST_IR)
     sites, kept = find_sites(graph)
     insertion, done, left = Insertion(graph, GRIDS["int8"]), [], list(kept)
@@ -81,17 +81,17 @@ def blocks_of(values: Array, block: int) -> tuple[Array, NDArray[np.float32]]:
         scales = np.maximum(full * np.float32(share), np.finfo(np.float32).tiny)
         found = _error(parts, scales)
         best, error = np.where(found < error, scales, best), np.minimum(found, error)
-    return _rounded(parts, best).reshape(depth, channels).astype(ml_dtypes.int4), best
+    return _round(parts, best).reshape(depth, channels).astype(ml_dtypes.int4), best
 
 
-def _rounded(parts: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.float32]:
+def _round(parts: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.float32]:
     on_grid: NDArray[np.float32] = np.clip(np.rint(parts / scales[:, None]), LOWEST, HIGHEST)
     return on_grid
 
 
 def _error(parts: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.float32]:
     """Squared error of each block in each channel."""
-    difference = parts - _rounded(parts, scales) * scales[:, None]
+    difference = parts - _round(parts, scales) * scales[:, None]
     total: NDArray[np.float32] = np.square(difference, out=difference).sum(axis=1)
     return total
 

@@ -24,9 +24,9 @@ from enginery.core.reports.quantization import FloatNode
 from enginery.core.types import QuantizationScheme
 from pipeline.graphs.graph import finish, tidy_from
 from pipeline.graphs.grids import GRIDS
-from pipeline.quantization.insertion.first_convolutions import fold_stems, quantize_before_blocks
-from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepared
-from pipeline.quantization.insertion.placement import joints, residuals
+from pipeline.quantization.insertion.first_convolutions import fold_first_convolutions, quantize_before_blocks
+from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepare_model
+from pipeline.quantization.insertion.placement import find_joins, residuals
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
@@ -81,14 +81,14 @@ def _quantize(
 ) -> tuple[ModelProto, QuantizationNotes]:
     if carries_qdq(model):
         return model, QuantizationNotes(passed_through=True)
-    graph = prepared(model)
+    graph = prepare_model(model)
     if scheme.float_precision == "fp16" or grid == "fp8":
         graph = tidy_from(graph, LOWEST_OPSET_FP16)
         graph.ir_version = max(graph.ir_version, LOWEST_IR_FP8)
     sites, kept = usable_sites(graph, ranges, grid, overrides)
     notes = QuantizationNotes(tuple(site.node for site in sites), kept, precision="fp8" if grid == "fp8" else "int8")
     if grid == "uint8":
-        sites, ranges = fold_stems(graph, sites, ranges)
+        sites, ranges = fold_first_convolutions(graph, sites, ranges)
         kept_joints = _insert_for_cpu(graph, sites, ranges, scheme, overrides)
         quantize_before_blocks(graph)
     else:
@@ -109,8 +109,8 @@ def usable_sites(
     sites, kept = find_sites(graph)
     usable, left = [], list(kept)
     for site in sites:
-        reason = _unwanted(site, grid, overrides)
-        reason = reason or next(filter(None, (degenerate(name, ranges) for name in _measured(site, grid))), None)
+        reason = _find_unwanted(site, grid, overrides)
+        reason = reason or next(filter(None, (degenerate(name, ranges) for name in _list_measured(site, grid))), None)
         if reason:
             left.append(FloatNode(site.node, site.op_type, reason))
         else:
@@ -118,7 +118,7 @@ def usable_sites(
     return tuple(usable), tuple(left)
 
 
-def _unwanted(site: Site, grid: str, overrides: Mapping[str, OverridePrecision]) -> str | None:
+def _find_unwanted(site: Site, grid: str, overrides: Mapping[str, OverridePrecision]) -> str | None:
     if overrides.get(site.node, "int8") != "int8":
         return f"quantization.overrides says {overrides[site.node]}"
     if grid == "uint8" and site.op_type == "ConvTranspose":
@@ -126,7 +126,7 @@ def _unwanted(site: Site, grid: str, overrides: Mapping[str, OverridePrecision])
     return None
 
 
-def _measured(site: Site, grid: str) -> tuple[str, ...]:
+def _list_measured(site: Site, grid: str) -> tuple[str, ...]:
     """The activations of a site that get Q/DQ: what it reads and, for CPU convolutions, what it writes."""
     return (site.activation, site.result) if site.op_type == "Conv" and grid == "uint8" else (site.activation,)
 
@@ -218,23 +218,23 @@ def _insert_for_cpu(
 def _writes(
     model: ModelProto, sites: tuple[Site, ...], ranges: Ranges, overrides: Mapping[str, OverridePrecision]
 ) -> tuple[list[_Write], list[FloatNode]]:
-    """What the integer kernels write: each convolution's result, and those of the joints whose inputs all are."""
+    """What the integer kernels write: each convolution's result, and those of the joins whose inputs all are."""
     by_name = {node.name: node for node in model.graph.node}
     convolutions = [site for site in sites if site.op_type == "Conv"]
     known = {site.result: ranges.tensors[site.result] for site in convolutions}
     writes = [_Write(site.node, site.result, site.fused, *known[site.result]) for site in convolutions]
     kept: list[FloatNode] = []
-    for joint in joints(model, known):
-        node = by_name[joint.node]
-        source = joint.same_as or joint.result
+    for join in find_joins(model, known):
+        node = by_name[join.node]
+        source = join.same_as or join.result
         if not all(name in known for name in node.input):
-            continue  # an earlier joint was left in float
-        reason = None if joint.same_as else _beside(node, source, ranges, overrides)
+            continue  # an earlier join was left in float
+        reason = None if join.same_as else _beside(node, source, ranges, overrides)
         if reason:
-            kept.append(FloatNode(joint.node, node.op_type, reason))
+            kept.append(FloatNode(join.node, node.op_type, reason))
             continue
-        known[joint.result] = known[source] if joint.same_as else ranges.tensors[source]
-        writes.append(_Write(joint.node, joint.result, joint.fused, *known[joint.result]))
+        known[join.result] = known[source] if join.same_as else ranges.tensors[source]
+        writes.append(_Write(join.node, join.result, join.fused, *known[join.result]))
     return writes, kept
 
 

@@ -7,7 +7,7 @@ from onnx import ModelProto
 
 from enginery.core.errors import DataError
 from enginery.core.types import Precision, QuantizationScheme
-from pipeline.quantization.insertion.insertion_points import prepared
+from pipeline.quantization.insertion.insertion_points import prepare_model
 from pipeline.quantization.notes import CastNotes, QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
@@ -35,7 +35,7 @@ def write(
     Raises DataError where ranges are missing, InputError for an override that matches no node, ModelError for a graph
     that cannot be written so.
     """
-    chosen = resolve(prepared(model), overrides) if overrides else {}
+    chosen = resolve(prepare_model(model), overrides) if overrides else {}
     if precision == "fp16" or precision == "bf16":
         return cast_float(model, precision, keep_io=keep_io, keep=in_fp32(chosen), ranges=ranges)
     if scheme is None:

@@ -2,7 +2,7 @@
 
 from enginery.core.errors import DataError
 from enginery.core.types import Tensors
-from pipeline.quantization.search.floor import Floor
+from pipeline.quantization.search.floor import SearchFloor
 from pipeline.quantization.search.sensitivity import Quality, decides
 
 
@@ -15,7 +15,7 @@ def check_decisions(outputs: Tensors) -> None:
         )
 
 
-def check_reached(floor: Floor, found: Quality) -> None:
+def check_reached(floor: SearchFloor, found: Quality) -> None:
     """Raises DataError when not even the float model (found) is good enough; what only compares with it cannot miss."""
     if not found.finite:
         raise DataError(

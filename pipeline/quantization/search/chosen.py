@@ -8,9 +8,9 @@ from onnx import ModelProto
 
 from enginery.core.reports.quantization import RecordedSearch, SearchPoint
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.search.floor import Floor
+from pipeline.quantization.search.floor import SearchFloor
 from pipeline.quantization.search.sensitivity import SweepCost
-from pipeline.quantization.statistics.observations import Seen
+from pipeline.quantization.statistics.observations import TensorStatistics
 from validation.reporting.pictures import BROKEN_DB, decibels_text
 
 
@@ -54,7 +54,7 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class MixedPrecisionChoice:
     """What to quantize and how.
 
     model: prepared, with outliers moved and weights rounded, in float.  ranges: for it.  left: nodes that stay in
@@ -70,7 +70,7 @@ class Chosen:
     frontier: tuple[FrontierPoint, ...]
     point: FrontierPoint
     cost: SweepCost
-    smoothed: Mapping[str, Seen] = field(default_factory=dict)
+    smoothed: Mapping[str, TensorStatistics] = field(default_factory=dict)
     weight_db: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -85,7 +85,7 @@ class Chosen:
         quality += f", accuracy {point.accuracy:.4f}" if point.accuracy is not None else ""
         return f"{point.share:.1%} of the weighted multiplications in int8: {quality} on calibration samples"
 
-    def document(self, floor: Floor | None) -> "SearchDocument":
+    def document(self, floor: SearchFloor | None) -> "SearchDocument":
         """Everything but model and ranges, and the floor that was asked for, with SQNR `in_json`."""
         weight_db = {node: in_json(value) for node, value in self.weight_db.items()}
         groups = tuple(replace(row, sqnr_db=in_json(row.sqnr_db)) for row in self.rows)
@@ -103,7 +103,7 @@ class SearchDocument:
     chosen: FrontierPoint
     weight_db: Mapping[str, float | None]
     cost: SweepCost
-    floor: Floor | None
+    floor: SearchFloor | None
 
     @property
     def recorded(self) -> RecordedSearch:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Floor:
+class SearchFloor:
     """The least quality that is good enough; None asks for nothing."""
 
     sqnr_db: float | None = None

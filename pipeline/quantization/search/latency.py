@@ -27,7 +27,7 @@ FEWEST, PATIENCE, ROUNDS = 5, 20, 60
 _ERROR_OF_MEDIAN = 1.2533 * 1.4826
 
 
-class Race(Protocol):
+class PairedRounds(Protocol):
     """Runs two models as engines, round by round. Yields milliseconds of (first, second) without end."""
 
     def __call__(self, first: ModelProto, second: ModelProto) -> Iterator[tuple[float, float]]:
@@ -87,8 +87,8 @@ class Timing:
         return f"int8 is not faster here: the model takes {self.int8_ms:.3g} ms with it, {self.float_ms:.3g} ms without"
 
 
-def timed(rounds: Iterable[tuple[float, float]]) -> Timing:
-    """As many rounds as it takes."""
+def benchmark_until_decided(rounds: Iterable[tuple[float, float]]) -> Timing:
+    """Times of two engines in ms; rounds are taken until the verdict is certain, `ROUNDS` at most."""
     seen: list[tuple[float, float]] = []
     for pair in itertools.islice(rounds, ROUNDS):
         seen.append(pair)
@@ -99,7 +99,7 @@ def timed(rounds: Iterable[tuple[float, float]]) -> Timing:
 
 
 def without_unpaid(
-    names: Iterable[str], left: tuple[str, ...], written: Callable[[tuple[str, ...]], ModelProto], race: Race
+    names: Iterable[str], left: tuple[str, ...], written: Callable[[tuple[str, ...]], ModelProto], race: PairedRounds
 ) -> tuple[tuple[str, ...], dict[str, Timing]]:
     """Try to leave each of these groups in float too: what is left in float then, and the timing of every group.
 
@@ -110,7 +110,7 @@ def without_unpaid(
     current = written(left)
     for name in names:
         other = written((*left, name))
-        timings[name] = timed(race(current, other))
+        timings[name] = benchmark_until_decided(race(current, other))
         if not timings[name].pays:
             left, current = (*left, name), other
     return left, timings

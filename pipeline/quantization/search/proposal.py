@@ -13,7 +13,7 @@ from onnx import ModelProto
 from enginery.core.errors import EngineryError
 from enginery.core.reports.proof import Check
 from enginery.core.types import Precision, QuantizationScheme
-from pipeline.quantization.insertion.insertion_points import find_sites, prepared
+from pipeline.quantization.insertion.insertion_points import find_sites, prepare_model
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import Override, OverridePrecision
@@ -29,7 +29,7 @@ Judge = Callable[[ModelProto], Sequence[Check]]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class QuantizationRecipe:
     """How a graph is written: the float model, and `write`'s arguments."""
 
     model: ModelProto
@@ -49,24 +49,24 @@ class Recipe:
         """The rules, and after them, so that they count, those that leave `nodes` in float."""
         return [*self.rules, *(Override(name, self.float_precision) for name in nodes)]
 
-    def written(self, nodes: Sequence[str] = ()) -> tuple[ModelProto, object]:
+    def write(self, nodes: Sequence[str] = ()) -> tuple[ModelProto, object]:
         """The graph with these nodes in float, and notes."""
         rules = self.rules_with(nodes)
         return write(self.model, self.precision, self.scheme, self.ranges, rules, keep_io=self.keep_io, left=self.left)
 
 
-def propose(recipe: Recipe, found: Attribution, before: Sequence[Check], judge: Judge) -> Proposal:
+def propose(recipe: QuantizationRecipe, found: Attribution, before: Sequence[Check], judge: Judge) -> Proposal:
     """The smallest set of groups that was found to repair the graph.
 
     found: whose ranking says what to try first.  before: the checks of the graph as it is.  judge: runs all of them.
     """
-    groups = _ordered(narrow_groups(recipe, found), found)
+    groups = _order(narrow_groups(recipe, found), found)
     judged: dict[tuple[str, ...], Sequence[Check]] = {}
 
     def passes(chosen: Sequence[Nodes]) -> bool:
         nodes = _flat(chosen)
         try:
-            judged[nodes] = judge(recipe.written(nodes)[0])
+            judged[nodes] = judge(recipe.write(nodes)[0])
         except EngineryError:
             return False  # this combination cannot be written or read
         return all(check.passed for check in judged[nodes])
@@ -76,10 +76,10 @@ def propose(recipe: Recipe, found: Attribution, before: Sequence[Check], judge: 
     return _proposal(recipe, reduced, len(groups), before, judged)
 
 
-def narrow_groups(recipe: Recipe, found: Attribution) -> list[Nodes]:
+def narrow_groups(recipe: QuantizationRecipe, found: Attribution) -> list[Nodes]:
     """The groups that the graph has in its narrow precision, in its order; of a cast, the nodes behind each row."""
-    model = prepared(recipe.model)
-    _, notes = recipe.written()
+    model = prepare_model(recipe.model)
+    _, notes = recipe.write()
     if isinstance(notes, QuantizationNotes):
         quantized = {*notes.quantized}
         sites = [site for site in find_sites(model)[0] if site.node in quantized]
@@ -89,7 +89,7 @@ def narrow_groups(recipe: Recipe, found: Attribution) -> list[Nodes]:
     return list(dict.fromkeys(nodes for nodes in rows if nodes))
 
 
-def _ordered(groups: Sequence[Nodes], found: Attribution) -> list[Nodes]:
+def _order(groups: Sequence[Nodes], found: Attribution) -> list[Nodes]:
     """Worst own error first."""
     place = {name: index for index, row in reversed([*enumerate(found.rows)]) for name in row.nodes}
     return sorted(groups, key=lambda nodes: min(place.get(name, len(place)) for name in nodes))
@@ -100,7 +100,7 @@ def _flat(groups: Sequence[Nodes]) -> tuple[str, ...]:
 
 
 def _proposal(
-    recipe: Recipe,
+    recipe: QuantizationRecipe,
     reduced: Reduction[Nodes],
     groups: int,
     before: Sequence[Check],
@@ -117,11 +117,11 @@ def _proposal(
         leave=reduced.items,
         overrides=tuple(ProposedOverride(rule.match, rule.precision) for rule in rules),
         snippet=snippet(rules),
-        quality=tuple(_compared(before, judged[nodes])),
+        quality=tuple(_compare(before, judged[nodes])),
     )
 
 
-def _compared(before: Sequence[Check], after: Sequence[Check]) -> Iterator[CheckChange]:
+def _compare(before: Sequence[Check], after: Sequence[Check]) -> Iterator[CheckChange]:
     """The checks with a limit that failed, and the SQNR of every output: before and after."""
     then = {_place(check): check for check in after}
     for check in before:

@@ -13,23 +13,23 @@ from typing import Literal
 from onnx import ModelProto
 
 from enginery.core.types import QuantizationScheme, Tensors
-from pipeline.quantization.insertion.insertion_points import prepared
+from pipeline.quantization.insertion.insertion_points import prepare_model
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8, usable_sites
 from pipeline.quantization.search.attainable import check_decisions, check_reached
-from pipeline.quantization.search.chosen import Chosen, FrontierPoint, GroupDamage, in_json
-from pipeline.quantization.search.descent import refilled, shallowest, swapped
-from pipeline.quantization.search.floor import Floor
-from pipeline.quantization.search.latency import Race, Timing, without_unpaid
+from pipeline.quantization.search.chosen import FrontierPoint, GroupDamage, MixedPrecisionChoice, in_json
+from pipeline.quantization.search.float_groups import find_shallowest, refill_groups, swap_groups
+from pipeline.quantization.search.floor import SearchFloor
+from pipeline.quantization.search.latency import PairedRounds, Timing, without_unpaid
 from pipeline.quantization.search.sensitivity import Answers, Quality, SweepCost, quality, sweep
 from pipeline.quantization.settings.convolutions import fit_convolutions
 from pipeline.quantization.settings.fit import STRENGTHS, fit
-from pipeline.quantization.settings.groups import Group, find_groups, matrices
-from pipeline.quantization.settings.runs import Labels, Run, divided
-from pipeline.quantization.settings.sessions import Runner
-from pipeline.quantization.settings.smooth import Plan, applied, folds
-from pipeline.quantization.settings.statistics import Work, gather
+from pipeline.quantization.settings.groups import SmoothingGroup, find_groups, matrices
+from pipeline.quantization.settings.runs import Run, RunLabels, divide_runs
+from pipeline.quantization.settings.sessions import SessionRunner
+from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, folds
+from pipeline.quantization.settings.statistics import StatisticsWork, gather
 from validation.reporting.pictures import decibels_text
 
 
@@ -38,12 +38,12 @@ def choose(
     ranges: Ranges,
     scheme: QuantizationScheme,
     runs: Iterable[Run],
-    floor: Floor | None = None,
+    floor: SearchFloor | None = None,
     smoothing: Literal["none", "auto"] = "auto",
     overrides: Mapping[str, OverridePrecision] | None = None,
-    race: Race | None = None,
-    labels: Labels | None = None,
-) -> Chosen:
+    race: PairedRounds | None = None,
+    labels: RunLabels | None = None,
+) -> MixedPrecisionChoice:
     """Search strengths, clipping, rounding and exclusions for a model, on calibration samples.
 
     runs: (number of samples, inputs) of one run after the other; the first few hundred samples are used.
@@ -55,23 +55,23 @@ def choose(
     if floor is not None and floor.argmax_agreement is not None:
         check_decisions(trial.expected[0])
     tried: dict[int, FrontierPoint] = {}
-    depth = 0 if floor is None else shallowest(trial, floor, tried)
+    depth = 0 if floor is None else find_shallowest(trial, floor, tried)
     point = trial.point(trial.ranked[:depth]) if depth not in tried else tried[depth]
     if floor is not None:
-        point = swapped(trial, floor, refilled(trial, floor, point))
+        point = swap_groups(trial, floor, refill_groups(trial, floor, point))
         check_reached(floor, trial.qualities[point.left])
     if race is not None:
         point = _paying(trial, scheme, point, race)
-    frontier = [tried.get(depth) or trial.predicted(trial.ranked[:depth]) for depth in range(len(trial.ranked) + 1)]
-    return trial.chosen(point, tuple(frontier))
+    frontier = [tried.get(depth) or trial.predict(trial.ranked[:depth]) for depth in range(len(trial.ranked) + 1)]
+    return trial.choose(point, tuple(frontier))
 
 
-def _paying(trial: "_Trial", scheme: QuantizationScheme, point: FrontierPoint, race: Race) -> FrontierPoint:
+def _paying(trial: "_Trial", scheme: QuantizationScheme, point: FrontierPoint, race: PairedRounds) -> FrontierPoint:
     """The point without the groups that int8 does not make faster; those with the least compute are tried first."""
     forced = {node for node, precision in trial.overrides.items() if precision == "int8"}
     tried = [name for name, group in trial.groups.items() if name not in point.left and not forced & set(group.nodes)]
     tried.sort(key=lambda name: trial.macs[name])
-    left, timings = without_unpaid(tried, point.left, lambda names: trial.written(names, scheme), race)
+    left, timings = without_unpaid(tried, point.left, lambda names: trial.write(names, scheme), race)
     trial.timings.update(timings)
     return trial.point(left)
 
@@ -84,9 +84,9 @@ class _Trial:
     ranges: Ranges
     scheme: QuantizationScheme
     overrides: Mapping[str, OverridePrecision]
-    groups: Mapping[str, Group]
-    plans: Mapping[str, Plan]
-    work: Mapping[str, Work]
+    groups: Mapping[str, SmoothingGroup]
+    plans: Mapping[str, SmoothingPlan]
+    work: Mapping[str, StatisticsWork]
     alone: Mapping[str, Quality]
     cost: SweepCost
     runs: Sequence[Tensors]
@@ -104,12 +104,12 @@ class _Trial:
         runs: Iterable[Run],
         smoothing: str,
         overrides: Mapping[str, OverridePrecision],
-        labels: Labels | None,
+        labels: RunLabels | None,
     ) -> "_Trial":
-        graph = prepared(model)
+        graph = prepare_model(model)
         sites = () if carries_qdq(model) else usable_sites(graph, ranges, scheme.activation, overrides)[0]
         groups = find_groups(graph, sites)
-        fitted, judging = divided(runs)
+        fitted, judging = divide_runs(runs)
         judged = [run.inputs for run in judging]
         answers = Answers(labels.output, [labels.of(run) for run in judging]) if labels else None
         statistics, work = gather(graph, groups, fitted)
@@ -123,7 +123,7 @@ class _Trial:
         }
         plans |= fit_convolutions(graph, groups, ranges, kind, fitted, levels)
         alone, cost = sweep(graph, groups, plans, ranges, scheme, judged)
-        plain = Runner(graph)
+        plain = SessionRunner(graph)
         expected = [plain.run(inputs) for inputs in judged]
         by_name = {group.activation: group for group in groups}
         return cls(graph, ranges, scheme, overrides, by_name, plans, work, alone, cost, judged, expected, answers)
@@ -149,7 +149,7 @@ class _Trial:
         """The SQNR in decibels to which the damages of single groups add up."""
         return Quality(sum(_noise(self.alone[name]) for name in self.groups if name not in left), 1.0).sqnr_db
 
-    def predicted(self, left: Sequence[str]) -> FrontierPoint:
+    def predict(self, left: Sequence[str]) -> FrontierPoint:
         """A point as the damages of single groups add up to it."""
         return FrontierPoint(self.share(left), tuple(left), self.predicted_db(left))
 
@@ -157,40 +157,40 @@ class _Trial:
         """A point as the whole model, quantized so, gives it."""
         left = tuple(left)
         if left not in self.qualities:
-            runner = Runner(self.written(left, self.scheme), optimized=False)
+            runner = SessionRunner(self.write(left, self.scheme), optimized=False)
             self.qualities[left] = quality(self.expected, (runner.run(inputs) for inputs in self.runs), self.answers)
         found = self.qualities[left]
         return replace(
-            self.predicted(left),
+            self.predict(left),
             sqnr_db=found.sqnr_db,
             cosine=found.cosine,
             argmax_agreement=found.argmax_agreement,
             accuracy=found.accuracy,
         )
 
-    def changed(self, left: Sequence[str]) -> tuple[ModelProto, Ranges]:
+    def apply_other_plans(self, left: Sequence[str]) -> tuple[ModelProto, Ranges]:
         """The model with the plans of all other groups carried out."""
-        return applied(self.model, [plan for name, plan in self.plans.items() if name not in left], self.ranges)
+        return apply_plans(self.model, [plan for name, plan in self.plans.items() if name not in left], self.ranges)
 
-    def written(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
+    def write(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
         """The graph with these groups in float and all others in int8."""
-        changed, ranges = self.changed(left)
+        changed, ranges = self.apply_other_plans(left)
         return quantize_int8(changed, ranges, scheme, {**self.overrides, **self.nodes(left)})[0]
 
     def nodes(self, left: Sequence[str]) -> dict[str, OverridePrecision]:
         """The nodes of groups, as overrides that leave them in float."""
         return {node: "fp16" for name in left for node in self.groups[name].nodes}
 
-    def chosen(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...]) -> Chosen:
+    def choose(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...]) -> MixedPrecisionChoice:
         """The result, once a point is decided on."""
-        model, ranges = self.changed(point.left)
+        model, ranges = self.apply_other_plans(point.left)
         rows = tuple(self._row(name, point) for name in self.ranked)
         reasons = {node: self._reason(name) for name in point.left for node in self.groups[name].nodes}
         plans = [plan for name, plan in self.plans.items() if name not in point.left]
         reads = {node.name: node.input[0] for node in model.graph.node if node.input}
         smoothed = {reads[plan.group.nodes[0]]: plan.seen for plan in plans if plan.seen}
         rounded = {node: value for plan in plans for node, value in plan.weight_db.items()}
-        return Chosen(model, ranges, reasons, rows, frontier, point, self.cost, smoothed, rounded)
+        return MixedPrecisionChoice(model, ranges, reasons, rows, frontier, point, self.cost, smoothed, rounded)
 
     def _reason(self, name: str) -> str:
         if name in self.timings:

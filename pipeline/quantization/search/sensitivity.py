@@ -21,9 +21,9 @@ from pipeline.quantization.insertion.insertion_points import find_sites
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import quantize_int8
-from pipeline.quantization.settings.groups import Group
-from pipeline.quantization.settings.sessions import Runner, downstream, set_ranks, tail, with_outputs
-from pipeline.quantization.settings.smooth import Plan, applied
+from pipeline.quantization.settings.groups import SmoothingGroup
+from pipeline.quantization.settings.sessions import SessionRunner, downstream, set_ranks, tail, with_outputs
+from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans
 from validation.metrics.drift import DECISIONS, Drift, is_exact, measure
 
 # Bytes of activations that are kept for the tails to start from. More samples tell little more about single groups;
@@ -72,8 +72,8 @@ class SweepCost:
 
 def sweep(
     model: ModelProto,
-    groups: Sequence[Group],
-    plans: Mapping[str, Plan],
+    groups: Sequence[SmoothingGroup],
+    plans: Mapping[str, SmoothingPlan],
     ranges: Ranges,
     scheme: QuantizationScheme,
     runs: Sequence[Tensors],
@@ -89,10 +89,10 @@ def sweep(
     given = {value.name for value in model.graph.input}
     everything = {name: kind for name, kind in known.items() if name not in given}
     everything |= {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
-    plain, inner = Runner(model), Runner(with_outputs(model, everything))
+    plain, inner = SessionRunner(model), SessionRunner(with_outputs(model, everything))
     start = time.process_time()
     kept = _within(({**inputs, **inner.run(inputs)} for inputs in runs), MOST_KEPT)
-    inference_s = _timed(lambda: [plain.run(inputs) for inputs in runs[: len(kept)]])
+    inference_s = _time(lambda: [plain.run(inputs) for inputs in runs[: len(kept)]])
     start += inference_s
     found = {}
     for group in groups:
@@ -102,7 +102,7 @@ def sweep(
             continue
         set_ranks(part, kept[0])
         written = _alone(part, group, plans, ranges, scheme)
-        runner = Runner(written, optimized=False)
+        runner = SessionRunner(written, optimized=False)
         # What lies before the group, an output of the model among it, stays as it is.
         expected = [{name: values[name] for name in runner.outputs} for values in kept]
         found[group.activation] = quality(expected, (runner.run(values) for values in kept))
@@ -170,16 +170,20 @@ def _within(runs: Iterable[dict[str, Array]], most: int) -> list[dict[str, Array
     return kept
 
 
-def _tail_of(model: ModelProto, group: Group, types: Mapping[str, int]) -> ModelProto:
+def _tail_of(model: ModelProto, group: SmoothingGroup, types: Mapping[str, int]) -> ModelProto:
     given = constants(model.graph)
     after = downstream(model, group.nodes)
     return tail(model, {name: kind for name, kind in types.items() if name not in given and name not in after})
 
 
 def _alone(
-    part: ModelProto, group: Group, plans: Mapping[str, Plan], ranges: Ranges, scheme: QuantizationScheme
+    part: ModelProto,
+    group: SmoothingGroup,
+    plans: Mapping[str, SmoothingPlan],
+    ranges: Ranges,
+    scheme: QuantizationScheme,
 ) -> ModelProto:
-    changed, narrowed = applied(part, [plans[group.activation]] if group.activation in plans else [], ranges)
+    changed, narrowed = apply_plans(part, [plans[group.activation]] if group.activation in plans else [], ranges)
     others: dict[str, OverridePrecision] = {
         site.node: "fp32" for site in find_sites(changed)[0] if site.node not in group.nodes
     }
@@ -187,7 +191,7 @@ def _alone(
     return written
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _time(work: Callable[[], object]) -> float:
     start = time.process_time()
     work()
     return time.process_time() - start

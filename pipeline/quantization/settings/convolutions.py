@@ -14,22 +14,22 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from pipeline.graphs.graph import constants
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.settings.groups import Floats, Group
+from pipeline.quantization.settings.groups import Floats, SmoothingGroup
 from pipeline.quantization.settings.moments import Layer, Moments, batches, layers, moments_of
 from pipeline.quantization.settings.patches import as_matrices, as_weight
-from pipeline.quantization.settings.rounding import LEVELS, compensated
+from pipeline.quantization.settings.rounding import LEVELS, compensate
 from pipeline.quantization.settings.runs import Run
-from pipeline.quantization.settings.smooth import Plan
+from pipeline.quantization.settings.smooth import SmoothingPlan
 
 
 def fit_convolutions(
     model: ModelProto,
-    groups: Sequence[Group],
+    groups: Sequence[SmoothingGroup],
     ranges: Ranges,
     activation: Literal["int8", "uint8"],
     runs: Sequence[Run],
     levels: int = LEVELS,
-) -> dict[str, Plan]:
+) -> dict[str, SmoothingPlan]:
     """Plans by activation for the groups of convolutions of a prepared model; their activations keep their ranges.
 
     levels: the last one of the weights.
@@ -40,12 +40,12 @@ def fit_convolutions(
     for batch in batches(layers(model, (site for group in convolving for site in group.sites), ranges)):
         found = moments_of(model, batch, runs, activation)
         for layer in batch:
-            weight, bias = _fitted(layer, nodes[layer.site.node], given, found.pop(layer.site.node), levels)
+            weight, bias = _fit(layer, nodes[layer.site.node], given, found.pop(layer.site.node), levels)
             weights[layer.site.node] = weight
             if bias is not None:
                 biases[layer.site.node] = bias
     return {
-        group.activation: Plan(
+        group.activation: SmoothingPlan(
             group,
             None,
             1.0,
@@ -58,7 +58,7 @@ def fit_convolutions(
     }
 
 
-def _fitted(
+def _fit(
     layer: Layer, node: NodeProto, given: dict[str, TensorProto], moments: Moments, levels: int
 ) -> tuple[Floats, Floats | None]:
     """Weight and bias of one convolution; no bias where it is not a constant."""
@@ -66,8 +66,8 @@ def _fitted(
     matrix = as_matrices(stored, layer.window.groups)
     name = node.input[2] if len(node.input) > 2 else ""
     if name and name not in given:
-        return as_weight(compensated(matrix, moments.about_zero, levels), stored.shape), None
-    rounded = compensated(matrix, moments.covariance, levels)
+        return as_weight(compensate(matrix, moments.about_zero, levels), stored.shape), None
+    rounded = compensate(matrix, moments.covariance, levels)
     bias = numpy_helper.to_array(given[name]) if name else np.zeros(stored.shape[0], np.float32)
     return as_weight(rounded, stored.shape), np.asarray(bias - shift(matrix, rounded, moments), np.float32)
 

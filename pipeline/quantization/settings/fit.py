@@ -15,12 +15,12 @@ from typing import Literal
 import numpy as np
 
 from pipeline.quantization.record.levels import decibels
-from pipeline.quantization.settings.groups import Floats, Group
-from pipeline.quantization.settings.rounding import LEVELS, compensated, nearest
-from pipeline.quantization.settings.smooth import Plan, factors_of
-from pipeline.quantization.settings.statistics import Half, Statistics
+from pipeline.quantization.settings.groups import Floats, SmoothingGroup
+from pipeline.quantization.settings.rounding import LEVELS, compensate, nearest
+from pipeline.quantization.settings.smooth import SmoothingPlan, factors_of
+from pipeline.quantization.settings.statistics import ChannelSums, Statistics
 from pipeline.quantization.statistics.histogram import LogHistogram
-from pipeline.quantization.statistics.observations import Seen
+from pipeline.quantization.statistics.observations import TensorStatistics
 
 STRENGTHS: tuple[float | None, ...] = (None, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 CLIPS = (1.0, 0.9, 0.8, 0.7)
@@ -40,52 +40,54 @@ class _Setting:
 
 
 def fit(
-    group: Group,
+    group: SmoothingGroup,
     statistics: Statistics,
     matrices: Mapping[str, Floats],
     activation: Literal["int8", "uint8"],
     strengths: Sequence[float | None] = STRENGTHS,
     levels: int = LEVELS,
-) -> Plan:
+) -> SmoothingPlan:
     """The best settings for a group that mixes, with its weights rounded for them.
 
     strengths: of smoothing to try; None is no smoothing.  levels: the last one of the weights.
     """
     weights = {node: matrices[node] for node in group.nodes}
-    best = min(_judged(statistics, list(weights.values()), activation, strengths, levels), key=lambda pair: pair[0])[1]
+    best = min(_judge(statistics, list(weights.values()), activation, strengths, levels), key=lambda pair: pair[0])[1]
     moments = statistics.moments
     scaled = {node: weight * best.factors[:, None] for node, weight in weights.items()}
     smoothed = None if moments is None else moments / np.outer(best.factors, best.factors)
     rounded = {
-        node: nearest(weight, levels) if smoothed is None else compensated(weight, smoothed, levels)
+        node: nearest(weight, levels) if smoothed is None else compensate(weight, smoothed, levels)
         for node, weight in scaled.items()
     }
     lost = {node: _sqnr_db(scaled[node], rounded[node]) for node in weights}
     if best.strength is None:
-        return Plan(group, None, best.clip, None, rounded, best.low, best.high, weight_db=lost)
+        return SmoothingPlan(group, None, best.clip, None, rounded, best.low, best.high, weight_db=lost)
     seen = _seen(statistics, best.factors)
-    return Plan(group, best.strength, best.clip, best.factors, rounded, best.low, best.high, seen=seen, weight_db=lost)
+    return SmoothingPlan(
+        group, best.strength, best.clip, best.factors, rounded, best.low, best.high, seen=seen, weight_db=lost
+    )
 
 
-def _seen(statistics: Statistics, factors: Floats) -> Seen:
+def _seen(statistics: Statistics, factors: Floats) -> TensorStatistics:
     """What the activation holds once it is divided by its factors."""
     low, high = float((statistics.low / factors).min()), float((statistics.high / factors).max())
     histogram = LogHistogram.of(np.asarray(statistics.rows / factors, np.float32))
-    return Seen(low, high, statistics.count * len(factors), histogram=histogram)
+    return TensorStatistics(low, high, statistics.count * len(factors), histogram=histogram)
 
 
 def _sqnr_db(exact: Floats, rounded: Floats) -> float:
     return decibels(float(np.square(exact, dtype=np.float64).sum()), float(np.square(rounded - exact).sum()))
 
 
-def _judged(
+def _judge(
     statistics: Statistics,
     weights: Sequence[Floats],
     activation: str,
     strengths: Sequence[float | None],
     levels: int,
 ) -> Iterator[tuple[float, _Setting]]:
-    tried = [(seen, _thinned(judge.rows)) for seen, judge in statistics.folds]
+    tried = [(seen, _thin(judge.rows)) for seen, judge in statistics.folds]
     energies = [sum(float(np.mean((rows @ weight) ** 2)) for _, rows in tried) or 1.0 for weight in weights]
     for strength in strengths:
         factors = _factors(statistics, weights, strength)
@@ -95,33 +97,33 @@ def _judged(
         for clip in CLIPS:
             of_rows = np.zeros(len(weights))
             for seen, rows in tried:
-                lost = _lost(
-                    rows, _setting(seen, strength, _factors(seen, weights, strength), clip, activation), activation
+                lost = _quantization_error(
+                    rows, _make_setting(seen, strength, _factors(seen, weights, strength), clip, activation), activation
                 )
                 of_rows += [float(np.mean((lost @ weight) ** 2)) for weight in weights]
             errors = zip(of_rows.tolist(), of_weights, energies, strict=True)
-            setting = _setting(statistics, strength, factors, clip, activation)
+            setting = _make_setting(statistics, strength, factors, clip, activation)
             yield sum((a + len(tried) * COMPENSATION * w) / energy for a, w, energy in errors), setting
 
 
-def _thinned(rows: Floats) -> Floats:
+def _thin(rows: Floats) -> Floats:
     return rows[:: max(1, 2 * len(rows) // TRIED_ROWS)]
 
 
-def _lost(rows: Floats, setting: _Setting, activation: str) -> Floats:
+def _quantization_error(rows: Floats, setting: _Setting, activation: str) -> Floats:
     """What quantizing adds to each row, in its own channels."""
     smoothed = rows / setting.factors
     return (rounded_activation(smoothed, setting.low, setting.high, activation) - smoothed) * setting.factors
 
 
-def _factors(seen: Half | Statistics, weights: Sequence[Floats], strength: float | None) -> Floats:
+def _factors(seen: ChannelSums | Statistics, weights: Sequence[Floats], strength: float | None) -> Floats:
     if strength is None:
         return np.ones(len(seen.low), np.float32)
     return factors_of(np.maximum(np.abs(seen.low), np.abs(seen.high)), weights, strength)
 
 
-def _setting(
-    seen: Half | Statistics, strength: float | None, factors: Floats, clip: float, activation: str
+def _make_setting(
+    seen: ChannelSums | Statistics, strength: float | None, factors: Floats, clip: float, activation: str
 ) -> _Setting:
     low = clip * float((seen.low / factors).min())
     high = clip * float((seen.high / factors).max())

@@ -13,7 +13,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from pipeline.graphs.graph import constants, consumers, static_shapes
-from pipeline.quantization.settings.groups import Group
+from pipeline.quantization.settings.groups import SmoothingGroup
 
 # f(x / s) = f(x) / s for every positive s.
 _HOMOGENEOUS = ("Relu", "LeakyRelu", "Identity")
@@ -30,9 +30,9 @@ class Fold:
     tensors: tuple[str, ...] = ()
 
 
-def find_fold(model: ModelProto, group: Group) -> Fold | None:
+def find_fold(model: ModelProto, group: SmoothingGroup) -> Fold | None:
     """How factors for the group's activation can be folded, or None: the group alone must read what they change."""
-    walk = _Walk.of(model)
+    walk = _FoldingWalk.of(model)
     maker = walk.made_by(group.activation, set(group.nodes))
     if maker is None:
         return None
@@ -42,7 +42,7 @@ def find_fold(model: ModelProto, group: Group) -> Fold | None:
 
 
 @dataclass
-class _Walk:
+class _FoldingWalk:
     """A model, for going from a tensor to what made it."""
 
     given: Mapping[str, TensorProto]
@@ -52,7 +52,7 @@ class _Walk:
     shapes: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def of(cls, model: ModelProto) -> "_Walk":
+    def of(cls, model: ModelProto) -> "_FoldingWalk":
         graph = model.graph
         makers = {name: node for node in graph.node for name in node.output}
         return cls(constants(graph), makers, consumers(graph), {v.name for v in graph.output}, static_shapes(model))
@@ -64,7 +64,7 @@ class _Walk:
         return self.makers.get(tensor)
 
 
-def _into_normalization(maker: NodeProto, walk: _Walk) -> Fold | None:
+def _into_normalization(maker: NodeProto, walk: _FoldingWalk) -> Fold | None:
     axis = next((item.i for item in maker.attribute if item.name == "axis"), -1)
     vectors = [walk.given.get(name) for name in maker.input[1:]]
     if axis != -1 or not all(item is not None and len(item.dims) == 1 for item in vectors):
@@ -72,7 +72,7 @@ def _into_normalization(maker: NodeProto, walk: _Walk) -> Fold | None:
     return Fold(tuple((maker.name, index, 0) for index in range(1, len(maker.input))))
 
 
-def _into_projection(tensor: str, maker: NodeProto | None, walk: _Walk) -> Fold | None:
+def _into_projection(tensor: str, maker: NodeProto | None, walk: _FoldingWalk) -> Fold | None:
     """Go back from a tensor to a projection; axes: those that the channels of the activation lie on, in order."""
     rank = len(walk.shapes.get(tensor, ()))
     size = walk.shapes[tensor][-1] if rank else 0
@@ -93,7 +93,7 @@ def _into_projection(tensor: str, maker: NodeProto | None, walk: _Walk) -> Fold 
     return None
 
 
-def _projection(node: NodeProto, walk: _Walk, size: int) -> tuple[tuple[str, int, int], ...] | None:
+def _projection(node: NodeProto, walk: _FoldingWalk, size: int) -> tuple[tuple[str, int, int], ...] | None:
     """The constants of a MatMul or Gemm whose columns are the channels."""
     weight = walk.given.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
     flipped = any(item.name == "transB" and helper.get_attribute_value(item) for item in node.attribute)
@@ -109,7 +109,7 @@ def _projection(node: NodeProto, walk: _Walk, size: int) -> tuple[tuple[str, int
 _Step = tuple[str, tuple[int, ...], list[tuple[str, int, int]]]
 
 
-def _before(node: NodeProto, tensor: str, axes: tuple[int, ...], size: int, walk: _Walk) -> _Step | None:
+def _before(node: NodeProto, tensor: str, axes: tuple[int, ...], size: int, walk: _FoldingWalk) -> _Step | None:
     """One step back through a node: the tensor to go on from, its channel axes, constants that take factors too."""
     shape = walk.shapes.get(tensor, ())
     if node.op_type in _HOMOGENEOUS:
@@ -126,7 +126,7 @@ def _before(node: NodeProto, tensor: str, axes: tuple[int, ...], size: int, walk
     return None
 
 
-def _before_bias(node: NodeProto, last: bool, axes: tuple[int, ...], size: int, walk: _Walk) -> _Step | None:
+def _before_bias(node: NodeProto, last: bool, axes: tuple[int, ...], size: int, walk: _FoldingWalk) -> _Step | None:
     for index in (0, 1):
         bias = walk.given.get(node.input[index])
         if last and bias is not None and list(bias.dims) == [size]:
@@ -135,7 +135,7 @@ def _before_bias(node: NodeProto, last: bool, axes: tuple[int, ...], size: int, 
 
 
 def _before_reshape(
-    node: NodeProto, axes: tuple[int, ...], shape: tuple[int, ...], size: int, walk: _Walk
+    node: NodeProto, axes: tuple[int, ...], shape: tuple[int, ...], size: int, walk: _FoldingWalk
 ) -> _Step | None:
     """The channels must be the last axes on both sides: then their order in memory is the same."""
     before = walk.shapes.get(node.input[0], ())
@@ -145,7 +145,7 @@ def _before_reshape(
     return node.input[0], tuple(range(len(before) - count, len(before))), []
 
 
-def _before_product(node: NodeProto, axes: tuple[int, ...], shape: tuple[int, ...], walk: _Walk) -> _Step | None:
+def _before_product(node: NodeProto, axes: tuple[int, ...], shape: tuple[int, ...], walk: _FoldingWalk) -> _Step | None:
     """Through attention weights times values: the channels must be whole in the values, and no axis broadcast."""
     values = walk.shapes.get(node.input[1], ())
     fits = len(values) == len(shape) and all(values[axis] == shape[axis] != 0 for axis in axes)

@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Group:
+class SmoothingGroup:
     """The sites that read `activation`.
 
     mixes: whether they multiply matrices with the activation's last axis, so that factors for its channels can move
@@ -34,21 +34,21 @@ class Group:
         return tuple(site.node for site in self.sites)
 
 
-def find_groups(model: ModelProto, sites: Iterable[Site]) -> tuple[Group, ...]:
+def find_groups(model: ModelProto, sites: Iterable[Site]) -> tuple[SmoothingGroup, ...]:
     """The sites of a prepared model by the activation they read, in the model's order."""
     together: dict[str, list[Site]] = {}
     for site in sites:
         together.setdefault(site.activation, []).append(site)
     flipped = {node.name for node in model.graph.node if _transposes_activation(node)}
     return tuple(
-        Group(
+        SmoothingGroup(
             name, tuple(found), all(site.op_type in ("MatMul", "Gemm") and site.node not in flipped for site in found)
         )
         for name, found in together.items()
     )
 
 
-def matrices(model: ModelProto, groups: Sequence[Group]) -> Mapping[str, Floats]:
+def matrices(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Mapping[str, Floats]:
     """Node -> weight as (channels in, channels out), for the groups that mix."""
     given = constants(model.graph)
     return {

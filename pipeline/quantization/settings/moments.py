@@ -21,7 +21,7 @@ from pipeline.quantization.settings.fit import rounded_activation
 from pipeline.quantization.settings.groups import Floats
 from pipeline.quantization.settings.patches import Window, patches
 from pipeline.quantization.settings.runs import Run
-from pipeline.quantization.settings.sessions import Runner, tail, with_outputs
+from pipeline.quantization.settings.sessions import SessionRunner, tail, with_outputs
 
 MOST_BYTES = 128 << 20
 # Patches drawn for each value in one, and at least. On ResNet-50, `docs/concepts/choice.md` has what they give.
@@ -142,7 +142,7 @@ def moments_of(
 ) -> dict[str, Moments]:
     """Moments by node, from one pass over the runs that computes no more of the model than these layers read."""
     names = list(dict.fromkeys(layer.site.activation for layer in batch))
-    runner = _reading(model, names)
+    runner = _open_session(model, names)
     found = {layer.site.node: Moments() for layer in batch}
     samples, seen = sum(count for count, _ in runs), 0
     for index, (count, inputs) in enumerate(runs):
@@ -150,20 +150,20 @@ def moments_of(
         for layer in batch:
             # As many so far as this share of the samples calls for: no rounding adds up.
             quota = layer.wanted * (seen + count) // samples - layer.wanted * seen // samples
-            for rows in _drawn(values[layer.site.activation], layer, quota, index):
+            for rows in _draw(values[layer.site.activation], layer, quota, index):
                 rounded = rounded_activation(rows, layer.low, layer.high, activation)
                 found[layer.site.node].add(rows, rounded)
         seen += count
     return found
 
 
-def _reading(model: ModelProto, names: Sequence[str]) -> Runner | None:
+def _open_session(model: ModelProto, names: Sequence[str]) -> SessionRunner | None:
     """A session for these tensors; None when all of them are inputs of the model."""
     inner = [name for name in names if name not in {value.name for value in model.graph.input}]
-    return Runner(tail(with_outputs(model, dict.fromkeys(inner, TensorProto.FLOAT)), {})) if inner else None
+    return SessionRunner(tail(with_outputs(model, dict.fromkeys(inner, TensorProto.FLOAT)), {})) if inner else None
 
 
-def _drawn(values: Floats, layer: Layer, quota: int, seed: int) -> Iterator[Floats]:
+def _draw(values: Floats, layer: Layer, quota: int, seed: int) -> Iterator[Floats]:
     """That many patches, or all there are, from places drawn evenly."""
     total = math.prod(layer.window.places(values.shape))
     if quota >= total:

@@ -35,7 +35,7 @@ def nearest(matrix: Floats, levels: int = LEVELS) -> Floats:
     return np.asarray(np.clip(np.rint(matrix / steps), -levels, levels) * steps, np.float32)
 
 
-def compensated(matrix: Floats, moments: Floats, levels: int = LEVELS) -> Floats:
+def compensate(matrix: Floats, moments: Floats, levels: int = LEVELS) -> Floats:
     """GPTQ over an (..., in, out) matrix, for activations whose mean of x x' is `moments`. levels: the last one.
 
     A channel that compensation would leave without its last level keeps it, so that whoever quantizes the result finds

@@ -14,7 +14,7 @@ FITTED, JUDGED = 384, 96
 Run = tuple[int, Tensors]
 
 
-def grouped(ends: Iterable[tuple[int, Tensors]], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Run]:
+def group_runs(ends: Iterable[tuple[int, Tensors]], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Run]:
     """Runs of about the batch size that the model is tuned for, from runs of as few samples as it takes.
 
     ends: the number of samples up to the end of each run, and its inputs. Consecutive runs of equal shape are joined
@@ -24,17 +24,17 @@ def grouped(ends: Iterable[tuple[int, Tensors]], inputs: Sequence[TensorSpec], d
     size, held, before, count = _joinable(inputs, dims), list[Tensors](), 0, 0
     for end, tensors in ends:
         if held and (count >= size or _shape(held[0]) != _shape(tensors)):
-            yield count, _joined(held)
+            yield count, _join(held)
             held, count = [], 0
         held.append(tensors)
         count += end - before
         before = end
     if held:
-        yield count, _joined(held)
+        yield count, _join(held)
 
 
 @dataclass(frozen=True)
-class Judged:
+class ScoredRuns:
     """A run to judge the model on. start, stop: its samples in the data set."""
 
     inputs: Tensors
@@ -43,26 +43,26 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Labels:
+class RunLabels:
     """The right answers of all samples, in order. output: whose argmax over the last axis is the answer."""
 
     output: str
     values: Array
 
-    def of(self, run: Judged) -> Array:
+    def of(self, run: ScoredRuns) -> Array:
         """Those of one run, flat."""
         return self.values[run.start : run.stop].reshape(-1)
 
 
-def divided(runs: Iterable[Run]) -> tuple[list[Run], list[Judged]]:
+def divide_runs(runs: Iterable[Run]) -> tuple[list[Run], list[ScoredRuns]]:
     """Runs to fit settings on, and others to judge the model on: every fourth, until there are enough.
 
     With fewer than four runs, they are the same.
     """
-    fitted, judged = list[Judged](), list[Judged]()
+    fitted, judged = list[ScoredRuns](), list[ScoredRuns]()
     counts, start = [0, 0], 0
     for index, (count, inputs) in enumerate(runs):
-        run = Judged(inputs, start, start := start + count)
+        run = ScoredRuns(inputs, start, start := start + count)
         if index % 4 == 3 and counts[1] < JUDGED:
             judged.append(run)
             counts[1] += count
@@ -87,5 +87,5 @@ def _shape(tensors: Tensors) -> Mapping[str, tuple[int, ...]]:
     return {name: values.shape for name, values in tensors.items()}
 
 
-def _joined(held: Sequence[Tensors]) -> Tensors:
+def _join(held: Sequence[Tensors]) -> Tensors:
     return {name: np.concatenate([tensors[name] for tensors in held]) for name in held[0]} if held[1:] else held[0]

@@ -12,7 +12,7 @@ from enginery.core.types import Tensors
 from pipeline.graphs.graph import consumers
 
 
-class Runner:
+class SessionRunner:
     """A graph in the reference interpreter, for named outputs. optimized: whether it may fuse (off for exact Q/DQ)."""
 
     def __init__(self, model: ModelProto, outputs: Sequence[str] | None = None, optimized: bool = True) -> None:

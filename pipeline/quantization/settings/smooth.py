@@ -17,15 +17,15 @@ from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 from pipeline.graphs.graph import constants, sort_nodes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.settings.folding import find_fold
-from pipeline.quantization.settings.groups import Floats, Group, laid_out
-from pipeline.quantization.statistics.observations import Seen
+from pipeline.quantization.settings.groups import Floats, SmoothingGroup, laid_out
+from pipeline.quantization.statistics.observations import TensorStatistics
 
 # Channels and weights that are (nearly) zero would give factors without bound.
 LEAST = 1e-5
 
 
 @dataclass(frozen=True)
-class Plan:
+class SmoothingPlan:
     """How one group is to be quantized.
 
     strength: of smoothing, None for none.  clip: share of the range that is kept.  factors: what each channel of the
@@ -35,7 +35,7 @@ class Plan:
     weight_db: node -> SQNR of its rounded weight, against the one before rounding.
     """
 
-    group: Group
+    group: SmoothingGroup
     strength: float | None
     clip: float
     factors: Floats | None
@@ -43,7 +43,7 @@ class Plan:
     low: float
     high: float
     biases: Mapping[str, Floats] = field(default_factory=dict)
-    seen: Seen | None = None
+    seen: TensorStatistics | None = None
     weight_db: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -54,7 +54,7 @@ def factors_of(reach: Floats, weights: Sequence[Floats], strength: float) -> Flo
     return np.asarray(np.exp(powers - powers.mean()), np.float32)
 
 
-def applied(model: ModelProto, plans: Sequence[Plan], ranges: Ranges) -> tuple[ModelProto, Ranges]:
+def apply_plans(model: ModelProto, plans: Sequence[SmoothingPlan], ranges: Ranges) -> tuple[ModelProto, Ranges]:
     """A prepared model with the plans carried out, in float, and the ranges that quantize it so.
 
     The weights lie on the levels that int8 will give them; node names stay.
@@ -66,7 +66,7 @@ def applied(model: ModelProto, plans: Sequence[Plan], ranges: Ranges) -> tuple[M
     for plan in plans:
         read = plan.group.activation
         if plan.factors is not None:
-            read = _divided(copy, plan, by_name)
+            read = _divide(copy, plan, by_name)
         tensors[read] = (plan.low, plan.high)
         _set_weights(copy.graph, plan, by_name)
     for plan in plans:
@@ -75,12 +75,12 @@ def applied(model: ModelProto, plans: Sequence[Plan], ranges: Ranges) -> tuple[M
     return copy, replace(ranges, tensors=tensors)
 
 
-def folds(model: ModelProto, group: Group) -> bool:
+def folds(model: ModelProto, group: SmoothingGroup) -> bool:
     """Whether factors for this group's activation can be folded into what makes it."""
     return find_fold(model, group) is not None
 
 
-def _divided(model: ModelProto, plan: Plan, by_name: Mapping[str, NodeProto]) -> str:
+def _divide(model: ModelProto, plan: SmoothingPlan, by_name: Mapping[str, NodeProto]) -> str:
     """Divide the group's activation by the factors; the name of the tensor that the group reads from now on."""
     group, factors = plan.group, plan.factors
     assert factors is not None  # noqa: S101 - the caller's condition
@@ -95,7 +95,7 @@ def _divided(model: ModelProto, plan: Plan, by_name: Mapping[str, NodeProto]) ->
 
 
 def _fold(
-    model: ModelProto, plan: Plan, by_name: Mapping[str, NodeProto], tensors: dict[str, tuple[float, float]]
+    model: ModelProto, plan: SmoothingPlan, by_name: Mapping[str, NodeProto], tensors: dict[str, tuple[float, float]]
 ) -> None:
     """Divide the constants that take the plan's factors, after every plan has set its weights."""
     fold = None if plan.factors is None else find_fold(model, plan.group)
@@ -115,7 +115,7 @@ def _fold(
             tensors[tensor] = (tensors[tensor][0] * most, tensors[tensor][1] * most)
 
 
-def _set_weights(graph: GraphProto, plan: Plan, by_name: Mapping[str, NodeProto]) -> None:
+def _set_weights(graph: GraphProto, plan: SmoothingPlan, by_name: Mapping[str, NodeProto]) -> None:
     for site in plan.group.sites:
         if site.node in plan.weights:
             values = laid_out(plan.weights[site.node], site)

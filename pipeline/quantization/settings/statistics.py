@@ -16,7 +16,7 @@ from enginery.core.errors import ModelError
 from enginery.core.types import Tensors
 from pipeline.graphs.graph import constants
 from pipeline.quantization.insertion.insertion_points import Site
-from pipeline.quantization.settings.groups import Floats, Group
+from pipeline.quantization.settings.groups import Floats, SmoothingGroup
 
 # Rows kept of each half: beyond twice as many, every second one goes, and later runs give half.
 ROWS = 512
@@ -26,7 +26,7 @@ WIDEST = 8192
 
 
 @dataclass
-class Half:
+class ChannelSums:
     """Half of the rows of one activation. low, high: per channel.  quota: rows to keep of the next run."""
 
     low: Floats = field(default_factory=lambda: np.empty(0, np.float32))
@@ -59,7 +59,7 @@ class Statistics:
     count: int = 0
     runs: int = 0
     sums: Floats | None = None
-    halves: tuple[Half, Half] = field(default_factory=lambda: (Half(), Half()))
+    halves: tuple[ChannelSums, ChannelSums] = field(default_factory=lambda: (ChannelSums(), ChannelSums()))
 
     def add(self, values: Floats) -> None:
         """Take in one run's values, (..., channels). The halves take turns in what comes first: it may be special."""
@@ -76,7 +76,7 @@ class Statistics:
         self.runs += 1
 
     @property
-    def folds(self) -> tuple[tuple[Half, Half], ...]:
+    def folds(self) -> tuple[tuple[ChannelSums, ChannelSums], ...]:
         """(to set by, to judge on), both ways; a single row in all is its own judge."""
         filled = [half for half in self.halves if half.kept]
         return ((filled[0], filled[-1]), (filled[-1], filled[0]))
@@ -103,7 +103,7 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class Work:
+class StatisticsWork:
     """What a node costs for one sample, on average. macs: multiplications.  weight_bytes: of its float32 weight."""
 
     macs: float
@@ -111,10 +111,10 @@ class Work:
 
 
 def gather(
-    model: ModelProto, groups: Sequence[Group], runs: Iterable[tuple[int, Tensors]]
-) -> tuple[dict[str, Statistics], dict[str, Work]]:
+    model: ModelProto, groups: Sequence[SmoothingGroup], runs: Iterable[tuple[int, Tensors]]
+) -> tuple[dict[str, Statistics], dict[str, StatisticsWork]]:
     """Statistics by activation, for the groups that mix, and work by node. runs: (samples in it, inputs)."""
-    from pipeline.quantization.settings.sessions import Runner
+    from pipeline.quantization.settings.sessions import SessionRunner
 
     mixing = [group.activation for group in groups if group.mixes]
     sites = [site for group in groups for site in group.sites]
@@ -123,7 +123,7 @@ def gather(
     }
     if not sites:
         return {}, {}
-    runner = Runner(_with_shapes(model, mixing, measured), mixing + [_shape_name(site.node) for site in sites])
+    runner = SessionRunner(_with_shapes(model, mixing, measured), mixing + [_shape_name(site.node) for site in sites])
     found: dict[str, Statistics] = {name: Statistics() for name in mixing}
     sizes, samples = dict.fromkeys(measured, 0.0), 0
     for count, inputs in runs:
@@ -138,14 +138,14 @@ def gather(
     return found, _work(model, sites, {node: size / samples for node, size in sizes.items()})
 
 
-def _work(model: ModelProto, sites: Sequence[Site], sizes: Mapping[str, float]) -> dict[str, Work]:
+def _work(model: ModelProto, sites: Sequence[Site], sizes: Mapping[str, float]) -> dict[str, StatisticsWork]:
     given = constants(model.graph)
     work = {}
     for site in sites:
         weight = given[site.weight]
         channels = weight.dims[0 if site.op_type == "ConvTranspose" else site.axis]
         values = math.prod(weight.dims)
-        work[site.node] = Work(sizes[site.node] * values / channels, numpy_helper.to_array(weight).nbytes)
+        work[site.node] = StatisticsWork(sizes[site.node] * values / channels, numpy_helper.to_array(weight).nbytes)
     return work
 
 

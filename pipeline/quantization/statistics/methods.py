@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginery.core.errors import DataError, InputError
-from pipeline.quantization.ranges import Pair, Ranges, Source
+from pipeline.quantization.ranges import Pair, Ranges, RangeSource
 from pipeline.quantization.statistics.histogram import LogHistogram
-from pipeline.quantization.statistics.observations import Observations, Seen
+from pipeline.quantization.statistics.observations import Observations, TensorStatistics
 
 Activation = Literal["int8", "uint8"]
 
@@ -47,7 +47,7 @@ class Method(Protocol):
     @property
     def name(self) -> str: ...  # noqa: D102
 
-    def choose(self, seen: Seen, activation: Activation, /) -> Pair:
+    def choose(self, seen: TensorStatistics, activation: Activation, /) -> Pair:
         """The range of one tensor, within its extremes."""
         ...
 
@@ -59,7 +59,7 @@ class MinMax:
     needs_histogram: ClassVar[bool] = False
     name: ClassVar[str] = "minmax"
 
-    def choose(self, seen: Seen, _activation: Activation, /) -> Pair:
+    def choose(self, seen: TensorStatistics, _activation: Activation, /) -> Pair:
         """The extremes."""
         return seen.low, seen.high
 
@@ -71,7 +71,7 @@ class MovingAverage:
     needs_histogram: ClassVar[bool] = False
     name: ClassVar[str] = "moving-average"
 
-    def choose(self, seen: Seen, _activation: Activation, /) -> Pair:
+    def choose(self, seen: TensorStatistics, _activation: Activation, /) -> Pair:
         """The averages of the lowest and of the highest values."""
         return seen.averages
 
@@ -88,7 +88,7 @@ class Percentile:
         """'percentile 99.99'."""
         return f"percentile {self.percent:g}"
 
-    def choose(self, seen: Seen, activation: Activation, /) -> Pair:
+    def choose(self, seen: TensorStatistics, activation: Activation, /) -> Pair:
         """The quantiles."""
         histogram, share = _histogram(seen), self.percent / 100
         if activation == "int8":
@@ -106,7 +106,7 @@ class Entropy:
     needs_histogram: ClassVar[bool] = True
     name: ClassVar[str] = "entropy"
 
-    def choose(self, seen: Seen, activation: Activation, /) -> Pair:
+    def choose(self, seen: TensorStatistics, activation: Activation, /) -> Pair:
         """The bound on magnitudes that diverges least, for as many levels as magnitudes have."""
         one_sided = seen.low >= 0 or seen.high <= 0
         levels = 255 if activation == "uint8" and one_sided else 128
@@ -121,7 +121,7 @@ class Mse:
     needs_histogram: ClassVar[bool] = True
     name: ClassVar[str] = "mse"
 
-    def choose(self, seen: Seen, activation: Activation, /) -> Pair:
+    def choose(self, seen: TensorStatistics, activation: Activation, /) -> Pair:
         """A symmetric bound for int8; for uint8 each end in turn, while the other one stays."""
         bins = _histogram(seen).bins
         reach = max(abs(seen.low), abs(seen.high))
@@ -171,11 +171,11 @@ def expected_error(bins: Bins, low: float, high: float, step: float) -> float:
     middle, width = (near + far) / 2, far - near
     clipped = np.clip(middle, low, high)
     inside = clipped == middle
-    spread = np.where(inside, _rounding(near, far, step), np.square(middle - clipped) + np.square(width) / 12)
+    spread = np.where(inside, _rounding_error(near, far, step), np.square(middle - clipped) + np.square(width) / 12)
     return float((counts * spread).sum())
 
 
-def _rounding(near: Floats, far: Floats, step: float) -> Floats:
+def _rounding_error(near: Floats, far: Floats, step: float) -> Floats:
     """Mean squared distance to the nearest multiple of `step`, over each interval."""
     width = (far - near) / step
     thin = width < 1e-4  # where the difference of two integrals would be rounding noise
@@ -238,13 +238,13 @@ def _divergence(counts: Floats, tails: Floats, kept: int, levels: int) -> float:
     return float((p[some] * np.log(p[some] / np.maximum(q[some], SMALLEST_SHARE))).sum())
 
 
-def _histogram(seen: Seen) -> LogHistogram:
+def _histogram(seen: TensorStatistics) -> LogHistogram:
     if seen.histogram is None:
         raise DataError("a method that needs histograms was given none; observe with histograms")
     return seen.histogram
 
 
-def _within(seen: Seen, chosen: Method, activation: Activation) -> Pair:
+def _within(seen: TensorStatistics, chosen: Method, activation: Activation) -> Pair:
     if chosen.needs_histogram and seen.histogram is None:
         return seen.low, seen.high
     low, high = chosen.choose(seen, activation)
@@ -252,8 +252,8 @@ def _within(seen: Seen, chosen: Method, activation: Activation) -> Pair:
     return (low, high) if low <= high else (seen.low, seen.high)
 
 
-def _source(seen: Seen, pair: Pair) -> Source:
+def _source(seen: TensorStatistics, pair: Pair) -> RangeSource:
     extremes, histogram = (seen.low, seen.high), seen.histogram
     if histogram is None:
-        return Source(extremes)
-    return Source(extremes, histogram.digest, 0.0 if pair == extremes else histogram.share_outside(*pair))
+        return RangeSource(extremes)
+    return RangeSource(extremes, histogram.digest, 0.0 if pair == extremes else histogram.share_outside(*pair))

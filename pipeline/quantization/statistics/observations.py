@@ -25,7 +25,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Seen:
+class TensorStatistics:
     """One tensor over all samples.
 
     low, high: extremes; infinite for a mask, and (inf, -inf) when nothing was seen.  elements: values counted.
@@ -40,7 +40,7 @@ class Seen:
     high_sum: int = 0
     histogram: LogHistogram | None = None
 
-    def extended(self, low: float, high: float, elements: int) -> "Seen":
+    def extend_with(self, low: float, high: float, elements: int) -> "TensorStatistics":
         """With one more run, its histogram aside."""
         finite = math.isfinite(low) and math.isfinite(high)
         return replace(
@@ -53,10 +53,10 @@ class Seen:
             high_sum=self.high_sum + (in_units(high) if finite else 0),
         )
 
-    def merge(self, other: "Seen") -> "Seen":
+    def merge(self, other: "TensorStatistics") -> "TensorStatistics":
         """What one observation of both sets of samples would be. A histogram that one side lacks is dropped."""
         both = self.histogram.merge(other.histogram) if self.histogram and other.histogram else None
-        return Seen(
+        return TensorStatistics(
             min(self.low, other.low),
             max(self.high, other.high),
             self.elements + other.elements,
@@ -87,7 +87,7 @@ class Observations:
     model: str
     dataset: str
     spans: tuple[Span, ...]
-    tensors: Mapping[str, Seen] = field(default_factory=dict)
+    tensors: Mapping[str, TensorStatistics] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -103,7 +103,7 @@ class Observations:
             odd = sorted(self.tensors.keys() ^ other.tensors.keys())
             raise DataError(f"only one of these observations has tensor {odd[0]!r}; measure the same tensors")
         tensors = {name: seen.merge(other.tensors[name]) for name, seen in self.tensors.items()}
-        return Observations(self.model, self.dataset, joined((*self.spans, *other.spans)), tensors)
+        return Observations(self.model, self.dataset, join_spans((*self.spans, *other.spans)), tensors)
 
     def to_bytes(self) -> bytes:
         """The file's content: equal observations give equal bytes."""
@@ -126,7 +126,7 @@ class Observations:
         try:
             size = int.from_bytes(data[:8], "little")
             header = decode(json.loads(data[8 : 8 + size]).get("__metadata__"), _ObservationsMetadata)
-            return _parsed(decode(json.loads(header.observations), _ObservationsDocument), load(data))
+            return _parse(decode(json.loads(header.observations), _ObservationsDocument), load(data))
         except (SafetensorError, IntegrityError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"{where}: not an observations file ({error!r}); calibrate again") from error
 
@@ -136,7 +136,7 @@ class Observations:
         return digest_of([encode(_ObservedTensor.of(name, self.tensors[name])) for name in sorted(self.tensors)])
 
 
-def joined(spans: Sequence[Span]) -> tuple[Span, ...]:
+def join_spans(spans: Sequence[Span]) -> tuple[Span, ...]:
     """The spans in order, neighbours joined. Raises DataError when two overlap."""
     out: list[Span] = []
     for start, stop in sorted(span for span in spans if span[0] < span[1]):
@@ -177,16 +177,16 @@ class _ObservedTensor:
     histogram: str | None
 
     @classmethod
-    def of(cls, name: str, seen: Seen) -> "_ObservedTensor":
+    def of(cls, name: str, seen: TensorStatistics) -> "_ObservedTensor":
         found, sums = seen.histogram, (hex(seen.low_sum), hex(seen.high_sum))
         bins, digest = (None, None) if found is None else (len(found.keys), found.digest)
         low, high = float(seen.low).hex(), float(seen.high).hex()
         return cls(name, low, high, seen.elements, seen.runs, sums, bins, digest)
 
-    def seen(self, histogram: LogHistogram | None) -> Seen:
+    def seen(self, histogram: LogHistogram | None) -> TensorStatistics:
         low_sum, high_sum = (int(text, 16) for text in self.sums)
         extremes = float.fromhex(self.low), float.fromhex(self.high)
-        return Seen(*extremes, self.elements, self.runs, low_sum, high_sum, histogram)
+        return TensorStatistics(*extremes, self.elements, self.runs, low_sum, high_sum, histogram)
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class _ObservationsDocument:
     tensors: tuple[_ObservedTensor, ...]
 
 
-def _parsed(document: _ObservationsDocument, arrays: Mapping[str, Array]) -> Observations:
+def _parse(document: _ObservationsDocument, arrays: Mapping[str, Array]) -> Observations:
     if document.format != FORMAT:
         raise ValueError(f"format {document.format!r} is not {FORMAT}")
     tensors, start, keys, counts = {}, 0, arrays["keys"], arrays["counts"]
@@ -209,4 +209,4 @@ def _parsed(document: _ObservationsDocument, arrays: Mapping[str, Array]) -> Obs
             raise ValueError(f"the histogram of {item.name!r} does not match its digest")
         tensors[item.name] = item.seen(histogram if item.bins is not None else None)
         start = stop
-    return Observations(document.model, document.dataset, joined(document.spans), tensors)
+    return Observations(document.model, document.dataset, join_spans(document.spans), tensors)

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import DataError
 from enginery.user_code.finite import describe
-from pipeline.quantization.insertion.insertion_points import prepared
+from pipeline.quantization.insertion.insertion_points import prepare_model
 from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.statistics.histogram import LogHistogram, count_into, holds_nan
-from pipeline.quantization.statistics.observations import Observations, Seen
-from pipeline.quantization.statistics.taps import Measured, open_tapped
+from pipeline.quantization.statistics.observations import Observations, TensorStatistics
+from pipeline.quantization.statistics.taps import TapValues, open_tapped
 from pipeline.sources.finite import nonfinite_constants
 from validation.data.samples import SampleSource
 
@@ -51,12 +51,14 @@ def observe(
     """
     loaded = onnx.load(model)
     constants = [f"{name!r} holds {describe(array)}" for name, array in nonfinite_constants(loaded)]
-    graph = prepared(loaded)
+    graph = prepare_model(loaded)
     del loaded
     needed = tensors_to_measure(graph)
     wanted = needed if tensors is None else tuple(dict.fromkeys(tensors))
     whole = frozenset(wanted if histograms is True else histograms or ()) & set(wanted)
-    empty = {name: Seen(histogram=LogHistogram.of(np.empty(0)) if name in whole else None) for name in wanted}
+    empty = {
+        name: TensorStatistics(histogram=LogHistogram.of(np.empty(0)) if name in whole else None) for name in wanted
+    }
     fresh = Observations(digest_of_file(model), samples.digest, ((span[0], span[0]),), empty)
     tally = _Tally(fresh, frozenset(needed), samples.name, constants)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +80,7 @@ class _Tally:
         self._counts = {name: item.histogram.dense() for name, item in self._seen.items() if item.histogram}
         self.start, self.stop = before.spans[0]
 
-    def add(self, run: Iterable[Measured], stop: int) -> None:
+    def add(self, run: Iterable[TapValues], stop: int) -> None:
         """Take one run in; it was made of the samples up to `stop`."""
         for measured in run:
             counts = self._counts.get(measured.name)
@@ -86,7 +88,7 @@ class _Tally:
                 count_into(counts, measured.values)
             if reason := _obstacle(measured, counts, measured.name in self._needed):
                 raise DataError(f"{self._samples(stop)} {reason}{self._told}")
-            self._seen[measured.name] = self._seen[measured.name].extended(
+            self._seen[measured.name] = self._seen[measured.name].extend_with(
                 measured.low, measured.high, measured.elements
             )
         self.stop = stop
@@ -106,7 +108,7 @@ class _Tally:
         )
 
 
-def _obstacle(measured: Measured, counts: NDArray[np.int64] | None, needed: bool) -> str | None:
+def _obstacle(measured: TapValues, counts: NDArray[np.int64] | None, needed: bool) -> str | None:
     """Why a run cannot be used, or None. Only NaN counts in the sum, since sums of large values overflow."""
     nan = math.isnan(measured.total) if measured.total is not None else counts is not None and holds_nan(counts)
     infinite = needed and measured.elements > 0 and math.inf in (-measured.low, measured.high)

@@ -36,7 +36,7 @@ _SAVING = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class TapValues:
     """One tensor in one run: extremes, number of elements, sum of magnitudes where there is no histogram, values else.
 
     The sum is there for NaN: onnxruntime's vectorised minimum and maximum skip it, a sum cannot.
@@ -59,7 +59,7 @@ class Tapped:
     places: Mapping[str, str]
     whole: frozenset[str]
 
-    def run(self, inputs: Tensors) -> Iterator[Measured]:
+    def run(self, inputs: Tensors) -> Iterator[TapValues]:
         """Measure one run. Raises ModelError when the model does not run on these inputs."""
         fed = {value.name: inputs[value.name] for value in self.session.get_inputs() if value.name in inputs}
         names = [value.name for value in self.session.get_outputs()]
@@ -71,7 +71,7 @@ class Tapped:
             low, high, size = (found.pop(_output(index, reduction)).item() for reduction in EXTREMES)
             total = None if name in self.whole else found[_output(index, TOTAL)].item()
             values = (found.pop(place, None) if place in found else inputs[name]) if name in self.whole else None
-            yield Measured(name, low, high, size, total, values)
+            yield TapValues(name, low, high, size, total, values)
 
 
 def open_tapped(
@@ -83,7 +83,7 @@ def open_tapped(
     afterwards. Raises ModelError for a name that is no float32 activation, and for a model that does not load.
     """
     given = {value.name for value in model.graph.input}
-    optimized, found = _optimized(model, tensors, [name for name in tensors if name not in given], workdir, threads)
+    optimized, found = _optimize(model, tensors, [name for name in tensors if name not in given], workdir, threads)
     places = {name: found.get(name, name) for name in tensors}
     _drop_unneeded(optimized, {*places.values()})
     _measure(optimized, places, whole)
@@ -110,7 +110,7 @@ def _check_tensors(model: ModelProto, tensors: Sequence[str]) -> None:
             raise ModelError(f"tensor {name!r} is {kind}; only float32 activations have ranges")
 
 
-def _optimized(
+def _optimize(
     model: ModelProto, tensors: Sequence[str], inner: Sequence[str], workdir: Path, threads: int
 ) -> tuple[ModelProto, dict[str, str]]:
     """The graph as onnxruntime would run it with `inner` as outputs, and where each of them can be measured."""

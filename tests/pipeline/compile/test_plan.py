@@ -16,10 +16,10 @@ from enginery.registry.store.base import open_store
 from pipeline.compile import plan
 from pipeline.compile.causes import causes_of, explain_change
 from pipeline.compile.plan import Selection, candidates
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec, matches_unit
-from pipeline.values import Exported, Flavour, Graph, OnnxModel, Proof
+from pipeline.values import Exported, Graph, GraphVariant, OnnxModel, Proof
 from tests.pipeline.projects import Project
 
 REQUEST = BuildRequest(
@@ -104,11 +104,11 @@ def test_the_reason_is_the_cause_where_that_is_known() -> None:
 
 def test_a_record_of_builds_that_other_code_wrote_counts_as_forgotten(project: Project, tmp_path: Path) -> None:
     spec = load_spec(project.spec)
-    shop = Workshop(open_store(tmp_path / "other", create=True), LocalExecutor(1), LocalExecutor(1))
+    context = RunContext(open_store(tmp_path / "other", create=True), LocalExecutor(1), LocalExecutor(1))
     request = {**REQUEST.to_json(), "field of another release": 1}
     value = {"units": {REQUEST.unit: {"request": request, "from": "x"}}, "from": {"x": {}}}
-    shop.remember("latest-builds", {"model": spec.model}, value, [])
-    assert causes_of(spec, shop).before == {}
+    context.remember("latest-builds", {"model": spec.model}, value, [])
+    assert causes_of(spec, context).before == {}
 
 
 def test_the_reason_without_a_change_or_without_a_past() -> None:
@@ -169,7 +169,7 @@ def test_more_profiles_than_any_compiler_takes_are_refused_before_they_are_made(
     (item,) = candidates(spec, Selection())
     tensor = (TensorSpec("x", "float32", tuple(names)),)
     exported = Exported(OnnxModel("0" * 64, tensor, tensor, 20, carries_qdq=False), "1" * 64, Proof())
-    request = plan._request(spec, item, Graph(Flavour("fp32"), "0" * 64, tensor, tensor))
+    request = plan._request(spec, item, Graph(GraphVariant("fp32"), "0" * 64, tensor, tensor))
     assert "combine to more than 64 profiles" in (plan._refusal(exported, item, request) or "")
 
 

@@ -9,8 +9,8 @@ from builders.execution.jobs import Executor, Job, WorkerContext
 from builders.execution.local import LocalExecutor
 from enginery.registry.store.base import open_store
 from enginery.registry.writers.leases import BUILDING, leases
-from pipeline.compile.run_context import Workshop, versions
-from pipeline.orchestration.run import RunOptions, opened
+from pipeline.compile.run_context import RunContext, versions
+from pipeline.orchestration.run import RunOptions, open_run
 from pipeline.progress import Lines, LiveTable, Progress
 from pipeline.progress.events import Event, Finished, ProcessEnded, Started
 from tests.pipeline.projects import Project
@@ -32,41 +32,43 @@ class Echo:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Workshop:
+def context(tmp_path: Path) -> RunContext:
     executor = LocalExecutor(1)
-    return Workshop(open_store(tmp_path / "registry", create=True), executor, executor)
+    return RunContext(open_store(tmp_path / "registry", create=True), executor, executor)
 
 
-def count(shop: Workshop, key: dict[str, object], blob: str) -> list[str]:
+def count(context: RunContext, key: dict[str, object], blob: str) -> list[str]:
     """Ask for a step's value; the jobs that had to run for it."""
     ran: list[str] = []
 
     def shown(executor: Executor, name: str, job: Job[Echoed]) -> Echoed:
         ran.append("ran")
-        return shop.shown(executor, name, job)
+        return context.run_job(executor, name, job)
 
     job = Job("echo", Echo(blob))
-    assert shop.once("echo", "echo", key, job, lambda value: [value.blob], shown) == Echoed(blob)
+    assert context.once("echo", "echo", key, job, lambda value: [value.blob], shown) == Echoed(blob)
     return ran
 
 
-def test_a_step_runs_once_for_a_key_and_again_when_its_blob_is_gone(shop: Workshop) -> None:
-    blob = shop.store.put_bytes(b"bytes")
-    assert count(shop, {"a": 1}, blob) == ["ran"]
-    assert count(shop, {"a": 1}, blob) == []
-    assert count(shop, {"a": 2}, blob) == ["ran"]
-    shop.store.path(blob).unlink()
-    assert count(shop, {"a": 1}, blob) == ["ran"]
+def test_a_step_runs_once_for_a_key_and_again_when_its_blob_is_gone(context: RunContext) -> None:
+    blob = context.store.put_bytes(b"bytes")
+    assert count(context, {"a": 1}, blob) == ["ran"]
+    assert count(context, {"a": 1}, blob) == []
+    assert count(context, {"a": 2}, blob) == ["ran"]
+    context.store.path(blob).unlink()
+    assert count(context, {"a": 1}, blob) == ["ran"]
 
 
-def test_what_becomes_of_a_job_is_told_under_the_name_of_its_step(shop: Workshop) -> None:
+def test_what_becomes_of_a_job_is_told_under_the_name_of_its_step(context: RunContext) -> None:
     heard: list[Event] = []
 
     class Hears(Progress):
         def emit(self, event: Event) -> None:
             heard.append(event)
 
-    assert replace(shop, progress=Hears()).shown(shop.local, "echo of int8", Job("echo", Echo("b"))) == Echoed("b")
+    assert replace(context, progress=Hears()).run_job(context.local, "echo of int8", Job("echo", Echo("b"))) == Echoed(
+        "b"
+    )
     assert heard[0] == Started("echo of int8", "here") and isinstance(heard[-1], ProcessEnded)
     assert {event.name for event in heard} == {"echo of int8"}
 
@@ -85,7 +87,7 @@ def test_lines_tell_events_and_that_long_work_is_alive(
     monkeypatch.setattr("pipeline.progress.lines.HEARTBEAT_S", 0.02)
     lines = Lines()
     lines.emit(Started("unit"))
-    with lines.watching("unit"):
+    with lines.watch("unit"):
         time.sleep(0.2)
     lines.emit(Finished("unit"))
     err = capsys.readouterr().err
@@ -97,14 +99,14 @@ def test_lines_tell_events_and_that_long_work_is_alive(
 def test_the_live_table_shows_markup_in_names_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     with LiveTable() as table:
         table.emit(Started("[red]unit[/red]"))
-        with table.watching("[red]unit[/red]"):
+        with table.watch("[red]unit[/red]"):
             pass
         table.emit(Finished("[red]unit[/red]", "failed", "[bold]x"))
     assert "[red]unit[/red]: failed: [bold]x" in capsys.readouterr().err
 
 
 def test_a_run_holds_a_lease_so_that_what_it_finds_stays(project: Project) -> None:
-    with opened(project.spec, RunOptions(registry=str(project.registry)), Progress()) as run:
-        (lease,) = leases(run.shop.store)
+    with open_run(project.spec, RunOptions(registry=str(project.registry)), Progress()) as run:
+        (lease,) = leases(run.context.store)
         assert lease.what == "building tiny" and lease.expires - lease.at == BUILDING
-    assert leases(run.shop.store) == []
+    assert leases(run.context.store) == []

@@ -26,13 +26,13 @@ from enginery.core.hardware.cpu_kinds import kind_named
 from enginery.core.types import BuildRequest, Target, TensorSpec
 from enginery.registry.store.base import open_store
 from pipeline.compile import steps
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import _failure, recall_engine, reproduce
 from pipeline.compile.steps.model import recorded_export
 from pipeline.compile.steps.proofs import CRASHED
 from pipeline.compile.steps.sources import source_digests
 from pipeline.spec.file import load_spec
-from pipeline.values import Built, EngineRecord, Exported, Flavour, Graph, Observed, OnnxModel, Proof, Unit
+from pipeline.values import Built, EngineRecord, Exported, Graph, GraphVariant, Observed, OnnxModel, Proof, Unit
 from tests.pipeline.projects import Project
 
 MODEL, GOLDEN, ENGINE = "a" * 64, "b" * 64, "c" * 64
@@ -51,13 +51,13 @@ class Raising:
     def cancel(self) -> None: ...
 
 
-def workshop(folder: Path, error: EngineryError) -> Workshop:
-    return Workshop(open_store(folder / "registry", create=True), Raising(error), Raising(error))
+def run_context(folder: Path, error: EngineryError) -> RunContext:
+    return RunContext(open_store(folder / "registry", create=True), Raising(error), Raising(error))
 
 
 def an_engine() -> Built:
     request = BuildRequest(MODEL, "fp32", Target("cpu"), "onnxruntime", TENSOR, TENSOR, ())
-    return Built(Unit(request, Graph(Flavour("fp32"), MODEL, TENSOR, TENSOR), "build", ""), ENGINE, 1, ".onnx")
+    return Built(Unit(request, Graph(GraphVariant("fp32"), MODEL, TENSOR, TENSOR), "build", ""), ENGINE, 1, ".onnx")
 
 
 EXPORTED = Exported(OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_qdq=False), GOLDEN, Proof())
@@ -65,7 +65,7 @@ EXPORTED = Exported(OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_qdq=False), GOL
 
 @pytest.mark.parametrize("error", [ModelError("it cannot be read"), StepError("it died", "crash")])
 def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(project: Project, error: EngineryError) -> None:
-    judged = steps.validate(an_engine(), load_spec(project.spec), EXPORTED, workshop(project.folder.parent, error))
+    judged = steps.validate(an_engine(), load_spec(project.spec), EXPORTED, run_context(project.folder.parent, error))
     assert judged.verdict == "failed"
     assert str(error) in judged.reason
 
@@ -75,7 +75,7 @@ def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(project: 
 )
 def test_what_says_nothing_about_the_engine_ends_the_run(project: Project, error: EngineryError) -> None:
     with pytest.raises(type(error), match=str(error)):
-        steps.validate(an_engine(), load_spec(project.spec), EXPORTED, workshop(project.folder.parent, error))
+        steps.validate(an_engine(), load_spec(project.spec), EXPORTED, run_context(project.folder.parent, error))
 
 
 class Measuring:
@@ -94,16 +94,16 @@ class Measuring:
 def test_a_failure_names_its_unit_once(project: Project, tmp_path: Path) -> None:
     unit = an_engine().unit
     error = StepError(f"{unit.name}: still running", "timeout")
-    failed = _failure(unit, load_spec(project.spec), workshop(tmp_path, error), error)
+    failed = _failure(unit, load_spec(project.spec), run_context(tmp_path, error), error)
     assert (failed.unit, failed.reason) == (unit.name, "still running")
 
 
 def test_a_proof_is_not_taken_over_from_another_kind_of_cpu(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = Measuring()
-    shop = Workshop(open_store(project.folder.parent / "registry", create=True), counting, counting)
+    context = RunContext(open_store(project.folder.parent / "registry", create=True), counting, counting)
     for kind, proofs in (("x86-64-v4-vnni", 1), ("x86-64-v4-vnni", 1), ("x86-64-v4", 2), ("x86-64-v3", 3)):
         monkeypatch.setattr("pipeline.compile.steps.proofs.this_kind", lambda found=kind: kind_named(found))
-        steps.validate(an_engine(), load_spec(project.spec), EXPORTED, shop)
+        steps.validate(an_engine(), load_spec(project.spec), EXPORTED, context)
         assert counting.jobs == proofs
 
 
@@ -132,21 +132,21 @@ def test_a_file_that_changes_while_it_is_read_leaves_no_record(project: Project)
     store = open_store(project.registry, create=True)
     executor = Editing(project.folder / "model.py")
     with pytest.raises(InputError, match="changed while they were read"):
-        steps.export(load_spec(project.spec), Workshop(store, executor, executor))
+        steps.export(load_spec(project.spec), RunContext(store, executor, executor))
     assert not list(store.list("records/export/"))
 
 
 def test_calibration_data_that_changes_while_it_is_read_leaves_no_record(built: Project) -> None:
     store = open_store(built.registry)
     spec = load_spec(built.spec)
-    known = recorded_export(spec, Workshop(store, LocalExecutor(), LocalExecutor()))
+    known = recorded_export(spec, RunContext(store, LocalExecutor(), LocalExecutor()))
     assert known is not None
     exported = replace(known, golden=GOLDEN, proof=Proof())
     before = set(store.list("records/calibrate/"))
     np.savez(built.folder / "calibration.npz", x=np.ones((3, 8), np.float32))
     executor = Editing(built.folder / "calibration.npz")
     with pytest.raises(DataError, match="changed while it was read"):
-        steps.observe((0, 1), spec, exported, Workshop(store, executor, executor))
+        steps.observe((0, 1), spec, exported, RunContext(store, executor, executor))
     assert set(store.list("records/calibrate/")) == before
 
 
@@ -159,8 +159,8 @@ def write_entry_point(project: Project, imports: str = "torch") -> None:
 
 def test_the_packages_that_the_entry_point_imports_are_part_of_the_key(project: Project) -> None:
     write_entry_point(project, imports="yaml, safetensors")
-    shop = workshop(project.folder.parent, ModelError(""))
-    found = source_digests(load_spec(project.spec), shop)["packages"]
+    context = run_context(project.folder.parent, ModelError(""))
+    found = source_digests(load_spec(project.spec), context)["packages"]
     assert found == {
         "safetensors": version("safetensors"),
         "torch": version("torch"),
@@ -175,38 +175,38 @@ def test_the_command_that_reproduces_a_failure_survives_a_shell(project: Project
 
 
 def test_an_engine_is_recalled_as_it_was_recorded_and_a_record_that_cannot_be_read_is_forgotten(tmp_path: Path) -> None:
-    shop, request = workshop(tmp_path, ModelError("")), an_engine().unit.request
-    engine = shop.store.put_bytes(b"engine")
+    context, request = run_context(tmp_path, ModelError("")), an_engine().unit.request
+    engine = context.store.put_bytes(b"engine")
     told = EngineRecord(request, engine, 6, ".onnx", 1.0, ())
-    shop.remember("build", {"build": request.key}, encode(told), [engine])
-    assert recall_engine(request, shop) == told
-    shop.remember("build", {"build": request.key}, {"digest": engine, "size_bytes": 6}, [engine])
-    assert recall_engine(request, shop) is None, "it is built again"
+    context.remember("build", {"build": request.key}, encode(told), [engine])
+    assert recall_engine(request, context) == told
+    context.remember("build", {"build": request.key}, {"digest": engine, "size_bytes": 6}, [engine])
+    assert recall_engine(request, context) is None, "it is built again"
 
 
 def test_overrides_of_a_model_that_its_author_quantized_are_no_silent_wish(project: Project, tmp_path: Path) -> None:
     project.change_spec(quantization={"overrides": [{"match": "MatMul", "precision": "fp16"}]})
-    spec, shop = load_spec(project.spec), workshop(tmp_path, StepError("nothing runs"))
+    spec, context = load_spec(project.spec), run_context(tmp_path, StepError("nothing runs"))
     quantized = replace(EXPORTED, model=replace(EXPORTED.model, carries_qdq=True))
     with pytest.raises(InputError, match=r"'MatMul' changes nothing.*remove the overrides"):
-        steps.quantize(Flavour("int8"), spec, quantized, None, {}, shop)
-    assert steps.quantize(Flavour("fp32"), spec, quantized, None, {}, shop).model == MODEL
+        steps.quantize(GraphVariant("int8"), spec, quantized, None, {}, context)
+    assert steps.quantize(GraphVariant("fp32"), spec, quantized, None, {}, context).model == MODEL
     project.change_spec(quantization=None)
-    assert steps.quantize(Flavour("int8"), load_spec(project.spec), quantized, None, {}, shop).model == MODEL
+    assert steps.quantize(GraphVariant("int8"), load_spec(project.spec), quantized, None, {}, context).model == MODEL
 
 
 def test_a_large_model_file_is_parsed_where_its_memory_has_a_limit(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = load_spec(project.spec)
-    shop = workshop(tmp_path, StepError("a process of its own"))
-    assert list(source_digests(spec, shop)["files"]) == ["tiny.onnx"]
+    context = run_context(tmp_path, StepError("a process of its own"))
+    assert list(source_digests(spec, context)["files"]) == ["tiny.onnx"]
     monkeypatch.setattr("pipeline.compile.steps.sources._HERE_BYTES", 10)
-    fresh = workshop(tmp_path / "other", StepError("a process of its own"))
+    fresh = run_context(tmp_path / "other", StepError("a process of its own"))
     with pytest.raises(StepError, match="a process of its own"):
         source_digests(spec, fresh)
-    real = Workshop(fresh.store, LocalExecutor(), LocalExecutor())
-    assert source_digests(spec, real) == source_digests(spec, shop)
+    real = RunContext(fresh.store, LocalExecutor(), LocalExecutor())
+    assert source_digests(spec, real) == source_digests(spec, context)
 
 
 def test_parts_that_the_cluster_cannot_see_are_observed_here(project: Project) -> None:
@@ -230,7 +230,7 @@ def test_parts_that_the_cluster_cannot_see_are_observed_here(project: Project) -
         store = open_store(project.folder.parent / f"registry {index}", create=True)
         seen = Observed(store.put_bytes(b"x"), store.put_bytes(b""), "y", 3)
         local, cluster = Blind(seen), Blind(answer)
-        assert steps.observe((0, 2), spec, EXPORTED, Workshop(store, local, cluster)) == seen
+        assert steps.observe((0, 2), spec, EXPORTED, RunContext(store, local, cluster)) == seen
         assert (cluster.asked, local.asked) == (1, 1)
-        assert steps.observe((0, 1), spec, EXPORTED, Workshop(store, local, cluster)) == seen
+        assert steps.observe((0, 1), spec, EXPORTED, RunContext(store, local, cluster)) == seen
         assert cluster.asked == 1, "a single part stays here"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import parse_targets
-from pipeline.fleet.groups import LeftOut, Part
+from pipeline.fleet.groups import GpuPart, LeftOut
 from pipeline.fleet.inventory import fleet_of_nodes
 from pipeline.fleet.labels import parts_of
 from tests.pipeline.fleet import nodes
@@ -14,9 +14,9 @@ from tests.pipeline.fleet import nodes
 MIB = 1 << 20
 
 
-def one(node: nodes.Json) -> Part:
+def one(node: nodes.Json) -> GpuPart:
     (found,) = parts_of(node)
-    assert isinstance(found, Part), found
+    assert isinstance(found, GpuPart), found
     return found
 
 
@@ -48,7 +48,7 @@ def test_a_slice_is_no_gpu_of_its_product_and_has_its_own_memory() -> None:
     single = one(nodes.MIG_SINGLE)
     assert single.hardware.machine == Machine((8, 0), None, "570.124.06", "12.8", memory_bytes=9728 * MIB)
     assert (single.hardware.name, single.hardware.label, single.gpus) == ("a100 mig-1g.10gb", nodes.A100, 56)
-    small, large = (part for part in parts_of(nodes.MIG_MIXED) if isinstance(part, Part))
+    small, large = (part for part in parts_of(nodes.MIG_MIXED) if isinstance(part, GpuPart))
     assert (small.hardware.name, small.gpus, large.hardware.name, large.gpus) == (
         "h100 mig-1g.10gb", 2, "h100 mig-3g.40gb", 1,
     )  # fmt: skip
@@ -56,7 +56,7 @@ def test_a_slice_is_no_gpu_of_its_product_and_has_its_own_memory() -> None:
 
 
 def test_a_node_with_slices_and_whole_gpus_is_in_both_groups() -> None:
-    found = [part.hardware.name for part in parts_of(nodes.MIG_HALF) if isinstance(part, Part)]
+    found = [part.hardware.name for part in parts_of(nodes.MIG_HALF) if isinstance(part, GpuPart)]
     assert found == ["a100 mig-3g.40gb", "a100"]
 
 
@@ -136,7 +136,7 @@ def test_whatever_a_node_says_it_is_in_a_group_or_left_out(labels: dict, spec: A
         found = list(parts_of(node))
         assert found
         for item in found:
-            if isinstance(item, Part):
+            if isinstance(item, GpuPart):
                 machine = item.hardware.machine
                 assert item.gpus >= 0 and item.hardware.replicas >= 1
                 assert machine.memory_bytes is None or machine.memory_bytes > 0

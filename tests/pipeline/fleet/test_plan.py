@@ -9,10 +9,10 @@ from enginery.core.types import BuildRequest
 from enginery.registry.store.base import Store
 from pipeline.fleet.catalog import Catalog, whole_registry
 from pipeline.fleet.groups import Fleet
-from pipeline.fleet.plan import Change, Plan, make_plan, parse_nodes
+from pipeline.fleet.plan import FleetPlan, StateChange, make_plan, parse_nodes
 from pipeline.fleet.served import read_served
 from tests.pipeline.fleet.fleets import built, nothing_known, published, without_engine
-from tests.pipeline.fleet.test_standing import group
+from tests.pipeline.fleet.test_coverage import group
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ def store(store: Store) -> Store:
 
 def plan(
     store: Store, fleet: Fleet, predict: Callable[[str, BuildRequest], Took | None] = nothing_known, **change: object
-) -> Plan:
+) -> FleetPlan:
     catalog: Catalog = whole_registry(store)
-    return make_plan(fleet, read_served(store, catalog.demands), catalog, Change(**change), predict)  # type: ignore[arg-type]
+    return make_plan(fleet, read_served(store, catalog.demands), catalog, StateChange(**change), predict)  # type: ignore[arg-type]
 
 
-def dead(found: Plan) -> dict[tuple[str, str], str]:
+def dead(found: FleetPlan) -> dict[tuple[str, str], str]:
     return {(item.served.name, item.group.name): item.reason for item in found.dying}
 
 
-def todo(found: Plan) -> list[str]:
+def todo(found: FleetPlan) -> list[str]:
     return [f"{item.unit.kind} {item.name}" for item in found.work if item.ready]
 
 

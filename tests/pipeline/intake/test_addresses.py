@@ -11,7 +11,7 @@ from enginery.registry.store.base import open_store
 from pipeline.compile.steps.engines import reproduce
 from pipeline.intake.addresses import below, spec_at
 from pipeline.intake.places import place_at
-from pipeline.orchestration.intake.catalog import gathered
+from pipeline.orchestration.intake.catalog import gather_specs
 from pipeline.spec.file import load_spec
 from pipeline.spec.model import ModelSpec
 from tests.enginery.s3_server import BUCKET
@@ -74,7 +74,7 @@ def test_a_catalog_in_a_bucket_calls_its_specs_by_where_they_are(project: Projec
     prefix = s3_uri.partition("?")[0].removeprefix(f"s3://{BUCKET}/")
     for path in project.folder.iterdir():
         client.put_object(Bucket=BUCKET, Key=f"{prefix}/vision/{path.name}", Body=path.read_bytes())
-    with gathered(s3_uri, None) as (found,):
+    with gather_specs(s3_uri, None) as (found,):
         assert str(found) == below(s3_uri, "vision/tiny.yaml")
         with spec_at(found, None) as same:
             assert same is found
@@ -88,5 +88,5 @@ def test_a_catalog_in_a_bucket_calls_its_specs_by_where_they_are(project: Projec
     for uri, name in ((s3_uri, "vision/tiny.yaml"), (str(project.folder), "tiny.yaml")):
         with place_at(uri) as place:
             assert place.has(name) and not place.has("tiny") and not place.has("vision")
-    with place_at(str(project.folder)), gathered(str(project.folder), None) as (here,):
+    with place_at(str(project.folder)), gather_specs(str(project.folder), None) as (here,):
         assert str(here) == str(project.spec)

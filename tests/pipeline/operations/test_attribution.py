@@ -7,7 +7,7 @@ import pytest
 
 from enginery.core.reports.proof import Check
 from pipeline.compile.steps.attributions import suspects
-from pipeline.compile.verdict import Judged
+from pipeline.compile.verdict import JudgedUnit
 from pipeline.values import Recipe
 
 
@@ -38,7 +38,7 @@ def test_what_only_inherits_a_failure_is_not_taken_apart(failed: list[Check], ta
     request = SimpleNamespace(model="a" * 64, backend="onnxruntime")
     graph = SimpleNamespace(recipe=Recipe("b" * 64))
     built = SimpleNamespace(unit=SimpleNamespace(name="cpu int8 onnxruntime", request=request, graph=graph))
-    judged = cast("Judged", SimpleNamespace(built=built, report=SimpleNamespace(failed=tuple(failed))))
+    judged = cast("JudgedUnit", SimpleNamespace(built=built, report=SimpleNamespace(failed=tuple(failed))))
     found = suspects([judged])
     assert [item.joint for item in found] == taken
     sizes = tuple(check.case for check in failed if check.name == "sizes")

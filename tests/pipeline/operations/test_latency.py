@@ -17,7 +17,7 @@ from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import load
 from pipeline.canary.engines import choose
 from pipeline.compile.publication.pages import published_document
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.latency import time_engine
 from pipeline.operations.latency import ProfileOptions, benchmark_pair, profile_published
 from pipeline.operations.revalidate import as_built, spec_of
@@ -115,13 +115,13 @@ def test_whatever_is_timed_is_timed_alone(built: Project) -> None:
             jobs.append(job)
             raise NotOnRecord(job.name)
 
-    shop = Workshop(store, Recorder(), Recorder())
+    context = RunContext(store, Recorder(), Recorder())
     chosen = choose(store, parse_reference("tiny"), Target("cpu"), "fp32")
     spec, golden = spec_of(chosen.manifest), chosen.manifest.sources["golden"]
     for timed in (
-        lambda: profile_published(chosen, ProfileOptions(), shop),
-        lambda: benchmark_pair(chosen, chosen, ProfileOptions(), shop),
-        lambda: time_engine(as_built(chosen.entry), spec, Latency(), golden, shop, afresh=True),
+        lambda: profile_published(chosen, ProfileOptions(), context),
+        lambda: benchmark_pair(chosen, chosen, ProfileOptions(), context),
+        lambda: time_engine(as_built(chosen.entry), spec, Latency(), golden, context, afresh=True),
     ):
         with pytest.raises(NotOnRecord):
             timed()

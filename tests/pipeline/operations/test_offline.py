@@ -14,17 +14,15 @@ from builders.backends.onnxruntime import OrtSession
 from builders.execution.jobs import WorkerContext
 from enginery.core.codec import decode, encode
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
-from enginery.core.requirements import Weights
 from enginery.registry.build_request import request_of
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.versions.lookup import load
 from pipeline.compile.jobs.blobs import runnable
-from pipeline.operations.offline import carry as carrying
-from pipeline.operations.offline import returned
-from pipeline.operations.offline.carry import carry
-from pipeline.operations.offline.returned import Imported, import_results
+from pipeline.operations.offline import bundle, results
+from pipeline.operations.offline.bundle import write_offline_bundle
+from pipeline.operations.offline.results import Imported, import_results
 from tests.pipeline.projects import Project
 from validation.comparison.sessions import run
 from validation.gpu.cases import load_cases
@@ -41,7 +39,7 @@ def returned_once(built_once: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """A folder that was carried, and the results of the kit on this machine's CPU."""
     place = tmp_path_factory.mktemp("carried")
     store = open_store(built_once / "registry")
-    carry(store, load(store, "tiny", "1"), place / "out")
+    write_offline_bundle(store, load(store, "tiny", "1"), place / "out")
     found = run_kit(KitOptions("cpu", (), carry=(place / "out",), seconds=0.01, peaks=False), lambda _: None)
     (place / "results.json").write_bytes(found.to_bytes())
     return place / "out", place / "results.json"
@@ -50,7 +48,7 @@ def returned_once(built_once: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs run here: each process of its own costs a second."""
-    monkeypatch.setattr(returned, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
+    monkeypatch.setattr(results, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
 
 
 @pytest.fixture
@@ -86,11 +84,11 @@ def test_the_answers_of_a_machine_elsewhere_prove_engines(built: Project, return
 
 def test_what_cannot_be_carried_is_said(place: tuple[Store, Manifest], tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="has no engine to carry for that target"):
-        carry(*place, tmp_path / "a", {"sm_90"})
+        write_offline_bundle(*place, tmp_path / "a", {"sm_90"})
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "file").touch()
     with pytest.raises(InputError, match="is not empty"):
-        carry(*place, tmp_path / "b")
+        write_offline_bundle(*place, tmp_path / "b")
 
 
 def test_an_engine_without_weights_of_its_own_is_not_carried(
@@ -98,10 +96,10 @@ def test_an_engine_without_weights_of_its_own_is_not_carried(
 ) -> None:
     store, manifest = place
     entries = judge_entries(store, manifest)
-    stripped = [replace(item, requires=(*item.requires, Weights("0" * 64))) for item in entries]
-    monkeypatch.setattr(carrying, "judge_entries", lambda *_: stripped)
-    with pytest.raises(InputError, match=r"without weights.*carry other targets"):
-        carry(store, manifest, tmp_path / "out")
+    stripped = [replace(item, options={**item.options, "strip_weights": True}) for item in entries]
+    monkeypatch.setattr(bundle, "judged", lambda *_: stripped)
+    with pytest.raises(InputError, match=r"strip_weights.*carry other targets"):
+        write_offline_bundle(store, manifest, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -205,7 +203,7 @@ def test_what_did_not_finish_there_says_nothing_of_the_engine(
 def test_a_version_with_a_contract_asks_for_runs_of_its_own(
     place: tuple[Store, Manifest], returned_once: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(returned, "contract_of", lambda _: {"bitwise": {}})
+    monkeypatch.setattr(results, "contract_of", lambda _: {"bitwise": {}})
     (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", lambda _: None))
     assert found.verdict == "refused" and "`enginery validate tiny@1` on a node" in found.reason
 
@@ -233,8 +231,8 @@ def of_a_gpu(
     )  # fmt: skip
     gpu = KitDevice("cuda", "NVIDIA L4", "NVIDIA-L4", driver="580.1", compute_capability=(8, 9))
     gpu = replace(gpu, **device)
-    results = Results(now(), gpu, {"name": "box"}, {}, None, (), (), (), (item,), 1.0, "real")
-    (found,) = import_results(store, Results.from_json(json.loads(results.to_bytes())))
+    found = Results(now(), gpu, {"name": "box"}, {}, None, (), (), (), (item,), 1.0, "real")
+    (found,) = import_results(store, Results.from_json(json.loads(found.to_bytes())))
     return found
 
 

@@ -16,9 +16,9 @@ from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.versions.lookup import load
 from pipeline.compile.composition import InProcess
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.operations import revalidate as proving
-from pipeline.operations.pending import Pending, Proof, pending, pending_of, prove, why_nothing
+from pipeline.operations.pending import Pending, PendingProof, list_pending, pending_of, prove, why_nothing
 from pipeline.operations.revalidate import Attested, revalidate
 from pipeline.orchestration.flows import validate_pending as flows
 from pipeline.progress import Progress
@@ -31,7 +31,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def units(store: Store) -> dict[str, list[str]]:
-    return {item.reference: [entry.unit for entry in item.engines] for item in pending(store)}
+    return {item.reference: [entry.unit for entry in item.engines] for item in list_pending(store)}
 
 
 def test_only_unproven_engines_that_run_here_wait(store: Store) -> None:
@@ -97,20 +97,20 @@ def test_of_several_runs_one_proves_and_never_two_engines_at_once(
     ran: list[str] = []
     at_once: list[int] = []
 
-    def attested(manifest: Manifest, entry: EngineEntry, _spec: object, shop: Workshop) -> Attested:
+    def attested(manifest: Manifest, entry: EngineEntry, _spec: object, context: RunContext) -> Attested:
         ran.append(entry.unit)
         at_once.append(1)
         time.sleep(0.1)
         assert len(at_once) == 1, "two on one machine would time each other"
         at_once.clear()
-        return Attested(entry, "proven", "fine", attest(shop.store, manifest, report(entry, "proven")))
+        return Attested(entry, "proven", "fine", attest(context.store, manifest, report(entry, "proven")))
 
-    monkeypatch.setattr(proving, "_attested", attested)
+    monkeypatch.setattr(proving, "_read_attested", attested)
     executor = LocalExecutor()
     found: list[list[Attested]] = []
 
     def run() -> None:
-        found.append(list(revalidate(manifest, Workshop(store, executor, executor), again=False)))
+        found.append(list(revalidate(manifest, RunContext(store, executor, executor), again=False)))
 
     threads = [threading.Thread(target=run) for _ in range(3)]
     for thread in threads:
@@ -119,7 +119,7 @@ def test_of_several_runs_one_proves_and_never_two_engines_at_once(
         thread.join()
     assert sorted(ran) == ["cpu fp16 onnxruntime", "cpu fp32 onnxruntime"], "each once"
     assert len(found) == 3 and {item.verdict for items in found for item in items} == {"proven"}
-    list(revalidate(manifest, Workshop(store, executor, executor)))
+    list(revalidate(manifest, RunContext(store, executor, executor)))
     assert len(ran) == 4, "a person who says validate means it"
 
 
@@ -129,9 +129,9 @@ def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(
     three_versions(store)
     proven: list[str] = []
 
-    def noted(item: Pending, _shop: Workshop) -> list[Proof]:
+    def noted(item: Pending, _context: RunContext) -> list[PendingProof]:
         proven.append(item.reference)
-        return [Proof(item.reference, entry.unit, "proven", "") for entry in item.engines]
+        return [PendingProof(item.reference, entry.unit, "proven", "") for entry in item.engines]
 
     fakes: dict[str, Any] = {"prove": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Progress()}
     fakes |= {"show_table": lambda *_: None, "get_run_logger": lambda: logging.getLogger("x")}
@@ -153,10 +153,10 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
     three_versions(store)
     asked: list[str] = []
 
-    def noted(item: Pending, on: Target, shop: Workshop) -> list[Proof]:
-        assert isinstance(shop.executor, RayExecutor) and isinstance(shop.local, LocalExecutor)
+    def noted(item: Pending, on: Target, context: RunContext) -> list[PendingProof]:
+        assert isinstance(context.executor, RayExecutor) and isinstance(context.local, LocalExecutor)
         asked.append(f"{item.reference} {[entry.unit for entry in item.engines]} on {on.name}")
-        return [Proof(item.reference, entry.unit, "proven", "") for entry in item.engines]
+        return [PendingProof(item.reference, entry.unit, "proven", "") for entry in item.engines]
 
     fakes: dict[str, Any] = {"prove_on_worker": noted, "PrefectRunner": InProcess, "FlowProgress": lambda _: Progress()}
     fakes |= {"show_table": lambda *_: None, "get_run_logger": lambda: logging.getLogger("x")}
@@ -185,7 +185,7 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
 
 def test_what_goes_wrong_with_a_version_is_its_row(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_engines(store, [engine(store, status="unproven")])
-    [item] = pending(store)
+    [item] = list_pending(store)
     executor = LocalExecutor()
-    [found] = prove(item, Workshop(store, executor, executor))
+    [found] = prove(item, RunContext(store, executor, executor))
     assert found.verdict == "error" and not found.good and found.reference == "digits@1"

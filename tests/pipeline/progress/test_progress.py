@@ -63,12 +63,12 @@ def test_an_outcome_in_words_is_the_state_with_the_reason_unless_there_are_other
 def test_a_clock_says_phase_and_prediction() -> None:
     clocks = Clocks()
     clocks.expects("unit", EXPECTED)
-    clocks.started("unit")
+    clocks.start("unit")
     clocks.phase("unit", "compiling")
-    (clock,) = clocks.running()
+    (clock,) = clocks.list_running()
     assert clock.text == "0 s, compiling, ~70 s left (predicted from 3 builds of this unit)"
-    assert clocks.gone("unit") is not None and clocks.gone("unit") is None and clocks.running() == []
-    assert clocks.waiting("unit", "a slot") and not clocks.waiting("unit", "a slot")
+    assert clocks.stop("unit") is not None and clocks.stop("unit") is None and clocks.list_running() == []
+    assert clocks.note_wait("unit", "a slot") and not clocks.note_wait("unit", "a slot")
 
 
 def test_a_wait_that_only_counts_on_is_told_seldom_and_another_reason_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,10 +78,12 @@ def test_a_wait_that_only_counts_on_is_told_seldom_and_another_reason_at_once(mo
     for second in range(0, 60, 2):
         now[0] = 100.0 + second
         told.append(
-            clocks.waiting("unit", f"a node with sm_90: none yet, {(60 - second) // 60}:{(60 - second) % 60:02d} left")
+            clocks.note_wait(
+                "unit", f"a node with sm_90: none yet, {(60 - second) // 60}:{(60 - second) % 60:02d} left"
+            )
         )
     assert sum(told) == 4, "first, and each 15 seconds"
-    assert clocks.waiting("unit", "room on the cluster: 2 of 4 nodes can take it")
+    assert clocks.note_wait("unit", "room on the cluster: 2 of 4 nodes can take it")
     assert clocks.waits() == [(["unit"], "room on the cluster: 2 of 4 nodes can take it")]
 
 
@@ -140,7 +142,7 @@ def test_of_several_models_each_step_says_whose_it_is(capsys: pytest.CaptureFixt
     shown = by_model(Lines()).of_run("digits", "run-1")
     shown.emit(Waiting("turn", "compiling digits is being done by vm"))
     shown.emit(Started("export"))
-    with shown.watching("export"):
+    with shown.watch("export"):
         pass
     shown.emit(Finished("export"))
     shown.emit(VerdictReached("cpu fp32", "proven", "3 checks"))

@@ -6,7 +6,7 @@ import pytest
 
 from enginery.core.errors import ModelError
 from enginery.core.types import QUANTIZED
-from pipeline.quantization.insertion.insertion_points import prepared
+from pipeline.quantization.insertion.insertion_points import prepare_model
 from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
@@ -45,7 +45,7 @@ def inputs(count: int = 16) -> dict[str, np.ndarray]:
 
 
 def check(model: onnx.ModelProto, data: dict[str, np.ndarray], precision: str, scheme: object, floor: float) -> None:
-    graph = prepared(model)
+    graph = prepare_model(model)
     result, notes = write(model, precision, scheme, ranges_of(graph, data, tensors_to_measure(graph)))  # type: ignore
     assert isinstance(notes, QuantizationNotes)
     actual = run(emulate(result), data, optimized=False)
@@ -96,7 +96,7 @@ def test_one_weight_read_by_two_nodes(precision: str, scheme: object) -> None:
 @every_scheme
 def test_masks_of_minus_infinity_and_shape_arithmetic_are_left_alone(precision: str, scheme: object) -> None:
     model, data = attention_net(), sentences()
-    graph = prepared(model)
+    graph = prepare_model(model)
     ranges = ranges_of(graph, data, tensors_to_measure(graph))
     result, _ = write(model, precision, scheme, ranges)  # type: ignore[arg-type]
     quantizers = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
@@ -187,7 +187,7 @@ def test_what_multiplies_out_of_reach_is_listed(precision: str, scheme: object) 
     """
     model = build("float[64,64] x", "float[64,64] y", text, weights)
     data = inputs(64)
-    graph = prepared(model)
+    graph = prepare_model(model)
     ranges = ranges_of(graph, data, tensors_to_measure(graph))
     _, notes = write(model, precision, scheme, ranges)  # type: ignore[arg-type]
     assert isinstance(notes, QuantizationNotes) and len(notes.quantized) == 1

@@ -19,7 +19,7 @@ from pipeline.quantization.statistics.methods import (
     method,
     ranges,
 )
-from pipeline.quantization.statistics.observations import Observations, Seen
+from pipeline.quantization.statistics.observations import Observations, TensorStatistics
 
 METHODS: list[Method] = [MinMax(), MovingAverage(), Percentile(), Percentile(99), Entropy(), Mse()]
 EVERY = pytest.mark.parametrize("chosen", METHODS, ids=lambda item: item.name)
@@ -27,13 +27,13 @@ BOTH = pytest.mark.parametrize("activation", ["int8", "uint8"])
 FLOATS = st.floats(-(2.0**60), 2.0**60, width=32)
 
 
-def seen(values: np.ndarray, histogram: bool = True) -> Seen:
+def seen(values: np.ndarray, histogram: bool = True) -> TensorStatistics:
     values = values.astype(np.float32)
-    one = Seen().extended(float(values.min()), float(values.max()), values.size)
-    return Seen(**vars(one) | {"histogram": LogHistogram.of(values) if histogram else None})
+    one = TensorStatistics().extend_with(float(values.min()), float(values.max()), values.size)
+    return TensorStatistics(**vars(one) | {"histogram": LogHistogram.of(values) if histogram else None})
 
 
-def observed(**tensors: Seen) -> Observations:
+def observed(**tensors: TensorStatistics) -> Observations:
     return Observations("m" * 64, "d" * 64, ((0, 8),), tensors)
 
 
@@ -132,14 +132,14 @@ def test_percentiles_are_of_magnitudes_for_int8_and_of_both_ends_for_uint8() -> 
 
 
 def test_the_moving_average_is_over_samples() -> None:
-    found = Seen().extended(-1, 2, 4).extended(-3, 10, 4)
+    found = TensorStatistics().extend_with(-1, 2, 4).extend_with(-3, 10, 4)
     assert ranges(observed(x=found), MovingAverage(), "int8").tensors["x"] == (-2, 6)
 
 
 def test_masks_and_empty_tensors_have_no_range_and_unwatched_ones_keep_their_extremes() -> None:
     tensors = {
-        "mask": Seen().extended(-np.inf, 0, 4),
-        "empty": Seen(),
+        "mask": TensorStatistics().extend_with(-np.inf, 0, 4),
+        "empty": TensorStatistics(),
         "plain": seen(SHAPES["outlier"], histogram=False),
         "x": seen(SHAPES["outlier"]),
     }

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, TensorSpec
-from pipeline.quantization.insertion.insertion_points import activations, find_sites, prepared, taps
+from pipeline.quantization.insertion.insertion_points import activations, find_sites, prepare_model, taps
 from pipeline.quantization.statistics.histogram import LogHistogram
-from pipeline.quantization.statistics.observations import Observations, Seen, in_units, joined
+from pipeline.quantization.statistics.observations import Observations, TensorStatistics, in_units, join_spans
 from pipeline.quantization.statistics.observe import observe
 from pipeline.quantization.statistics.taps import open_tapped
 from tests.pipeline.quantization.small_nets import IMAGE, attention_net, build, conv_net, images, session
@@ -134,13 +134,13 @@ def test_slices_that_become_one_split_are_measured(tmp_path: Path) -> None:
 
 
 def test_only_scalars_leave_the_session_without_histograms(tmp_path: Path) -> None:
-    model = prepared(attention_net())
+    model = prepare_model(attention_net())
     tapped = open_tapped(model, taps(find_sites(model)[0]), (), tmp_path)
     assert {tuple(value.shape) for value in tapped.session.get_outputs()} == {()}
 
 
 def test_blocked_layout_is_measured_in_place_only_where_blocks_are_full(tmp_path: Path) -> None:
-    model = prepared(wide_net())
+    model = prepare_model(wide_net())
     places = open_tapped(model, ["a", "c", "y"], (), tmp_path).places
     optimized = onnx.load(tmp_path / "tapped.onnx", load_external_data=False)
     copies = [node.output[0] for node in optimized.graph.node if node.op_type == "ReorderOutput"]
@@ -161,10 +161,10 @@ def test_large_values_do_not_hide_nan_from_histograms(tmp_path: Path) -> None:
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20), st.randoms())
 def test_averages_are_exact_whatever_the_order(values: list[float], shuffled: object) -> None:
-    def total(items: list[float]) -> Seen:
-        seen = Seen()
+    def total(items: list[float]) -> TensorStatistics:
+        seen = TensorStatistics()
         for value in items:
-            seen = seen.extended(value, value, 1)
+            seen = seen.extend_with(value, value, 1)
         return seen
 
     other = list(values)
@@ -174,7 +174,7 @@ def test_averages_are_exact_whatever_the_order(values: list[float], shuffled: ob
 
 
 def test_spans_are_joined() -> None:
-    assert joined([(4, 8), (0, 4), (10, 12), (9, 9)]) == ((0, 8), (10, 12))
+    assert join_spans([(4, 8), (0, 4), (10, 12), (9, 9)]) == ((0, 8), (10, 12))
     assert in_units(2.0**-149) == 1
 
 

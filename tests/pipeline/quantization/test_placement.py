@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from pipeline.quantization.insertion.first_convolutions import fold_stems
-from pipeline.quantization.insertion.insertion_points import find_sites, prepared
+from pipeline.quantization.insertion.first_convolutions import fold_first_convolutions
+from pipeline.quantization.insertion.insertion_points import find_sites, prepare_model
 from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.qdq import quantize_int8
@@ -52,7 +52,7 @@ def residual_net() -> onnx.ModelProto:
 
 
 def quantized(model: onnx.ModelProto, data: dict[str, np.ndarray], scheme: object) -> onnx.ModelProto:
-    graph = prepared(model)
+    graph = prepare_model(model)
     return quantize_int8(model, ranges_of(graph, data, tensors_to_measure(graph)), scheme)[0]  # type: ignore[arg-type]
 
 
@@ -104,9 +104,11 @@ def test_a_folded_stem_computes_the_same_function(kernel: int, begin: int, end: 
     rng = np.random.default_rng(3)
     text = f"y = Conv<strides=[2,2], pads=[{begin},{begin},{end},{end}]>(photo, w)"
     weights = {"w": rng.normal(size=(4, 3, kernel, kernel))}
-    model = onnx.shape_inference.infer_shapes(prepared(build(PHOTO, "float[batch,4,h,v] y", text, weights)))
+    model = onnx.shape_inference.infer_shapes(prepare_model(build(PHOTO, "float[batch,4,h,v] y", text, weights)))
     expected = run(model, photos())
-    sites, _ = fold_stems(model, find_sites(model)[0], Ranges({"photo": (-4.0, 4.0)}, "minmax", "0" * 64, 1))
+    sites, _ = fold_first_convolutions(
+        model, find_sites(model)[0], Ranges({"photo": (-4.0, 4.0)}, "minmax", "0" * 64, 1)
+    )
     assert (sites[0].activation == "photo_blocks") == bool(of_type(model, "SpaceToDepth"))
     np.testing.assert_allclose(run(model, photos()), expected, rtol=1e-4, atol=1e-4)
 
@@ -129,13 +131,13 @@ def test_blocks_are_made_of_bytes_and_not_of_floats() -> None:
     ],
 )
 def test_other_convolutions_are_not_folded(text: str) -> None:
-    model = prepared(build(PHOTO, "float[batch,4,h,v] y", text, {"w": np.ones((4, 3, 3, 3))}))
-    fold_stems(model, find_sites(model)[0], Ranges({"photo": (-4.0, 4.0)}, "minmax", "0" * 64, 1))
+    model = prepare_model(build(PHOTO, "float[batch,4,h,v] y", text, {"w": np.ones((4, 3, 3, 3))}))
+    fold_first_convolutions(model, find_sites(model)[0], Ranges({"photo": (-4.0, 4.0)}, "minmax", "0" * 64, 1))
     assert not of_type(model, "SpaceToDepth")
 
 
 def test_a_residual_override_keeps_the_add_in_float() -> None:
-    graph = prepared(residual_net())
+    graph = prepare_model(residual_net())
     ranges = ranges_of(graph, photos(), tensors_to_measure(graph))
     result, notes = quantize_int8(residual_net(), ranges, TENSORRT_FP32, {"Add_s2": "fp16"})
     assert "r2" in named(result, "Add_s2").input

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from enginery.core.errors import DataError
-from pipeline.quantization.insertion.insertion_points import find_sites, prepared
+from pipeline.quantization.insertion.insertion_points import find_sites, prepare_model
 from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8
@@ -44,7 +44,7 @@ def quantized(model: onnx.ModelProto, arrays: dict[str, np.ndarray], scheme_name
 
 
 def measured(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> Ranges:
-    graph = prepared(model)
+    graph = prepare_model(model)
     return ranges_of(graph, arrays, tensors_to_measure(graph))
 
 
@@ -194,7 +194,7 @@ def test_nothing_to_quantize_is_not_everything_to_quantize() -> None:
     ],
 )
 def test_candidates_that_cannot_be_quantized_are_listed(text: str, weights: dict[str, object], reason: str) -> None:
-    sites, kept = find_sites(prepared(x_net(text, **weights)))
+    sites, kept = find_sites(prepare_model(x_net(text, **weights)))
     assert not sites and reason in kept[0].reason
 
 

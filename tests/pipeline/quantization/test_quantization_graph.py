@@ -7,7 +7,7 @@ from onnx import TensorProto, helper
 
 from enginery.core.errors import ModelError
 from pipeline.graphs.graph import finish, opset_of, raise_opset, sort_nodes, tidy
-from pipeline.quantization.insertion.insertion_points import activations, prepared
+from pipeline.quantization.insertion.insertion_points import activations, prepare_model
 from tests.pipeline.quantization.small_nets import attention_net, build, constant, conv_net, maker
 
 
@@ -68,7 +68,7 @@ def test_a_transposed_constant_is_seen_as_a_weight() -> None:
     model = build(
         "float[N,3] x", "float[N,2] y", "t = Transpose(w) i = Identity(t) y = MatMul(x, i)", {"w": np.ones((2, 3))}
     )
-    result = prepared(model)
+    result = prepare_model(model)
     assert [node.op_type for node in result.graph.node] == ["MatMul"] and constant(result, "i").shape == (3, 2)
 
 

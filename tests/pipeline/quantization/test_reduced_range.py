@@ -15,12 +15,12 @@ from builders.backends.onnxruntime import OnnxRuntime
 from builders.backends.onnxruntime.cpu import SATURATES
 from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.types import Engine, QuantizationScheme
-from pipeline.quantization.insertion.insertion_points import prepared
+from pipeline.quantization.insertion.insertion_points import prepare_model
 from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.search.search import choose
-from pipeline.values import Flavour
+from pipeline.values import GraphVariant
 from tests.builders import graphs
 from tests.pipeline.quantization.small_nets import (
     CPU,
@@ -49,7 +49,7 @@ def loud(depth: int = 64) -> dict[str, np.ndarray]:
 
 
 def measured(model: ModelProto, data: dict[str, np.ndarray]) -> Ranges:
-    return ranges_of(prepared(model), data, tensors_to_measure(prepared(model)))
+    return ranges_of(prepare_model(model), data, tensors_to_measure(prepare_model(model)))
 
 
 def largest(model: ModelProto) -> int:
@@ -97,9 +97,9 @@ def test_a_search_rounds_to_the_levels_that_are_written():
 
 
 def test_names_tell_the_graphs_apart():
-    assert Flavour("int8", REDUCED).name == "int8 (uint8 activations, 7-bit weights, fp32 elsewhere)"
-    assert Flavour("int8-dynamic", REDUCED).name == "int8-dynamic (7-bit weights, fp32 elsewhere)"
-    assert Flavour("int4", REDUCED).name == Flavour("int4", CPU).name
+    assert GraphVariant("int8", REDUCED).name == "int8 (uint8 activations, 7-bit weights, fp32 elsewhere)"
+    assert GraphVariant("int8-dynamic", REDUCED).name == "int8-dynamic (7-bit weights, fp32 elsewhere)"
+    assert GraphVariant("int4", REDUCED).name == GraphVariant("int4", CPU).name
 
 
 def compiled(reduced: bool, precision: str, folder: Path) -> tuple[ModelProto, Engine]:

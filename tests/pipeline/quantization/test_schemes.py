@@ -10,7 +10,7 @@ import pytest
 
 from enginery.core.errors import DataError, InputError
 from enginery.core.types import QUANTIZED, QuantizationScheme
-from pipeline.quantization.insertion.insertion_points import prepared
+from pipeline.quantization.insertion.insertion_points import prepare_model
 from pipeline.quantization.insertion.placement import tensors_to_measure
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
@@ -19,7 +19,7 @@ from pipeline.quantization.schemes.int4 import SHARES, blocks_of, quantize_int4
 from pipeline.quantization.schemes.overrides import Override, resolve
 from pipeline.quantization.schemes.qdq import LARGEST_REACH
 from pipeline.quantization.schemes.write import write
-from pipeline.values import Flavour
+from pipeline.values import GraphVariant
 from tests.pipeline.quantization.small_nets import (
     CPU,
     IMAGE_SHAPES,
@@ -61,7 +61,7 @@ WIDE_SHAPES = {"x": ((1, 64), (4, 64), (8, 64))}
 
 
 def written(net: onnx.ModelProto, data: dict[str, np.ndarray], precision: str, **more: object) -> onnx.ModelProto:
-    graph = prepared(net)
+    graph = prepare_model(net)
     scheme = CPU if precision == "int8-dynamic" else TENSORRT
     return write(net, precision, scheme, ranges_of(graph, data, tensors_to_measure(graph)), **more)[0]
 
@@ -200,35 +200,35 @@ def test_fp32_overrides_hold_against_the_cast_and_fp16_ones_do_not() -> None:
 
 
 def test_the_last_override_counts_and_int8_takes_back() -> None:
-    graph = prepared(wide_net())
+    graph = prepare_model(wide_net())
     rules = [Override("*", "fp32"), Override("MatMul", "int8"), Override("Relu*", "fp16")]
     assert resolve(graph, rules) == {"MatMul_h": "int8", "Relu_r": "fp16", "Gemm_y": "fp32"}
 
 
 def test_an_override_that_matches_nothing_names_the_nearest() -> None:
     with pytest.raises(InputError, match="no node matches 'Gemm_z'; did you mean 'Gemm_y'"):
-        resolve(prepared(wide_net()), [Override("Gemm_z", "fp32")])
+        resolve(prepare_model(wide_net()), [Override("Gemm_z", "fp32")])
 
 
 @pytest.mark.parametrize("precision", QUANTIZED)
 def test_flavours_of_one_name_are_one_graph(precision: str) -> None:
     """A manifest keeps graphs by name: a second graph under one name would be lost."""
-    ranges = ranges_of(graph := prepared(conv_net()), images(), tensors_to_measure(graph))
+    ranges = ranges_of(graph := prepare_model(conv_net()), images(), tensors_to_measure(graph))
     found: dict[str, set[bytes]] = {}
     for (activation, bias), rest, levels in itertools.product(BIASES, ("fp32", "fp16"), (127, 64)):
         scheme = QuantizationScheme(activation, quantize_bias=bias, float_precision=rest, weight_levels=levels)
         graph = write(conv_net(), precision, scheme, ranges)[0].SerializeToString(deterministic=True)
-        found.setdefault(Flavour(precision, scheme).name, set()).add(graph)
+        found.setdefault(GraphVariant(precision, scheme).name, set()).add(graph)
     assert all(len(graphs) == 1 for graphs in found.values()), found.keys()
     assert precision != "int8" or len(set.union(*found.values())) == 12
 
 
 def test_a_scheme_says_whether_biases_are_quantized() -> None:
     scheme = QuantizationScheme("uint8", quantize_bias=False, float_precision="fp32")
-    ranges = ranges_of(graph := prepared(conv_net()), images(), tensors_to_measure(graph))
+    ranges = ranges_of(graph := prepare_model(conv_net()), images(), tensors_to_measure(graph))
     result, held_out = write(conv_net(), "int8", scheme, ranges)[0], images(16, 99)
     assert all(constant(result, node.input[2]).dtype == np.float32 for node in of_type(result, "Conv"))
     assert sqnr_db(run(conv_net(), held_out), run(result, held_out)) > 30
-    assert Flavour("int8", scheme).name == "int8 (uint8 activations, biases in float, fp32 elsewhere)"
+    assert GraphVariant("int8", scheme).name == "int8 (uint8 activations, biases in float, fp32 elsewhere)"
     with pytest.raises(ValueError, match="leaves biases in floating point"):
         QuantizationScheme("int8", quantize_bias=True, float_precision="fp32")

@@ -8,8 +8,8 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
-from enginery.registry.store.s3.retries import translate_error
 from enginery.registry.store.s3.place import S3Location
+from enginery.registry.store.s3.retries import translate_error
 
 CONNECT_TIMEOUT_S = 5.0
 # Longer than any server thinks about one request; a slow body is read in pieces, and this counts for each.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enginery.core.documents import find, read
 from enginery.core.json_values import JsonObject
 from enginery.registry.store.s3.client import client
-from enginery.registry.store.s3.retries import ask, whole
 from enginery.registry.store.s3.place import S3Location
+from enginery.registry.store.s3.retries import ask, whole
 
 
 def keys_below(place: S3Location, prefix: str) -> list[str]:

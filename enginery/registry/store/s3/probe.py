@@ -9,9 +9,9 @@ from functools import lru_cache
 
 from enginery.core.errors import InputError, UnavailableError
 from enginery.registry.store.keys import MARKER
-from enginery.registry.store.s3.retries import FAILURES, Declined, code_of, pauses, refuse
 from enginery.registry.store.s3.place import S3Location
 from enginery.registry.store.s3.reading import read_document
+from enginery.registry.store.s3.retries import FAILURES, Declined, code_of, pauses, refuse
 from enginery.registry.store.s3.writing import ABSENT, match_etag, put_once
 
 # An ETag that no object has: that of an MD5 of zeros.

@@ -14,9 +14,9 @@ from enginery.core.digest import CHUNK_BYTES
 from enginery.core.documents import find, read
 from enginery.core.errors import IntegrityError, UnavailableError
 from enginery.registry.store.blob_digest import new_blake3_hasher
-from enginery.registry.store.s3.retries import FAILURES, Declined, ask, pauses, raise_if_declined, refuse, whole
 from enginery.registry.store.s3.client import client
 from enginery.registry.store.s3.place import S3Location
+from enginery.registry.store.s3.retries import FAILURES, Declined, ask, pauses, raise_if_declined, refuse, whole
 
 MAX_DOCUMENT_BYTES = 64 << 20
 

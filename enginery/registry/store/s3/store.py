@@ -15,12 +15,12 @@ from enginery.registry.store.cache import local_cache
 from enginery.registry.store.download import Fill
 from enginery.registry.store.keys import blob_key, check_key
 from enginery.registry.store.s3.client import client
-from enginery.registry.store.s3.retries import Declined, ask
 from enginery.registry.store.s3.listing import keys_below, names_below
 from enginery.registry.store.s3.place import S3Location
 from enginery.registry.store.s3.probe import require_conditional_writes
 from enginery.registry.store.s3.ranges import Range
 from enginery.registry.store.s3.reading import Blake3Sink, etag_of, head, read_changed, read_document, stream_blob
+from enginery.registry.store.s3.retries import Declined, ask
 from enginery.registry.store.s3.strays import abort_abandoned, list_abandoned
 from enginery.registry.store.s3.upload import UploadSource, put
 from enginery.registry.store.s3.writing import ABSENT, match_etag, write

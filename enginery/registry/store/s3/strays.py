@@ -16,8 +16,8 @@ from enginery.core.errors import UnavailableError
 from enginery.core.json_values import JsonObject
 from enginery.registry.store.keys import BLOBS
 from enginery.registry.store.s3.client import client
-from enginery.registry.store.s3.retries import Declined, ask, whole
 from enginery.registry.store.s3.place import S3Location
+from enginery.registry.store.s3.retries import Declined, ask, whole
 
 LEFT_AFTER = timedelta(days=1)
 

@@ -19,9 +19,9 @@ from enginery.core.errors import EngineryError, IntegrityError, UnavailableError
 from enginery.core.json_values import JsonObject
 from enginery.registry.store.keys import blob_key
 from enginery.registry.store.s3.client import client
-from enginery.registry.store.s3.retries import FAILURES, Declined, ask, pauses, refuse, whole
 from enginery.registry.store.s3.place import S3Location
 from enginery.registry.store.s3.reading import CountingSink, ObjectFacts, head, stream_blob
+from enginery.registry.store.s3.retries import FAILURES, Declined, ask, pauses, refuse, whole
 from enginery.registry.store.s3.writing import ABSENT, match_etag, md5_of, put_once
 
 PART_BYTES = 16 << 20

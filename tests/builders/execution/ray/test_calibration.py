@@ -9,7 +9,7 @@ from enginery.registry.store.base import open_store
 from pipeline.compile import steps
 from pipeline.compile.composition import InProcess, calibrate
 from pipeline.compile.jobs.ranges import ObservePartRemotely
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.spec.file import load_spec
 from tests.pipeline.projects import Project, write_project
 
@@ -34,11 +34,11 @@ def test_parts_are_observed_on_the_cluster_and_give_what_one_pass_gives(executor
     write_project(tmp_path / "project")
     project = Project(tmp_path / "project")
     local, fleet = LocalExecutor(2), Listed(executor)
-    alone = Workshop(store := open_store(str(tmp_path / "registry"), create=True), local, local)
+    alone = RunContext(store := open_store(str(tmp_path / "registry"), create=True), local, local)
     spec = load_spec(project.spec)
     exported = steps.export(spec, alone)
     one_pass = calibrate(spec, exported, alone, InProcess())
     project.change_spec(calibration={"data": "calibration.npz", "parts": 2})
-    in_parts = calibrate(load_spec(project.spec), exported, Workshop(store, local, fleet), InProcess())
+    in_parts = calibrate(load_spec(project.spec), exported, RunContext(store, local, fleet), InProcess())
     assert one_pass and in_parts and in_parts.observations == one_pass.observations
     assert fleet.requests == [ObservePartRemotely] * 2

@@ -11,7 +11,7 @@ from builders.execution.requests import encode_request
 from enginery.core.types import BuildRequest, Target
 from enginery.registry.store.base import open_store
 from pipeline.compile.jobs.engines import BuildEngine
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import recall_engine
 from tests.builders import graphs
 from tests.builders.execution.ray.conftest import ROOT
@@ -49,6 +49,6 @@ def test_a_killed_driver_loses_no_engine_that_was_finished(fleet, tmp_path):
     grandchild = int(read_when_there(noted, 120))
     driver.kill()
     driver.wait()
-    found = recall_engine(request, Workshop(store, None, None))
+    found = recall_engine(request, RunContext(store, None, None))
     assert found and store.has(found.digest)
     assert gone(grandchild, 30)

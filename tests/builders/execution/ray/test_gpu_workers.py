@@ -25,8 +25,8 @@ from enginery.registry.versions.lookup import load
 from enginery.registry.versions.publish import publish
 from pipeline import cli
 from pipeline.canary.automatic import CanaryRequest
-from pipeline.compile.run_context import Workshop
-from pipeline.operations.pending import Pending, pending, pending_of
+from pipeline.compile.run_context import RunContext
+from pipeline.operations.pending import Pending, list_pending, pending_of
 from pipeline.orchestration import gpu_workers
 from pipeline.orchestration.gpu_workers import canary_on_worker, prove_on_worker
 from pipeline.progress import Progress
@@ -92,8 +92,8 @@ def put_traffic(folder: Path, apart_s: float) -> str:
 
 
 @pytest.fixture
-def shop(store: Store, executor: RayExecutor) -> Workshop:
-    return Workshop(store, LocalExecutor(), executor, Places())
+def context(store: Store, executor: RayExecutor) -> RunContext:
+    return RunContext(store, LocalExecutor(), executor, Places())
 
 
 @pytest.fixture
@@ -102,39 +102,39 @@ def on_l4(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_workers, "gpu_named", lambda _: L4)
 
 
-def test_an_engine_is_proven_on_a_worker_of_its_gpu_and_the_registry_has_the_report(store, shop):
+def test_an_engine_is_proven_on_a_worker_of_its_gpu_and_the_registry_has_the_report(store, context):
     item = unproven(store)
     assert [entry.status for entry in judge_entries(store, item.manifest)] == ["unproven"]
-    [row] = prove_on_worker(item, L4, shop)
+    [row] = prove_on_worker(item, L4, context)
     assert (row.verdict, row.reference, row.engine) == ("proven", "tiny@3", "cpu fp32 onnxruntime")
-    assert shop.progress.started_on == ["prove tiny@3 on l4: sm_89"]
+    assert context.progress.started_on == ["prove tiny@3 on l4: sm_89"]
     assert [entry.status for entry in judge_entries(store, item.manifest)] == ["proven"]
 
 
-def test_what_a_worker_cannot_run_is_told_by_it(store, shop):
-    [item] = pending(store, on=L4)
+def test_what_a_worker_cannot_run_is_told_by_it(store, context):
+    [item] = list_pending(store, on=L4)
     assert [entry.unit for entry in item.engines] == ["sm_89 fp32 tensorrt-rtx"]
-    [row] = prove_on_worker(item, L4, shop)
+    [row] = prove_on_worker(item, L4, context)
     assert (row.verdict, row.reason) == ("unproven", "no sm_89 GPU on this machine"), "the fleet's GPUs are numbers"
 
 
-def test_a_canary_has_both_engines_in_one_task_with_requests_in_flight(store, shop, on_l4, tmp_path):
+def test_a_canary_has_both_engines_in_one_task_with_requests_in_flight(store, context, on_l4, tmp_path):
     traffic = put_traffic(tmp_path / "traffic", 1 / 2000)
     with ObservationLog(tmp_path / "traffic" / "tiny.observed.jsonl") as log:
         for index in range(9):
             log.append(0.0025, time_s=index / 1000)
     said: list[str] = []
-    done = canary_on_worker(CanaryRequest("tiny", "2", traffic=traffic, target="cpu"), shop, said.append)
-    assert shop.progress.started_on == ["canary tiny@2 on l4: sm_89"]
+    done = canary_on_worker(CanaryRequest("tiny", "2", traffic=traffic, target="cpu"), context, said.append)
+    assert context.progress.started_on == ["canary tiny@2 on l4: sm_89"]
     assert done.report and done.report.traffic.in_flight == 3
     assert any(line.startswith("3 requests in flight: ") for line in said), "as the worker said it"
     [kept] = canaries(store, load(store, "tiny", "2"))
     assert (kept.verdict, kept.report) == (done.report.verdict, done.blob) and kept.verdict in ("INSUFFICIENT", "FAIL")
 
 
-def test_a_gpu_that_no_group_has_is_named_with_the_remedy(store, shop):
+def test_a_gpu_that_no_group_has_is_named_with_the_remedy(store, context):
     with pytest.raises(StepError) as caught:
-        prove_on_worker(unproven(store), B300, shop)
+        prove_on_worker(unproven(store), B300, context)
     assert caught.value.kind == "no-node"
     for words in ("no node with enginery/product=b300 and enginery/sm=sm_103 and 1 GPU", "`gpuGroups`"):
         assert words in str(caught.value)
@@ -153,9 +153,9 @@ def test_a_cancelled_canary_ends_both_engines_and_gives_the_gpu_back(fleet, exec
     traffic = put_traffic(tmp_path / "traffic", 1.0)
     raylet = psutil.Process(raylets(fleet)["sm_89"])
     with RayExecutor(fleet.address) as own, ThreadPoolExecutor(1) as pool:
-        shop = Workshop(store, LocalExecutor(), own)
+        context = RunContext(store, LocalExecutor(), own)
         wanted = CanaryRequest("tiny", "2", traffic=traffic, target="cpu")
-        running = pool.submit(canary_on_worker, wanted, shop, print)
+        running = pool.submit(canary_on_worker, wanted, context, print)
         try:
             both = until("both engines are open", lambda: len(found := engines_below(raylet)) == 2 and found)
         finally:
@@ -189,20 +189,20 @@ class Failing:
 def test_a_task_that_fails_is_its_versions_row_and_one_that_never_ran_is_not(store):
     item = unproven(store)
     for kind in ("crash", "node-lost", "timeout"):
-        [row] = prove_on_worker(item, L4, Workshop(store, LocalExecutor(), failing := Failing(kind)))
+        [row] = prove_on_worker(item, L4, RunContext(store, LocalExecutor(), failing := Failing(kind)))
         assert failing.needs == [Needs({"enginery/sm": "sm_89", "enginery/product": "l4"}, required=True, gpus=1)]
         assert (row.reference, row.verdict, row.reason) == ("tiny@3", "error", f"prove tiny@3 on l4: {kind}")
         assert not row.good
     for kind in ("cancelled", "no-node"):
         with pytest.raises(StepError, match=kind):
-            prove_on_worker(item, L4, Workshop(store, LocalExecutor(), Failing(kind)))
+            prove_on_worker(item, L4, RunContext(store, LocalExecutor(), Failing(kind)))
 
 
 def test_no_worker_is_asked_for_where_there_is_nothing_to_compare(store, on_l4, tmp_path):
-    shop = Workshop(store, LocalExecutor(), Failing("a worker would start"))
+    context = RunContext(store, LocalExecutor(), Failing("a worker would start"))
 
     def reason(**wanted: object) -> str:
-        done = canary_on_worker(CanaryRequest("tiny", "2", **wanted), shop, print)
+        done = canary_on_worker(CanaryRequest("tiny", "2", **wanted), context, print)
         assert done.report is None
         return done.reason
 

@@ -52,9 +52,9 @@ def store(tmp_path: Path) -> Store:
 
 def test_the_layers_of_a_unit_are_named_by_it_in_the_manifest() -> None:
     built = an_engine()
-    judged = materials.Judged(replace(built, extras=(("layers", "a" * 64), ("other", "b" * 64))))
-    assert materials.layers([judged, materials.Judged(built)]) == {f"layers {built.unit.name}": "a" * 64}
-    assert materials.refitted([materials.Judged(replace(built, refitted_from="c" * 64))]) == {
+    judged = materials.JudgedUnit(replace(built, extras=(("layers", "a" * 64), ("other", "b" * 64))))
+    assert materials.layers([judged, materials.JudgedUnit(built)]) == {f"layers {built.unit.name}": "a" * 64}
+    assert materials.list_refitted([materials.JudgedUnit(replace(built, refitted_from="c" * 64))]) == {
         f"refitted from {built.unit.name}": "c" * 64
     }
 

@@ -7,7 +7,7 @@ import pytest
 
 from builders.backends import discovery
 from pipeline.cli import main
-from pipeline.cli.machines.backends import builds_of, grouped, row_of
+from pipeline.cli.machines.backends import builds_of, group_by_precisions, row_of
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -78,7 +78,7 @@ def test_a_backend_that_takes_fixed_sizes_only_is_shown_as_such(monkeypatch):
 
 
 def test_targets_with_the_same_precisions_are_told_together():
-    told = grouped(builds_of(discovery.configure("tensorrt-rtx", {})))
+    told = group_by_precisions(builds_of(discovery.configure("tensorrt-rtx", {})))
     groups = {" ".join(targets): kinds for targets, kinds in told}
     assert groups["sm_75"] == ["fp16", "int8"] and "sm_80 sm_86" in groups
 

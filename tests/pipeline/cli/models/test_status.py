@@ -16,8 +16,8 @@ from enginery.registry.store.base import open_store
 from enginery.registry.store.keys import run_key, run_live_key
 from pipeline.cli.models import status as command
 from pipeline.compile import steps
-from pipeline.compile.run_context import Workshop
-from pipeline.orchestration.runs.recorder import new_run, recorded
+from pipeline.compile.run_context import RunContext
+from pipeline.orchestration.runs.recorder import new_run, record_run
 from pipeline.progress.events import Planned
 from pipeline.spec.file import load_spec
 from tests.pipeline.orchestration.runs.runs import EXPECTED, UNIT, plan, run_state, running
@@ -86,10 +86,10 @@ class Fails:
 def test_a_failed_build_keeps_its_log_and_reason_without_credentials(project: Project) -> None:
     store = open_store(project.registry, create=True)
     planned = plan(store.put_bytes(b"graph"))
-    with recorded(store, new_run("tiny", "tiny.yaml", store), lambda _: None) as tracker:
+    with record_run(store, new_run("tiny", "tiny.yaml", store), lambda _: None) as tracker:
         tracker.emit(Planned(planned))
-        shop = Workshop(store, Fails(), Fails(), tracker)
-        failure = steps.build(planned.units[0], load_spec(project.spec), shop).failure
+        context = RunContext(store, Fails(), Fails(), tracker)
+        failure = steps.build(planned.units[0], load_spec(project.spec), context).failure
     assert failure and failure.kind == "memory" and "hunter2" not in failure.log
     (item,) = [item for item in project.run("status", "tiny", "--json").json["items"] if item["name"] == UNIT]
     assert (item["state"], item["why"], item["peak_mib"]) == ("failed", "held 9000 MiB, password=[hidden]", 9000.0)

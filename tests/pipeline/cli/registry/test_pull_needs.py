@@ -19,7 +19,7 @@ from enginery.registry.versions.lookup import load
 from pipeline.compile.composition import InProcess, compile_model
 from pipeline.compile.jobs.engines import BuildEngine
 from pipeline.compile.plan import Selection
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import (
     LEAN_WORKSPACE_MIB,
     LEAST_MEMORY_MIB,
@@ -89,9 +89,9 @@ def test_an_engine_built_with_a_reduced_workspace_has_the_key_of_what_was_built(
     made = BuildEngine(wanted, instead_of=asked).run(WorkerContext(tmp_path, store.uri))
     assert "built with workspace_mib 64 instead of 0: a first build had run out of memory" in made.notes
     assert made.request == wanted and wanted.key != asked.key
-    shop = Workshop(store, LocalExecutor(1), LocalExecutor(1))
-    assert recall_engine(asked, shop) is None and recall_engine(wanted, shop) == made
-    assert recall_reduced(asked, shop) == wanted and recall_reduced(wanted, shop) is None
+    context = RunContext(store, LocalExecutor(1), LocalExecutor(1))
+    assert recall_engine(asked, context) is None and recall_engine(wanted, context) == made
+    assert recall_reduced(asked, context) == wanted and recall_reduced(wanted, context) is None
 
 
 class OutOfMemoryOnce:
@@ -107,7 +107,7 @@ def test_a_unit_that_ran_out_of_memory_is_published_and_planned_as_what_was_buil
     project.change_spec(targets=["sm_89"], precisions=["fp32"], backends={"tensorrt-rtx": {}})
     spec = load_spec(project.spec)
     store = open_store(str(project.registry), create=True)
-    compile_model(spec, Selection(), Workshop(store, LocalExecutor(1), OutOfMemoryOnce()), InProcess())
+    compile_model(spec, Selection(), RunContext(store, LocalExecutor(1), OutOfMemoryOnce()), InProcess())
     (entry,) = load(store, spec.model, "1").engines
     assert entry.options["workspace_mib"] == LEAN_WORKSPACE_MIB
     assert request_of(entry).key == entry.build_key

@@ -22,7 +22,7 @@ from pipeline.compile.closure.carriers import is_carrier
 from pipeline.compile.closure.sources import PACKAGES
 from pipeline.compile.composition import InProcess, compile_model
 from pipeline.compile.plan import Selection
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.spec.file import load_spec
 from tests.pipeline.projects import Project, write_project
 
@@ -108,5 +108,5 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Traced:
         project = Project(folder / name)
         project.change_spec(**parts)
         store = open_store(folder / "registry", create=True)
-        compile_model(load_spec(project.spec), Selection(), Workshop(store, executor, executor), InProcess())
+        compile_model(load_spec(project.spec), Selection(), RunContext(store, executor, executor), InProcess())
     return executor

@@ -14,7 +14,7 @@ from enginery.registry.store.blob_digest import BlobDigest
 from pipeline.compile.closure.carriers import CARRIERS, is_carrier
 from pipeline.compile.closure.code import root_name
 from pipeline.compile.closure.reach import _walk, reach_definitions
-from pipeline.compile.closure.sources import Sources
+from pipeline.compile.closure.sources import SourceFiles
 from pipeline.compile.jobs.attribution import AttributeEngine, AttributeGraph
 from pipeline.compile.jobs.engines import BuildEngine, CheckEngine
 from pipeline.compile.jobs.graphs import CheckGraph, WriteGraph
@@ -85,7 +85,7 @@ def test_a_step_gives_the_same_through_a_store_that_only_holds_bytes(
 
 
 def test_of_the_carriers_a_step_opens_a_store_and_no_more() -> None:
-    walk = _walk([*sorted(map(root_name, [*KEYED, MeasureEngine, ProbeShapes])), ORT], Sources())
+    walk = _walk([*sorted(map(root_name, [*KEYED, MeasureEngine, ProbeShapes])), ORT], SourceFiles())
     read = set()
     for name, reached in walk.found.items():
         module = walk.modules[name]
@@ -98,7 +98,7 @@ def test_of_the_carriers_a_step_opens_a_store_and_no_more() -> None:
 @pytest.mark.parametrize("request_type", sorted(KEYED, key=lambda kind: kind.__name__))
 def test_everything_that_a_step_called_is_in_its_closure(ran: Traced, request_type: type) -> None:
     """The closure is computed from the source; here the steps are run, and every call of theirs is looked at."""
-    reached = reach_definitions([root_name(request_type), *([ORT] if request_type in OPENING else [])], Sources())
+    reached = reach_definitions([root_name(request_type), *([ORT] if request_type in OPENING else [])], SourceFiles())
     codec = ("enginery.core.codec", "builders.execution.requests")
     called = {(module, name) for module, name in ran.called[request_type] if module not in codec}
     assert len(called) > 5
@@ -109,7 +109,7 @@ def test_everything_that_a_step_called_is_in_its_closure(ran: Traced, request_ty
 
 def test_the_record_of_an_exported_model_is_made_by_its_own_roots(ran: Traced) -> None:
     """Of what `ExportModel` calls, these decide the first record: they are called by it, and closed in themselves."""
-    reached = dict(reach_definitions(keys.WRITE_MODEL, Sources()))
+    reached = dict(reach_definitions(keys.WRITE_MODEL, SourceFiles()))
     assert {root.partition(":")[2] for root in keys.WRITE_MODEL} <= {name for _, name in ran.called[ExportModel]}
     assert "carries_qdq" in reached["pipeline.quantization.schemes.qdq"]
     assert "validation.comparison.sessions" not in reached and "validation.golden.golden_set" not in reached

@@ -9,7 +9,7 @@ import pytest
 from pipeline.compile.closure import code, memory
 from pipeline.compile.closure.code import find_code
 from pipeline.compile.closure.memory import remember_reach
-from pipeline.compile.closure.sources import Sources
+from pipeline.compile.closure.sources import SourceFiles
 
 ROOTS = ("toy.start:run",)
 
@@ -31,7 +31,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     real = memory._reach
 
-    def noted(roots: tuple[str, ...], sources: Sources) -> memory.Closure:
+    def noted(roots: tuple[str, ...], sources: SourceFiles) -> memory.Closure:
         found.append(roots)
         return real(roots, sources)
 
@@ -40,7 +40,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 
 def ask() -> memory.Closure:
-    return remember_reach(ROOTS, Sources({"toy"}))
+    return remember_reach(ROOTS, SourceFiles({"toy"}))
 
 
 def test_it_is_computed_once_and_again_when_a_module_that_it_read_changed(
@@ -67,9 +67,11 @@ def test_another_way_to_compute_it_counts(
     toy: Path, computed: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask()
-    real = Sources.digest
+    real = SourceFiles.digest
     monkeypatch.setattr(
-        Sources, "digest", lambda self, name: "other" if name == "pipeline.compile.closure.reach" else real(self, name)
+        SourceFiles,
+        "digest",
+        lambda self, name: "other" if name == "pipeline.compile.closure.reach" else real(self, name),
     )
     ask()
     assert len(computed) == 2

@@ -10,7 +10,7 @@ import pytest
 from enginery.core.errors import EngineryError
 from pipeline.compile.closure import reach as reach_module
 from pipeline.compile.closure.reach import reach, reach_definitions
-from pipeline.compile.closure.sources import Sources
+from pipeline.compile.closure.sources import SourceFiles
 
 FILES = {
     "toy/__init__.py": "",
@@ -71,7 +71,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def digest(root: str = "toy.start:run") -> str:
-    return reach([root], Sources({"toy"})).digest
+    return reach([root], SourceFiles({"toy"})).digest
 
 
 def edited(folder: Path, name: str, before: str, after: str) -> str:
@@ -127,7 +127,7 @@ def test_what_a_name_is_bound_to_counts(toy: Path) -> None:
     write(toy, {"toy/start.py": "from numpy import sin as f\ndef run():\n    return f(1)\n"})
     before = digest()
     assert edited(toy, "toy/start.py", "import sin", "import cos") != before
-    assert reach(["toy.start:run"], Sources({"toy"})).packages == ("numpy",)
+    assert reach(["toy.start:run"], SourceFiles({"toy"})).packages == ("numpy",)
     write(
         toy,
         {
@@ -180,7 +180,7 @@ def test_circles_end(toy: Path) -> None:
         },
     )
     assert {"run", "f"} <= {
-        name for names in reach_definitions(["toy.start:run"], Sources({"toy"})).values() for name in names
+        name for names in reach_definitions(["toy.start:run"], SourceFiles({"toy"})).values() for name in names
     }
 
 
@@ -208,7 +208,7 @@ def test_a_zip_file_gives_the_same_digest(toy: Path, monkeypatch: pytest.MonkeyP
             archive.write(toy / name, name)
     monkeypatch.setattr(sys, "path", [str(toy / "toy.zip"), *(place for place in sys.path if place != str(toy))])
     monkeypatch.setattr(sys, "path_importer_cache", {})
-    spec = Sources({"toy"})._spec("toy.start")
+    spec = SourceFiles({"toy"})._spec("toy.start")
     assert spec is not None and "toy.zip" in str(spec.origin)
     assert digest() == before
 

@@ -14,7 +14,7 @@ import pytest
 from builders.backends import discovery
 from pipeline.compile.closure.code import root_name
 from pipeline.compile.closure.reach import reach, reach_definitions
-from pipeline.compile.closure.sources import PACKAGES, Source, Sources
+from pipeline.compile.closure.sources import PACKAGES, SourceFile, SourceFiles
 from pipeline.compile.closure.value import Closure
 from pipeline.compile.jobs.attribution import AttributeEngine, AttributeGraph
 from pipeline.compile.jobs.engines import CheckEngine
@@ -48,7 +48,7 @@ STEPS: dict[str, tuple[str, ...]] = {
         }.items()
     },
 }
-INSTALLED = Sources()
+INSTALLED = SourceFiles()
 REQUESTS = {
     node.name
     for file in (Path(keys.__file__).parents[1] / "jobs").glob("*.py")
@@ -57,14 +57,14 @@ REQUESTS = {
 }
 
 
-class Overlay(Sources):
+class Overlay(SourceFiles):
     """The installed sources, some modules with other bytes."""
 
     def __init__(self, changed: dict[str, bytes]) -> None:
         super().__init__()
         self._changed = changed
 
-    def read(self, module: str) -> Source | None:
+    def read(self, module: str) -> SourceFile | None:
         source = INSTALLED.read(module)
         return replace(source, data=self._changed[module]) if source and module in self._changed else source
 

@@ -103,7 +103,7 @@ def test_a_backend_without_a_cache_and_a_machine_without_a_gpu_keep_none(store: 
 def test_a_damaged_or_lost_cache_is_left_out_with_a_note_and_replaced(store: FileStore, build: Build) -> None:
     build("one")
     key = timing_key("NVIDIA L4", "580.65.06", "10.16.1")
-    digest = timing._named(store.read(key))
+    digest = timing._read_digest(store.read(key))
     assert digest
     store.path(digest).chmod(0o644)
     store.path(digest).write_bytes(b"damaged")

@@ -11,7 +11,14 @@ from enginery.core.errors import InputError, IntegrityError, UnknownNameError
 from enginery.registry.store.base import open_store
 from enginery.registry.store.keys import page_data_key, page_key
 from enginery.registry.versions.lookup import load
-from pipeline.compile.publication.pages import CANARY, VERSION, drawn, published_document, read_document, read_version
+from pipeline.compile.publication.pages import (
+    CANARY,
+    VERSION,
+    draw_page,
+    published_document,
+    read_document,
+    read_version,
+)
 from pipeline.orchestration.artifacts import artifacts_of, show_document
 from tests.pipeline.projects import Project
 from tests.validation.canary.reports import report as canary_report
@@ -33,7 +40,7 @@ def version() -> VersionDocument:
 def test_a_build_leaves_the_json_that_its_page_is_drawn_from(built: Project, tmp_path: Path) -> None:
     store = open_store(str(built.registry))
     data, page = (store.read(key("tiny", "1")) for key in (page_data_key, page_key))
-    assert drawn(read_version(data, "tiny@1")).encode() == page
+    assert draw_page(read_version(data, "tiny@1")).encode() == page
     spreads = [spread for report in json.loads(data)["reports"] for spread in report["spreads"]]
     assert {spread["joint"] for spread in spreads} == {"export", "quantization", "engine"}
     assert all(spread["samples"] == 24 and len(spread["abs_error"]) == 101 for spread in spreads)

@@ -12,7 +12,7 @@ from enginery.core.reports.latency import MachineKind
 from enginery.core.types import Dim
 from pipeline.compile.jobs.shapes import sizes_outside, sizes_within
 from pipeline.operations.compare.formatting import describe_comparison, format_markdown, format_rows
-from pipeline.operations.compare.report import Comparison, EngineFacts, Flip, PairedComparison, Recommendation
+from pipeline.operations.compare.report import BackendComparison, EngineFacts, Flip, PairedComparison, Recommendation
 from pipeline.operations.compare.run import CompareOptions, widen_spec
 from pipeline.spec.file import load_spec
 from tests.pipeline.projects import Project
@@ -40,7 +40,7 @@ def test_engines_are_built_proven_timed_and_one_is_recommended_and_nothing_is_pu
     assert found["bucket"] == "batch=4" and found["fleet"] == ["cpu", "sm_75", "sm_89"]
     assert found["recommendation"]["unit"] in engines and len(found["duels"]) == len(engines) - 1
     assert sorted((built.registry / "models").rglob("*")) == versions, "a comparison publishes nothing"
-    assert page.read_text() == format_markdown(decode(found, Comparison))
+    assert page.read_text() == format_markdown(decode(found, BackendComparison))
     again = built.run(*words_of, "--precision", "fp32")
     assert again.code == 0 and "built in" not in done.err + again.err, "what was built is on record"
     assert "take cpu fp32 onnxruntime: the only engine that is proven here" in again.out
@@ -70,7 +70,7 @@ def test_sizes_are_tried_that_no_bucket_ends_at_and_beyond_the_last():
     assert sizes_outside(dims) == [{"n": 9, "t": 64}, {"n": 4, "t": 65}]
 
 
-FOUND = Comparison(
+FOUND = BackendComparison(
     model="m", target="cpu", bucket="n=4", fleet=("cpu", "sm_89"), machine=MachineKind("C", "k", 2, "Linux", ()),
     created_at="now", original={},
     engines=(
@@ -89,7 +89,7 @@ def test_the_words_leave_out_what_nobody_has_and_hide_nothing():
     columns, table = format_rows(FOUND)
     assert "sizes" not in columns and "SQNR" in columns
     assert table[0][0] == "fp32 a" and "1 of 2" in table[0]
-    text = "\n".join(describe_comparison(decode(json.loads(json.dumps(encode(FOUND))), Comparison)))
+    text = "\n".join(describe_comparison(decode(json.loads(json.dumps(encode(FOUND))), BackendComparison)))
     assert "session" in columns and text.startswith("median: of the runtime's own call")
     assert "fp32 b is refused: a | b" in text and "take cpu fp32 a: because" in text
     assert "cpu fp32 c instead, for cold start: if so" in text

@@ -14,7 +14,7 @@ from pipeline.fleet.work import work_for
 from pipeline.orchestration.fleet.events import Message, messages, tell
 from pipeline.orchestration.payloads import PAYLOADS
 from tests.pipeline.fleet.fleets import built, nothing_known, published
-from tests.pipeline.fleet.test_standing import demand, group, stand
+from tests.pipeline.fleet.test_coverage import demand, group, stand
 
 SAID = {"spec": "registered:digits", "registry": "file:///r", "by": "enginery fleet"}
 

@@ -23,16 +23,16 @@ from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner, as_
 from pipeline.progress import Progress
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import Event, Waiting
-from pipeline.values import Flavour, Graph, Unit
+from pipeline.values import Graph, GraphVariant, Unit
 
 
-def shop() -> Any:
+def context() -> Any:
     return SimpleNamespace(progress=Progress())
 
 
 def unit(target: str, action: str = "build") -> Unit:
     request = BuildRequest("0" * 64, "fp32", parse_targets(target)[0], "tensorrt-rtx", (), (), ())
-    return Unit(request, Graph(Flavour("fp32"), "0" * 64, (), ()), action, "")
+    return Unit(request, Graph(GraphVariant("fp32"), "0" * 64, (), ()), action, "")
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
 def test_a_unit_for_a_gpu_is_built_in_a_slot_of_its_generation(
     taken: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(item: Unit, _spec: object, _shop: object) -> str:
+    def build(item: Unit, _spec: object, _context: object) -> str:
         return item.name
 
     build.__name__ = steps.build.__name__
     placed = PrefectRunner(gpu_slots=True)._placed
     for target in ("sm_89", "l4"):
-        assert placed(build, unit(target))(unit(target), None, shop()).startswith(target)
+        assert placed(build, unit(target))(unit(target), None, context()).startswith(target)
     assert taken == [("enginery-gpu-sm_89", True)] * 2
     for item in (unit("cpu"), unit("sm_89", "cached")):
         assert placed(build, item) is build
@@ -90,7 +90,7 @@ def test_who_waits_long_for_a_slot_says_for_which(monkeypatch: pytest.MonkeyPatc
         return "built"
 
     waits: list[Event] = []
-    told = shop()
+    told = context()
     told.progress.emit = waits.append
     slow = False
 
@@ -126,7 +126,7 @@ def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]]) -> None
         raise AssertionError("not without a slot")
 
     with pytest.raises(EngineryError, match=r"enginery-gpu-sm_75: .*`enginery deploy` makes") as caught:
-        PrefectRunner(gpu_slots=True)._placed(build, unit("sm_75"))(unit("sm_75"), None, shop())
+        PrefectRunner(gpu_slots=True)._placed(build, unit("sm_75"))(unit("sm_75"), None, context())
     assert not isinstance(caught.value, UnavailableError), "trying again would not help"
 
 

@@ -4,7 +4,7 @@ import yaml
 
 from enginery.registry.store.base import open_store
 from enginery.registry.store.keys import registered_key
-from pipeline.orchestration.intake.catalog import gathered, spec_files
+from pipeline.orchestration.intake.catalog import gather_specs, spec_files
 from tests.pipeline.projects import Project
 
 
@@ -12,11 +12,11 @@ def test_a_catalog_of_what_is_registered(project: Project) -> None:
     done = project.run("catalog")
     assert done.code == 3 or "no spec is registered" in done.err
     project.run("register", project.spec, "--no-event")
-    with gathered("registered", str(project.registry)) as found:
+    with gather_specs("registered", str(project.registry)) as found:
         assert [address.partition("@")[0] for address in found] == ["registered:tiny"]
     store = open_store(project.registry)
     store.replace(registered_key("another"), b"damaged", None)
-    with gathered("registered", str(project.registry)) as found:
+    with gather_specs("registered", str(project.registry)) as found:
         assert [address.partition("@")[0] for address in found] == ["registered:another", "registered:tiny"]
 
 

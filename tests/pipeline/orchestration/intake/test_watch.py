@@ -10,8 +10,8 @@ from enginery.core.errors import UnavailableError
 from enginery.registry.registered_specs import registrations
 from enginery.registry.store.base import Store, open_store
 from pipeline.orchestration import events
-from pipeline.orchestration.events import Told
-from pipeline.orchestration.intake.watch import Seen, Watch
+from pipeline.orchestration.events import SentEvent
+from pipeline.orchestration.intake.watch import Watch, WatchedSpec
 from tests.enginery.s3_server import BUCKET
 from tests.pipeline.projects import Project, weights, write_model
 
@@ -23,17 +23,17 @@ class Server:
         self.heard: list[tuple[str, str, object]] = []
         self.down = False
 
-    def tell(self, event: str, model: str, payload: dict[str, object]) -> Told:
+    def tell(self, event: str, model: str, payload: dict[str, object]) -> SentEvent:
         if self.down:
             raise UnavailableError("the server is down")
         self.heard.append((event, model, payload["digest"]))
-        return Told("1", event, "here")
+        return SentEvent("1", event, "here")
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server()
-    monkeypatch.setattr(events, "tell", made.tell)
+    monkeypatch.setattr(events, "send_event", made.tell)
     return made
 
 
@@ -42,9 +42,9 @@ def store(tmp_path: Path) -> Store:
     return open_store(tmp_path / "registry", create=True)
 
 
-def look(store: Store, place: object, times: int = 1, *, settled: bool = False) -> list[Seen]:
+def look(store: Store, place: object, times: int = 1, *, settled: bool = False) -> list[WatchedSpec]:
     """A watcher that is started anew, and what it says in so many looks."""
-    said: list[Seen] = []
+    said: list[WatchedSpec] = []
     with Watch(store, str(place), said.append) as watch:
         for _ in range(times):
             watch.look(settled=settled)
@@ -65,7 +65,7 @@ def test_new_content_is_told_once_also_by_a_watcher_that_starts_anew(
 
 def test_a_change_that_was_taken_back_is_told_again(project: Project, store: Store, server: Server) -> None:
     first = (project.folder / "tiny.onnx").read_bytes()
-    said: list[Seen] = []
+    said: list[WatchedSpec] = []
     with Watch(store, str(project.folder), said.append) as watch:
         watch.look(settled=False)
         write_model(project.folder / "tiny.onnx", weights(seed=1))
@@ -89,7 +89,7 @@ def test_what_the_server_did_not_hear_is_told_at_the_next_look(project: Project,
 
 
 def test_files_that_still_change_are_waited_for(project: Project, store: Store, server: Server) -> None:
-    said: list[Seen] = []
+    said: list[WatchedSpec] = []
     with Watch(store, str(project.folder), said.append) as watch:
         watch.look()
         write_model(project.folder / "tiny.onnx", weights(seed=1))

@@ -17,7 +17,7 @@ from enginery.core.errors import UnavailableError
 from enginery.registry.store import io_errors
 from enginery.registry.store.atomic_write import reachable
 from pipeline.orchestration.metrics import definitions
-from pipeline.orchestration.metrics.live import LiveMetrics, served
+from pipeline.orchestration.metrics.live import LiveMetrics, serve_metrics
 from pipeline.progress.events import Finished, Planned, ProcessEnded, Retrying, RunConcluded, Started
 from tests.pipeline.orchestration.runs.runs import OTHER, UNIT, plan
 from tests.pipeline.projects import Project
@@ -87,13 +87,13 @@ def test_a_run_exports_just_the_metrics_that_are_documented_for_it(live: LiveMet
 
 def test_a_scraper_reaches_the_port_while_it_is_served() -> None:
     live = LiveMetrics(CollectorRegistry())
-    with served(live.registry, 0, "127.0.0.1") as port:
+    with serve_metrics(live.registry, 0, "127.0.0.1") as port:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         assert {family.name for family in text_string_to_metric_families(text)} >= {"enginery_builds"}
         with (
             pytest.raises(UnavailableError, match=f"127.0.0.1:{port}: .*--metrics-port"),
-            served(live.registry, port, "127.0.0.1"),
+            serve_metrics(live.registry, port, "127.0.0.1"),
         ):
             pass
     with socket.socket() as client:

@@ -21,7 +21,7 @@ from pipeline.progress.events import (
     VerdictReached,
     Waiting,
 )
-from pipeline.values import BuildPlan, Flavour, Graph, Unit
+from pipeline.values import BuildPlan, Graph, GraphVariant, Unit
 from tests.builders import graphs
 
 EXPECTED = Expectation(70.0, 500.0, 3, "3 builds of this unit")
@@ -50,7 +50,7 @@ def unit(name: str, action: str = "build", graph: str = "a" * 64) -> Unit:
     target, precision, _ = name.split()
     request = replace(graphs.request(target, precision), model=graph)
     assert request.unit == name
-    return Unit(request, Graph(Flavour("fp16"), graph, (), ()), action, "why not" if action == "refused" else "")
+    return Unit(request, Graph(GraphVariant("fp16"), graph, (), ()), action, "why not" if action == "refused" else "")
 
 
 def plan(graph: str = "a" * 64) -> BuildPlan:

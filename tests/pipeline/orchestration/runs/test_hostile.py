@@ -18,7 +18,7 @@ from enginery.registry.store.keys import run_key
 from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics.registry_view import Looker
 from pipeline.orchestration.runs.prefect_progress import description, percent
-from pipeline.orchestration.runs.shown import seen
+from pipeline.orchestration.runs.views import view_run
 from tests.hostile import damaged, documents
 from tests.pipeline.orchestration.runs.runs import EXPECTED, UNIT, running
 from tests.pipeline.projects import Project
@@ -39,7 +39,7 @@ def hostile(valid: bytes) -> st.SearchStrategy[bytes]:
 @given(hostile(RUN.to_bytes()))
 def test_a_run_is_read_and_shown_or_refused(data: bytes) -> None:
     try:
-        one = seen(parse_run("runs/x.json", data))
+        one = view_run(parse_run("runs/x.json", data))
     except IntegrityError as error:
         assert str(error).startswith("runs/x.json: ")
         return

@@ -18,7 +18,7 @@ from enginery.registry.store.base import open_store
 from enginery.registry.store.folder import FileStore
 from enginery.registry.store.keys import TOTALS, history_key, run_key, run_live_key
 from pipeline.orchestration.runs import recorder
-from pipeline.orchestration.runs.recorder import Recorder, new_run, new_tracker, recorded
+from pipeline.orchestration.runs.recorder import RunRecorder, new_run, new_tracker, record_run
 from pipeline.orchestration.runs.tracker import Tracker
 from pipeline.progress.events import Finished, Planned, Printed, ProcessEnded, Started
 from tests.pipeline.orchestration.runs.runs import EXPECTED, OTHER, REFUSED, UNIT, plan, tell_all
@@ -35,10 +35,10 @@ def begun(store: FileStore) -> RunState:
     return new_run("digits", "digits.yaml", store)
 
 
-def by_hand(store: FileStore) -> tuple[Tracker, Recorder]:
+def by_hand(store: FileStore) -> tuple[Tracker, RunRecorder]:
     """A recorder whose rounds a test makes."""
     tracker = new_tracker(begun(store))
-    return tracker, Recorder(store, tracker)
+    return tracker, RunRecorder(store, tracker)
 
 
 def the_run(store: FileStore) -> RunState:
@@ -54,7 +54,7 @@ def test_a_run_says_which_process_it_is(store: FileStore) -> None:
 
 
 def test_the_whole_story_of_a_run_is_there_afterwards(store: FileStore) -> None:
-    with recorded(store, begun(store), lambda _: None) as told:
+    with record_run(store, begun(store), lambda _: None) as told:
         tell_all(told, log="password=hunter2hunter2\n")
     run = the_run(store)
     assert (run.state, run.model, run.beats_every_s) == ("done", "digits", recorder.BEAT_S) and run.ended_at
@@ -104,7 +104,7 @@ def test_nothing_new_is_not_written_but_a_sign_of_life_is(store: FileStore, monk
     ],
 )
 def test_a_run_that_is_stopped_says_so(store: FileStore, error: BaseException, state: str) -> None:
-    with pytest.raises(type(error)), recorded(store, begun(store), lambda _: None) as told:
+    with pytest.raises(type(error)), record_run(store, begun(store), lambda _: None) as told:
         told.emit(Planned(plan()))
         told.emit(Started(UNIT))
         raise error
@@ -142,7 +142,7 @@ def test_a_registry_that_hangs_does_not_keep_the_run_from_ending(
     monkeypatch.setattr(recorder, "PATIENCE_S", 0.05)
     monkeypatch.setattr(FileStore, "replace", lambda *_: hangs.wait(20))
     try:
-        with recorded(store, begun(store), lambda _: None) as told:
+        with record_run(store, begun(store), lambda _: None) as told:
             told.emit(Started("export"))
         assert "has not answered for 0.05 s" in capsys.readouterr().err
     finally:
@@ -168,7 +168,7 @@ def test_a_write_whose_answer_was_lost_is_made_up_for(store: FileStore, monkeypa
 
 def test_a_run_is_shown_as_often_as_it_is_written(store: FileStore) -> None:
     shown: list[str] = []
-    with recorded(store, begun(store), lambda _: None, lambda run: shown.append(run.state)) as told:
+    with record_run(store, begun(store), lambda _: None, lambda run: shown.append(run.state)) as told:
         told.emit(Started("export"))
     assert shown[-1] == "done"
 
@@ -180,7 +180,7 @@ def test_what_shows_a_run_and_breaks_is_shown_nothing_more(
         raise ValueError("the server is gone")
 
     tracker = new_tracker(begun(store))
-    writer = Recorder(store, tracker, show=bad)
+    writer = RunRecorder(store, tracker, show=bad)
     tracker.emit(Started("export"))
     writer._round()
     writer._round(last=True)
@@ -189,7 +189,7 @@ def test_what_shows_a_run_and_breaks_is_shown_nothing_more(
 
 def test_what_builds_took_is_remembered_and_what_was_cached_is_counted(store: FileStore) -> None:
     graph = store.put_bytes(b"graph")
-    with recorded(store, begun(store), lambda _: None) as told:
+    with record_run(store, begun(store), lambda _: None) as told:
         told.emit(Planned(plan(graph)))
         told.emit(Finished(OTHER, "cached"))
         told.emit(Started(UNIT))
@@ -216,7 +216,7 @@ def test_of_more_units_than_a_document_holds_those_that_matter_are_told(
 
 
 def test_garbage_collection_keeps_the_logs_of_runs_that_are_kept(store: FileStore) -> None:
-    with recorded(store, begun(store), lambda _: None) as told:
+    with record_run(store, begun(store), lambda _: None) as told:
         told.emit(Started("export"))
         told.emit(Printed("export", "printed\n"))
         told.emit(ProcessEnded("export", Usage(1.0, 1.0)))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 
-from pipeline.quantization.record.levels import Levels, decibels, rebinned
+from pipeline.quantization.record.levels import Levels, decibels, rebin
 from pipeline.quantization.statistics.histogram import LogHistogram
 
 # Measured over 1500 draws as below: at most 0.14 dB, 0.005 in the median. A bin does not say where in it a value lies.
@@ -97,7 +97,7 @@ def test_the_levels_are_those_of_the_formats():
 def test_rebinning_keeps_every_value_near_its_place(seed, name, bins):
     values = DRAWS[name](np.random.default_rng(seed)).astype(np.float32)
     low, high = float(values.min()) - 0.1, float(values.max()) + 0.1
-    counts = rebinned(LogHistogram.of(values), low, high, bins)
+    counts = rebin(LogHistogram.of(values), low, high, bins)
     assert sum(counts) == pytest.approx(len(values), rel=1e-3)
     wanted = np.cumsum(np.histogram(values, bins, (low, high))[0])
     reach = max(-low, high) / 128  # a value moves within its bin, at most

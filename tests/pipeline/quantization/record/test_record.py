@@ -9,15 +9,15 @@ import pytest
 from onnx import ModelProto
 
 from enginery.core.codec import encode
-from pipeline.quantization.insertion.insertion_points import activations, prepared
+from pipeline.quantization.insertion.insertion_points import activations, prepare_model
 from pipeline.quantization.record.record import BINS, PICTURES, Evidence, record
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
-from pipeline.quantization.search.search import Floor, choose
-from pipeline.quantization.settings.runs import divided
+from pipeline.quantization.search.search import SearchFloor, choose
+from pipeline.quantization.settings.runs import divide_runs
 from pipeline.quantization.statistics.histogram import LogHistogram
 from pipeline.quantization.statistics.methods import MinMax, Mse, ranges
-from pipeline.quantization.statistics.observations import Observations, Seen
+from pipeline.quantization.statistics.observations import Observations, TensorStatistics
 from tests.pipeline.quantization.search.outlier_nets import noise, outlier_net, runs
 from tests.pipeline.quantization.small_nets import (
     CPU,
@@ -36,7 +36,7 @@ from tests.pipeline.quantization.small_nets import (
 
 def values_of(model: ModelProto, arrays: dict) -> dict[str, np.ndarray]:
     """Every float activation, copied out."""
-    graph = onnx.shape_inference.infer_shapes(prepared(model))
+    graph = onnx.shape_inference.infer_shapes(prepare_model(model))
     names = activations(model)
     have = {value.name: value for value in (*graph.graph.value_info, *graph.graph.input, *graph.graph.output)}
     del graph.graph.output[:]
@@ -46,7 +46,7 @@ def values_of(model: ModelProto, arrays: dict) -> dict[str, np.ndarray]:
 
 def observed(model: ModelProto, arrays: dict) -> Observations:
     tensors = {
-        name: Seen(float(v.min()), float(v.max()), v.size, 1, histogram=LogHistogram.of(v))
+        name: TensorStatistics(float(v.min()), float(v.max()), v.size, 1, histogram=LogHistogram.of(v))
         for name, v in values_of(model, arrays).items()
     }
     return Observations("0" * 64, "0" * 64, ((0, len(next(iter(arrays.values())))),), tensors)
@@ -164,15 +164,15 @@ def test_a_search_is_recorded_with_smoothed_activations_and_rounded_weights(resi
     model, arrays = outlier_net(residual), noise(96)
     seen = observed(model, arrays)
     measured = ranges(seen, MinMax(), scheme.activation)
-    chosen = choose(model, measured, scheme, runs(arrays), Floor(sqnr_db=5))
+    chosen = choose(model, measured, scheme, runs(arrays), SearchFloor(sqnr_db=5))
     written, notes = write(chosen.model, "int8", scheme, chosen.ranges, left=chosen.left)
-    document = chosen.document(Floor(sqnr_db=25))
+    document = chosen.document(SearchFloor(sqnr_db=25))
     choice = document.recorded, document.weight_db
     found = encode(record(written, notes, Evidence(chosen.model, chosen.ranges, seen, chosen.smoothed, *choice)))
     tensors = [item for item in found["tensors"] if item["measured"] == "rows"]
     assert tensors
     loud = by_name(recorded(model, arrays, scheme)[0])["n"]["sqnr_db"]
-    fitted = np.concatenate([inputs["x"] for _, inputs in divided(runs(arrays))[0]])
+    fitted = np.concatenate([inputs["x"] for _, inputs in divide_runs(runs(arrays))[0]])
     values = values_of(chosen.model, {"x": fitted})
     for item in tensors:
         exact, step = values[item["name"]].astype(np.float64), item["scale"]

@@ -3,7 +3,7 @@
 import numpy as np
 from onnx import ModelProto
 
-from pipeline.quantization.insertion.insertion_points import activations, prepared
+from pipeline.quantization.insertion.insertion_points import activations, prepare_model
 from pipeline.quantization.ranges import Ranges
 from tests.pipeline.quantization.small_nets import build, ranges_of
 
@@ -35,7 +35,7 @@ def noise(count: int, seed: int = 6) -> dict[str, np.ndarray]:
 
 
 def all_ranges(model: ModelProto, arrays: dict[str, np.ndarray]) -> Ranges:
-    graph = prepared(model)
+    graph = prepare_model(model)
     return ranges_of(graph, arrays, activations(graph))
 
 

@@ -10,8 +10,8 @@ from onnx import ModelProto
 from builders.backends.onnxruntime import OnnxRuntime
 from enginery.core.types import BuildRequest, Target
 from pipeline.quantization.schemes.qdq import quantize_int8
-from pipeline.quantization.search.engine_race import EngineRace
-from pipeline.quantization.search.latency import FEWEST, PATIENCE, ROUNDS, Timing, timed
+from pipeline.quantization.search.engine_timing import EngineTiming
+from pipeline.quantization.search.latency import FEWEST, PATIENCE, ROUNDS, Timing, benchmark_until_decided
 from pipeline.quantization.search.search import choose
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, runs
 from tests.pipeline.quantization.small_nets import CPU, attention_net, sentences
@@ -26,31 +26,31 @@ def rounds(int8: float, plain: float, jitter: float = 0.0) -> Iterator[tuple[flo
 
 @pytest.mark.parametrize(("int8", "plain", "pays"), [(10, 11, True), (11, 10, False), (10, 10.001, False)])
 def test_a_group_pays_when_it_saves_more_than_the_margin(int8: float, plain: float, pays: bool) -> None:
-    found = timed(rounds(int8, plain))
+    found = benchmark_until_decided(rounds(int8, plain))
     assert found.pays is pays
     assert found.rounds == (FEWEST if pays else PATIENCE)
 
 
 def test_slow_moments_of_the_machine_hit_both_sides_and_decide_nothing() -> None:
-    assert timed(rounds(10, 10.5)).saving_ms == pytest.approx(0.5)
-    assert timed(rounds(10, 10.5)).error_ms == pytest.approx(0, abs=1e-9)
+    assert benchmark_until_decided(rounds(10, 10.5)).saving_ms == pytest.approx(0.5)
+    assert benchmark_until_decided(rounds(10, 10.5)).error_ms == pytest.approx(0, abs=1e-9)
 
 
 def test_what_noise_hides_stays_in_int8_after_the_last_round() -> None:
-    found = timed(rounds(10.1, 10, jitter=2))
+    found = benchmark_until_decided(rounds(10.1, 10, jitter=2))
     assert not found.won and found.pays
     assert found.rounds == ROUNDS
 
 
 def test_a_clear_loss_is_found_behind_noise() -> None:
-    found = timed(rounds(13, 10, jitter=0.5))
+    found = benchmark_until_decided(rounds(13, 10, jitter=0.5))
     assert not found.pays and found.rounds < ROUNDS
 
 
 def test_bad_luck_over_many_rounds_drops_nothing() -> None:
     """int8 is faster, but in three rounds of four something else held it up."""
     unlucky = ((9.0, 10.0) if index % 4 == 0 else (15.0, 10.0) for index in itertools.count())
-    found = timed(unlucky)
+    found = benchmark_until_decided(unlucky)
     assert found.saving_ms < 0 and found.pays
 
 
@@ -111,7 +111,7 @@ def test_real_engines_are_raced_and_closed(tmp_path: Path) -> None:
     model, samples = attention_net(), sentences(16)
     written = quantize_int8(model, all_ranges(model, samples), CPU)[0]
     request = BuildRequest("0" * 64, "int8", Target("cpu"), "onnxruntime", (), (), ())
-    with EngineRace(OnnxRuntime(), request, samples, tmp_path) as race:
+    with EngineTiming(OnnxRuntime(), request, samples, tmp_path) as race:
         found = Timing.of(list(itertools.islice(race(written, model), 4)))
         again = Timing.of(list(itertools.islice(race(written, written), 2)))
         assert len(list(tmp_path.iterdir())) == 1  # the engine that both races had is kept, the other is gone

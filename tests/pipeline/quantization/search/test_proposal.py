@@ -16,7 +16,7 @@ from enginery.core.types import Precision, QuantizationScheme
 from pipeline.quantization.schemes.emulate import emulate
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
-from pipeline.quantization.search.proposal import Recipe, narrow_groups, propose
+from pipeline.quantization.search.proposal import QuantizationRecipe, narrow_groups, propose
 from pipeline.spec.quantization import Quantization
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT, TENSORRT_FP32, x_net, x_values
@@ -49,8 +49,10 @@ class Bench:
         return attribute("quantization", "int8", *pair, self.golden, self.budget, failed)
 
 
-def recipe_of(model: ModelProto, arrays: dict[str, np.ndarray], precision: Precision, scheme: object) -> Recipe:
-    return Recipe(model, precision, scheme, all_ranges(model, arrays), (), {}, True)  # type: ignore[arg-type]
+def recipe_of(
+    model: ModelProto, arrays: dict[str, np.ndarray], precision: Precision, scheme: object
+) -> QuantizationRecipe:
+    return QuantizationRecipe(model, precision, scheme, all_ranges(model, arrays), (), {}, True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("scheme", [CPU, TENSORRT, TENSORRT_FP32])
@@ -58,7 +60,7 @@ def test_the_one_group_that_breaks_the_graph_is_left_in_float(scheme: Quantizati
     model = with_names(outlier_net())
     recipe = recipe_of(model, noise(64), "int8", scheme)
     bench = Bench(model, noise(64), tmp_path, LIMITS)
-    narrow = recipe.written()[0]
+    narrow = recipe.write()[0]
     before = bench.judge(narrow)
     assert not all(check.passed for check in before)
     found = bench.attributed(narrow)
@@ -78,7 +80,7 @@ def test_rules_that_the_spec_has_stay_in_front(tmp_path: Path) -> None:
     model = with_names(outlier_net())
     recipe = replace(recipe_of(model, noise(64), "int8", CPU), rules=(Override("*_z", "fp32"),))
     bench = Bench(model, noise(64), tmp_path, LIMITS)
-    narrow = recipe.written()[0]
+    narrow = recipe.write()[0]
     told = propose(recipe, bench.attributed(narrow), bench.judge(narrow), bench.judge)
     assert told.groups == 2
     assert [item.match for item in told.overrides] == ["*_z", "MatMul_u"]
@@ -88,7 +90,7 @@ def test_where_no_choice_passes_nothing_is_proposed(tmp_path: Path) -> None:
     model = with_names(outlier_net())
     recipe = recipe_of(model, noise(64), "int8", CPU)
     bench = Bench(model, noise(64), tmp_path, Budget(max_abs=-1.0))
-    narrow = recipe.written()[0]
+    narrow = recipe.write()[0]
     told = propose(recipe, bench.attributed(narrow), bench.judge(narrow), bench.judge)
     assert told.leave is None and "no proposal" in next(describe_proposal(told))
 
@@ -96,9 +98,9 @@ def test_where_no_choice_passes_nothing_is_proposed(tmp_path: Path) -> None:
 def test_of_a_cast_the_nodes_that_overflow_are_left_in_fp32(tmp_path: Path) -> None:
     text = "a = MatMul(x, w) b = Mul(a, k) c = Mul(b, b) d = Sqrt(c) y = Div(d, k)"
     model = with_names(x_net(text, k=np.float32(500)))
-    recipe = Recipe(model, "fp16", None, None, (), {}, True)
+    recipe = QuantizationRecipe(model, "fp16", None, None, (), {}, True)
     bench = Bench(model, x_values(), tmp_path, default_budget("quantization", "fp16"))
-    narrow = recipe.written()[0]
+    narrow = recipe.write()[0]
     found = bench.attributed(narrow)
     assert len(narrow_groups(recipe, found)) == 5
     told = propose(recipe, found, bench.judge(narrow), bench.judge)

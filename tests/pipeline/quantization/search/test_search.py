@@ -10,12 +10,12 @@ from onnx import ModelProto
 from enginery.core.codec import decode, encode
 from enginery.core.errors import DataError
 from pipeline.quantization.schemes.qdq import quantize_int8
-from pipeline.quantization.search.chosen import Chosen, FrontierPoint, SearchDocument
-from pipeline.quantization.search.descent import refilled, swapped
-from pipeline.quantization.search.floor import Floor
+from pipeline.quantization.search.chosen import FrontierPoint, MixedPrecisionChoice, SearchDocument
+from pipeline.quantization.search.float_groups import refill_groups, swap_groups
+from pipeline.quantization.search.floor import SearchFloor
 from pipeline.quantization.search.search import choose
 from pipeline.quantization.search.sensitivity import Answers, Quality, quality
-from pipeline.quantization.settings.runs import Labels, divided, grouped
+from pipeline.quantization.settings.runs import RunLabels, divide_runs, group_runs
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net, runs
 from tests.pipeline.quantization.small_nets import (
     BATCH,
@@ -43,7 +43,7 @@ NETS = {
 }
 
 
-def chosen_for(name: str, scheme=TENSORRT_FP32, **wanted) -> tuple[Chosen, float]:
+def chosen_for(name: str, scheme=TENSORRT_FP32, **wanted) -> tuple[MixedPrecisionChoice, float]:
     """The choice for a net, and the SQNR that its graph has on samples the search never saw."""
     net, data = NETS[name]
     model, samples, unseen = net(), data(128, 1), data(64, 2)
@@ -62,15 +62,15 @@ def test_smoothing_wins_many_decibels_where_a_channel_is_loud(name):
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("scheme", [TENSORRT, CPU], ids=["tensorrt", "cpu"])
 def test_the_floor_holds_for_every_net_and_scheme(name, scheme):
-    floor = Floor(sqnr_db=30, cosine=0.99)
+    floor = SearchFloor(sqnr_db=30, cosine=0.99)
     found, _ = chosen_for(name, scheme, floor=floor)
     assert found.point.sqnr_db is None or found.point.sqnr_db >= 30
     assert floor.holds(Quality(10 ** (-(found.point.sqnr_db or 0) / 10), found.point.cosine or 0))
 
 
 def test_a_floor_costs_no_more_compute_than_it_must():
-    lenient, _ = chosen_for("attention", floor=Floor(sqnr_db=1))
-    strict, _ = chosen_for("attention", floor=Floor(sqnr_db=44))
+    lenient, _ = chosen_for("attention", floor=SearchFloor(sqnr_db=1))
+    strict, _ = chosen_for("attention", floor=SearchFloor(sqnr_db=44))
     assert lenient.point.share == 1 and lenient.left == {}
     assert 0 < strict.point.share < 1
     assert strict.point.sqnr_db >= 44
@@ -79,7 +79,7 @@ def test_a_floor_costs_no_more_compute_than_it_must():
 
 
 def test_an_unreachable_floor_leaves_everything_in_float():
-    found, exact = chosen_for("attention", floor=Floor(sqnr_db=139))
+    found, exact = chosen_for("attention", floor=SearchFloor(sqnr_db=139))
     assert found.point.share == pytest.approx(0)
     assert exact > 100
     assert all("dB" in reason for reason in found.left.values())
@@ -107,8 +107,8 @@ def test_multiplications_are_counted_per_sample():
 
 
 def test_what_was_chosen_is_json_with_a_picture():
-    found, _ = chosen_for("attention", floor=Floor(sqnr_db=44))
-    document = found.document(Floor(sqnr_db=44))
+    found, _ = chosen_for("attention", floor=SearchFloor(sqnr_db=44))
+    document = found.document(SearchFloor(sqnr_db=44))
     data = json.loads(json.dumps(encode(document), allow_nan=False))
     assert decode(data, SearchDocument) == document
     assert data["frontier"][0]["share"] == 1
@@ -120,7 +120,7 @@ def test_what_was_chosen_is_json_with_a_picture():
 
 
 def test_predictions_are_near_what_is_run():
-    found, _ = chosen_for("attention", floor=Floor(sqnr_db=44))
+    found, _ = chosen_for("attention", floor=SearchFloor(sqnr_db=44))
     run_points = [point for point in found.frontier if point.sqnr_db is not None and point.left != ()]
     for point in run_points:
         if math.isfinite(point.sqnr_db):
@@ -135,13 +135,13 @@ def test_the_search_gives_equal_bytes_for_equal_input():
 
 def test_nan_is_never_good_enough():
     found = quality([{"y": np.ones(2, np.float32)}], [{"y": np.array([1, np.nan], np.float32)}])
-    assert not Floor(sqnr_db=1).holds(found)
-    assert not Floor(cosine=0.5).holds(Quality(1e-3, 0.999, finite=False))
+    assert not SearchFloor(sqnr_db=1).holds(found)
+    assert not SearchFloor(cosine=0.5).holds(Quality(1e-3, 0.999, finite=False))
     assert found.sqnr_db == -math.inf
 
 
 def test_settings_are_not_judged_on_what_they_were_fitted_on():
-    fitted, judging = divided((16, {"x": np.full(16, i)}) for i in range(20))
+    fitted, judging = divide_runs((16, {"x": np.full(16, i)}) for i in range(20))
     judged = [run.inputs for run in judging]
     assert all(run.inputs["x"][0] * 16 == run.start == run.stop - 16 for run in judging)
     assert {int(r["x"][0]) for _, r in fitted}.isdisjoint({int(r["x"][0]) for r in judged})
@@ -150,14 +150,14 @@ def test_settings_are_not_judged_on_what_they_were_fitted_on():
 
 def test_single_samples_are_joined_up_to_the_batch_the_model_is_tuned_for():
     ends = [(i + 1, {"image": np.full((1, 1, 8, 8), i, np.float32)}) for i in range(6)]
-    found = list(grouped(ends, (IMAGE,), (BATCH,)))
+    found = list(group_runs(ends, (IMAGE,), (BATCH,)))
     assert [(count, len(inputs["image"])) for count, inputs in found] == [(4, 4), (2, 2)]
     assert np.concatenate([inputs["image"] for _, inputs in found])[:, 0, 0, 0].tolist() == list(range(6))
 
 
 def test_runs_of_different_shapes_stay_apart():
     ends = [(i + 1, {"tokens": np.zeros((1, 6), np.int64), "mask": np.ones((1, 5 + i // 2))}) for i in range(4)]
-    assert [count for count, _ in grouped(ends, (TOKENS, MASK), (BATCH,))] == [2, 2]
+    assert [count for count, _ in group_runs(ends, (TOKENS, MASK), (BATCH,))] == [2, 2]
 
 
 class Additive:
@@ -180,23 +180,27 @@ class Additive:
 
 def test_a_group_left_in_float_on_the_way_to_a_worse_one_comes_back() -> None:
     trial = Additive({"small": 1.0, "large": 10.0}, {"small": 4e-4, "large": 3e-3})
-    found = refilled(trial, Floor(sqnr_db=30), trial.point(("small", "large")))
+    found = refill_groups(trial, SearchFloor(sqnr_db=30), trial.point(("small", "large")))
     assert found.left == ("large",)
 
 
 def test_small_groups_are_left_in_float_instead_of_a_large_one_where_that_is_enough() -> None:
     trial = Additive({"large": 10.0, "mid": 3.0, "tiny": 2.0}, {"large": 2.9e-3, "mid": 8e-4, "tiny": 5e-4})
     assert trial.ranked[0] == "large"
-    assert set(swapped(trial, Floor(sqnr_db=25.3), trial.point(("large",))).left) == {"mid", "tiny"}
-    assert swapped(trial, Floor(sqnr_db=25.5), trial.point(("large",))).left == ("large",), "they do not reach it"
-    assert swapped(trial, Floor(cosine=0.9), trial.point(("large",))).left == ("large",), "it cannot be predicted"
+    assert set(swap_groups(trial, SearchFloor(sqnr_db=25.3), trial.point(("large",))).left) == {"mid", "tiny"}
+    assert swap_groups(trial, SearchFloor(sqnr_db=25.5), trial.point(("large",))).left == ("large",), (
+        "they do not reach it"
+    )
+    assert swap_groups(trial, SearchFloor(cosine=0.9), trial.point(("large",))).left == ("large",), (
+        "it cannot be predicted"
+    )
 
 
 def test_what_interacts_is_judged_by_the_run() -> None:
     trial = Additive({"large": 10.0, "mid": 3.0, "tiny": 2.0}, {"large": 2.9e-3, "mid": 8e-4, "tiny": 5e-4})
     for left in (("mid",), ("mid", "tiny")):
         trial.worse[left] = 3e-3
-    assert swapped(trial, Floor(sqnr_db=25.3), trial.point(("large",))).left == ("large",)
+    assert swap_groups(trial, SearchFloor(sqnr_db=25.3), trial.point(("large",))).left == ("large",)
 
 
 def rows(*values: float) -> dict[str, np.ndarray]:
@@ -215,8 +219,10 @@ def test_decisions_and_right_answers_are_counted():
 
 
 @pytest.mark.parametrize(("floor", "holds"), [
-    (Floor(argmax_agreement=0.9), True), (Floor(argmax_agreement=0.96), False), (Floor(accuracy=0.8), True),
-    (Floor(accuracy=0.81), False), (Floor(sqnr_db=20, accuracy=0.5), True), (Floor(sqnr_db=21, accuracy=0.5), False),
+    (SearchFloor(argmax_agreement=0.9), True), (SearchFloor(argmax_agreement=0.96), False),
+    (SearchFloor(accuracy=0.8), True),
+    (SearchFloor(accuracy=0.81), False), (SearchFloor(sqnr_db=20, accuracy=0.5), True),
+    (SearchFloor(sqnr_db=21, accuracy=0.5), False),
 ])  # fmt: skip
 def test_every_part_of_a_floor_must_hold(floor, holds):
     assert floor.holds(Quality(0.01, 0.99, argmax_agreement=0.95, accuracy=0.8)) is holds
@@ -225,13 +231,13 @@ def test_every_part_of_a_floor_must_hold(floor, holds):
 
 def test_a_floor_of_accuracy_is_kept_by_labels_in_the_order_of_the_samples():
     model, samples = conv_net(), images(128, 1)
-    labels = Labels("logits", run(model, samples).argmax(axis=-1))
+    labels = RunLabels("logits", run(model, samples).argmax(axis=-1))
     ranges = all_ranges(model, samples)
-    found = choose(model, ranges, TENSORRT_FP32, runs(samples), Floor(accuracy=1.0), labels=labels)
+    found = choose(model, ranges, TENSORRT_FP32, runs(samples), SearchFloor(accuracy=1.0), labels=labels)
     assert found.point.accuracy == 1 and "accuracy 1.0000" in found.summary
-    wrong = Labels("logits", np.where(np.arange(128) % 2, labels.values, labels.values + 1))
+    wrong = RunLabels("logits", np.where(np.arange(128) % 2, labels.values, labels.values + 1))
     with pytest.raises(DataError, match=r"accuracy 1 is out of reach: the float model itself has 0\.5000"):
-        choose(model, ranges, TENSORRT_FP32, runs(samples), Floor(accuracy=1.0), labels=wrong)
+        choose(model, ranges, TENSORRT_FP32, runs(samples), SearchFloor(accuracy=1.0), labels=wrong)
 
 
 def positive(count: int, seed: int) -> dict[str, np.ndarray]:
@@ -253,7 +259,7 @@ def test_broken_outputs_are_not_taken_for_exact_ones():
     assert data["groups"][0]["sqnr_db"] == data["frontier"][0]["predicted_db"] == data["chosen"]["sqnr_db"] == BROKEN_DB
     assert data["frontier"][-1]["predicted_db"] is None, "float loses nothing"
     assert "broken" in found.summary and "broken" in frontier_svg(document.recorded)
-    floored = choose(log_net(), all_ranges(log_net(), samples), CPU, runs(samples), Floor(sqnr_db=20))
+    floored = choose(log_net(), all_ranges(log_net(), samples), CPU, runs(samples), SearchFloor(sqnr_db=20))
     assert floored.point.share == 0 and "no loss" in floored.summary
     assert "broken" in next(iter(floored.left.values()))
 
@@ -263,7 +269,7 @@ def test_a_float_model_that_is_not_finite_holds_no_floor():
     ranges = all_ranges(log_net(), positive(64, 1))
     model = build("float[batch,16] x", "float[batch,4] z", "y = MatMul(x, w)\n z = Div(y, y)", {"w": np.ones((16, 4))})
     with pytest.raises(DataError, match="float model itself gives NaN"):
-        choose(model, ranges, CPU, runs(samples), Floor(sqnr_db=20))
+        choose(model, ranges, CPU, runs(samples), SearchFloor(sqnr_db=20))
 
 
 @pytest.mark.parametrize("smoothing", ["none", "auto"])
@@ -287,7 +293,7 @@ def test_an_output_before_a_group_and_a_node_that_nothing_reads_do_not_stop_the_
     text += "s = Tanh(m)\n y = MatMul(s, c)"
     model = build("float[batch,16] x", "float[batch,16] early, float[batch,16] y", text, weights)
     samples = positive(64, 1)
-    found = choose(model, all_ranges(model, samples), CPU, runs(samples), Floor(sqnr_db=25))
+    found = choose(model, all_ranges(model, samples), CPU, runs(samples), SearchFloor(sqnr_db=25))
     damage = {row.nodes: row.sqnr_db for row in found.rows}
     assert len(damage) == 4 and found.point.sqnr_db >= 25
     assert [nodes for nodes, sqnr in damage.items() if sqnr == math.inf] == [("MatMul_unread",)]
@@ -298,7 +304,9 @@ def test_an_output_of_one_value_decides_nothing():
     samples = positive(16, 1)
     ranges = all_ranges(model, samples)
     with pytest.raises(DataError, match="argmax cannot change"):
-        choose(model, ranges, CPU, runs(samples), Floor(argmax_agreement=0.9))
+        choose(model, ranges, CPU, runs(samples), SearchFloor(argmax_agreement=0.9))
     with pytest.raises(DataError, match="tells no accuracy"):
-        choose(model, ranges, CPU, runs(samples), Floor(accuracy=0.5), labels=Labels("y", np.zeros(16, np.int64)))
-    assert choose(model, ranges, CPU, runs(samples), Floor(cosine=0.9)).point.share == 1
+        choose(
+            model, ranges, CPU, runs(samples), SearchFloor(accuracy=0.5), labels=RunLabels("y", np.zeros(16, np.int64))
+        )
+    assert choose(model, ranges, CPU, runs(samples), SearchFloor(cosine=0.9)).point.share == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, numpy_helper
 
-from pipeline.quantization.insertion.insertion_points import find_sites, prepared
+from pipeline.quantization.insertion.insertion_points import find_sites, prepare_model
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.search import choose
 from pipeline.quantization.search.sensitivity import _within
@@ -14,8 +14,8 @@ from pipeline.quantization.settings.convolutions import fit_convolutions
 from pipeline.quantization.settings.groups import find_groups
 from pipeline.quantization.settings.moments import Moments, batches, layers, moments_of
 from pipeline.quantization.settings.patches import Window, as_matrices, as_weight, patches
-from pipeline.quantization.settings.rounding import compensated, nearest, steps_of
-from pipeline.quantization.settings.smooth import applied
+from pipeline.quantization.settings.rounding import compensate, nearest, steps_of
+from pipeline.quantization.settings.smooth import apply_plans
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, runs
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, build, constant, of_type, run, sqnr_db
 
@@ -76,7 +76,7 @@ def test_patches_times_weights_are_the_convolution(kind):
 def test_moments_are_those_of_all_patches(kind):
     model, given = net(kind), data(kind, 12)
     window, _ = window_of(model)
-    graph = prepared(model)
+    graph = prepare_model(model)
     batch = layers(graph, find_sites(graph)[0], all_ranges(model, given))
     found = moments_of(graph, batch, runs(given, 4), "int8")[batch[0].site.node]
     rows = patches(given["x"], window, np.arange(np.prod(window.places(given["x"].shape)))).astype(np.float64)
@@ -90,7 +90,7 @@ def test_moments_are_those_of_all_patches(kind):
 def test_no_more_patches_are_drawn_than_wanted_and_from_every_run(monkeypatch):
     monkeypatch.setattr("pipeline.quantization.settings.moments.LEAST_PATCHES", 130)
     model, given = net("padded"), data("padded", 24)
-    graph = prepared(model)
+    graph = prepare_model(model)
     batch = layers(graph, find_sites(graph)[0], all_ranges(model, given))
     found = moments_of(graph, batch, runs(given, 4), "int8")[batch[0].site.node]
     assert found.count == 130
@@ -110,7 +110,7 @@ def test_layers_are_taken_together_as_far_as_memory_goes():
         "a = Conv(x, w)\n b = Conv(a, w)\n c = Conv(b, w)\n y = Conv(c, w)",
         {"w": np.ones((4, 4, 1, 1))},
     )  # fmt: skip
-    graph = prepared(model)
+    graph = prepare_model(model)
     found = layers(graph, find_sites(graph)[0], all_ranges(model, data("padded", 4)))
     assert [len(batch) for batch in batches(found, most=3 * found[0].bytes)] == [3, 1]
     assert [len(batch) for batch in batches(found, most=1)] == [1, 1, 1, 1]
@@ -121,16 +121,16 @@ def test_groups_are_rounded_each_for_itself():
     matrix = rng.normal(size=(3, 12, 5)).astype(np.float32)
     x = rng.normal(size=(3, 400, 12)).cumsum(axis=2)
     moments = (x.swapaxes(1, 2) @ x / 400).astype(np.float32)
-    apart = np.stack([compensated(part, moment) for part, moment in zip(matrix, moments, strict=True)])
-    assert np.array_equal(compensated(matrix, moments), apart)
+    apart = np.stack([compensate(part, moment) for part, moment in zip(matrix, moments, strict=True)])
+    assert np.array_equal(compensate(matrix, moments), apart)
 
 
 def test_a_silent_group_is_rounded_beside_a_loud_one():
     matrix = np.random.default_rng(0).normal(size=(2, 6, 5)).astype(np.float32)
     moments = np.stack([np.zeros((6, 6)), np.eye(6) + 0.5]).astype(np.float32)
-    found = compensated(matrix, moments)
+    found = compensate(matrix, moments)
     assert np.array_equal(found[0], nearest(matrix[0]))
-    assert np.array_equal(found[1], compensated(matrix[1], moments[1]))
+    assert np.array_equal(found[1], compensate(matrix[1], moments[1]))
 
 
 @pytest.mark.parametrize("scheme", [TENSORRT_FP32, CPU], ids=["tensorrt", "cpu"])
@@ -160,11 +160,11 @@ def test_weights_are_rounded_better_than_to_the_nearest(kind, scheme):
 @pytest.mark.parametrize("bias", [True, False])
 def test_bias_correction_takes_back_a_shift_of_the_mean(bias):
     model, given = net("padded", bias), data("padded", 100)
-    graph, reach = prepared(model), float(given["x"].max())
+    graph, reach = prepare_model(model), float(given["x"].max())
     # Clipping at a tenth of the reach takes away from everything that is large.
     ranges = replace(all_ranges(model, given), tensors={"x": (0.0, reach / 10), "y": (-reach, reach)})
     plans = fit_convolutions(graph, find_groups(graph, find_sites(graph)[0]), ranges, "int8", runs(given))
-    changed, narrowed = applied(graph, list(plans.values()), ranges)
+    changed, narrowed = apply_plans(graph, list(plans.values()), ranges)
 
     def shift(model: ModelProto) -> float:
         written, _ = quantize_int8(model, narrowed, TENSORRT_FP32)
@@ -203,12 +203,12 @@ def test_the_sweep_keeps_a_bounded_amount_of_activations():
 
 def test_errors_in_the_direction_of_the_mean_are_left_to_the_bias():
     model, given = net("padded"), {"x": data("padded", 64)["x"] + 30}
-    graph = prepared(model)
+    graph = prepare_model(model)
     ranges, groups = all_ranges(model, given), find_groups(graph, find_sites(graph)[0])
     plan = fit_convolutions(graph, groups, ranges, "int8", runs(given))["x"]
     window, weight = window_of(model)
     moments = moments_of(graph, layers(graph, groups[0].sites, ranges), runs(given), "int8")[groups[0].nodes[0]]
     matrix = as_matrices(weight, window.groups)
-    found, other = as_matrices(plan.weights[groups[0].nodes[0]], window.groups), compensated(matrix, moments.about_zero)
+    found, other = as_matrices(plan.weights[groups[0].nodes[0]], window.groups), compensate(matrix, moments.about_zero)
     error, of_other = (float(np.sum(d * (moments.covariance @ d))) for d in (found - matrix, other - matrix))
     assert error < 0.8 * of_other

@@ -4,10 +4,10 @@ import numpy as np
 import onnx
 import pytest
 
-from pipeline.quantization.insertion.insertion_points import find_sites, prepared
+from pipeline.quantization.insertion.insertion_points import find_sites, prepare_model
 from pipeline.quantization.settings.folding import find_fold
 from pipeline.quantization.settings.groups import find_groups, matrices
-from pipeline.quantization.settings.smooth import Plan, applied
+from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans
 from tests.pipeline.quantization.search.outlier_nets import all_ranges
 from tests.pipeline.quantization.small_nets import build, of_type, run
 
@@ -35,20 +35,20 @@ def attention(text: str = VALUES + "y = MatMul(a, wo)", output: str = OUTPUT) ->
     rng = np.random.default_rng(3)
     weights: dict[str, object] = {name: rng.normal(size=(WIDTH, WIDTH)) for name in ("wv", "wo")}
     weights |= {"bv": rng.normal(size=WIDTH), "heads": np.array([0, 0, HEADS, 4]), "whole": np.array([0, 0, WIDTH])}
-    return prepared(build(INPUT, output, text, weights))
+    return prepare_model(build(INPUT, output, text, weights))
 
 
 def inputs() -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(5).normal(size=(2, 5, WIDTH)).astype(np.float32)}
 
 
-def smoothed(model: onnx.ModelProto, activation: str = "a") -> tuple[onnx.ModelProto, Plan]:
+def smoothed(model: onnx.ModelProto, activation: str = "a") -> tuple[onnx.ModelProto, SmoothingPlan]:
     """The model with factors for the channels of one group's activation, and weights that make up for them."""
     group = next(group for group in find_groups(model, find_sites(model)[0]) if group.activation == activation)
     factors = np.linspace(0.5, 8, WIDTH, dtype=np.float32)
     weights = {node: weight * factors[:, None] for node, weight in matrices(model, [group]).items()}
-    plan = Plan(group, 0.7, 1.0, factors, weights, -3.0, 3.0)
-    return applied(model, [plan], all_ranges(model, inputs()))[0], plan
+    plan = SmoothingPlan(group, 0.7, 1.0, factors, weights, -3.0, 3.0)
+    return apply_plans(model, [plan], all_ranges(model, inputs()))[0], plan
 
 
 def test_factors_of_an_attention_result_go_into_the_value_projection() -> None:
@@ -67,7 +67,7 @@ def test_factors_go_through_a_relu(head: str) -> None:
     weights = {name: np.random.default_rng(3).normal(size=(WIDTH, WIDTH)) for name in ("wv", "wo")}
     weights |= {"bv": np.ones(WIDTH), "flat": np.array([-1, WIDTH])}
     output = f"float[rows,{WIDTH}] y" if gemm else OUTPUT
-    model = prepared(build(INPUT, output, text, weights))
+    model = prepare_model(build(INPUT, output, text, weights))
     changed, _ = smoothed(model)
     assert not of_type(changed, "Mul")
     np.testing.assert_allclose(run(changed, inputs()), run(model, inputs()), rtol=1e-4, atol=1e-4)
@@ -93,7 +93,7 @@ def test_what_does_not_leave_channels_apart_is_not_folded_through(text: str) -> 
     weights: dict[str, object] = {name: rng.normal(size=(WIDTH, WIDTH)) for name in ("wv", "wo")}
     weights |= {"bv": rng.normal(size=WIDTH), "heads": np.array([0, 0, HEADS, 4]), "whole": np.array([0, 0, WIDTH])}
     weights |= {"free": np.array([0, 0, -1]), "mix": rng.normal(size=(15, WIDTH))}
-    model = prepared(build(f"float[batch,5,{WIDTH}] x", f"float[batch,5,{WIDTH}] y", text, weights))
+    model = prepare_model(build(f"float[batch,5,{WIDTH}] x", f"float[batch,5,{WIDTH}] y", text, weights))
     group = next(group for group in find_groups(model, find_sites(model)[0]) if group.activation == "a")
     found = find_fold(model, group)
     changed, _ = smoothed(model)

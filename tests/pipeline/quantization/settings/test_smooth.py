@@ -8,25 +8,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from pipeline.quantization.insertion.insertion_points import find_sites, prepared
+from pipeline.quantization.insertion.insertion_points import find_sites, prepare_model
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.settings.fit import STRENGTHS, fit, rounded_activation
 from pipeline.quantization.settings.groups import find_groups, matrices
-from pipeline.quantization.settings.rounding import compensated, nearest, steps_of
-from pipeline.quantization.settings.smooth import Plan, applied, factors_of, folds
+from pipeline.quantization.settings.rounding import compensate, nearest, steps_of
+from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, factors_of, folds
 from pipeline.quantization.settings.statistics import Statistics
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net
 from tests.pipeline.quantization.small_nets import TENSORRT_FP32, of_type, run
 
 
 def smoothed(model, activation="n"):
-    graph = prepared(model)
+    graph = prepare_model(model)
     group = next(group for group in find_groups(graph, find_sites(graph)[0]) if group.activation == activation)
     weights = matrices(graph, [group])
     factors = factors_of(np.linspace(1, 50, 32, dtype=np.float32), list(weights.values()), 0.7)
     scaled = {node: weight * factors[:, None] for node, weight in weights.items()}
-    plan = Plan(group, 0.7, 1.0, factors, scaled, -3.0, 3.0)
-    return graph, group, applied(graph, [plan], all_ranges(model, noise(16)))
+    plan = SmoothingPlan(group, 0.7, 1.0, factors, scaled, -3.0, 3.0)
+    return graph, group, apply_plans(graph, [plan], all_ranges(model, noise(16)))
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -57,7 +57,7 @@ def test_rounded_weights_lie_on_the_levels_that_the_steps_of_the_result_give(see
     rng = np.random.default_rng(seed)
     matrix = rng.normal(size=(rows, columns)).astype(np.float32)
     x = rng.normal(size=(200, rows)).astype(np.float32)
-    for rounded in (nearest(matrix, last), compensated(matrix, x.T @ x / 200, last)):
+    for rounded in (nearest(matrix, last), compensate(matrix, x.T @ x / 200, last)):
         levels = rounded / steps_of(rounded, last)
         assert np.abs(levels - np.rint(levels)).max() < 1e-3 and np.abs(levels).max() < last + 0.5
         assert np.allclose(steps_of(rounded, last), steps_of(matrix, last), rtol=1e-4)
@@ -67,24 +67,26 @@ def test_compensation_beats_rounding_to_the_nearest_on_correlated_activations():
     rng = np.random.default_rng(0)
     matrix = rng.normal(size=(160, 16)).astype(np.float32)
     x = (rng.normal(size=(2000, 8)) @ rng.normal(size=(8, 160)) + rng.normal(size=(2000, 160)) / 10).astype(np.float32)
-    plain, better = (np.square(x @ (w - matrix)).mean() for w in (nearest(matrix), compensated(matrix, x.T @ x / 2000)))
+    plain, better = (np.square(x @ (w - matrix)).mean() for w in (nearest(matrix), compensate(matrix, x.T @ x / 2000)))
     assert better < plain / 6
 
 
 def test_degenerate_moments_fall_back_to_the_nearest():
     matrix = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
-    assert np.array_equal(compensated(matrix, np.zeros((8, 8), np.float32)), nearest(matrix))
+    assert np.array_equal(compensate(matrix, np.zeros((8, 8), np.float32)), nearest(matrix))
     assert np.array_equal(nearest(np.zeros((8, 4), np.float32)), np.zeros((8, 4), np.float32))
 
 
 def test_insertion_finds_the_rounded_levels_again():
     model = outlier_net()
-    graph = prepared(model)
+    graph = prepare_model(model)
     group = find_groups(graph, find_sites(graph)[0])[0]
     (node, weight), *_ = matrices(graph, [group]).items()
-    rounded = compensated(weight, np.eye(32, dtype=np.float32) + 0.5)
+    rounded = compensate(weight, np.eye(32, dtype=np.float32) + 0.5)
     ranges = all_ranges(model, noise(16))
-    changed, narrowed = applied(graph, [Plan(group, None, 1.0, None, {node: rounded}, *ranges.tensors["n"])], ranges)
+    changed, narrowed = apply_plans(
+        graph, [SmoothingPlan(group, None, 1.0, None, {node: rounded}, *ranges.tensors["n"])], ranges
+    )
     written, _ = quantize_int8(changed, narrowed, TENSORRT_FP32)
     scales = [numpy_helper.to_array(item) for item in written.graph.initializer if item.dims == [64]]
     assert any(np.allclose(scale, steps_of(rounded), rtol=1e-5) for scale in scales)
@@ -110,7 +112,7 @@ def test_settings_that_fit_a_few_rows_only_do_not_win(activation):
     statistics = Statistics()
     for start in range(0, 32, 8):
         statistics.add(sparse(32, 1)[start : start + 8])
-    graph = prepared(outlier_net())
+    graph = prepare_model(outlier_net())
     group = replace(find_groups(graph, find_sites(graph)[0])[0], sites=find_sites(graph)[0][:1])
     plans = [fit(group, statistics, {group.nodes[0]: weight}, activation, wanted) for wanted in (STRENGTHS, (None,))]
     fresh = sparse(2000, 2)
@@ -118,7 +120,7 @@ def test_settings_that_fit_a_few_rows_only_do_not_win(activation):
     assert searched < 1.1 * plain
 
 
-def error_of(plan: Plan, rows: np.ndarray, weight: np.ndarray, activation: str) -> float:
+def error_of(plan: SmoothingPlan, rows: np.ndarray, weight: np.ndarray, activation: str) -> float:
     smooth = rows if plan.factors is None else rows / plan.factors
     found = rounded_activation(smooth, plan.low, plan.high, activation) @ next(iter(plan.weights.values()))
     return float(np.mean((found - rows @ weight) ** 2))
@@ -131,4 +133,4 @@ def test_a_channel_that_compensation_took_the_last_level_from_gets_it_back():
         x = rng.normal(size=(400, 1)) @ np.ones((1, 12)) + rng.normal(size=(400, 12)) / 50
         matrix = rng.normal(size=(12, 30)).astype(np.float32)
         moments = (x.T @ x / 400).astype(np.float32)
-        assert np.allclose(steps_of(compensated(matrix, moments)), steps_of(matrix), rtol=1e-4)
+        assert np.allclose(steps_of(compensate(matrix, moments)), steps_of(matrix), rtol=1e-4)

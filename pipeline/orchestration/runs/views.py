@@ -12,7 +12,7 @@ MISSED_BEATS = 3
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunView:
     """A run as it is read at `at`."""
 
     run: RunState
@@ -31,7 +31,7 @@ class Seen:
         who = f"its driver (process {self.run.pid} on {self.run.host})"
         heard = f"no sign of life since {self.run.heard_at[:19].replace('T', ' ')} UTC, {_span(self.silent_s)} ago"
         # After a beat, since a run that ends writes so, and may do it between the two looks of whoever reads.
-        if self.silent_s > self.run.beats_every_s and _gone(self.run):
+        if self.silent_s > self.run.beats_every_s and _is_driver_gone(self.run):
             return f"{heard}: {who} is not running any more"
         if self.silent_s > MISSED_BEATS * self.run.beats_every_s:
             return f"{heard}: {who} died, or does not reach the registry"
@@ -67,16 +67,16 @@ class Seen:
         end = item.ended_at or (self.run.heard_at if self.lost else None)
         return _seconds(item.started_at, _moment(end) if end else self.at)
 
-    def remaining(self, item: RunItem) -> str:
+    def format_remaining(self, item: RunItem) -> str:
         """'~40 s left (predicted from 3 builds of this unit)', of a unit that runs."""
         if item.predicted is None or self.item_state(item) != "running":
             return ""
         return item.predicted.describe_left(self.elapsed_s(item) or 0.0)
 
-    def told(self, item: RunItem) -> str:
+    def describe(self, item: RunItem) -> str:
         """Why a unit waits or failed, how long it will take, and how often it was started again."""
         again = f"started {len(item.retries) + 1} times: {item.retries[-1]}" if item.retries else ""
-        return "; ".join(part for part in (self.remaining(item), item.why, item.verdict, again) if part)
+        return "; ".join(part for part in (self.format_remaining(item), item.why, item.verdict, again) if part)
 
     def summary(self) -> dict[str, object]:
         """A row of the table of runs."""
@@ -92,16 +92,16 @@ class Seen:
         for item in self.run.items:
             elapsed = self.elapsed_s(item)
             row = {**asdict(item), "state": self.item_state(item), "unit": item.is_unit}
-            items.append({**row, "elapsed_s": elapsed, "remaining": self.remaining(item)})
+            items.append({**row, "elapsed_s": elapsed, "remaining": self.format_remaining(item)})
         return {**self.summary(), "heard_at": self.run.heard_at, "items": items}
 
 
-def seen(run: RunState, at: datetime | None = None) -> Seen:
+def view_run(run: RunState, at: datetime | None = None) -> RunView:
     """A run as it is now."""
-    return Seen(run, at or datetime.now(UTC))
+    return RunView(run, at or datetime.now(UTC))
 
 
-def _gone(run: RunState) -> bool:
+def _is_driver_gone(run: RunState) -> bool:
     """Whether its driver's process was on this machine and is not there any more."""
     return Presence(run.host, run.namespace, run.pid, run.began).gone
 

@@ -10,7 +10,7 @@ from enginery.core.text import join_first
 from enginery.core.types import Precision
 from enginery.registry.manifest import EngineEntry
 from pipeline.fleet.catalog import Catalog, Demand
-from pipeline.fleet.groups import Group
+from pipeline.fleet.groups import NodeGroup
 from pipeline.fleet.served import Served
 
 # From worst to best. missing: nothing was built for this hardware.  broken: what was built does not run with the driver
@@ -20,7 +20,7 @@ STATES: tuple[State, ...] = ("missing", "broken", "unproven", "breaking", "cover
 
 
 @dataclass(frozen=True)
-class Standing:
+class Coverage:
     """One model on one group. precision: the one that is asked for; None for any.
 
     engine: what serves, or would if it were not for `reason`.  fit: how well it fits, as `resolve` says it.
@@ -28,7 +28,7 @@ class Standing:
     again with the same compiler would not help then.
     """
 
-    group: Group
+    group: NodeGroup
     demand: Demand
     precision: Precision | None
     served: Served
@@ -86,9 +86,9 @@ class Judgement:
 Known = dict[tuple[int, Machine, Precision | None], "Judgement"]
 
 
-def standings(
-    groups: Sequence[Group], served: Sequence[Served], catalog: Catalog, known: Known | None = None
-) -> tuple[Standing, ...]:
+def list_coverage(
+    groups: Sequence[NodeGroup], served: Sequence[Served], catalog: Catalog, known: Known | None = None
+) -> tuple[Coverage, ...]:
     """Every demand on every group that it names. Groups with equal machines are judged once.
 
     known: what was judged before of the same `served` and catalog; it is added to.
@@ -105,11 +105,11 @@ def standings(
                 if key not in known:
                     known[key] = judge(item, group.machine, precision, dict(catalog.planned))
                 judged = known[key]
-                found.append(Standing(group, demand, precision, item, **vars(judged)))
+                found.append(Coverage(group, demand, precision, item, **vars(judged)))
     return tuple(found)
 
 
-def unwanted(groups: Sequence[Group], demands: Sequence[Demand]) -> tuple[Group, ...]:
+def find_unwanted_groups(groups: Sequence[NodeGroup], demands: Sequence[Demand]) -> tuple[NodeGroup, ...]:
     """Groups with GPUs on which nothing must be served: a catalog that forgot them would look fine otherwise."""
     return tuple(
         group
@@ -126,11 +126,11 @@ def judge(served: Served, machine: Machine, precision: Precision | None, planned
     wanted = Policy(precision, proven_only=only_proven)
     now = rank_engines(served.engines, machine, wanted, served.name)
     if not now.candidates:
-        return _lacking(served, now, machine, wanted)
+        return _explain_lack(served, now, machine, wanted)
     best = now.candidates[0]
     found = Judgement("covered", best.entry, best.fit, remarks=best.remarks)
     if not machine.is_cpu and planned:
-        then = rank_engines(served.engines, _planned(machine, planned), wanted, served.name)
+        then = rank_engines(served.engines, _apply_planned(machine, planned), wanted, served.name)
         if not then.candidates:
             return replace(found, state="breaking", reason=_why_not(then, best.entry))
     if best.entry.status != "proven":
@@ -138,7 +138,7 @@ def judge(served: Served, machine: Machine, precision: Precision | None, planned
     return found
 
 
-def _planned(machine: Machine, planned: dict[str, str]) -> Machine:
+def _apply_planned(machine: Machine, planned: dict[str, str]) -> Machine:
     """The machine with what is planned for it; the CUDA version is the old driver's, and nobody knows the new one's."""
     driver = planned.get("driver")
     runtimes = {name: version for name, version in planned.items() if name != "driver"}
@@ -146,7 +146,7 @@ def _planned(machine: Machine, planned: dict[str, str]) -> Machine:
     return replace(after, cuda=None) if driver else after
 
 
-def _lacking(served: Served, now: EngineRanking, machine: Machine, wanted: Policy) -> Judgement:
+def _explain_lack(served: Served, now: EngineRanking, machine: Machine, wanted: Policy) -> Judgement:
     """Why nothing will do: asked again with less and less that is in the way."""
     if wanted.proven_only:
         any_proof = rank_engines(served.engines, machine, replace(wanted, proven_only=False), served.name)

@@ -16,8 +16,8 @@ from enginery.core.types import Backend, BuildRequest, Session, Tensors
 
 
 @dataclass
-class EngineRace:
-    """The race of `latency.Race`, in wall-clock time. A context manager: it keeps the engines of the last race open.
+class EngineTiming:
+    """The `latency.PairedRounds` in wall-clock time. A context manager: it keeps the engines of the last pair open.
 
     request: what is built, but for the model.  inputs: of one run; some backends take only shapes within the request's
     profiles.

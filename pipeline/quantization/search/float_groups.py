@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from pipeline.quantization.search.chosen import FrontierPoint
-from pipeline.quantization.search.floor import Floor
+from pipeline.quantization.search.floor import SearchFloor
 from pipeline.quantization.search.sensitivity import Quality
 
 # Groups that are tried to be swapped, each by two runs of the whole model.
@@ -27,7 +27,7 @@ class Trial(Protocol):
     def point(self, left: Sequence[str]) -> FrontierPoint: ...  # noqa: D102
 
 
-def shallowest(trial: Trial, floor: Floor, tried: dict[int, FrontierPoint]) -> int:
+def find_shallowest(trial: Trial, floor: SearchFloor, tried: dict[int, FrontierPoint]) -> int:
     """The least number of top-ranked groups to leave in float, by bisection; every step runs the whole model."""
 
     def holds(depth: int) -> bool:
@@ -46,7 +46,7 @@ def shallowest(trial: Trial, floor: Floor, tried: dict[int, FrontierPoint]) -> i
     return low
 
 
-def refilled(trial: Trial, floor: Floor, point: FrontierPoint) -> FrontierPoint:
+def refill_groups(trial: Trial, floor: SearchFloor, point: FrontierPoint) -> FrontierPoint:
     """Take groups back that the floor allows, those that compute most first."""
     for group in sorted(point.left, key=lambda name: -trial.macs[name]):
         left = tuple(name for name in point.left if name != group)
@@ -58,7 +58,7 @@ def refilled(trial: Trial, floor: Floor, point: FrontierPoint) -> FrontierPoint:
     return point
 
 
-def swapped(trial: Trial, floor: Floor, point: FrontierPoint) -> FrontierPoint:
+def swap_groups(trial: Trial, floor: SearchFloor, point: FrontierPoint) -> FrontierPoint:
     """Take a group back and leave smaller ones in float instead, where together they compute less and the floor holds.
 
     Only for a floor in decibels, which can be predicted: a group is often more than what is missing.

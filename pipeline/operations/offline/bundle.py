@@ -14,7 +14,9 @@ from validation.gpu.cases import save_cases
 from validation.gpu.offline_bundle import BundledEngine, OfflineBundle
 
 
-def carry(store: Store, manifest: Manifest, folder: Path, targets: Collection[str] | None = None) -> OfflineBundle:
+def write_offline_bundle(
+    store: Store, manifest: Manifest, folder: Path, targets: Collection[str] | None = None
+) -> OfflineBundle:
     """Write the folder that `python -m validation.gpu --carry` takes; see `validation.gpu.offline_bundle`.
 
     targets: names of the targets to keep to; None for all. Raises InputError for a folder that holds something, and for

@@ -70,12 +70,12 @@ def import_results(store: Store, results: Results) -> Iterator[Imported]:
             yield Imported(reference, unit, "unproven", f"not run there: {str(item.reason)[:300]}")
             continue
         try:
-            yield _imported(store, results, item, reference)
+            yield _import_entry(store, results, item, reference)
         except _Refused as refused:
             yield Imported(reference, unit, "refused", str(refused))
 
 
-def _imported(store: Store, results: Results, item: OfflineTrial, reference: str) -> Imported:
+def _import_entry(store: Store, results: Results, item: OfflineTrial, reference: str) -> Imported:
     located = locate(store, Reference(item.model, item.version))
     require(store, located.manifest)
     manifest = located.manifest
@@ -93,7 +93,7 @@ def _imported(store: Store, results: Results, item: OfflineTrial, reference: str
     host, proofs = _host(results), [published_proof(entry, store), proof]
     report = make_report(built, manifest.golden, proofs, None, host.get(CPU_KIND, "a CPU of unknown kind"))
     report = replace(report, created_at=item.created_at, host=host, versions=_versions(item))
-    return Imported(reference, entry.unit, report.verdict, report.reason, attest(store, manifest, _said(report)))
+    return Imported(reference, entry.unit, report.verdict, report.reason, attest(store, manifest, _describe(report)))
 
 
 def _entry(manifest: Manifest, item: OfflineTrial) -> EngineEntry:
@@ -135,7 +135,7 @@ def _check_time(manifest: Manifest, stated: str) -> None:
 
 
 def _proof(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpec, item: OfflineTrial) -> Proof:
-    """The engine joint: measured from the answers, or how it broke there."""
+    """The engine stage: measured from the answers, or how it broke there."""
     if item.outcome in _BROKE:
         return Proof((replace(CRASHED, note=str(item.reason)[:1000]),))
     if item.outcome not in _ANSWERED or item.answers is None:
@@ -177,7 +177,7 @@ def _versions(item: OfflineTrial) -> dict[str, str]:
     return {name: value[:100] for name, value in (item.versions or {}).items()}
 
 
-def _said(report: Report) -> Report:
+def _describe(report: Report) -> Report:
     """The report, with where its answers come from in what stands behind its verdict."""
     return replace(report, reason=f"{report.reason}; answers recorded on {report.host['device_name']}, judged here")
 

@@ -14,13 +14,13 @@ from enginery.registry.store.base import FileStore, Store
 from enginery.registry.store.keys import channel_key, manifest_key
 from enginery.registry.versions import channels
 from enginery.registry.versions.lookup import load
-from pipeline.fleet import standing
+from pipeline.fleet import coverage
 from pipeline.fleet.catalog import SELFTEST, Catalog, Demand, whole_registry
-from pipeline.fleet.groups import Group, Hardware
+from pipeline.fleet.coverage import Coverage, Judgement, list_coverage
+from pipeline.fleet.groups import Hardware, NodeGroup
 from pipeline.fleet.inventory import fleet_of_nodes
 from pipeline.fleet.served import Served, read_served
-from pipeline.fleet.standing import Judgement, Standing, standings
-from pipeline.orchestration.fleet.reconcile import Sources, reconcile
+from pipeline.orchestration.fleet.reconcile import FleetSources, reconcile
 from tests.enginery.registries import overwrite
 from tests.pipeline.fleet import nodes
 from tests.pipeline.fleet.fleets import built, nothing_known, published, with_key, without_engine
@@ -28,13 +28,11 @@ from tests.pipeline.fleet.fleets import built, nothing_known, published, with_ke
 
 def group(
     name: str, count: int = 1, mig: str | None = None, runtimes: dict[str, str] | None = None, **facts: str | int
-) -> Group:
+) -> NodeGroup:
     target = parse_targets(name)[0]
     product = None if mig else target.product
-    machine = Machine(target.compute_capability, product).with_facts(
-        **{"driver": "580.95.05", **facts}, runtimes=runtimes
-    )  # type: ignore[arg-type]
-    return Group(Hardware(machine, name, target.product, mig), count, count)
+    machine = Machine(target.compute_capability, product).stating(**{"driver": "580.95.05", **facts}, runtimes=runtimes)  # type: ignore[arg-type]
+    return NodeGroup(Hardware(machine, name, target.product, mig), count, count)
 
 
 def demand(text: str = "digits", *on: str, **options: object) -> Demand:
@@ -42,9 +40,9 @@ def demand(text: str = "digits", *on: str, **options: object) -> Demand:
     return Demand(parse_reference(text), targets, **options)  # type: ignore[arg-type]
 
 
-def stand(store: Store, wanted: Demand, *groups: Group, **planned: str) -> list[Standing]:
+def stand(store: Store, wanted: Demand, *groups: NodeGroup, **planned: str) -> list[Coverage]:
     catalog = Catalog((wanted,), planned=tuple(planned.items()))
-    return list(standings(groups, read_served(store, catalog.demands), catalog))
+    return list(list_coverage(groups, read_served(store, catalog.demands), catalog))
 
 
 @pytest.fixture
@@ -91,7 +89,7 @@ def digits(store: Store) -> Store:
     ],
 )
 def test_each_state_with_the_reason_that_resolve_gives(
-    digits: Store, where: Group, state: str, engine: str | None, words: str
+    digits: Store, where: NodeGroup, state: str, engine: str | None, words: str
 ) -> None:
     (found,) = stand(digits, demand(), where)
     assert (found.state, found.engine and found.engine.unit) == (state, engine)
@@ -148,7 +146,7 @@ def test_a_portable_engine_covers_every_gpu(store: Store) -> None:
 
 def test_where_it_must_be_served(digits: Store) -> None:
     fleet = [group("cpu"), group("t4"), group("a100"), group("a100", mig="1g.10gb"), group("h100"), group("h200")]
-    unknown = Group(Hardware(Machine((8, 7)), "Orin"), 1, 1)
+    unknown = NodeGroup(Hardware(Machine((8, 7)), "Orin"), 1, 1)
 
     def named(*on: str) -> list[str]:
         return [item.group.name for item in stand(digits, demand("digits", *on), *fleet, unknown)]
@@ -164,7 +162,7 @@ def test_a_model_that_cannot_be_read_keeps_nobody_from_the_others(digits: Store)
     overwrite(digits, manifest_key("ranker", "1"), b"{}")
     wanted = (demand(), demand("ranker"), demand("digit"), demand("digits:stable"))
     served = read_served(digits, wanted)
-    found = standings([group("l4")], served, Catalog(wanted))
+    found = list_coverage([group("l4")], served, Catalog(wanted))
     assert [item.state for item in found] == ["covered", "missing", "missing", "missing"]
     assert "manifest of ranker@1 (" in found[1].reason and "): format is missing; restore it" in found[1].reason
     assert "no model 'digit' in" in found[2].reason and "did you mean 'digits'?" in found[2].reason
@@ -196,7 +194,7 @@ def test_each_manifest_is_read_once_and_judged_once_for_each_kind_of_machine(
     for index in range(5):
         published(store, f"model-{index}", [built(store, "l4", status="proven"), built(store, "sm_80")])
     reads, judged = Counter[str](), Counter[Machine]()
-    read, judge = FileStore.read, standing.judge
+    read, judge = FileStore.read, coverage.judge
 
     def counted_read(self: FileStore, key: str) -> bytes | None:
         reads[key] += 1
@@ -207,15 +205,15 @@ def test_each_manifest_is_read_once_and_judged_once_for_each_kind_of_machine(
         return judge(served, machine, *rest)
 
     monkeypatch.setattr(FileStore, "read", counted_read)
-    monkeypatch.setattr(standing, "judge", counted_judge)
+    monkeypatch.setattr(coverage, "judge", counted_judge)
     copies = [
         {**node, "metadata": {**node["metadata"], "name": f"{index}"}}
         for index in range(50)
         for node in (*nodes.WHOLE.values(), nodes.TIME_SHARED)
     ]
     fleet = fleet_of_nodes(copies, "here")
-    monkeypatch.setattr(Sources, "fleet", lambda self, catalog: fleet)
-    found = reconcile(store, Sources(), nothing_known)
+    monkeypatch.setattr(FleetSources, "fleet", lambda self, catalog: fleet)
+    found = reconcile(store, FleetSources(), nothing_known)
     assert sum(group.nodes for group in fleet.groups) == 550 and len(found.standings) == 5 * 11
     assert max(reads.values()) == 1 and set(judged.values()) == {5} and len(judged) == 10
 

@@ -8,12 +8,12 @@ import pytest
 from enginery.core.origin.presence import this_process
 from enginery.registry.runs.state import RunState
 from pipeline.orchestration.runs.prefect_progress import description, percent
-from pipeline.orchestration.runs.shown import Seen
+from pipeline.orchestration.runs.views import RunView
 from tests.pipeline.orchestration.runs.runs import BEGAN, EXPECTED, UNIT, run_state, running, stamp
 
 
-def at(run: RunState, seconds: float) -> Seen:
-    return Seen(run, BEGAN + timedelta(seconds=seconds))
+def at(run: RunState, seconds: float) -> RunView:
+    return RunView(run, BEGAN + timedelta(seconds=seconds))
 
 
 def test_a_slow_driver_is_not_a_dead_one() -> None:
@@ -42,9 +42,9 @@ def test_a_driver_of_this_machine_that_is_gone_is_lost_at_its_first_missed_beat(
 def test_what_remains_is_predicted_for_what_runs() -> None:
     one = at(running(predicted=EXPECTED), 25)
     item = replace(one.run.items[0], started_at=stamp(-15))
-    assert one.remaining(item) == "~30 s left (predicted from 3 builds of this unit)"
-    assert one.remaining(replace(item, state="built")) == ""
-    assert at(one.run, 500).remaining(item) == "", "nothing is predicted of what is lost"
+    assert one.format_remaining(item) == "~30 s left (predicted from 3 builds of this unit)"
+    assert one.format_remaining(replace(item, state="built")) == ""
+    assert at(one.run, 500).format_remaining(item) == "", "nothing is predicted of what is lost"
 
 
 def test_elapsed_times_stop_when_a_unit_or_its_driver_ends() -> None:
@@ -59,7 +59,7 @@ def test_elapsed_times_stop_when_a_unit_or_its_driver_ends() -> None:
 
 def test_everything_that_is_known_of_a_unit_is_told() -> None:
     run = running(predicted=EXPECTED, why="x", retries=("killed",), verdict="proven: 3 checks", started_at=stamp(0))
-    assert at(run, 10).told(run.items[0]) == (
+    assert at(run, 10).describe(run.items[0]) == (
         "~60 s left (predicted from 3 builds of this unit); x; proven: 3 checks; started 2 times: killed"
     )
     row = at(run, 10).to_json()["items"][0]

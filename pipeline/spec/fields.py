@@ -26,7 +26,7 @@ class Mistakes(ValueError):  # noqa: N818 - several of them
         super().__init__("\n".join(text for _, text in self.found))
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as the file has it, at most 80 characters."""
     text = _yaml(value, _DEEPEST_SHOWN)
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
@@ -58,7 +58,7 @@ def as_value_error(check: Callable[..., object], *values: object) -> None:
         raise ValueError(str(error)) from error
 
 
-def _checked(check: Callable[[str], object]) -> AfterValidator:
+def _validator(check: Callable[[str], object]) -> AfterValidator:
     def validate(text: str) -> str:
         as_value_error(check, text)
         return text
@@ -73,11 +73,11 @@ def _unit_pattern(text: str) -> None:
     targets.parse_targets(words[0])
 
 
-ModelName = Annotated[str, _checked(check_model)]
-VersionName = Annotated[str, _checked(check_version)]
-Channel = Annotated[str, _checked(check_channel)]
-UnitPattern = Annotated[str, _checked(_unit_pattern)]
-TargetName = Annotated[str, _checked(targets.parse_targets)]
+ModelName = Annotated[str, _validator(check_model)]
+VersionName = Annotated[str, _validator(check_version)]
+Channel = Annotated[str, _validator(check_channel)]
+UnitPattern = Annotated[str, _validator(_unit_pattern)]
+TargetName = Annotated[str, _validator(targets.parse_targets)]
 File = Annotated[str, AfterValidator(inside)]
 DimName = Annotated[str, AfterValidator(_python_name)]
 Size = Annotated[int, Field(strict=True, ge=1, lt=LARGEST_SIZE)]
@@ -98,7 +98,7 @@ def off(value: object) -> object:
     return "off" if value is False else value
 
 
-class Part(BaseModel):
+class SpecPart(BaseModel):
     """Base of all parts of a spec: frozen and closed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
