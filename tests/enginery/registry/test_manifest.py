@@ -53,7 +53,7 @@ MANIFEST = Manifest(
     sources={"onnx": D},
     toolchain={"onnx": "1.23"},
     host={"cpu": "x", "count": 2},
-    metrics={"fp32": 0.97},
+    metrics={"fp32": {"accuracy": 0.97}},
     engines=(ENTRY,),
     report=D,
 )
@@ -204,7 +204,7 @@ def test_what_could_not_be_read_is_not_written() -> None:
     with pytest.raises(IntegrityError, match="version"):
         replace(MANIFEST, version="").to_bytes()
     with pytest.raises(ValueError, match="Out of range"):
-        replace(MANIFEST, metrics={"fp32": float("nan")}).to_bytes()
+        replace(MANIFEST, metrics={"fp32": {"accuracy": float("nan")}}).to_bytes()
 
 
 def test_it_names_every_blob_it_needs() -> None:

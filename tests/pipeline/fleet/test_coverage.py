@@ -31,7 +31,10 @@ def group(
 ) -> NodeGroup:
     target = parse_targets(name)[0]
     product = None if mig else target.product
-    machine = Machine(target.compute_capability, product).stating(**{"driver": "580.95.05", **facts}, runtimes=runtimes)  # type: ignore[arg-type]
+    given: Any = {"driver": "580.95.05", **facts}
+    machine = Machine(target.compute_capability, product).with_facts(**given, runtimes=runtimes)
+        **{"driver": "580.95.05", **facts}, runtimes=runtimes
+    )  # type: ignore[arg-type]
     return NodeGroup(Hardware(machine, name, target.product, mig), count, count)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from builders.execution.ray import RayExecutor, cluster, executor, listener
 from builders.execution.ray.placement import RayNode
-from builders.execution.ray.worker import Answer
+from builders.execution.ray.worker import TaskAnswer
 from enginery.core.errors import StepError, UnavailableError
 from tests.calls import call_job
 
@@ -29,7 +29,7 @@ class Task:
         self.told.put(error)
 
     def take(self):
-        self.told.put(Answer({"value": 3}))
+        self.told.put(TaskAnswer({"value": 3}))
         return True
 
     def cancel(self, force):

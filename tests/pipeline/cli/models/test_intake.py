@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from enginery.core.digest import canonical_json
-from enginery.registry.build_lock import Holder, turn
+from enginery.registry.build_lock import LockHolder, hold_build_lock
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.keys import turn_key
+from enginery.registry.store.keys import build_lock_key
 from enginery.registry.writers import clock
 from tests.pipeline.projects import Project
 
@@ -71,11 +71,11 @@ def test_a_catalog_says_for_whom_a_model_waits(project: Project, monkeypatch: py
 
     def held(store: Store, name: str, what: str, say: Callable[[str], object]) -> AbstractContextManager[None]:
         """Somebody's turn, until it is seen."""
-        key = turn_key(name)
-        holder = Holder(what, "elsewhere", "", 7, 1, "0", 0, clock.stamp(clock.now()), "2026-11-20T18:23:01+00:00")
+        key = build_lock_key(name)
+        holder = LockHolder(what, "elsewhere", "", 7, 1, "0", 0, clock.stamp(clock.now()), "2026-11-20T18:23:01+00:00")
         store.replace(key, canonical_json(asdict(holder)), None)
         taken.append(key)
-        return turn(store, name, what, lambda who: (say(who), store.remove(key)))
+        return hold_build_lock(store, name, what, lambda who: (say(who), store.remove(key)))
 
     monkeypatch.setattr("pipeline.compile.waiting.turn", held)
     done = project.run("catalog", project.folder)

@@ -9,7 +9,7 @@ from enginery.core.errors import IntegrityError
 from enginery.registry.evidence.attestations import attest
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import load
-from pipeline.compile.publication.pages import drawn, published_document, read_document
+from pipeline.compile.publication.pages import draw_page, published_document, read_document
 from tests.pipeline.projects import Project
 from tests.validation.canary.reports import report as canary_report
 from validation.canary.report import CanaryReport
@@ -39,7 +39,7 @@ def test_the_page_of_a_reference_is_as_of_today(built: Project, tmp_path: Path) 
 def test_a_canary_is_drawn_again_from_its_report(canary: CanaryReport, tmp_path: Path, built: Project) -> None:
     (tmp_path / "report.json").write_bytes(canary.to_bytes())
     assert built.run("report", tmp_path / "report.json", "--out", tmp_path / "page.html").code == 0
-    assert (tmp_path / "page.html").read_text() == drawn(canary)
+    assert (tmp_path / "page.html").read_text() == draw_page(canary)
     (tmp_path / "report.json").write_bytes(replace(canary, reason="edited").to_bytes())
     with pytest.raises(IntegrityError, match="digest"):
         read_document(tmp_path / "report.json")

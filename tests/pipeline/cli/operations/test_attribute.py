@@ -71,7 +71,7 @@ def test_an_attribution_that_ends_with_an_error_says_why_and_is_no_success(
     def fail(*_: object) -> None:
         raise ModelError("part-1.onnx: onnxruntime cannot read it: [ShapeInferenceError]")
 
-    monkeypatch.setattr("pipeline.compile.steps.attributions._found", fail)
+    monkeypatch.setattr("pipeline.compile.steps.attributions._run_attribution", fail)
     asked = ("attribute", "tiny", "--target", "cpu", "--precision", "fp32", "--quiet")
     done = built.run(*asked)
     assert done.code == 1 and "the attribution failed: part-1.onnx: onnxruntime cannot read it" in done.out

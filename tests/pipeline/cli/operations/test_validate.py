@@ -10,10 +10,10 @@ import pytest
 
 from builders.execution.local import LocalExecutor
 from enginery.core.errors import IntegrityError
-from enginery.registry.evidence.attestations import judged
+from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import load
-from pipeline.compile.run_context import Workshop
+from pipeline.compile.run_context import RunContext
 from pipeline.operations.revalidate import revalidate
 from tests.pipeline.projects import Project
 from validation.gpu.offline_bundle import OfflineBundle
@@ -39,7 +39,7 @@ def test_a_version_whose_spec_does_not_fit_this_installation_is_named_in_one_mes
     foreign = replace(manifest, spec={**manifest.spec, "backends": {"from-elsewhere": {}}})
     executor = LocalExecutor()
     with pytest.raises(IntegrityError, match=r"tiny@1: its spec does not fit.*from-elsewhere"):
-        list(revalidate(foreign, Workshop(store, executor, executor)))
+        list(revalidate(foreign, RunContext(store, executor, executor)))
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_a_machine_whose_compiler_does_not_open_an_engine_says_nothing_about_it(
     monkeypatch.setattr("builders.backends.onnxruntime.cpu.OnnxRuntime.versions", lambda _: here)
     store, executor = open_store(built.registry), LocalExecutor()
     manifest = load(store, "tiny", "1")
-    found = list(revalidate(manifest, Workshop(store, executor, executor), ["cpu"]))
+    found = list(revalidate(manifest, RunContext(store, executor, executor), ["cpu"]))
     assert [(item.verdict, item.report) for item in found] == [("proven", None)] * 2
     assert all(re.search(f"passed, on .*; not run here: {said}", item.reason) for item in found)
-    assert {entry.status for entry in judged(store, manifest) if entry.target == "cpu"} == {"proven"}
+    assert {entry.status for entry in judge_entries(store, manifest) if entry.target == "cpu"} == {"proven"}
 
 
 def test_carrying_from_the_command_line(built: Project, tmp_path: Path) -> None:
