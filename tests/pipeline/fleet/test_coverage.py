@@ -33,8 +33,6 @@ def group(
     product = None if mig else target.product
     given: Any = {"driver": "580.95.05", **facts}
     machine = Machine(target.compute_capability, product).with_facts(**given, runtimes=runtimes)
-        **{"driver": "580.95.05", **facts}, runtimes=runtimes
-    )  # type: ignore[arg-type]
     return NodeGroup(Hardware(machine, name, target.product, mig), count, count)
 
 
