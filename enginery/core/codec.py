@@ -14,7 +14,19 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NoReturn,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 from enginery.core.errors import IntegrityError
 
@@ -22,6 +34,12 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T")
+# JSON values for what has no fixed fields, which the codec takes unread; and an object whose keys are data.
+if TYPE_CHECKING:
+    Json: TypeAlias = bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None
+else:
+    Json = Any
+JsonObject: TypeAlias = Mapping[str, Json]
 _FLOAT, _NOT_JSON = "float", ("nan", "inf", "-inf")
 _COMMON = (str, float, int, bool)
 # Metadata of a dataclass's field, default None, that is left out of the JSON while it is None.

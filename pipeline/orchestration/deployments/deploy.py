@@ -21,9 +21,9 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 from prefect.types.entrypoint import EntrypointType
 
+from enginery.core.codec import JsonObject
 from enginery.core.documents import read
 from enginery.core.errors import InputError
-from enginery.core.json_values import JsonObject
 from pipeline.compile.run_context import version_of
 from pipeline.orchestration.deployments.pools import check_variables, template
 from pipeline.orchestration.deployments.silence import automation

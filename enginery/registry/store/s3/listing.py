@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from enginery.core.codec import JsonObject
 from enginery.core.documents import find, read
-from enginery.core.json_values import JsonObject
 from enginery.registry.store.s3.client import client
 from enginery.registry.store.s3.place import S3Location
 from enginery.registry.store.s3.retries import ask, whole

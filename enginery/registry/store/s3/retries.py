@@ -16,9 +16,9 @@ from botocore import exceptions as aws
 from botocore.parsers import ResponseParserError
 from botocore.response import StreamingBody
 
+from enginery.core.codec import JsonObject
 from enginery.core.documents import find
 from enginery.core.errors import EngineryError, InputError, UnavailableError
-from enginery.core.json_values import JsonObject
 from enginery.registry.store import io_errors
 from enginery.registry.store.s3.place import S3Location
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
+from enginery.core.codec import JsonObject
 from enginery.core.documents import find, read
 from enginery.core.errors import UnavailableError
-from enginery.core.json_values import JsonObject
 from enginery.registry.store.keys import BLOBS
 from enginery.registry.store.s3.client import client
 from enginery.registry.store.s3.place import S3Location

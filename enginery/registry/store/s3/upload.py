@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from enginery.core.codec import JsonObject
 from enginery.core.documents import read
 from enginery.core.errors import EngineryError, IntegrityError, UnavailableError
-from enginery.core.json_values import JsonObject
 from enginery.registry.store.keys import blob_key
 from enginery.registry.store.s3.client import client
 from enginery.registry.store.s3.place import S3Location
