@@ -26,6 +26,7 @@ from tests.faults.nets import BATCH, ROWS
 from validation.attribution.published import read_attribution
 from validation.attribution.result import Attribution
 from validation.comparison.task import TaskMetric
+from validation.fuzz.report import FuzzReport
 
 METRIC = TaskMetric("logits", 0.95)
 Limits = Mapping[str, float | None]
@@ -126,7 +127,7 @@ class BuiltEngine:
         """Which node drifted. sizes: cases of a failed check of sizes."""
         return self.bench._attribution(AttributeEngine(self.blob, self.bench.golden, {}, None, tuple(sizes)))
 
-    def fuzzed(self, cases: int = 6, seed: int = 0, only: str | None = None) -> dict[str, Any]:
+    def fuzzed(self, cases: int = 6, seed: int = 0, only: str | None = None) -> FuzzReport:
         """The report of `enginery fuzz`."""
         terms = FuzzTerms(seed, cases, (), None, only)
         return self.bench.run(FuzzEngine(self.blob, self.bench.golden, self.shapes, {}, terms))

@@ -123,10 +123,10 @@ def fuzzed(change: Callable[[ModelProto], ModelProto], name: str) -> Callable[[P
         if wrong := [check.name for check in engine.checks() if not check.passed]:
             return Caught(f"engine {wrong[0]}", "", "", "")
         report = engine.fuzzed()
-        if not report["smallest"]:
+        if not report.smallest:
             return Caught("nothing", "", "", "")
-        check = Check.from_json(report["smallest"][0]["failed"][0])
-        found = caught([check], f"engine {check.name}", report["smallest"][0]["case"])
+        check = report.smallest[0].failed[0]
+        found = caught([check], f"engine {check.name}", report.smallest[0].case)
         return Caught(f"fuzz {check.name}", found.place, found.measured, found.limit)
 
     return plant

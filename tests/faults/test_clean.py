@@ -48,7 +48,7 @@ def test_nothing_fires_where_nothing_is_planted(seed: int, tmp_path: Path) -> No
     graph, _ = quantize_int8(exported, ranges, (CPU, TENSORRT_FP32)[seed % 2])
     found += [*bench.graph_checks(graph, "int8"), *bench.engine(None, graph, "int8").checks(BITS)]
     assert broken(found) == [] and len(found) > 40
-    assert [item["case"] for item in engine.fuzzed(seed=seed)["cases"] if item["outcome"] == "failed"] == []
+    assert [item.case for item in engine.fuzzed(seed=seed).cases if item.outcome == "failed"] == []
     assert verify(bench.store).sound
     if seed % 10 == 0:
         assert not engine.attribution().blamed and not bench.graph_attribution(graph, "int8").blamed

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from enginery.core.reports.proof import Check
 from enginery.core.types import Precision
 from tests.faults.campaign import Subject
 from tests.faults.families import FAMILIES
@@ -33,5 +32,5 @@ def test_the_scores_beside_boxes_halved_at_one_inner_size(precision: Precision, 
     (row,) = engine.attribution([failed.case]).blamed
     assert {"Where_found"} <= set(row.computed_by)
     report = engine.fuzzed(only=failed.case)
-    assert not report["passed"]
-    assert Check.from_json(report["cases"][0]["failed"][-1]).name == "slice_sqnr_db"
+    assert not report.passed
+    assert report.cases[0].failed[-1].name == "slice_sqnr_db"

@@ -99,9 +99,9 @@ def reduce_workspace(build: BuildEngine) -> ReducedRequest[EngineRecord] | None:
     """What is built when memory ran out: half the compiler's scratch memory in MiB, where it has an option for that. It
     is another request, with a build key of its own (`recall_reduced`)."""
     option = discovery.capabilities_of(build.request.backend).options.workspace_mib
-    if not option:
+    workspace = dict(build.request.options).get(option)
+    if workspace is None:
         return None
-    workspace = dict(build.request.options)[option]
     mib = max(1, int(workspace) // 2) if workspace else LEAN_WORKSPACE_MIB
     smaller = build.request.with_option(option, mib)
     return ReducedRequest(BuildEngine(smaller, instead_of=build.request), f"with {option} {mib}")

@@ -14,6 +14,7 @@ from builders.backends.onnxruntime import OrtSession
 from builders.execution.jobs import WorkerContext
 from enginery.core.codec import decode, encode
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
+from enginery.core.requirements import Weights
 from enginery.registry.build_request import request_of
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.manifest import Manifest
@@ -96,9 +97,9 @@ def test_an_engine_without_weights_of_its_own_is_not_carried(
 ) -> None:
     store, manifest = place
     entries = judge_entries(store, manifest)
-    stripped = [replace(item, options={**item.options, "strip_weights": True}) for item in entries]
-    monkeypatch.setattr(bundle, "judged", lambda *_: stripped)
-    with pytest.raises(InputError, match=r"strip_weights.*carry other targets"):
+    stripped = [replace(item, requires=(*item.requires, Weights("0" * 64))) for item in entries]
+    monkeypatch.setattr(bundle, "judge_entries", lambda *_: stripped)
+    with pytest.raises(InputError, match=r"without weights.*carry other targets"):
         write_offline_bundle(store, manifest, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -234,7 +234,7 @@ class Shifted:
 
     def __init__(self, inner: OnnxGraph) -> None:
         self.inner, self.steps, self.outputs, self.fuses = inner, inner.steps, inner.outputs, True
-        self.whole, self.segmented, self.shapes = inner.whole, inner.segmented, inner.shapes
+        self.whole, self.open_segment, self.shapes = inner.whole, inner.open_segment, inner.shapes
 
     @contextmanager
     def open_tapped(self, tensors, whole):

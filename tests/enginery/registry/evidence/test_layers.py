@@ -76,8 +76,8 @@ def test_odd_layers_are_shown_as_far_as_they_go() -> None:
 @pytest.mark.parametrize(
     ("unit", "words"),
     [
-        ("sm_89", "the layers of sm_89 fp16 tensorrt-rtx: tensorrt-rtx left nothing on them when it built the engine"),
-        ("cpu", "the layers of cpu fp32 onnxruntime: it was not asked to"),
+        ("sm_89", "the layers of sm_89 fp16 tensorrt-rtx: TensorRT-RTX's inspector needs a GPU"),
+        ("cpu", "the layers of cpu fp32 onnxruntime: onnxruntime tells none"),
         ("sm_90", "'sm_90' is none of the units of digits@1"),
         ("", "'' is none of the units"),
     ],

@@ -77,7 +77,7 @@ def test_a_catalog_says_for_whom_a_model_waits(project: Project, monkeypatch: py
         taken.append(key)
         return hold_build_lock(store, name, what, lambda who: (say(who), store.remove(key)))
 
-    monkeypatch.setattr("pipeline.compile.waiting.turn", held)
+    monkeypatch.setattr("pipeline.compile.waiting.hold_build_lock", held)
     done = project.run("catalog", project.folder)
     assert done.code == 0 and taken
     assert (
