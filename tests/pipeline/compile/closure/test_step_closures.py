@@ -240,7 +240,7 @@ def test_what_is_loaded_by_name_is_a_root_wherever_it_is_loaded() -> None:
 # Where reached code finds code by a name that is put together at run time, and what stands for it in the key.
 DYNAMIC = {
     ("builders.backends.discovery", "_entries"): "backend_root",
-    ("builders.backends.tensorrt.edition", "Flavour"): "the compiler, whose version is in the build key",
+    ("builders.backends.tensorrt.edition", "TensorRTEdition"): "the compiler, whose version is in the build key",
     ("builders.backends.tensorrt.words", "recorder"): "the compiler, whose version is in the build key",
     ("enginery.core.errors", "error_from_json"): "classes of its own module; an error is no result",
     ("enginery.user_code.entry_point", "_import"): "the spec's own files, whose digests are in the key",
