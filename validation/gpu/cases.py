@@ -39,7 +39,7 @@ def save_cases(golden: GoldenSet, digest: str, folder: Path) -> None:
             arrays |= {f"{index:05d}/{side}/{name}": np.array(array, order="C") for name, array in tensors.items()}
     path = folder / "cases.npz"
     with path.open("wb") as stream:
-        np.savez(stream, **arrays)  # type: ignore[arg-type]  # numpy's stub takes every keyword for allow_pickle
+        np.savez(stream, **arrays)  # type: ignore[arg-type]  # by numpy's types any keyword may be allow_pickle
     header = _Header(digest, tuple((case.name, case.kind) for case in golden.cases), digest_of_file(path))
     (folder / "cases.json").write_bytes(canonical_json(encode(header)))
 

@@ -18,6 +18,7 @@ from jax.core import max_dim, min_dim
 
 from builders.onnx_ops.library import ArrayLibrary
 from builders.onnx_ops.table import must
+from enginery.core.errors import ModelError
 
 sym_max, sym_min = max_dim, min_dim
 to_numpy = np.asarray
@@ -240,9 +241,8 @@ def max_pool(x: jax.Array, kernel: Sizes, strides: Sizes, before: Sizes, after: 
 
 
 def max_pool_indices(*_: object) -> tuple[jax.Array, jax.Array]:
-    """Raise ModelError."""
-    must(False, "its second output, the indices, is used")
-    raise NotImplementedError
+    """Raise ModelError: XLA's window reductions give no indices, so a graph that uses them is refused by its node."""
+    raise ModelError("its second output, the indices, is used")
 
 
 def avg_pool(x: jax.Array, kernel: Sizes, strides: Sizes, pads: Sizes, count_pads: bool) -> jax.Array:

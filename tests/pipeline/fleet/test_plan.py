@@ -58,7 +58,7 @@ def dead(found: FleetPlan) -> dict[tuple[str, str], str]:
     return {(item.served.name, item.group.name): item.reason for item in found.dying}
 
 
-def todo(found: FleetPlan) -> list[str]:
+def ready_work(found: FleetPlan) -> list[str]:
     return [f"{item.unit.kind} {item.name}" for item in found.work if item.ready]
 
 
@@ -67,7 +67,7 @@ def test_another_tensorrt_kills_what_it_does_not_run_and_each_unit_is_built_once
     found = plan(store, newer, runtimes={"tensorrt": "11.4"})
     why = "needs TensorRT 10.16.1.11, found 11.4"
     assert dead(found) == {("digits@1", "h200"): why, ("digits@1", "l4"): why}
-    assert todo(found) == ["build digits@1 l4 fp16 tensorrt", "build digits@1 h200 fp16 tensorrt"]
+    assert ready_work(found) == ["build digits@1 l4 fp16 tensorrt", "build digits@1 h200 fp16 tensorrt"]
     (l4, h200) = (item for item in found.work if item.ready)
     assert (l4.nodes, l4.groups, h200.nodes) == (46, ("l4",), 4)
     assert {group.machine.runtimes["tensorrt"] for group in found.after.groups} == {"11.4"}
@@ -84,7 +84,7 @@ def test_a_newer_driver_kills_nothing_and_makes_old_nodes_serve(store: Store, fl
     assert (l4.nodes, l4.machine.driver, l4.machine.cuda) == (46, "590.44", None)
     older = plan(store, fleet, driver="550.1")
     assert dead(older)[("digits@1", "h200")] == "needs driver >= 580, found 550.1"
-    assert not todo(older) and "newer driver" in older.work[0].first
+    assert not ready_work(older) and "newer driver" in older.work[0].first
 
 
 def test_only_the_nodes_that_are_named_change(store: Store, fleet: Fleet) -> None:
@@ -143,7 +143,7 @@ def test_the_order_is_nodes_then_channel_then_time(store: Store) -> None:
 
     fleet = Fleet(()).with_groups([group("l4", 5), group("h200", 6)])
     found = plan(store, fleet, predict, runtimes={"tensorrt": "11.4"})
-    assert todo(found) == [
+    assert ready_work(found) == [
         "build listed@1 sm_90 bf16 tensorrt",
         "build quick@1 sm_90 fp32 tensorrt",
         "build slow@1 sm_90 int8 tensorrt",
