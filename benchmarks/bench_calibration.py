@@ -129,8 +129,8 @@ def calibrate_only(side: str, folder: Path, count: int) -> Callable[[], object]:
     model, data = folder / "model.onnx", folder / f"{count}.npy"
     if owner == "ort":
         return lambda: ort_ranges(model, data, folder / "augmented.onnx", name)
-    from pipeline.quantization.statistics.calibrate import calibrate
     from pipeline.quantization.statistics.methods import method
+    from pipeline.quantization.statistics.observe import calibrate
 
     return lambda: calibrate(model, our_samples(data), method=method(name), activation="uint8", threads=1)
 

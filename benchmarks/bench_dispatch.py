@@ -26,15 +26,14 @@ from typing import Any
 import psutil
 
 from benchmarks import noop
-from builders.execution.events import Watch, ignore_event
-from builders.execution.jobs import Job, WorkerContext
+from builders.execution.jobs import Job, Watch, WorkerContext, ignore_event
 from builders.execution.ray import RayExecutor
 from enginery.core.types import BuildRequest, TensorSpec
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.composition import InProcess
-from pipeline.compile.jobs.engines import BuildEngine
 from pipeline.compile.plan import Selection, plan_builds
 from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps.engine_jobs import BuildEngine
 from pipeline.compile.steps.engines import build
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported, Graph, GraphVariant, OnnxModel, Proof, Unit
@@ -179,7 +178,7 @@ def main() -> None:
     noop.install()
     print(json.dumps({"load_before": round(os.getloadavg()[0], 1), "cpus": os.cpu_count()}), flush=True)
     with RayExecutor() as warm:  # one Ray for all sides
-        warm.run(Job("warm", "builders.execution.oom:oom_kills", {}))
+        warm.run(Job("warm", "builders.execution.memory:oom_kills", {}))
         _timed(_warm(), range(64))
         for counts, isolated in ((given.reused, False), (given.fresh, True)):
             for count in map(int, filter(None, counts.split(","))):

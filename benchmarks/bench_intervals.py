@@ -19,7 +19,7 @@ from builders.execution.process import run_job
 from enginery.core.reports.latency import BucketLatency, LatencyTerms, Quantile
 from enginery.core.types import Dim, TensorSpec
 from enginery.registry.evidence.latencies import read_latency_report
-from pipeline.compile.jobs.latency import MeasureEngine
+from pipeline.compile.steps.latency import MeasureEngine
 from tests.faults.bench import Bench, BuiltEngine
 from tests.faults.families import FAMILIES, Family
 from tests.pipeline.quantization.small_nets import build

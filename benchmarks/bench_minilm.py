@@ -25,7 +25,7 @@ import onnx
 
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from enginery.core.types import BuildRequest, QuantizationScheme, Target
-from pipeline.quantization.insertion.insertion_points import activations
+from pipeline.quantization.insertion_points import activations
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.chosen import MixedPrecisionChoice, SearchFloor
 from pipeline.quantization.search.search import choose
@@ -36,7 +36,7 @@ from pipeline.quantization.statistics.observations import Observations
 from pipeline.quantization.statistics.observe import observe
 from pipeline.sources.export import export
 from pipeline.sources.request import ExportRequest
-from pipeline.spec.file import load_spec
+from pipeline.spec.model import load_spec
 from validation.data.samples import Samples
 from validation.metrics.drift import measure
 

@@ -21,16 +21,14 @@ import numpy as np
 import yaml
 
 from benchmarks import noop
-from builders.execution.events import Watch, ignore_event
-from builders.execution.jobs import Job
+from builders.execution.jobs import Job, Watch, ignore_event, result_type
 from builders.execution.local import LocalExecutor
-from builders.execution.requests import result_type
 from enginery.core.codec import decode, encode
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.composition import InProcess, prepare
 from pipeline.compile.plan import Selection
 from pipeline.compile.run_context import RunContext
-from pipeline.spec.file import load_spec
+from pipeline.spec.model import load_spec
 from pipeline.values import EngineRecord
 
 TARGETS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"]

@@ -118,23 +118,23 @@ def by_enginery(endpoint: str, folder: str, digest: str, keep: bool) -> dict[str
 
 
 def by_sha256(**task: Any) -> dict[str, float]:
-    from enginery.registry.store import blob_digest
+    from enginery.registry.store import files
 
-    blob_digest._library = lambda: None  # type: ignore[assignment]
+    files._library = lambda: None  # type: ignore[assignment]
     return by_enginery(**task)
 
 
 def by_transport(**task: Any) -> dict[str, float]:
-    from enginery.registry.store import blob_digest
+    from enginery.registry.store import files
 
     class Nothing:
-        def __init__(self, seal: blob_digest.BlobDigest) -> None:
+        def __init__(self, seal: files.BlobDigest) -> None:
             self.hexdigest = lambda: seal.expected
 
         def update(self, data: Any) -> None:
             pass
 
-    blob_digest.BlobDigest.hasher = lambda self: Nothing(self)  # type: ignore[assignment,method-assign]
+    files.BlobDigest.hasher = lambda self: Nothing(self)  # type: ignore[assignment,method-assign]
     return by_enginery(**task)
 
 

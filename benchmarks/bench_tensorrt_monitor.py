@@ -19,7 +19,7 @@ import onnx
 import tensorrt_rtx as trt
 from onnx import TensorProto, helper, numpy_helper
 
-from builders.backends.tensorrt.progress import monitor
+from builders.backends.tensorrt.build import monitor
 from builders.backends.tensorrt.words import recorder
 
 RNG = np.random.default_rng(0)

@@ -18,7 +18,7 @@ from onnx import numpy_helper
 
 from builders.backends import discovery
 from builders.backends.onnxruntime import OrtSession
-from builders.backends.timing_caches import GIVEN, GROWN
+from builders.backends.optional_methods import GIVEN, GROWN
 from builders.backends.tvm import Tvm
 from enginery.core.hardware import targets
 from enginery.core.types import BuildRequest, Engine, TensorSpec

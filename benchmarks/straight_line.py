@@ -16,9 +16,8 @@ from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Engine
 from pipeline.compile.plan import PlanCandidate, Selection, candidates
-from pipeline.quantization.insertion.insertion_points import activations, prepare_model
-from pipeline.quantization.insertion.placement import tensors_to_measure
-from pipeline.quantization.schemes.emulate import emulate
+from pipeline.quantization.insertion_points import activations, prepare_model, tensors_to_measure
+from pipeline.quantization.schemes.cast import emulate
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.statistics.methods import MinMax, ranges
 from pipeline.quantization.statistics.observations import Observations
@@ -26,11 +25,10 @@ from pipeline.quantization.statistics.observe import observe
 from pipeline.sources.export import export
 from pipeline.sources.onnx_model import save_onnx, specs_of
 from pipeline.sources.request import ExportRequest
-from pipeline.spec.file import load_spec
-from pipeline.spec.model import ModelSpec
+from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.values import GraphVariant
 from validation.comparison.sessions import drift_checks, task_check
-from validation.comparison.task import TaskMetric
+from validation.comparison.terms import TaskMetric
 from validation.data.samples import Samples
 from validation.golden.golden_set import GoldenSet
 from validation.limits.budget import default_budget

@@ -13,7 +13,7 @@ from builders.backends.onnxruntime.cpu import OrtSession, open_model
 from builders.backends.onnxruntime.file import embed_shapes, restore_names
 from builders.backends.onnxruntime.reasons import words_of
 from enginery.core.errors import ModelError
-from enginery.core.untyped import Untyped
+from enginery.core.types import Untyped
 
 __all__ = ["ReferenceSession", "accepts", "embed_shapes", "open_interpreter", "restore_names", "words_of"]
 

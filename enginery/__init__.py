@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from enginery.client.client import Client, Command, Machine, Policy, Post, pull
     from enginery.recording.recorder import ObservationLog, Recorder
     from pipeline.api import build
-    from pipeline.spec.file import load_spec
+    from pipeline.spec.model import load_spec
 
 __all__ = [
     "Client",
@@ -40,7 +40,7 @@ _HOMES = {
     "ObservationLog": "enginery.recording.recorder",
     "Recorder": "enginery.recording.recorder",
     "build": "pipeline.api",
-    "load_spec": "pipeline.spec.file",
+    "load_spec": "pipeline.spec.model",
 }
 # What needs the packages above this one, of which a team may have its own of the same name.
 _ABOVE = ("build", "load_spec")

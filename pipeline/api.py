@@ -38,7 +38,7 @@ def build(
     in the outcome, not an error.
     """
     from pipeline.compile.composition import InProcess
-    from pipeline.orchestration.intake.once import compile_once
+    from pipeline.orchestration.run import compile_once
     from pipeline.progress import Progress
 
     if executor not in get_args(Executor):

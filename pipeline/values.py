@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from enginery.core.reports.proof import Check
-from enginery.core.reports.spread import Spread
+from enginery.core.reports.proof import Check, Spread
 from enginery.core.requirements import Requirement
 from enginery.core.types import (
     BuildFailure,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.s3 import retries, upload
+from enginery.registry.store.s3 import requests, writing
 from enginery.registry.store.s3.store import S3Store
 from tests.enginery.faulty_proxy import FaultyProxy, proxying
 from tests.enginery.s3_server import BUCKET, ENVIRONMENT, FOREIGN, serving
@@ -97,8 +97,8 @@ def running_proxy(s3_server: str) -> Iterator[FaultyProxy]:
 @pytest.fixture
 def proxy(running_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> FaultyProxy:
     """A proxy without faults yet, in front of the S3 server; pauses are short, and parts have a thousand bytes."""
-    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(upload, "PART_BYTES", 1000)
+    monkeypatch.setattr(requests, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(writing, "PART_BYTES", 1000)
     running_proxy.fine()
     return running_proxy
 

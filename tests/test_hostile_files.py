@@ -144,7 +144,7 @@ def test_data(place: Path, save: Callable[..., None]) -> None:
 def test_specs(place: Path) -> None:
     import yaml
 
-    from pipeline.spec.file import load_spec
+    from pipeline.spec.model import load_spec
     from tests.pipeline.projects import SPEC as TINY
 
     attacks = st.one_of(either(TINY), damaged(yaml.safe_dump(TINY).encode()))  # JSON is YAML

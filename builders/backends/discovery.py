@@ -1,25 +1,64 @@
-"""Finds backends by entry point, and makes them from typed options; no compiler is imported on the way.
+"""Versions of installed distributions, read anew only when something was installed or removed.
+
+Reading one takes a fraction of a millisecond (its whole METADATA is parsed), and planning a catalog asks tens of
+thousands of times. Whoever installs or removes a distribution changes the folder that holds it.
+
+Finds backends by entry point, and makes them from typed options; no compiler is imported on the way.
 
 A backend is a frozen dataclass (`types.Backend`) whose fields are its options. Any installed distribution adds
 one with a line in its pyproject.toml, under `[project.entry-points."enginery.backends"]`.
 """
 
 import dataclasses
+import importlib.metadata
 import inspect
+import os
 import platform
 import re
+import sys
 import typing
 from collections.abc import Mapping
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache, lru_cache
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points
 
 from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError, InputError, UnknownNameError
-from enginery.core.hardware.cpu_kinds import kind_named, kind_of
-from enginery.core.hardware.cpu_levels import HOST
+from enginery.core.hardware.targets import HOST, kind_named, kind_of
 from enginery.core.text import suggest
-from enginery.core.types import CPU_KIND, Backend, BuildRequest, Scalar, Target
-from enginery.core.untyped import Untyped
+from enginery.core.types import CPU_KIND, Backend, BuildRequest, Scalar, Target, Untyped
+
+__all__ = ["PackageNotFoundError", "version"]
+
+Stamp = tuple[int, ...]
+
+
+def version(name: str) -> str:
+    """The installed version of a distribution. Raises PackageNotFoundError."""
+    found = _version(name, tuple(sys.path), _stamp())
+    if found is None:
+        raise PackageNotFoundError(name)
+    return found
+
+
+@lru_cache(maxsize=512)
+def _version(name: str, _path: tuple[str, ...], _stamp: Stamp) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _stamp() -> Stamp:
+    """When the folders that Python imports from were last changed."""
+    return tuple(_changed_ns(place or os.curdir) for place in sys.path)
+
+
+def _changed_ns(place: str) -> int:
+    try:
+        return os.stat(place).st_mtime_ns  # noqa: PTH116 - a path object for each would cost more than the rest
+    except OSError:
+        return 0
+
 
 GROUP = "enginery.backends"
 # Stacks that are asked for by name, and are no backends: they compile checkpoints of architectures they know, not ONNX.

@@ -1,9 +1,19 @@
-"""The optimization profiles of a model: a combination of the buckets of its dynamic dims each."""
+"""The optimization profiles of a model: a combination of the buckets of its dynamic dims each.
+
+Shapes of engines that answer for those of their profiles and no others.
+"""
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from enginery.core.types import Dim, ShapeProfile, TensorSpec
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Dim, ShapeProfile, Tensors, TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from enginery.arrays import InputCheck
 
 
 def profiles(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[ShapeProfile]:
@@ -15,3 +25,60 @@ def profiles(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Shap
             dict(zip((dim.name for dim in dims), sizes, strict=True)) for sizes in zip(*buckets, strict=True)
         )
         yield ShapeProfile(tuple((item.name, item.at(low), item.at(opt), item.at(high)) for item in inputs))
+
+
+# A plan cuts a CPU engine's list of profiles off behind this many; who holds inputs to them needs them all.
+MOST_PROFILES = 64
+
+
+def refusal(request: BuildRequest, title: str) -> str | None:
+    """Why an engine cannot be held to the shapes of this request; None when it can."""
+    if len(request.profiles) > MOST_PROFILES:
+        return f"the buckets combine to more than {MOST_PROFILES} profiles, which {title} holds inputs to; use fewer"
+    for spec in (*request.inputs, *request.outputs):
+        if 0 in spec.shape:
+            return f"{spec.name!r} has shape {spec.shape} and so no elements, which {title} does not take; leave it out"
+    return None
+
+
+def sizes(request: BuildRequest) -> dict[str, tuple[int, int]]:
+    """The least and the greatest size of each named dim of the inputs, over all profiles; none for one without."""
+    found: dict[str, tuple[int, int]] = {}
+    for spec in request.inputs:
+        ends = [(low, high) for item in request.profiles for name, low, _, high in item.inputs if name == spec.name]
+        for axis, dim in enumerate(spec.shape):
+            if isinstance(dim, str) and ends:
+                least, most = min(low[axis] for low, _ in ends), max(high[axis] for _, high in ends)
+                before = found.get(dim, (least, most))
+                found[dim] = min(least, before[0]), max(most, before[1])
+    return found
+
+
+def checked_inputs(check: "InputCheck", inputs: Tensors) -> "tuple[list[np.ndarray], dict[str, int]]":
+    """The arrays in the order of the model's inputs, each C-contiguous, and the size of each named dim in them.
+
+    check: of the session. Raises DataError for names, dtypes and shapes that the request does not have.
+    """
+    import numpy as np
+
+    sizes = check(inputs).sizes
+    # ascontiguousarray makes a vector of a scalar
+    return [np.ascontiguousarray(inputs[spec.name]).reshape(inputs[spec.name].shape) for spec in check.specs], sizes
+
+
+def checked_outputs(
+    request: BuildRequest, results: "list[np.ndarray]", sizes: dict[str, int], title: str
+) -> "dict[str, np.ndarray]":
+    """The results by name. Raises EngineryError for one whose dtype, rank or size is not what the request says of it:
+    a compiler that took two sizes for equal, or dropped a cast, answers with such."""
+    found = {spec.name: array for spec, array in zip(request.outputs, results, strict=True)}
+    for spec in request.outputs:
+        array = found[spec.name]
+        wanted = [sizes.get(dim) if isinstance(dim, str) else dim for dim in spec.shape]
+        fits = array.ndim == len(wanted) and all(b in (None, a) for a, b in zip(array.shape, wanted, strict=True))
+        if not fits or array.dtype.name != spec.dtype:
+            raise EngineryError(
+                f"{title} answers {spec.name!r} with {array.dtype.name} {array.shape}, which should be {spec.dtype} "
+                f"{spec.shape} where {sizes}; its answers for this model cannot be used, take another backend"
+            )
+    return found

@@ -10,8 +10,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from builders.execution.jobs import WorkerContext
-from builders.execution.requests import ChildTask, decode_request
+from builders.execution.jobs import ChildTask, WorkerContext, decode_request
 from enginery.core.codec import decode, encode
 from enginery.core.errors import EngineryError, error_to_json
 

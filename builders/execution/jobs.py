@@ -1,11 +1,91 @@
-"""A job: a request that is run in a process of its own; what it may use and needs, and who runs it."""
+"""What becomes of a job, as values: told in order, from the thread that runs it. name: of the job.
 
-from collections.abc import Mapping
+A job: a request that is run in a process of its own; what it may use and needs, and who runs it.
+
+Requests as JSON and back: the class by the name under which it is imported, its fields by `enginery.core.codec`.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, get_type_hints
 
-from builders.execution.events import Watch, ignore_event
+from enginery.core.codec import decode, encode
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a job's processes took, however they ended: wall-clock seconds, and the most resident memory at once."""
+
+    seconds: float
+    peak_mib: float
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """It is in the queue. why: for what: a slot, memory, a node that has yet to come."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Started:
+    """It has left the queue. where: 'here', or the name of a node; told again after a retry."""
+
+    name: str
+    where: str = "here"
+
+
+@dataclass(frozen=True)
+class PhaseEntered:
+    """What the job says that it does now (`process.enter_phase`)."""
+
+    name: str
+    phase: str
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What its process has printed since, in pieces that end anywhere."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class MemoryHeld:
+    """It has come to hold this much memory, more than ever before; told when that has grown markedly."""
+
+    name: str
+    mib: float
+
+
+@dataclass(frozen=True)
+class Retrying:
+    """It is going to be started once more."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class ProcessEnded:
+    """Its processes are gone, with or without a result."""
+
+    name: str
+    usage: Usage
+
+
+JobEvent = Waiting | Started | PhaseEntered | Printed | MemoryHeld | Retrying | ProcessEnded
+# Is told of them; what it raises stops the job.
+Watch = Callable[[JobEvent], object]
+
+
+def ignore_event(event: JobEvent) -> None:
+    """Nobody wants to know."""
+
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
@@ -103,3 +183,42 @@ class Executor(Protocol):
     def cancel(self) -> None:
         """Kill what runs now and refuse what comes; safe from a signal handler."""
         ...
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ChildTask:
+    """What job.json holds. request: as `encode_request` writes it.  parent: its pid.  lifeline: a pipe's end."""
+
+    request: object
+    store: str
+    parent: int
+    lifeline: int
+
+
+def encode_request(request: Request[object]) -> dict[str, object]:
+    """A request with the name of its class, as JSON: {"type": "package.module:Class", "fields": {...}}."""
+    kind = type(request)
+    return {"type": f"{kind.__module__}:{kind.__qualname__}", "fields": encode(request)}
+
+
+def decode_request(data: object) -> Request[object]:
+    """The request that `encode_request` wrote; imports the module of its class. Raises IntegrityError."""
+    given = decode(data, _Named)
+    module, _, name = given.type.partition(":")
+    kind: type[Request[object]] = getattr(importlib.import_module(module), name)
+    return decode(given.fields, kind)
+
+
+@dataclass(frozen=True)
+class _Named:
+    type: str
+    fields: object
+
+
+def result_type(request: Request[T]) -> type[T]:
+    """The type that the request's `run` is declared to return."""
+    kind: type[T] = get_type_hints(type(request).run)["return"]
+    return kind

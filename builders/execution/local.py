@@ -5,8 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
-from builders.execution.events import Started, Waiting, Watch, ignore_event
-from builders.execution.jobs import Job, Result
+from builders.execution.jobs import Job, Result, Started, Waiting, Watch, ignore_event
 from builders.execution.process import run_job
 from builders.execution.retries import run_with_retries
 from builders.execution.workdir import workdir

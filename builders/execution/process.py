@@ -23,11 +23,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from builders.execution.events import MemoryHeld, PhaseEntered, Printed, ProcessEnded, Usage, Watch, ignore_event
-from builders.execution.jobs import Job, Result
-from builders.execution.oom import oom_kills
-from builders.execution.requests import ChildTask, encode_request, result_type
-from builders.execution.resident import resident_mib
+from builders.execution.jobs import (
+    ChildTask,
+    Job,
+    MemoryHeld,
+    PhaseEntered,
+    Printed,
+    ProcessEnded,
+    Result,
+    Usage,
+    Watch,
+    encode_request,
+    ignore_event,
+    result_type,
+)
+from builders.execution.memory import oom_kills, resident_mib
 from enginery.core.codec import decode, encode
 from enginery.core.errors import StepError, error_from_json
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from builders.execution.events import Retrying, Watch
-from builders.execution.jobs import Job, Result
+from builders.execution.jobs import Job, Result, Retrying, Watch
 from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 
 MOST_LOST = 3

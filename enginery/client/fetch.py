@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import Literal
 
 from enginery.core.errors import IntegrityError
-from enginery.registry.store.atomic_write import (
+from enginery.registry.store.base import Store
+from enginery.registry.store.cache import BlobCache, VerificationCache, local_cache
+from enginery.registry.store.download import download, journal_of
+from enginery.registry.store.files import (
+    BlobDigest,
     copy_hashed,
     make_folder,
     reachable,
@@ -25,11 +29,6 @@ from enginery.registry.store.atomic_write import (
     sweep,
     sync_folder,
 )
-from enginery.registry.store.base import Store
-from enginery.registry.store.blob_digest import BlobDigest
-from enginery.registry.store.cache import BlobCache, local_cache
-from enginery.registry.store.download import download, journal_of
-from enginery.registry.store.verification_cache import VerificationCache
 
 # Where the bytes came from: they were there, this machine had them, or the registry sent them.
 Origin = Literal["there", "cache", "registry"]

@@ -18,12 +18,11 @@ from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
 from enginery.core.requirements import SessionOption
 from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.evidence.speeds import measured_speeds
+from enginery.registry.evidence.latencies import measured_speeds
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.missing_blobs import find_lost_engines
-from enginery.registry.store.atomic_write import write_whole
 from enginery.registry.store.base import Store
-from enginery.registry.store.blob_digest import choose_digest
+from enginery.registry.store.files import choose_digest, write_whole
 from enginery.registry.trust import require
 from enginery.registry.versions.lookup import Located, locate
 

@@ -24,7 +24,7 @@ from enginery.core.hardware.targets import generation_of
 from enginery.core.requirements import Gpu, SessionOption, hardware_of
 from enginery.core.text import join_first
 from enginery.registry.evidence.attestations import JudgedEntry
-from enginery.registry.evidence.speeds import MeasuredSpeed
+from enginery.registry.evidence.latencies import MeasuredSpeed
 from enginery.registry.manifest import EngineEntry
 
 PORTABLE = "gpu"

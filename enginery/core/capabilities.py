@@ -17,7 +17,7 @@ class SharedOptions:
     workspace_mib: scratch memory of the compiler in MiB, 0 for no limit. It is lowered for a second build where the
     first ran out of memory.
     cuda_graphs: whether a session replays CUDA graphs; both settings are measured.
-    cpu_level: the level of x86-64 that code for CPUs is compiled for, or 'host' (`enginery.core.hardware.cpu_levels`).
+    cpu_level: the level of x86-64 that code for CPUs is compiled for, or 'host' (`enginery.core.hardware.targets`).
     wide_profile: (option, value) with which a request has one optimization profile over all buckets, not one for each.
     """
 
@@ -35,9 +35,9 @@ class Capabilities:
     than outputs within the budgets ('budget').
     tunes_on_target: whether `build` measures kernels on a GPU of its target: it then needs a node that has one, and
     that GPU for itself. Else it builds on hosts without its target's hardware.
-    refits: whether it gives an engine other weights (`builders.backends.refitting.Refitting`).
+    refits: whether it gives an engine other weights (`builders.backends.optional_methods.Refitting`).
     timing_cache: whether a build takes and leaves what its tuner measured (`timing_caches.TimingCached`).
-    times_nodes: whether it times the nodes of an engine (`builders.backends.run_profiles.Profiling`).
+    times_nodes: whether it times the nodes of an engine (`builders.backends.optional_methods.Profiling`).
     opens_parts: whether an engine's file is an ONNX graph, any part of which can be opened (`backends.parts`): inner
     tensors of such an engine can be tapped.
     thread_safe: whether several threads may run one session at once. Any other is run by the thread that opened it.

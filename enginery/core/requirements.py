@@ -1,4 +1,6 @@
-"""What an engine needs of the machine that runs it, as data: written into the manifest when it is built.
+"""Versions as people and packages write them, compared as far as both are given: 10.16 stands for every 10.16.x.
+
+What an engine needs of the machine that runs it, as data: written into the manifest when it is built.
 
 A backend lists requirements (`Backend.requires`); everybody else evaluates (`hardware.evaluation`) or renders them and
 knows no compiler. A strict one that a machine is known not to meet rules the engine out there; any other is a remark.
@@ -8,9 +10,36 @@ Standard library only: a serving node imports it.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
-from enginery.core.version_numbers import numbers
+_MOST_DIGITS = 18
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The leading numeric parts of a version: '10.16.1rc2' gives (10, 16). Parts of over 18 digits end it, too."""
+    plain = takewhile(lambda part: part.isdecimal() and len(part) <= _MOST_DIGITS, version.split("."))
+    return tuple(map(int, plain))
+
+
+def same_version(built: str, here: str) -> bool:
+    """Whether two versions are equal in the parts that both have ('10.16' and '10.16.1'); other text must be equal."""
+    plain = all(part.isdecimal() for part in f"{built}.{here}".split("."))
+    return built == here or (plain and all(a == b for a, b in zip(numbers(built), numbers(here), strict=False)))
+
+
+def is_within(here: str, first: str, below: str) -> bool:
+    """Whether a version is in [first, below), compared in the parts that both have; '' as `below` has no limit."""
+    (low, above), (under, high) = _cut(first, here), _cut(here, below)
+    return low <= above and (not below or under < high)
+
+
+def _cut(one: str, other: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Two versions' numbers, as many as both have."""
+    found = numbers(one), numbers(other)
+    count = min(map(len, found))
+    return found[0][:count], found[1][:count]
+
 
 Capability = tuple[int, int]
 
@@ -35,7 +64,7 @@ class Gpu:
 class Cpu:
     """A machine that runs models on its CPU. target: the name of the build target ('cpu').
 
-    only: the one kind of CPU (`enginery.core.hardware.cpu_kinds`) that runs the engine; '' means any.
+    only: the one kind of CPU (`enginery.core.hardware.targets`) that runs the engine; '' means any.
     """
 
     target: str

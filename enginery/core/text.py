@@ -1,7 +1,18 @@
-"""Formatting for messages: the nearest known word, the first items of a list, sizes in bytes, counts."""
+"""Formatting for messages: the nearest known word, the first items of a list, sizes in bytes, counts.
+
+Text that others wrote (names in a model, a compiler's log), made safe to show: on a terminal, a page, in a picture.
+
+An escape character moves a terminal's cursor and recolours what it shows; a change of direction reorders what a person
+reads; XML cannot hold most of them at all.
+
+The current time as text for documents, reports and logs. Times that machines compare: `registry.writers.clock`.
+"""
 
 import difflib
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
 # Share of a word that must be alike (difflib's ratio), below its default of 0.6: names of models and nodes are long.
 _ALIKE = 0.5
@@ -33,3 +44,36 @@ def format_bytes(size: float | None) -> str:
 def pluralize(count: int, noun: str, plural: str = "") -> str:
     """'1 model', '2 models': a count with its noun. plural: where it is not the noun and an s."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
+# Ends of lines and tabs stay, and spaces that are wider or narrower than a space.
+_KEPT = frozenset("\n\t")
+# What JSON leaves as it is although a terminal may obey it; in JSON such a character stands within a string only.
+_UNESCAPED = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    r"""The text with each non-printable character, but line ends, tabs and spaces, as its escape: '\x1b', '\u202e'."""
+    if text.isprintable():
+        return text
+    return "".join(char if _harmless(char) else char.encode("unicode_escape").decode() for char in text)
+
+
+def visible_json(text: str) -> str:
+    r"""JSON text of the same value, with characters that control a terminal as escapes: '\u009b'."""
+
+    return _UNESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _harmless(char: str) -> bool:
+    return char.isprintable() or char in _KEPT or unicodedata.category(char) == "Zs"
+
+
+def now() -> str:
+    """The current time in UTC to the second, in ISO 8601: '2026-11-20T18:23:01+00:00'."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def precise_now() -> str:
+    """The current time in UTC to the millisecond, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

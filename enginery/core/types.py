@@ -1,4 +1,7 @@
-"""The values that a build is made of. Standard library only: a GPU box needs nothing else to read them.
+"""The one name of what its library gives no types for: TensorRT's, TVM's, IREE's, JAX's, ONNX Runtime's and Ray's
+objects, functions of C libraries, and values of ONNX attributes, whose type follows from the operator.
+
+The values that a build is made of. Standard library only: a GPU box needs nothing else to read them.
 
 Every value is frozen and small. Bytes (models, engines, reports) are named by digest and live in an artifact store.
 """
@@ -8,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from enginery.core.capabilities import Capabilities
 from enginery.core.digest import digest_of, digest_of_file
@@ -16,6 +19,11 @@ from enginery.core.requirements import GpuMemory, Requirement
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+# mypy checks nothing that is done with it.
+Untyped = Any
+
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int8-dynamic", "int4"]
 # From wide to narrow.

@@ -15,18 +15,17 @@ from enginery.core.errors import ConflictError, InputError, IntegrityError
 from enginery.core.names import Reference
 from enginery.core.parsing import Malformed
 from enginery.registry.evidence.attestations import Attestation
+from enginery.registry.leases import BUILDING, Guard, digests_in, hold_lease, version_name
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import manifest_key, page_data_key, page_key, version_prefix
+from enginery.registry.store.layout import manifest_key, page_data_key, page_key, version_prefix
 from enginery.registry.trust import require
-from enginery.registry.trust.bundles import read_bundle
 from enginery.registry.trust.policy import TrustPolicy
+from enginery.registry.trust.signatures import read_bundle
 from enginery.registry.versions import channels
 from enginery.registry.versions.channels import Channel
 from enginery.registry.versions.lookup import locate
 from enginery.registry.versions.policies import canary_pass
-from enginery.registry.writers.guard import Guard, digests_in, hold_lease, version_name
-from enginery.registry.writers.leases import BUILDING
 
 _AT_ONCE = 4
 

@@ -24,8 +24,8 @@ from enginery.core.parsing import Malformed
 from enginery.core.requirements import to_json
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.store.atomic_write import make_folder, reachable, start_atomic_write, sweep, write_whole
 from enginery.registry.store.base import Store
+from enginery.registry.store.files import make_folder, reachable, start_atomic_write, sweep, write_whole
 from enginery.registry.trust import require
 from enginery.registry.trust.policy import TrustPolicy
 from enginery.registry.versions.lookup import Located

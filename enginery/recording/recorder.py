@@ -20,9 +20,8 @@ from typing import Self
 
 from enginery.core.errors import DataError, EngineryError, InputError
 from enginery.core.types import Tensors
-from enginery.recording.append import LineFile
-from enginery.recording.outputs import digest_of_outputs
-from enginery.recording.traffic import TRAFFIC, encode_inputs
+from enginery.recording.json_lines import LineFile
+from enginery.recording.traffic import TRAFFIC, digest_of_outputs, encode_inputs
 
 FORMAT = 1
 OBSERVATIONS = "enginery-observations"

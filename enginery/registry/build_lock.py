@@ -16,10 +16,10 @@ from datetime import timedelta
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
 from enginery.core.errors import EngineryError, IntegrityError, UndecidedError
-from enginery.core.origin.presence import Presence, this_process
+from enginery.core.origin import Presence, this_process
+from enginery.registry import leases
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import BUILD_LOCKS, build_lock_key
-from enginery.registry.writers import clock
+from enginery.registry.store.layout import BUILD_LOCKS, build_lock_key
 
 BEAT_S = 10.0
 DEAD_AFTER_S = 45.0
@@ -89,7 +89,7 @@ def remove_stale_locks(store: Store) -> None:
     """Delete build locks that were not renewed for a day, or cannot be read; garbage collection calls this."""
     for key in store.list(BUILD_LOCKS):
         holder = _read(store.read(key))
-        if holder is None or clock.read_stamp(holder.touched, "touched") < clock.now() - STALE_AFTER:
+        if holder is None or leases.read_stamp(holder.touched, "touched") < leases.now() - STALE_AFTER:
             store.remove(key)
 
 
@@ -103,7 +103,7 @@ def _take(store: Store, name: str, mine: LockHolder, say: Callable[[str], object
         if data != seen:
             seen, since = data or b"", time.monotonic()
         if holder is None or holder.gone or time.monotonic() - since > DEAD_AFTER_S:
-            mine = replace(mine, since=clock.stamp(clock.now()))
+            mine = replace(mine, since=leases.stamp(leases.now()))
             with suppress(UndecidedError):  # the next look tells
                 if store.replace(key, canonical_json(asdict(mine)), data):
                     return mine
@@ -116,7 +116,7 @@ def _take(store: Store, name: str, mine: LockHolder, say: Callable[[str], object
 def _beat(store: Store, name: str, mine: LockHolder, stop: threading.Event) -> None:
     """Renew the lock every `BEAT_S` seconds, until `stop` is set or another holder has taken it."""
     while not stop.wait(BEAT_S):
-        after = replace(mine, beat=mine.beat + 1, touched=clock.stamp(clock.now()))
+        after = replace(mine, beat=mine.beat + 1, touched=leases.stamp(leases.now()))
         with suppress(EngineryError):  # another beat follows
             data = store.read(build_lock_key(name))
             held = _read(data)
@@ -131,7 +131,7 @@ def _same(one: LockHolder, other: LockHolder) -> bool:
 
 
 def _myself(what: str) -> LockHolder:
-    me, now = this_process(), clock.stamp(clock.now())
+    me, now = this_process(), leases.stamp(leases.now())
     return LockHolder(what, me.host, me.namespace, me.pid, threading.get_ident(), me.began, 0, now, now)
 
 
@@ -141,7 +141,7 @@ def _read(data: bytes | None) -> LockHolder | None:
         document = parsing.parse_json(data or b"{}", MAX_BYTES)
         words = ("what", "host", "namespace", "began", "since")
         texts = {name: parsing.field(document, name, parsing.text) for name in words}
-        clock.read_stamp(document.get("touched"), "touched")
+        leases.read_stamp(document.get("touched"), "touched")
         counts = {name: parsing.field(document, name, parsing.count) for name in ("pid", "thread", "beat")}
         return LockHolder(**texts, **counts, touched=document["touched"])  # type: ignore[arg-type]
     except IntegrityError:

@@ -2,22 +2,26 @@
 
 It is canonical JSON with the digest of its other fields, so that an edit by hand is detected when it is read. All
 names, digests and sizes are checked before they are used.
+
+Reading what an engine requires from a manifest that somebody else may have written.
+
+The build request behind a published engine.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from enginery.core import parsing
+from enginery.core.codec import decode
 from enginery.core.digest import canonical_json, digest_of
 from enginery.core.errors import IntegrityError
 from enginery.core.names import is_name
 from enginery.core.parsing import Malformed
 from enginery.core.parsing import field as read
-from enginery.core.requirements import Cpu, Gpu, Requirement, Unknown, Weights, to_json
-from enginery.core.types import CPU_KIND, PRECISIONS, Scalar, Shape, ShapeProfile, Target, TensorSpec
-from enginery.registry.requirements import read_requirement
+from enginery.core.requirements import KINDS, Cpu, Gpu, Requirement, Unknown, Weights, to_json
+from enginery.core.types import CPU_KIND, PRECISIONS, BuildRequest, Scalar, Shape, ShapeProfile, Target, TensorSpec
 
 FORMAT = 1
 MAX_BYTES = 16 << 20
@@ -301,3 +305,41 @@ def _ranges(value: object, path: str) -> tuple[str, Shape, Shape, Shape]:
         raise Malformed(f"{path} has {len(items)} items; it must have a name and three shapes")
     low, opt, high = (parsing.many(parsing.count)(item, path) for item in items[1:])
     return parsing.text(items[0], path), low, opt, high
+
+
+def read_requirement(value: Any, path: str) -> Requirement:
+    """A requirement that `core.requirements.to_json` wrote. One of a kind, or with a field, that this enginery does not
+    know rules out its engine alone. Raises Malformed for a field of another type."""
+    data = parsing.mapping(value, path)
+    kind = parsing.field(data, "kind", parsing.text, path)
+    known = KINDS.get(kind)
+    if known is None or data.keys() != {field.name for field in fields(known)}:
+        return Unknown(kind, canonical_json(data).decode())
+    try:
+        return decode(data, known)
+    except IntegrityError as error:
+        raise Malformed(f"{path}: {error}") from error
+
+
+def request_of(entry: EngineEntry) -> BuildRequest:
+    """The build request that an engine was built from. Raises IntegrityError if the entry's fields do not give its
+    build key."""
+    request = make_request(entry)
+    if request.key != entry.build_key:
+        raise IntegrityError(f"{entry.unit}: its build key is {entry.build_key}, its fields give {request.key}")
+    return request
+
+
+def make_request(entry: EngineEntry) -> BuildRequest:
+    """A build request from an entry's fields; the entry's build key is not checked."""
+    return BuildRequest(
+        model=entry.graph or "",
+        precision=entry.precision,  # type: ignore[arg-type] # checked by the manifest's parser
+        target=entry.hardware,
+        backend=entry.backend,
+        inputs=entry.inputs,
+        outputs=entry.outputs,
+        profiles=entry.profiles,
+        options=tuple(sorted(entry.options.items())),
+        toolchain=tuple(sorted(entry.toolchain.items())),
+    )

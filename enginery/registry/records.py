@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
-from enginery.registry.store.base import Store
-from enginery.registry.store.documents import change
-from enginery.registry.store.keys import record_key
+from enginery.registry.store.base import Store, change
+from enginery.registry.store.layout import record_key
 
 MAX_BYTES = 64 << 20
 

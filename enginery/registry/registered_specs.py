@@ -17,7 +17,7 @@ from enginery.core.errors import IntegrityError, UnknownNameError
 from enginery.core.names import inside, is_name
 from enginery.core.parsing import Malformed
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import MODELS, registered_key
+from enginery.registry.store.layout import MODELS, registered_key
 
 KEPT = 3
 MAX_BYTES = 16 << 20

@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.codec import decode, encode
 from enginery.core.errors import EngineryError, error_from_json, error_to_json
 

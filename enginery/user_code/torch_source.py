@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from enginery.arrays import check_finite
 from enginery.core.errors import ModelError
 from enginery.core.text import join_first
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.user_code.entry_point import call_entry_point, place, reason
-from enginery.user_code.finite import check_finite
 
 if TYPE_CHECKING:
     import onnx

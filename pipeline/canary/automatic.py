@@ -15,7 +15,7 @@ from enginery.registry.store.base import Store
 from enginery.registry.versions import channels, lookup
 from pipeline.canary.engines import check_shared_gpu, choose, choose_unrun
 from pipeline.canary.run import CanaryRun, run_canary
-from pipeline.canary.targets import attach
+from pipeline.canary.settle import attach
 from pipeline.intake.places import place_at
 from validation.canary.replay import ReplayPace
 from validation.canary.report import CanaryReport

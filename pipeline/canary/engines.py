@@ -10,20 +10,19 @@ from builders.backends import discovery
 from builders.backends.compatibility import open_engine
 from enginery.client.resolve import Policy, rank_engines
 from enginery.core.errors import InputError
-from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.cuda import DEFAULT_MODE, gpus
 from enginery.core.hardware.machine import Machine
+from enginery.core.hardware.targets import this_kind
 from enginery.core.names import Reference
 from enginery.core.types import Target
-from enginery.registry.build_request import request_of
 from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.evidence.speeds import measured_speeds
-from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.evidence.latencies import measured_speeds
+from enginery.registry.manifest import EngineEntry, Manifest, request_of
 from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.versions.lookup import locate
 from pipeline.canary.isolated import IsolatedSession, isolate
-from pipeline.compile.jobs.blobs import fetch_engine
+from pipeline.compile.steps.blobs import fetch_engine
 from pipeline.values import EngineBlob
 from validation.canary.observations import EngineIdentity
 

@@ -1,7 +1,11 @@
-"""A canary from start to verdict: replay, look at planned times, stop as soon as a look decides."""
+"""How many requests a canary has in flight at once: as many as the record shows.
 
+A canary from start to verdict: replay, look at planned times, stop as soon as a look decides.
+"""
+
+import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,24 +13,75 @@ from pathlib import Path
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import InputError
-from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.hardware.targets import this_kind
 from enginery.core.names import Reference
 from enginery.core.types import Session, Target
-from enginery.recording.append import LineFile
+from enginery.recording.json_lines import LineFile
 from enginery.recording.recorder import end_of, header_of
 from enginery.recording.traffic import RecordedTraffic, read_traffic
-from enginery.registry.store.atomic_write import make_folder, reachable
 from enginery.registry.store.base import Store
+from enginery.registry.store.files import make_folder, reachable
 from pipeline.canary.engines import ChosenEngine, check_alike, check_shared_gpu, choose, open_isolated
-from pipeline.canary.in_flight import InFlight, in_flight_of
 from pipeline.canary.verdicts import WrittenReport, circumstances, thresholds_of, write_report
-from validation.canary.concurrent import SegmentSession, replay_concurrently
+from validation.canary.concurrent import MOST_IN_FLIGHT, SegmentSession, peak, replay_concurrently
 from validation.canary.judging.judge import CanaryJudgement, Looks, judge
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.judging.thresholds import QualityThresholds, Thresholds
-from validation.canary.observations import ObservationTable, add_to
-from validation.canary.replay import RemoteSession, ReplayClock, ReplayedPair, ReplayPace, replay
+from validation.canary.observations import ObservationTable, add_to, read_observations
+from validation.canary.replay import RemoteSession, ReplayClock, ReplayedPair, ReplayPace, replay, serve
 from validation.canary.report import TrafficReplayed, make_report
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """count: so many requests at once, at most.  source: what says so, in words."""
+
+    count: int
+    source: str
+
+
+def in_flight_of(
+    traffic: RecordedTraffic,
+    pace: ReplayPace,
+    observed: Path | None,
+    baseline: Session | RemoteSession,
+    clock: ReplayClock,
+) -> InFlight:
+    """What was asked for, else the peak of the record: of the log `observed`, else of latencies in the traffic, else of
+    its arrivals, each answered in the median time that the baseline takes for a request of the warm-up.
+
+    Raises InputError for several requests in flight of traffic without times, DataError for a log that is none.
+    """
+    if not traffic.timed:
+        if pace.duration is not None or pace.in_flight not in (None, 1):
+            raise InputError(
+                "this traffic has no times, so it can be replayed once, one request after the other; record `at`"
+            )
+        return InFlight(1, "the traffic has no times, and was sent one request after the other, without any queue")
+    if pace.in_flight is not None:
+        return InFlight(pace.in_flight, "as was asked for")
+    if observed is not None:
+        log = read_observations(observed)
+        seen = [(at, latency) for at, latency in zip(log.time, log.latency, strict=True) if latency > 0]
+        return _peak([at for at, _ in seen], [latency for _, latency in seen], f"the most in {observed.name}")
+    sent = [(request.at / pace.scale, request.latency) for request in traffic.requests]
+    recorded = [latency for _, latency in sent if latency is not None]
+    arrivals = [at for at, _ in sent]
+    if len(recorded) == len(sent):
+        return _peak(arrivals, recorded, "the most by the latencies in the traffic")
+    warmup = traffic.requests[: max(pace.warmup, 1)]
+    alone = statistics.median(serve(baseline, request.inputs, clock).service for request in warmup)
+    return _peak(
+        arrivals, [alone] * len(arrivals), f"the most if each took {alone:.3g} s, as the baseline's do by themselves"
+    )
+
+
+def _peak(arrivals: Sequence[float], latencies: Sequence[float], source: str) -> InFlight:
+    found = max(1, peak(arrivals, latencies))
+    if found > MOST_IN_FLIGHT:
+        return InFlight(MOST_IN_FLIGHT, f"{source} is {found}, and {MOST_IN_FLIGHT} is the most that is replayed")
+    return InFlight(found, source)
+
 
 SIDES = ("candidate", "baseline")
 LEAST_PER_LOOK = 100

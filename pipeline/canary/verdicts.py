@@ -1,21 +1,26 @@
-"""Verdicts: thresholds from a spec, reports on disk, and what a verdict may do to a channel."""
+"""Verdicts: thresholds from a spec, reports on disk, and what a verdict may do to a channel.
 
-from collections.abc import Sequence
+Promotion on the word of a canary.
+"""
+
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from enginery.core import parsing
+from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import ConflictError, InputError, UnknownNameError
-from enginery.core.hardware.host import describe_host
+from enginery.core.hardware.machine import describe_host
 from enginery.core.hardware.targets import parse_targets
-from enginery.core.origin.moment import now
+from enginery.core.text import join_first, now
 from enginery.registry.evidence.canaries import canary_target
 from enginery.registry.manifest import Manifest
-from enginery.registry.store.atomic_write import reachable, write_whole
 from enginery.registry.store.base import Store
+from enginery.registry.store.files import reachable, write_whole
 from enginery.registry.versions import channels
 from enginery.registry.versions.channels import Channel
+from enginery.registry.versions.policies import CanaryPass
 from pipeline.compile.run_context import versions
 from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.pairing import evidence_of
@@ -119,7 +124,7 @@ def thresholds_of(manifest: Manifest) -> tuple[Thresholds, str]:
 
 def spec_thresholds(path: Path) -> tuple[Thresholds, str]:
     """The thresholds of a spec file. Raises SpecError."""
-    from pipeline.spec.file import load_spec
+    from pipeline.spec.model import load_spec
 
     given = load_spec(path).validation.canary.model_dump(mode="json", exclude_unset=True)
     return Thresholds.from_json(given), f"the spec {path.name}"
@@ -159,3 +164,31 @@ def roll_back(store: Store, report: CanaryReport, channel: str, by: str) -> str:
     except (ConflictError, UnknownNameError) as error:
         return f"{error}; no channel was moved"
     return f"rolled back: {model}:{channel} -> {after.version}"
+
+
+def canary_passes(
+    store: Store, manifest: Manifest, channel: str, reports: Sequence[Path], say: Callable[[str], None]
+) -> tuple[str, list[CanaryPass]]:
+    """What the channel's history says of these canaries, and the passes, their reports stored as blobs; engines that
+    none of them ran are named by `say`.
+
+    Raises InputError unless every report is a PASS of exactly this version against what the channel serves.
+    """
+    serving = channels.read(store, manifest.model, channel)
+    words, passes, texts = [], [], []
+    for path in reports:
+        read_report_file(path)
+        with reachable(f"reading {path}"):
+            texts.append(path.read_bytes())
+        report = read_report(texts[-1])
+        if refusal := promotion_refusal(report, manifest, serving):
+            raise InputError(f"{path}: {refusal}; {manifest.model}:{channel} was not moved")
+        engine, baseline = str(report.candidate.engine), report.baseline.manifest or ""
+        passes.append(CanaryPass(digest_of_bytes(texts[-1]), engine, baseline, report.target or ""))
+        words.append(str(report.digest)[:12])
+    covered = {item.engine for item in passes}
+    if left := [entry.unit for entry in manifest.engines if entry.digest and entry.digest not in covered]:
+        say(f"no canary ran {len(left)} of the engines: {join_first(left, 5)}")
+    for text in texts:
+        store.put_bytes(text)
+    return f"canary PASS {', '.join(words)}", passes

@@ -14,7 +14,7 @@ from typing import NoReturn
 import click
 
 from enginery.core.errors import EngineryError, SpecError
-from enginery.core.visible import visible
+from enginery.core.text import visible
 from pipeline.cli.streams import code_of_lost, leave, prepare_streams, say
 
 # Where a command's file is, and what it does, by section of `enginery --help`; those of every day first.

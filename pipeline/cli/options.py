@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from enginery.core.text import visible_json
 from enginery.core.types import PRECISIONS
-from enginery.core.visible import visible_json
 from enginery.registry import DEFAULT_REGISTRY
 from pipeline.cli.tables import echo
 

@@ -3,27 +3,32 @@
 A step is keyed by the content of everything it reads: files, spec values, the code that its request can reach
 (`closure`) and the versions of the packages that this code imports. A key that is on record is answered from
 the record, so that a run with nothing to do imports nothing heavy.
+
+Waiting for one's turn in sight of whoever looks at the run.
+
+Answering from the records alone: an executor that runs nothing, and what it says instead.
 """
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
-from builders.backends.installed import PackageNotFoundError, version
-from builders.execution.jobs import Executor, Job, Result
-from builders.execution.requests import result_type
+from builders.backends.discovery import PackageNotFoundError, version
+from builders.execution.jobs import Executor, Job, Result, Watch, ignore_event, result_type
 from enginery.core.codec import decode, encode_fields
 from enginery.core.digest import digest_of
 from enginery.core.errors import IntegrityError
-from enginery.core.origin.moment import now
+from enginery.core.text import now
+from enginery.registry.build_history import History
+from enginery.registry.build_lock import hold_build_lock
 from enginery.registry.records import recall, remember
-from enginery.registry.runs.history import History
 from enginery.registry.store.base import Store
-from pipeline.progress.events import Finished, Progress
+from pipeline.progress.events import Finished, Progress, Waiting
 
 Recalled = TypeVar("Recalled")
 
@@ -117,3 +122,34 @@ def import_versions(*packages: str) -> dict[str, str]:
 def _find_distributions(package: str) -> str:
     owners = sorted(set(importlib.metadata.packages_distributions().get(package, ())))
     return ", ".join(f"{name} {version_of(name)}" for name in owners) or "absent"
+
+
+@contextmanager
+def shown_turn(context: RunContext, name: str, what: str) -> Iterator[None]:
+    """`hold_build_lock`, with the wait as a step of the run: who works, since when, and how long it took."""
+    begun, waited = time.monotonic(), False
+
+    def say(who: str) -> None:
+        nonlocal waited
+        waited = True
+        context.progress.emit(Waiting("turn", who))
+
+    with hold_build_lock(context.store, name, what, say):
+        if waited:
+            context.progress.emit(Finished("turn", reason=f"waited {time.monotonic() - begun:.0f} s"))
+        yield
+
+
+class NotOnRecord(Exception):  # noqa: N818 - no error: it says that there is work to do
+    """A step is not on record; its text names the job."""
+
+
+class OnlyRecords:
+    """An executor that runs nothing."""
+
+    def run(self, job: Job[Result], watch: Watch = ignore_event) -> NoReturn:  # noqa: ARG002 - the protocol's
+        """Raise NotOnRecord."""
+        raise NotOnRecord(job.name)
+
+    def cancel(self) -> None:
+        """There is nothing to stop."""

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from enginery.core.hardware.cpu_kinds import this_kind
-from enginery.core.hardware.host import describe_host
-from enginery.core.origin.moment import now
+from enginery.core.hardware.machine import describe_host
+from enginery.core.hardware.targets import this_kind
 from enginery.core.reports.proof import Report, Verdict, judge
+from enginery.core.text import now
 from pipeline.values import Attributed, Built, Proof
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import yaml
 
-from enginery.core.documents import find, read
 from enginery.core.errors import InputError, UnavailableError
-from enginery.core.untyped import Untyped
+from enginery.core.parsing import find, read
+from enginery.core.types import Untyped
 from pipeline.fleet.groups import Fleet
 from pipeline.fleet.inventory import fleet_of_nodes
 

@@ -9,9 +9,8 @@ from enginery.core.hardware.machine import Machine
 from enginery.core.text import join_first
 from enginery.core.types import Precision
 from enginery.registry.manifest import EngineEntry
-from pipeline.fleet.catalog import Catalog, Demand
+from pipeline.fleet.catalog import Catalog, Demand, Served
 from pipeline.fleet.groups import NodeGroup
-from pipeline.fleet.served import Served
 
 # From worst to best. missing: nothing was built for this hardware.  broken: what was built does not run with the driver
 # and runtime that are there.  unproven: it never ran on its hardware.  breaking: it will not run with those planned.

@@ -7,12 +7,10 @@ from enginery.core.errors import InputError
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.types import Target
-from pipeline.fleet.catalog import Catalog
+from pipeline.fleet.catalog import Catalog, Served
 from pipeline.fleet.coverage import Coverage, Known, find_unwanted_groups, list_coverage
 from pipeline.fleet.groups import Fleet, Hardware, NodeGroup
-from pipeline.fleet.prediction import Hours, Predictor, total
-from pipeline.fleet.served import Served
-from pipeline.fleet.work import FleetWork, work_for
+from pipeline.fleet.work import FleetWork, Hours, Predictor, total, work_for
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,23 @@
 In a bundle are the spec, the source (an entry point with the local modules that it imports, or the model file with its
 external data), weights, calibration data (a generator with its modules) and golden data. Not in it is what only running
 the code would show: installed packages, modules imported by a computed name, and files that the code opens by itself.
+
+Putting a spec and its files into a registry, from where any worker that reaches it can build them.
 """
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from enginery.core.digest import digest_of_file
-from enginery.core.errors import InputError
-from enginery.registry.registered_specs import SpecBundle, outside
-from enginery.registry.store.atomic_write import reachable
-from enginery.user_code.source_files import source_files
+from enginery.core.digest import canonical_json, digest_of_file
+from enginery.core.errors import ConflictError, InputError
+from enginery.core.origin import user
+from enginery.core.text import now
+from enginery.registry.leases import hold_lease
+from enginery.registry.registered_specs import KEPT, Registration, SpecBundle, outside, parse
+from enginery.registry.store.base import Store, change
+from enginery.registry.store.files import reachable
+from enginery.registry.store.layout import registered_key
+from enginery.user_code.entry_point import source_files
 from pipeline.spec.model import ModelSpec
 
 MOST_FILES = 5000
@@ -79,3 +86,33 @@ def _source_paths(spec: ModelSpec) -> Iterator[Path]:
         from pipeline.sources.onnx_model import external_files
 
         yield from external_files(path, spec.folder)
+
+
+def register(store: Store, spec: ModelSpec, most_bytes: int = MOST_BYTES) -> tuple[Registration, bool]:
+    """Keep a spec and its files in a registry; and whether it was the newest there already.
+
+    Raises InputError and ModelError as `bundle_of`, ConflictError when files change or vanish meanwhile.
+    """
+    with hold_lease(store, f"registering {spec.model}") as guard:
+        bundle = bundle_of(spec, store.put_file, most_bytes)
+        guard.secure(bundle.files.values())
+        if lost := [name for name, digest in bundle.files.items() if not store.has(digest)]:
+            raise ConflictError(f"{spec.path}: {lost[0]} was collected while it was registered; run again")
+        return _append(store, Registration(bundle, now(), user()))
+
+
+def _append(store: Store, new: Registration) -> tuple[Registration, bool]:
+    """Make it the newest, unless that is the same; and whether it was."""
+    model, tried = new.bundle.model, False
+
+    def appended(data: bytes | None) -> bytes | None:
+        nonlocal tried
+        before = parse(data, model)
+        if before and before[-1].bundle.digest == new.bundle.digest:
+            return None
+        tried = True
+        others = [item for item in before if item.bundle.digest != new.bundle.digest]
+        return canonical_json({"registered": [item.to_json() for item in [*others, new][-KEPT:]]})
+
+    newest = parse(change(store, registered_key(model), appended), model)[-1]
+    return newest, not (tried and newest == new)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from builders.backends import discovery
 from enginery.core.codec import encode, encode_document
 from enginery.core.errors import UnknownNameError
-from enginery.registry.evidence.quantization import RECIPE
+from enginery.registry.evidence.build_details import RECIPE
 from enginery.registry.manifest import EngineEntry, Manifest
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.attributions import Suspect, attribute
 from pipeline.compile.steps.engines import recall_engine
 from pipeline.operations.revalidate import as_built, spec_of
 from pipeline.values import Attributed, Built, GraphVariant, Recipe
-from validation.attribution.published import read_attribution
+from validation.attribution.result import read_attribution
 
 if TYPE_CHECKING:
     from validation.attribution.result import Attribution

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from builders.execution.jobs import Job
-from enginery.registry.build_request import request_of
+from enginery.registry.manifest import request_of
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import engine_limits, limits_of, model_shapes
 from pipeline.operations.jobs.fuzz import FuzzEngine, FuzzTerms
 from pipeline.operations.revalidate import spec_of
 from pipeline.values import EngineBlob
-from validation.fuzz.report import FuzzReport
+from validation.fuzz.run import FuzzReport
 
 
 @dataclass(frozen=True)

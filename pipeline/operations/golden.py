@@ -12,9 +12,8 @@ from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.names import parse_reference
 from enginery.registry.store.base import Store
 from enginery.registry.versions.lookup import load, locate, models, versions
-from pipeline.compile.jobs.blobs import fetch
-from pipeline.spec.file import load_spec
-from pipeline.spec.model import ModelSpec
+from pipeline.compile.steps.blobs import fetch
+from pipeline.spec.model import ModelSpec, load_spec
 
 if TYPE_CHECKING:
     from validation.limits.noise_floor import Noise

@@ -5,13 +5,12 @@ from typing import Literal
 
 from builders.execution.jobs import Job, Needs
 from enginery.core.errors import InputError
-from enginery.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms
-from enginery.core.reports.paired import PairedBenchmark
+from enginery.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms, PairedBenchmark
 from enginery.registry.evidence.latencies import read_latency_report
 from pipeline.canary.engines import ChosenEngine
-from pipeline.compile.jobs.latency import BenchmarkPair, MeasureEngine
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import engine_limits, model_shapes
+from pipeline.compile.steps.latency import BenchmarkPair, MeasureEngine
 from pipeline.operations.revalidate import as_built, spec_of
 
 

@@ -1,24 +1,65 @@
-"""Independent rebuilds of one published engine, and how far they are from each other."""
+"""Building a published engine once more, in a process of its own, and asking it the golden cases.
 
-from dataclasses import dataclass
+Independent rebuilds of one published engine, and how far they are from each other.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from builders.execution.jobs import Job
+from builders.backends import discovery
+from builders.execution.jobs import Job, WorkerContext
 from enginery.core.codec import encode
-from enginery.registry.build_request import request_of
+from enginery.core.types import BuildRequest
+from enginery.registry.manifest import request_of
+from enginery.registry.store.base import open_store
 from pipeline.canary.engines import ChosenEngine
-from pipeline.compile.jobs.blobs import fetch
 from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps.blobs import fetch, golden_set
 from pipeline.compile.steps.keys import engine_limits
-from pipeline.operations.jobs.rebuild import RebuildEngine
 from pipeline.operations.revalidate import spec_of
 from pipeline.progress.events import Finished
 from pipeline.spec.model import overrides
 
 if TYPE_CHECKING:
-    from validation.contracts.rebuilds import Reproducibility
+    from validation.contracts.repeats import Reproducibility
+
+
+# Of each kind: enough to see other kernels.
+MOST_CASES = 8
+
+
+@dataclass(frozen=True)
+class RebuildEngine:
+    """Build an engine once more and run it on golden cases; nothing is put into the registry.
+
+    golden: digest of the golden set.  answers: the file that the answers are written to.
+    """
+
+    request: BuildRequest
+    golden: str
+    answers: Path
+
+    def run(self, context: WorkerContext) -> str:
+        """The digest of the engine.
+
+        Raises what the backend raises, and InputError where its versions are not those that the engine was built with.
+        """
+        from validation.comparison.sessions import run
+        from validation.golden.golden_set import GoldenSet
+
+        place, workdir = open_store(context.store), context.workdir
+        backend = discovery.configure(self.request.backend, dict(self.request.options))
+        discovery.check_toolchain(backend, self.request)
+        frozen = golden_set(place, self.golden, workdir)
+        engine = backend.build(self.request, fetch(place, self.request.model, workdir / "model.onnx"), workdir)
+        with backend.open(engine) as session:
+            cases = [case for kind in ("golden", "edge") for case in islice(frozen.of_kind(kind), MOST_CASES)]
+            answers = [replace(case, inputs={}, expected=run(session, case.inputs)) for case in cases]
+        GoldenSet(answers).save(self.answers)
+        return engine.digest
 
 
 @dataclass(frozen=True)
@@ -40,7 +81,7 @@ def rebuild(chosen: ChosenEngine, times: int, context: RunContext) -> RebuiltEng
 
     Raises StepError for a build that crashes, and what the backend raises for one that fails.
     """
-    from validation.contracts.rebuilds import Rebuilt, reproducibility
+    from validation.contracts.repeats import Rebuilt, reproducibility
     from validation.golden.golden_set import GoldenSet
     from validation.limits.budget import budgets
 

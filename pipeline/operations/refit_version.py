@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 
 from builders.backends import discovery
 from enginery.core.digest import canonical_json, digest_of
-from enginery.core.hardware.cpu_kinds import why_no_proof
-from enginery.core.origin.moment import now
-from enginery.core.origin.user import user
+from enginery.core.hardware.targets import why_no_proof
+from enginery.core.origin import user
 from enginery.core.parsing import parse_json
 from enginery.core.reports.proof import Approved, Report, approve
+from enginery.core.text import now
 from enginery.core.types import QUANTIZED, BuildRequest
-from enginery.registry.build_request import request_of
-from enginery.registry.evidence.layers import LAYERS
-from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.evidence.build_details import LAYERS
+from enginery.registry.manifest import EngineEntry, Manifest, request_of
 from enginery.registry.versions.publish import Published, publish
 from pipeline.compile.publication import materials
 from pipeline.compile.publication.provenance import SBOM, STATEMENT, with_provenance

@@ -19,8 +19,7 @@ from enginery.core.errors import UnavailableError
 from enginery.registry.build_lock import hold_build_lock
 from enginery.registry.registered_specs import Registration
 from enginery.registry.store.base import Store
-from pipeline.orchestration.payloads import JUDGED, PAYLOADS, PUBLISHED, REGISTERED
-from pipeline.orchestration.sent_events import remember_sent, was_sent
+from pipeline.orchestration.payloads import JUDGED, PAYLOADS, PUBLISHED, REGISTERED, remember_sent, was_sent
 
 
 @dataclass(frozen=True)

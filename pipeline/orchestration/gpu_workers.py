@@ -18,7 +18,7 @@ from enginery.registry.versions import lookup
 from pipeline.canary.automatic import CanaryOutcome, CanaryRequest, canary, sides_of
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import gpu_labels
-from pipeline.operations.pending import Pending, PendingProof, prove
+from pipeline.operations.revalidate import Pending, PendingProof, prove
 
 # Engines that are proven have the limits of their spec, each by itself; memory is the worker's to limit. A task that
 # hangs gives its GPU back after a day.

@@ -3,13 +3,10 @@
 Whoever wants to know is a `Progress`; `together` tells several.
 """
 
-from pipeline.progress.by_model import by_model
-from pipeline.progress.display import progress_display
+from pipeline.progress.display import by_model, progress_display, together
 from pipeline.progress.events import Progress
 from pipeline.progress.json_lines import JsonLines
-from pipeline.progress.lines import Lines
-from pipeline.progress.table import LiveTable
-from pipeline.progress.together import together
+from pipeline.progress.terminal import Lines, LiveTable
 
 __all__ = [
     "JsonLines",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from enginery.registry.runs.history import Expectation
+    from enginery.registry.build_history import Expectation
 
 
 # How often a wait is told again whose reason only counts on: a countdown changes every other second.

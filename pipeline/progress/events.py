@@ -4,17 +4,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from builders.execution.events import JobEvent
-from builders.execution.events import PhaseEntered as PhaseEntered
-from builders.execution.events import Printed as Printed
-from builders.execution.events import ProcessEnded as ProcessEnded
-from builders.execution.events import Retrying as Retrying
-from builders.execution.events import Started as Started
-from builders.execution.events import Waiting as Waiting
+from builders.execution.jobs import JobEvent
+from builders.execution.jobs import PhaseEntered as PhaseEntered
+from builders.execution.jobs import Printed as Printed
+from builders.execution.jobs import ProcessEnded as ProcessEnded
+from builders.execution.jobs import Retrying as Retrying
+from builders.execution.jobs import Started as Started
+from builders.execution.jobs import Waiting as Waiting
 
 if TYPE_CHECKING:
-    from enginery.registry.runs.history import Expectation
-    from enginery.registry.runs.state import RunState
+    from enginery.registry.build_history import Expectation
+    from enginery.registry.runs import RunState
     from pipeline.outcome import Outcome
     from pipeline.values import BuildPlan
 

@@ -10,8 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-from enginery.core.origin.moment import precise_now
-from enginery.core.visible import visible_json
+from enginery.core.text import precise_now, visible_json
 from pipeline.progress import events
 from pipeline.progress.clocks import Clocks
 

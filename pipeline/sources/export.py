@@ -1,4 +1,6 @@
-"""The first step: a source becomes one canonical ONNX model, a golden set of what the source computes, and proof that
+"""A PyTorch source as a job sees it: the captured program lives in a process of its own (`user_process`).
+
+The first step: a source becomes one canonical ONNX model, a golden set of what the source computes, and proof that
 the two agree.
 
 The source is a PyTorch entry point, a `.pt2` program or an ONNX file. Expected outputs come from the source itself:
@@ -11,19 +13,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 
 from builders.reference import ReferenceSession
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError
-from enginery.core.reports.proof import Check
-from enginery.core.reports.spread import Spread
+from enginery.core.reports.proof import Check, Spread
 from enginery.core.types import Dim, Session, Tensors, TensorSpec
-from pipeline.sources.finite import check_weights
-from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx
+from enginery.user_code.task import Answered, Asked, Captured, Evaluate, Task, TorchProgram, WriteOnnx
+from pipeline.sources.onnx_model import canonical, check_weights, load_onnx, save_onnx
 from pipeline.sources.request import ExportRequest
+from pipeline.sources.user_process import UserProcess, start_user_process
 from validation.comparison.sessions import expected_checks
 from validation.data.samples import Samples, resize, sizes_of
 from validation.golden.golden_set import Case, GoldenSet, freeze
@@ -31,10 +33,40 @@ from validation.limits.budget import budgets
 from validation.limits.noise_floor import Noise, noise_floor
 from validation.metrics.tally import Spreads
 
-if TYPE_CHECKING:
-    import onnx
 
-    from pipeline.sources.torch_model import TorchModel
+class TorchModel:
+    """A captured program. outputs: their own names, in order.  notes: for people."""
+
+    def __init__(self, process: UserProcess, captured: Captured, workdir: Path) -> None:
+        self._process, self._workdir = process, workdir
+        self.outputs, self.notes = captured.outputs, captured.notes
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """The original's outputs, by their own names, in order. Raises ModelError when it fails on these inputs."""
+        _, outputs = self._process.ask(Asked(Evaluate()), Answered, inputs)
+        return outputs
+
+    def to_onnx(self) -> onnx.ModelProto:
+        """The program as ONNX, not yet canonical. Raises ModelError naming the operator that has no ONNX form."""
+        path = self._workdir / "captured.onnx"
+        self._process.ask(Asked(WriteOnnx(path)), Answered)
+        model = onnx.load(path)
+        path.unlink()
+        return model
+
+
+@contextmanager
+def open_torch_model(request: ExportRequest, workdir: Path) -> Iterator[TorchModel]:
+    """Capture a source of kind 'torch' or 'pt2'; the program can be asked inside this context.
+
+    Raises ModelError naming the user's file and line, and StepError when the user's code ends its process.
+    """
+    fields = {name: value for name, value in vars(request).items() if name != "outputs"}
+    task = Task(TorchProgram(**fields))
+    with start_user_process(task) as process:
+        captured, _ = process.ask(task, Captured)
+        yield TorchModel(process, captured, workdir)
+
 
 RANDOM_GROUPS, RANDOM_SEED = 8, 0
 
@@ -113,7 +145,7 @@ def write_model(request: ExportRequest, path: Path, workdir: Path, known: Path |
 
 def _noise(request: ExportRequest, model: Path, single: Session, golden: GoldenSet) -> Noise:
     """What float32 alone does to the model's outputs, on single samples: a batch repeats what they show."""
-    from validation.limits.float64 import DoubleSession
+    from validation.limits.noise_floor import DoubleSession
 
     try:
         exact = DoubleSession(model)
@@ -154,7 +186,6 @@ def _source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
         with _onnx_source(request, workdir) as source:
             yield source
         return
-    from pipeline.sources.torch_model import open_torch_model
 
     with open_torch_model(request, workdir) as model:
         yield _torch_source(model, request)

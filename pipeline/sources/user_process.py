@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from builders.execution.oom import oom_kills
+from builders.execution.memory import oom_kills
 from builders.execution.process import PYTHON, ended_error, module_path
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.errors import StepError
 from enginery.user_code.channel import Arrays, Channel
 from enginery.user_code.task import Task

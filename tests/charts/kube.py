@@ -74,7 +74,7 @@ def flow_run_job(variables: Object) -> Object:
     """The Job that the Prefect worker makes of the pool's base job template and a deployment's variables."""
     from prefect.utilities.templating import apply_values
 
-    from pipeline.orchestration.deployments.pools import template
+    from pipeline.orchestration.deployments.deploy import template
 
     base = template("kubernetes")
     known = base["variables"]["properties"]

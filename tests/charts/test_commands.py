@@ -118,7 +118,7 @@ def test_what_does_not_exist_is_found() -> None:
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_flow_runs_get_variables_that_the_pool_has(sample: str) -> None:
-    from pipeline.orchestration.deployments.pools import check_variables
+    from pipeline.orchestration.deployments.deploy import check_variables
 
     for words in deploy_commands(sample):
         check_variables("kubernetes", job_variables(words))

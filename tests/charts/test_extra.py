@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from charts import renders
-from pipeline.orchestration.deployments.pools import template
+from pipeline.orchestration.deployments.deploy import template
 from tests.charts.kube import MANIFESTS, Object, flow_run_job, job_variables, label, pod_specs
 from tests.charts.restricted import violations
 from tests.charts.test_objects import VERSIONS, built_in, crds

@@ -122,7 +122,7 @@ def test_rights_are_those_that_the_prefect_worker_uses_and_no_others(sample: str
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
 
 
-# What pipeline/orchestration/kuberay/kubernetes.py calls.
+# What pipeline/orchestration/kuberay/apply.py calls.
 RAY_APPLY = {
     ("ray.io", "rayclusters"): {"create", "get", "update"},
     ("", "configmaps"): {"get"},

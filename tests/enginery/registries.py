@@ -20,11 +20,10 @@ from enginery.core.names import Reference
 from enginery.core.reports.proof import Approved, Check, Report, approve
 from enginery.core.requirements import GpuMemory, for_target
 from enginery.core.types import ShapeProfile, Target, TensorSpec
-from enginery.registry.build_request import make_request
-from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.manifest import EngineEntry, Manifest, make_request
 from enginery.registry.store.base import FileStore, Store
-from enginery.registry.store.keys import blob_key
-from enginery.registry.store.s3.client import client
+from enginery.registry.store.layout import blob_key
+from enginery.registry.store.s3.requests import client
 from enginery.registry.store.s3.store import S3Store
 from enginery.registry.versions.publish import Published, publish
 

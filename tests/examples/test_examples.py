@@ -16,10 +16,9 @@ from enginery.user_code.entry_point import call_entry_point, importing_from
 from pipeline.sources.export import ExportResult, export
 from pipeline.sources.onnx_model import specs_of
 from pipeline.sources.request import ExportRequest
-from pipeline.spec.file import load_spec
-from pipeline.spec.model import ModelSpec
+from pipeline.spec.model import ModelSpec, load_spec
 from validation.comparison.sessions import expected_checks, task_check
-from validation.comparison.task import TaskMetric
+from validation.comparison.terms import TaskMetric
 from validation.data.samples import Samples
 from validation.golden.golden_set import GoldenSet
 from validation.limits.budget import default_budget

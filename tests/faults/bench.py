@@ -14,19 +14,17 @@ from enginery.core.hardware.targets import CPU
 from enginery.core.reports.proof import Check
 from enginery.core.types import BuildRequest, Dim, Precision, ShapeProfile, TensorSpec
 from enginery.registry.store.base import open_store
-from pipeline.compile.jobs.attribution import AttributeEngine, AttributeGraph, AttributionFound
-from pipeline.compile.jobs.calls import Calls
-from pipeline.compile.jobs.engines import BuildEngine, CheckEngine, ContractTerms
-from pipeline.compile.jobs.graphs import CheckGraph
-from pipeline.compile.jobs.model import ExportModel
+from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph, AttributionFound
+from pipeline.compile.steps.engine_jobs import BuildEngine, Calls, CheckEngine, ContractTerms
+from pipeline.compile.steps.exports import ExportModel
+from pipeline.compile.steps.graphs import CheckGraph
 from pipeline.operations.jobs.fuzz import FuzzEngine, FuzzTerms
 from pipeline.sources.request import ExportRequest
 from pipeline.values import EngineBlob, ModelShapes
 from tests.faults.nets import BATCH, ROWS
-from validation.attribution.published import read_attribution
-from validation.attribution.result import Attribution
-from validation.comparison.task import TaskMetric
-from validation.fuzz.report import FuzzReport
+from validation.attribution.result import Attribution, read_attribution
+from validation.comparison.terms import TaskMetric
+from validation.fuzz.run import FuzzReport
 
 METRIC = TaskMetric("logits", 0.95)
 Limits = Mapping[str, float | None]

@@ -11,7 +11,7 @@ from onnx import ModelProto
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from enginery.core.reports.proof import Check, describe
 from enginery.core.types import Precision
-from pipeline.compile.jobs.blobs import runnable
+from pipeline.compile.steps.blobs import runnable
 from pipeline.quantization.schemes.write import write
 from tests.faults.bench import Bench, BuiltEngine
 from tests.faults.families import FAMILIES, Family, floats_of

@@ -9,12 +9,12 @@ from builders.execution.local import LocalExecutor
 from enginery.core.errors import DataError, IntegrityError
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import FileStore, open_store
-from enginery.registry.store.keys import manifest_key
-from enginery.registry.verification.verify import verify
+from enginery.registry.store.layout import manifest_key
+from enginery.registry.verification import verify
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.golden import settle_golden
 from pipeline.operations.golden import write_frozen
-from pipeline.spec.file import load_spec
+from pipeline.spec.model import load_spec
 from tests.enginery.registries import engine, publish_engines
 from tests.faults.bench import Bench
 from tests.faults.nets import mlp, rows
@@ -25,7 +25,7 @@ from tests.validation.contracts.test_rebuilds import rebuilt
 from validation.canary.judging.judge import judge
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.report import read_report
-from validation.contracts.rebuilds import reproducibility
+from validation.contracts.repeats import reproducibility
 from validation.limits.budget import Budgets, default_budget
 
 

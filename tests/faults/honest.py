@@ -3,7 +3,7 @@
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
 
-from pipeline.quantization.schemes.emulate import emulate
+from pipeline.quantization.schemes.cast import emulate
 from tests.faults.plants import element_type
 from tests.validation.attribution.planted import copy_of, weight
 

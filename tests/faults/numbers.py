@@ -10,7 +10,7 @@ from onnx import ModelProto, numpy_helper
 from builders.backends.onnxruntime import OrtSession
 from enginery.core.reports.proof import Check
 from enginery.core.types import TensorSpec
-from pipeline.compile.jobs.blobs import fetch, golden_set
+from pipeline.compile.steps.blobs import fetch, golden_set
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.bench import Bench

@@ -9,8 +9,8 @@ from unittest.mock import patch
 import numpy as np
 
 from enginery.core.types import Session, Tensors
-from pipeline.compile.jobs import engines
-from validation.calls.allowance import SIZES_SHARE, Allowance
+from pipeline.compile.steps import engine_jobs
+from validation.calls.checks import SIZES_SHARE, Allowance
 
 if TYPE_CHECKING:
     import pytest
@@ -42,14 +42,14 @@ def use_steady_clock(monkeypatch: "pytest.MonkeyPatch") -> None:
 @contextmanager
 def faulty_sessions(make: Callable[[], Callable[[int, Tensors, Outputs], Any]]) -> Iterator[None]:
     """Engines that are opened meanwhile have the fault."""
-    opened = engines.open_session
+    opened = engine_jobs.open_session
 
     @contextmanager
     def wrapped(*given: Any) -> Iterator[Session]:
         with opened(*given) as session:
             yield Faulty(session, make())  # type: ignore[misc]
 
-    with patch.object(engines, "open_session", wrapped):
+    with patch.object(engine_jobs, "open_session", wrapped):
         yield
 
 

@@ -8,12 +8,11 @@ from enginery.core.errors import SpecError
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import load
 from pipeline.compile.steps.keys import contract_of
-from pipeline.spec.file import load_spec
-from pipeline.spec.model import ModelSpec
+from pipeline.spec.model import ModelSpec, load_spec
 from tests.pipeline.projects import Project
-from validation.contracts.boxes import BoxLimits
+from validation.comparison.terms import BRIER, ECE, FLIPS, TOP_K, RowLimits, SampledOutputs
 from validation.contracts.contract import EngineContract
-from validation.contracts.distribution import BRIER, ECE, FLIPS, TOP_K, RowLimits, SampledOutputs
+from validation.contracts.predicates import BoxLimits
 from validation.contracts.sequences import SequenceEnd
 
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import numpy_helper
 
 from enginery.registry.store.base import open_store
-from pipeline.compile.publication.published_page import failed_document
+from pipeline.compile.publication.pages import failed_document
 from pipeline.orchestration.artifacts import artifacts_of
 from tests.pipeline.projects import Project, arrays, rebuilt, units, weights, write_model
 
@@ -107,7 +107,7 @@ def test_another_compiler_version_rebuilds_its_engines_alone(built: Project, mon
     def upgraded(name: str) -> str:
         return "99.0" if name.replace("_", "-") == "tensorrt-rtx" else real(name)
 
-    monkeypatch.setattr("builders.backends.tensorrt.edition.version", upgraded)
+    monkeypatch.setattr("builders.backends.tensorrt.base.version", upgraded)
     plan = {f"{u['target']} {u['precision']}": u for u in built.run("plan", built.spec, "--json").json["units"]}
     assert {name for name, unit in plan.items() if unit["action"] == "build"} == {
         "sm_75 int8",

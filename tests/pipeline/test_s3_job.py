@@ -5,8 +5,8 @@ from pathlib import Path
 from blake3 import blake3
 
 from enginery.registry.store.base import open_store
-from enginery.registry.store.s3.client import client
 from enginery.registry.store.s3.place import parse_place
+from enginery.registry.store.s3.requests import client
 from enginery.registry.versions import lookup
 from pipeline.compile.publication.provenance import STATEMENT
 from tests.pipeline.projects import Project

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginery.core.errors import SpecError
-from pipeline.spec.file import load_spec
-from pipeline.spec.model import ModelSpec
+from pipeline.spec.model import ModelSpec, load_spec
 from tests.pipeline.projects import SPEC, Project
 
 

@@ -6,15 +6,14 @@ from typing import Any, NoReturn
 import onnx
 import pytest
 
-from builders.execution.events import Watch, ignore_event
-from builders.execution.jobs import Job
+from builders.execution.jobs import Job, Watch, ignore_event
 from enginery.core.errors import EngineryError, StepError
 from enginery.registry.store.base import open_store
 from pipeline.compile import steps
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.attributions import Suspect
 from pipeline.compile.verdict import JudgedUnit, make_report
-from pipeline.spec.file import load_spec
+from pipeline.spec.model import load_spec
 from pipeline.values import GraphVariant, Observed, Searched
 from tests.pipeline.compile.test_steps import EXPORTED, an_engine
 from tests.pipeline.projects import Project

@@ -5,8 +5,7 @@ import math
 from dataclasses import replace
 
 from enginery.core.codec import encode, encode_document
-from enginery.core.reports.proof import Check, Report, describe
-from enginery.core.reports.spread import Spread, Worst
+from enginery.core.reports.proof import Check, Report, Spread, Worst, describe
 from tests.validation.latency.reports import latency_report
 from validation.attribution.result import (
     CheckChange,

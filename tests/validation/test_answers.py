@@ -9,7 +9,7 @@ from enginery.core.errors import EngineryError
 from enginery.core.reports.proof import judge
 from enginery.core.types import TensorSpec
 from validation.comparison.sessions import drift_checks, expected_checks, run, task_check
-from validation.comparison.task import TaskMetric
+from validation.comparison.terms import TaskMetric
 from validation.golden.golden_set import Case, GoldenSet, freeze
 from validation.limits.budget import Budget
 

@@ -7,8 +7,7 @@ from enginery.core.reports.proof import describe
 from enginery.core.types import Dim, TensorSpec
 from validation.comparison.sessions import drift_checks
 from validation.golden.golden_set import GoldenSet, freeze
-from validation.limits.budget import Budget, Budgets, default_budget
-from validation.limits.on_demand import OutputLimits
+from validation.limits.budget import Budget, Budgets, OutputLimits, default_budget
 from validation.metrics.drift import measure
 
 SPECS = [TensorSpec("x", "float32", ("batch", 8))]

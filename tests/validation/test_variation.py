@@ -9,8 +9,7 @@ from enginery.core.reports.proof import describe
 from enginery.core.types import Dim, TensorSpec
 from validation.comparison.sessions import drift_checks, expected_checks
 from validation.golden.golden_set import Case, GoldenSet, freeze
-from validation.limits.budget import Budget, Budgets
-from validation.limits.on_demand import OutputLimits
+from validation.limits.budget import Budget, Budgets, OutputLimits
 from validation.metrics.drift import measure
 
 SPECS = [TensorSpec("x", "float32", ("batch", 8))]

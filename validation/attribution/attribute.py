@@ -16,12 +16,10 @@ from itertools import accumulate
 
 from enginery.core.errors import EngineryError
 from enginery.core.types import Tensors
-from validation.attribution.blame import blame_lone, blame_slice
-from validation.attribution.cuts import spread
+from validation.attribution.blame import blame_lone, blame_slice, measure_error
+from validation.attribution.cuts import Tappable, spread
 from validation.attribution.result import Attribution, Finding, rank_segments
 from validation.attribution.sweep import USUAL, Size, Sweep, SweepCase
-from validation.attribution.tappable import Tappable
-from validation.attribution.tensor_errors import measure_error
 from validation.comparison.sessions import run
 from validation.golden.golden_set import GoldenSet
 from validation.limits.budget import Budget

@@ -1,10 +1,14 @@
-"""What attribution found, for people: a headline, the table as text, and what was proposed."""
+"""What attribution found, for people: a headline, the table as text, and what was proposed.
+
+What the page says of an attribution: plain values.
+"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from enginery.core.reports.proof import describe
-from validation.attribution.result import Attribution, Proposal, SegmentRow, TensorError
+from validation.attribution.result import Attribution, NamedAttribution, Proposal, SegmentRow, TensorError
 
 COLUMNS = ("#", "node", "op", "own error", "inherited", "tensor", "why")
 SHOWN = 12
@@ -79,3 +83,32 @@ def describe_proposal(proposal: Proposal) -> Iterator[str]:
     if proposal.searched:
         yield "  the search will run again with these rules, and may choose otherwise"
     yield from (proposal.snippet or "").splitlines()
+
+
+@dataclass(frozen=True)
+class AttributionView:
+    """A section of the page. snippet: for the spec, or ''.  rows: by column; more: how many are not shown."""
+
+    name: str
+    units: tuple[str, ...]
+    headline: str
+    lines: tuple[str, ...]
+    snippet: str
+    rows: tuple[Mapping[str, str], ...]
+    more: int
+
+
+def view_attribution(found: NamedAttribution) -> AttributionView:
+    """The section of one graph or engine."""
+    rows = tuple(dict(zip(COLUMNS, format_row(*each), strict=True)) for each in enumerate(found.rows[:SHOWN]))
+    snippet = (found.proposal.snippet if found.proposal else None) or ""
+    lines = tuple(describe_attribution(found))[1:]
+    return AttributionView(
+        name=found.name,
+        units=found.units,
+        headline=summarize(found),
+        lines=lines[: len(lines) - len(snippet.splitlines())],
+        snippet=snippet,
+        rows=rows,
+        more=max(0, found.segments - len(rows)),
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from builders.onnx_graphs.bodies import list_reads
 from enginery.core.types import Session, Tensors, TensorSpec
-from validation.attribution.tappable import GraphStep
+from validation.attribution.cuts import GraphStep
 from validation.comparison.sessions import run
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class OnnxGraph:
 
 
 def _name(node: "NodeProto") -> str:
-    """Its name, or what a rewrite would call it (`pipeline.graphs.graph.tidy`)."""
+    """Its name, or what a rewrite would call it (`pipeline.quantization.graph.tidy`)."""
     return node.name or f"{node.op_type}_{next((name for name in node.output if name), '')}"
 
 

@@ -2,6 +2,8 @@
 
 `core.codec` writes and reads them (`encode_document`: an error of nothing at all is 'inf' decibels). No numpy here:
 a registry reads attributions where nothing is measured.
+
+The attributions of a version: which node drifted, per graph and engine that failed, kept as blobs beside them.
 """
 
 import math
@@ -9,8 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from enginery.core.codec import OMIT_NONE
+from enginery.core import parsing
+from enginery.core.codec import OMIT_NONE, decode
+from enginery.core.errors import IntegrityError
 from enginery.core.reports.proof import Check
+from enginery.registry.manifest import Manifest
+from enginery.registry.store.base import Store
 
 # Rows that are kept.
 MOST_ROWS = 400
@@ -141,3 +147,23 @@ class NamedAttribution(Attribution):
 def rank_segments(rows: Sequence[SegmentRow]) -> tuple[SegmentRow, ...]:
     """Worst own error first; among equals, in the model's order."""
     return tuple(sorted(rows, key=lambda row: row.local.rank))
+
+
+# The manifest's sources of this name, with the graph or the unit behind it, are attributions.
+ATTRIBUTION = "attribution"
+MAX_BYTES = 64 << 20
+
+
+def attributions(store: Store, manifest: Manifest) -> dict[str, Attribution]:
+    """Attribution by the name of the graph or unit. Raises IntegrityError."""
+    start = f"{ATTRIBUTION} "
+    names = {name.removeprefix(start): digest for name, digest in manifest.sources.items() if name.startswith(start)}
+    return {name: read_attribution(store, digest) for name, digest in sorted(names.items())}
+
+
+def read_attribution(store: Store, digest: str) -> Attribution:
+    """One of them. Raises IntegrityError for a damaged blob and another format."""
+    try:
+        return decode(parsing.parse_json(store.read_blob(digest), MAX_BYTES), Attribution)
+    except IntegrityError as error:
+        raise IntegrityError(f"blob {digest} is no attribution: {error}; run `enginery attribute` again") from error

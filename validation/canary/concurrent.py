@@ -24,8 +24,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from enginery.core.types import Session, Tensors
-from enginery.recording.outputs import digest_of_outputs
-from enginery.recording.traffic import RecordedRequest, RecordedTraffic
+from enginery.recording.traffic import RecordedRequest, RecordedTraffic, digest_of_outputs
 from validation.canary.replay import ReplayAnswer, ReplayClock, ReplayedPair, ReplayPace, ServedRequest, pair_of, serve
 
 # Threads of one engine, at most: more would wait for each other in Python instead of in the engine.

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.codec import OMIT_NONE
 from enginery.core.digest import is_digest
 from enginery.core.errors import DataError
-from enginery.recording.lines import JsonLinesReader, Record, number_in, text_in, truth_in
+from enginery.recording.json_lines import JsonLinesReader, Record, number_in, text_in, truth_in
 from enginery.recording.recorder import END, FORMAT, IDENTITY, OBSERVATIONS
 from validation.statistics.evidence import Side
 

@@ -22,8 +22,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from enginery.core.types import Session, Tensors
-from enginery.recording.outputs import Difference, difference, digest_of_outputs
-from enginery.recording.traffic import RecordedRequest, RecordedTraffic
+from enginery.recording.traffic import Difference, RecordedRequest, RecordedTraffic, difference, digest_of_outputs
 
 WARMUP = 20
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
-from enginery.arrays.npz import stored_arrays
+from enginery.arrays import Array, stored_arrays
 from enginery.core.errors import DataError
 
 START = 0.0

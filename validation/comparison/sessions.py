@@ -1,24 +1,30 @@
-"""Runs two sessions over a golden set, case by case, and turns their drift into checks."""
+"""Runs two sessions over a golden set, case by case, and turns their drift into checks.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+How many of a model's decisions a quantized graph changes: what its task sees of quantization.
+
+A golden set is small, and one near tie of 48 is 2 %. So what is judged is the lower bound of Clopper and Pearson
+(Biometrika 26, 1934): a graph fails when the data shows, at LEVEL, that more than MOST of all decisions are others.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.errors import DataError, EngineryError, InputError
 from enginery.core.reports.proof import Check
 from enginery.core.types import Session, Tensors
 from validation.comparison.outputs import StageComparison, check_of
-from validation.comparison.task import TaskMetric
+from validation.comparison.terms import TaskMetric
 from validation.golden.golden_set import Case, GoldenSet
-from validation.limits.budget import Budget, Budgets
+from validation.limits.budget import Budget, Budgets, OutputLimits, StagedLimits
 from validation.limits.measured import MeasuredDrift
-from validation.limits.on_demand import OutputLimits, StagedLimits
 from validation.metrics.drift import DECISIONS, Drift, is_exact, measure
 from validation.metrics.tally import Spreads
+from validation.statistics.rates import lower
 
 _REPEATS = "the same session answers the same inputs otherwise when it runs again, so that nothing can be proven"
 
@@ -170,3 +176,26 @@ def _answers(tensors: Tensors, output: str) -> Array:
         return value.reshape(-1)
     # A row with NaN has no answer: its argmax would be the place of the NaN, which may happen to be the label.
     return np.where(np.isnan(value).any(axis=-1), np.nan, np.argmax(value, axis=-1)).reshape(-1)
+
+
+MOST, LEVEL = 0.01, 0.01
+
+
+def decision_checks(
+    checks: Sequence[Check], golden: GoldenSet, metric: TaskMetric | None, limits: Mapping[str, object]
+) -> list[Check]:
+    """Whether a graph decides as the model does on the metric's output; nothing without a metric and its labels.
+
+    checks: of the graph's drift.  limits: of the spec; one on argmax_agreement takes this one's place.
+    """
+    if metric is None or golden.labels is None or "argmax_agreement" in limits:
+        return []
+    found = [check for check in checks if (check.output, check.case) == (metric.output, "golden")]
+    agreement = next((check for check in found if check.name == "argmax_agreement"), None)
+    if agreement is None or agreement.value is None:
+        return []
+    rows = int(golden.labels.size)
+    changed = round((1 - agreement.value) * rows)
+    bound = lower(changed, rows, LEVEL)
+    note = f"{changed} of {rows} decisions are others; of all decisions at least this share, with 99 % confidence"
+    return [Check("quantization", "max_decisions_changed", metric.output, "golden", bound, MOST, bound <= MOST, note)]

@@ -11,7 +11,7 @@ from enginery.core.errors import EngineryError, InputError, IntegrityError
 from enginery.core.reports.proof import Check
 from enginery.core.types import Dim, Session, Tensors, TensorSpec
 from validation.comparison.sessions import run
-from validation.contracts.distribution import DistributionalLimits
+from validation.comparison.terms import DistributionalLimits
 from validation.contracts.likeness import Likeness
 from validation.contracts.predicates import StructureLimits
 from validation.contracts.repeats import BitwiseRepeats, repeat_checks

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.errors import EngineryError, InputError
 from enginery.core.reports.proof import Check
 from enginery.core.types import Session, Tensors
 from validation.comparison.sessions import run
-from validation.contracts.distribution import SampledOutputs
+from validation.comparison.terms import SampledOutputs
 from validation.golden.golden_set import GoldenSet
 from validation.metrics.drift import is_exact
 

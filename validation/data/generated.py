@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, TensorSpec
-from enginery.user_code.samples import sample_items
+from enginery.user_code.task import sample_items
 from validation.data.samples import sizes_of
 
 

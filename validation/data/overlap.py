@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.reports.proof import OVERLAP, Check
 from enginery.core.types import Tensors
 from validation.data.samples import Samples, SampleSource

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.digest import digest_of_path
 from enginery.core.errors import DataError
 from enginery.core.text import suggest

@@ -13,8 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
-from enginery.arrays.npz import StoredArray, check_complete, stored_arrays
+from enginery.arrays import Array, StoredArray, check_complete, stored_arrays
 from enginery.core.codec import decode
 from enginery.core.errors import DataError, IntegrityError
 from enginery.core.text import pluralize

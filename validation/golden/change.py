@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.types import Tensors
 from validation.golden.golden_set import Case, GoldenSet, case_names
 from validation.metrics.drift import is_exact, measure

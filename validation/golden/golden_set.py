@@ -14,7 +14,7 @@ from typing import Literal, overload
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.codec import OMIT_NONE, decode, encode
 from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
 from enginery.core.errors import DataError, IntegrityError

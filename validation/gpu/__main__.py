@@ -11,8 +11,8 @@ from enginery.core.errors import EngineryError
 from validation.gpu.kit import KitOptions, run_kit
 from validation.gpu.models import MODELS, PRECISIONS, SIZES
 from validation.gpu.page import page
+from validation.gpu.peers import PEERS
 from validation.gpu.results import Results, TrialOutcome
-from validation.gpu.timing.peers import PEERS
 
 _PASSING = ("passed", "done", "skipped")
 

@@ -12,7 +12,7 @@ from builders.backends import discovery as backends
 from builders.execution.jobs import Job, ProcessLimits, Request
 from builders.execution.process import run_job
 from enginery.core.errors import EngineryError, StepError
-from enginery.core.hardware.host import describe_host
+from enginery.core.hardware.machine import describe_host
 from enginery.core.types import BuildRequest, Precision, Target
 from validation.golden.golden_set import freeze
 from validation.gpu import devices
@@ -20,7 +20,8 @@ from validation.gpu.cases import load_cases, save_cases
 from validation.gpu.devices import KitDevice
 from validation.gpu.models import PRECISIONS, KitModel, Size, write
 from validation.gpu.offline_bundle import BundledEngine, OfflineBundle
-from validation.gpu.probes import ANY_GENERATION, any_generation_task
+from validation.gpu.peaks import Peaks
+from validation.gpu.peers import PEERS, Peer
 from validation.gpu.results import (
     BatchCosts,
     KitTrial,
@@ -32,12 +33,10 @@ from validation.gpu.results import (
     TrialOutcome,
     now,
 )
-from validation.gpu.tasks import BuildTask, model_key, other_tasks, own_tasks
-from validation.gpu.timing.peaks import Peaks
-from validation.gpu.timing.peers import PEERS, Peer
+from validation.gpu.tasks import ANY_GENERATION, BuildTask, any_generation_task, model_key, other_tasks, own_tasks
 from validation.gpu.trials import MeasurePeaks, ProveBundled, TrialTerms, TryEngine, TryPeer
 from validation.latency.roofline.graph_costs import graph_costs
-from validation.limits.float64 import DoubleSession
+from validation.limits.noise_floor import DoubleSession
 
 # Names of the roofs by what a model computes in; TF32 is off in engines.
 _KINDS = {"fp32": "float32", "fp16": "float16"}

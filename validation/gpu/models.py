@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.types import Dim, Precision, ShapeProfile, TensorSpec
 
 Size = Literal["real", "small"]

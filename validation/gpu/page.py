@@ -6,9 +6,9 @@ Without results it says that there are none. Nothing is added by hand, so nothin
 from collections.abc import Iterator, Sequence
 
 from enginery.core.text import format_bytes
+from validation.gpu.peaks import Peaks
+from validation.gpu.peers import PEERS
 from validation.gpu.results import BatchCosts, BatchLatency, KitTrial, OfflineTrial, PeerComparison, Results
-from validation.gpu.timing.peaks import Peaks
-from validation.gpu.timing.peers import PEERS
 
 _HEAD = """\
 # What was seen on GPUs

@@ -22,13 +22,12 @@ from typing import Literal
 from enginery.core.codec import OMIT_NONE, decode, encode
 from enginery.core.digest import canonical_json
 from enginery.core.errors import IntegrityError
-from enginery.core.reports.latency import Quantile
-from enginery.core.reports.paired import Ratio
+from enginery.core.reports.latency import Quantile, Ratio
 from enginery.core.reports.proof import Check
 from enginery.core.types import Scalar
+from validation.gpu.cases import Answers
 from validation.gpu.devices import KitDevice
-from validation.gpu.recorded import Answers
-from validation.gpu.timing.peaks import Peaks
+from validation.gpu.peaks import Peaks
 
 KIND, FORMAT = "enginery-gpu-results", 1
 # Answers of carried engines are in it.

@@ -17,24 +17,22 @@ import numpy as np
 from builders.backends import discovery
 from builders.execution.jobs import WorkerContext
 from builders.execution.process import enter_phase
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.errors import EngineryError, UnavailableError
 from enginery.core.reports.proof import Check, describe
 from enginery.core.text import pluralize
 from enginery.core.types import BuildRequest, Engine, Scalar, Session, Target, Tensors
 from validation.comparison.sessions import expected_checks, run
 from validation.golden.golden_set import GoldenSet
-from validation.gpu.cases import load_cases
-from validation.gpu.probes import build_for_any_generation
-from validation.gpu.recorded import PackedArray, RecordingSession
+from validation.gpu.cases import PackedArray, RecordingSession, load_cases
+from validation.gpu.peaks import Peaks, measure_peaks
+from validation.gpu.peers import Peer, TorchSession, make_peer, open_peer
 from validation.gpu.results import BatchLatency, DeviceLatency, Outcome, PeerComparison, TrialOutcome
-from validation.gpu.timing.peaks import Peaks, measure_peaks
-from validation.gpu.timing.peers import Peer, TorchSession, make_peer, open_peer
-from validation.latency.measurement.loop import latencies
+from validation.gpu.tasks import build_for_any_generation
+from validation.latency.machine import SystemLoadMonitor
+from validation.latency.measurement.loop import latencies, warm_up
 from validation.latency.measurement.paired import compare_times, run_interleaved
 from validation.latency.measurement.quantiles import quantiles
-from validation.latency.measurement.system_load import SystemLoadMonitor
-from validation.latency.measurement.warmup import warm_up
 from validation.limits.budget import Budgets, budgets
 
 T = TypeVar("T")

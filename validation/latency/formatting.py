@@ -3,10 +3,9 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from enginery.core.reports.breakdown import MemoryTraffic, TimeBreakdown, TimedNode
-from enginery.core.reports.latency import BucketLatency, LatencyReport, Quantile
-from enginery.core.reports.paired import PairedBenchmark
+from enginery.core.reports.latency import BucketLatency, LatencyReport, PairedBenchmark, Quantile
 from enginery.core.text import join_first
-from validation.latency.measurement.between import LEAST_PROCESSES
+from validation.latency.measurement.quantiles import LEAST_PROCESSES
 from validation.plots.texts import seconds_text
 
 COLUMNS = ("bucket", "runtime", "p50", "p90", "p99", "p99.9", "items/s", "memory", "runs")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from validation.limits.budget import LEAST_DB, Budget
 from validation.metrics.drift import Drift
 from validation.metrics.slice_limits import FEWEST, worst_slice

@@ -1,4 +1,9 @@
-"""The noise floor: how far a model's float32 outputs are from exact ones, which no engine is to blame for.
+"""An ONNX graph in float64: the reference that tells how much of a difference is only the rounding of float32.
+
+ONNX's own reference evaluator carries it out in numpy. Convolutions and pooling, which it does element by element, are
+done here by matrix products and windows.
+
+The noise floor: how far a model's float32 outputs are from exact ones, which no engine is to blame for.
 
 The model is run in float64 and in float32 on cases of the golden set. What an engine may differ by follows from that
 (`budget`): a rounding unit of float16 is 2^13 times that of float32 and one of bfloat16 2^16 times (Higham,
@@ -6,12 +11,186 @@ The model is run in float64 and in float32 on cases of the golden set. What an e
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from builders.onnx_graphs.bodies import walk_graphs, walk_nodes
+from enginery.arrays import Array
 from enginery.core.types import Tensors
 from validation.metrics.drift import Drift, is_exact, measure
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, ModelProto, TensorProto
+    from onnx.reference.op_run import OpRun
+
+
+# Operators whose result is drawn, so that two runs differ by more than rounding.
+_RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
+
+
+def random_operator(model: "ModelProto") -> str | None:
+    """The first operator of a model that draws its result; None without any."""
+    return next((node.op_type for node in walk_nodes(model.graph) if node.op_type in _RANDOM), None)
+
+
+class DoubleSession:
+    """Runs a float32 model in float64; outputs come in float64. Raises ValueError for a model that cannot be."""
+
+    def __init__(self, model: Path) -> None:
+        import onnx
+        from onnx.reference import ReferenceEvaluator
+
+        wide = onnx.load(model)
+        if drawn := random_operator(wide):
+            raise ValueError(f"{drawn} draws its result")
+        _widen(wide)
+        self._evaluator = ReferenceEvaluator(wide, new_ops=_operators())
+
+    def run(self, inputs: Tensors) -> dict[str, Array]:
+        """All outputs. Raises ValueError, with the evaluator's words, for what it cannot carry out."""
+        given = {name: _wide(array) for name, array in inputs.items()}
+        try:
+            with np.errstate(all="ignore"):
+                found = self._evaluator.run(None, given)
+        except Exception as error:  # the evaluator raises whatever numpy and its operators do
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        return dict(zip(self._evaluator.output_names, found, strict=True))
+
+
+def _wide(array: Array) -> Array:
+    return array.astype(np.float64) if array.dtype == np.float32 else array
+
+
+def _widen(model: "ModelProto") -> None:
+    """In place: float32 becomes float64 in constants, casts, inputs and outputs; shapes that were inferred go."""
+    from onnx import TensorProto, numpy_helper
+
+    def widen(tensor: TensorProto) -> TensorProto:
+        return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
+
+    for graph in [*walk_graphs(model.graph), *model.functions]:
+        for node in graph.node:
+            for attribute in node.attribute:
+                _widen_attribute(node.op_type, attribute, widen)
+    for graph in walk_graphs(model.graph):
+        del graph.value_info[:]
+        for value in (*graph.input, *graph.output):
+            if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+                value.type.tensor_type.elem_type = TensorProto.DOUBLE
+        for tensor in graph.initializer:
+            if tensor.data_type == TensorProto.FLOAT:
+                tensor.CopyFrom(widen(tensor))
+
+
+def _widen_attribute(
+    op_type: str, attribute: "AttributeProto", widened: "Callable[[TensorProto], TensorProto]"
+) -> None:
+    from onnx import AttributeProto, TensorProto, helper
+
+    if attribute.type == AttributeProto.TENSOR and attribute.t.data_type == TensorProto.FLOAT:
+        attribute.t.CopyFrom(widened(attribute.t))
+    elif op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.FLOAT:
+        attribute.i = TensorProto.DOUBLE
+    elif op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
+        values = [attribute.f] if attribute.name == "value_float" else list(attribute.floats)
+        shape = [] if attribute.name == "value_float" else [len(values)]
+        attribute.CopyFrom(helper.make_attribute("value", helper.make_tensor("", TensorProto.DOUBLE, shape, values)))
+
+
+def _operators() -> "list[type[OpRun]]":
+    from onnx.reference.op_run import OpRun
+    from onnx.reference.ops.op_max_pool import MaxPool as AnyMaxPool
+
+    class Conv(OpRun):
+        def _run(self, x: Array, w: Array, b: Array | None = None, **given: object) -> tuple[Array]:
+            return (convolve(x, w, b, _ints(given.get("group") or 1)[0], *_window(given, x.shape[2:], w.shape[2:])),)
+
+    class MaxPool(AnyMaxPool):
+        def _run(self, x: Array, **given: object) -> tuple[Array, ...]:  # type: ignore[override]
+            if len(self.onnx_node.output) > 1 or given.get("ceil_mode"):
+                slow: tuple[Array, ...] = super()._run(x, **given)  # type: ignore[no-untyped-call] # and rare
+                return slow
+            kernel = _ints(given.get("kernel_shape"))
+            strides, dilations, pads = _window(given, x.shape[2:], kernel)
+            parts = windows(x, kernel, strides, dilations, pads, -np.inf)
+            return (parts.max(axis=tuple(range(-len(kernel), 0))),)
+
+    return [Conv, MaxPool]
+
+
+def convolve(
+    x: Array,
+    w: Array,
+    b: Array | None,
+    group: int,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[tuple[int, int]],
+) -> Array:
+    """A convolution as matrix products, sample by sample.
+
+    x: (n, c, ...).  w: (out, c / group, ...).  b: (out,).  pads: before and behind, for each spatial axis.
+    """
+    kernel = w.shape[2:]
+    matrices = w.reshape(group, w.shape[0] // group, -1)
+    results = []
+    for sample in x:
+        parts = windows(sample[None], kernel, strides, dilations, pads, 0.0)[0]
+        places = parts.shape[1 : 1 + len(kernel)]
+        # (c, places..., kernel...) -> (group, c / group * kernel, places)
+        order = (0, *range(1 + len(kernel), parts.ndim), *range(1, 1 + len(kernel)))
+        columns = parts.transpose(order).reshape(group, matrices.shape[2], -1)
+        results.append((matrices @ columns).reshape(w.shape[0], *places))
+    found = np.stack(results) if results else np.zeros((0, w.shape[0], *([0] * len(kernel))))
+    return found if b is None else found + b.reshape(1, -1, *([1] * len(kernel)))
+
+
+def windows(
+    x: Array,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[tuple[int, int]],
+    fill: float,
+) -> Array:
+    """A view of all windows of (n, c, ...): (n, c, places..., kernel...)."""
+    padded = np.pad(x, [(0, 0), (0, 0), *pads], constant_values=fill)
+    spans = tuple((size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True))
+    axes = tuple(range(2, x.ndim))
+    view = sliding_window_view(padded, spans, axes)
+    places = tuple(slice(None, None, stride) for stride in strides)
+    inside = tuple(slice(None, None, dilation) for dilation in dilations)
+    return np.asarray(view[(slice(None), slice(None), *places, *inside)])
+
+
+def _window(
+    given: dict[str, object], sizes: Sequence[int], kernel: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]:
+    """Strides, dilations and padding of each spatial axis, as the node's attributes say (ONNX operators, Conv)."""
+    rank = len(kernel)
+    strides, dilations = (_ints(given.get(name) or [1] * rank) for name in ("strides", "dilations"))
+    auto = given.get("auto_pad") or "NOTSET"
+    auto = auto.decode() if isinstance(auto, bytes) else str(auto)
+    if not auto.startswith("SAME"):
+        pads = _ints((given.get("pads") if auto == "NOTSET" else None) or [0] * 2 * rank)
+        return strides, dilations, [(pads[axis], pads[axis + rank]) for axis in range(rank)]
+    found = []
+    for size, length, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
+        whole = max(0, (-(-size // stride) - 1) * stride + (length - 1) * dilation + 1 - size)
+        small, large = whole // 2, whole - whole // 2
+        found.append((small, large) if auto == "SAME_UPPER" else (large, small))
+    return strides, dilations, found
+
+
+def _ints(value: object) -> tuple[int, ...]:
+    return tuple(map(int, value)) if isinstance(value, Iterable) else (int(str(value)),)
+
 
 # Of each kind. float64 in numpy costs several inferences each.
 MOST_CASES = 2

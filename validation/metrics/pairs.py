@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 
 # Of the leading axes of an array: one index of each but the last of them, and a range of that.
 Block = tuple[int | slice, ...]

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from validation.metrics.pairs import Block, blocks_of, pairs_of
-from validation.metrics.slice_sums import FeatureSums, SliceSums
+from validation.metrics.slices import FeatureSums, SliceSums
 
 # Elements of one sum of products in BLAS, which wakes other threads for more than 10,000; that does not pay.
 PIECE = 1 << 13

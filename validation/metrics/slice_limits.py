@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from validation.metrics.slices import AxisSums, Slices
 
 FEWEST = 16

@@ -8,6 +8,8 @@ Computing the Sample Variance", 1983), so that an offset costs no digits.
 Where two parts have other sizes on an axis (sequences of other lengths), features cannot be told apart there: the means
 are taken over that axis too. Of one sample alone nothing is known about variation over samples; `within` then says how
 much it varies within itself.
+
+Sums over an output that comes in blocks, from which its slices follow (`slices`).
 """
 
 import math
@@ -17,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from validation.metrics.pairs import Block, blocks_of
 
 # Elements that are looked at together.
@@ -201,3 +203,110 @@ class Marginals:
 
 def _pad_zeros(values: Array, size: int) -> Array:
     return values if len(values) == size else np.pad(values, (0, size - len(values)))
+
+
+# Width that narrow rows are folded to, because a loop over ten columns costs more than its sums.
+FOLD = 512
+
+
+class FeatureSums:
+    """Running sums over the rows of a block, for each of its features: of d, d^2, (a - e)^2 and |e| with d = e - shift;
+    and the greatest -d and d.
+
+    shift: the first sample, flat.  rows: samples in all.
+    """
+
+    def __init__(self, shift: Array, rows: int) -> None:
+        self._width, self._rows = shift.size, rows
+        fold = max(1, min(FOLD // max(shift.size, 1), rows))
+        self._shift = np.tile(shift, fold) if fold > 1 else shift
+        self._sums = np.zeros((4, len(self._shift)))
+        self._reach = np.zeros((2, len(self._shift)))  # that of the first sample
+
+    def add(self, wide: Array, error: Array) -> None:
+        """Take whole rows, flat and in float64; `wide` is overwritten."""
+        whole = len(wide) // len(self._shift) * len(self._shift)
+        for part in (slice(0, whole), slice(whole, len(wide))):
+            if part.start < part.stop:
+                self._add(wide[part], error[part])
+
+    def _add(self, wide: Array, error: Array) -> None:
+        length = min(len(wide), len(self._shift))
+        d, off, total = wide.reshape(-1, length), error.reshape(-1, length), self._sums[:, :length]
+        total[2] += np.einsum("ij,ij->j", off, off)
+        total[3] += np.add.reduce(np.abs(d), axis=0)
+        if self._rows > 1:
+            np.subtract(d, self._shift[:length], out=d)
+            total[0] += np.add.reduce(d, axis=0)
+            total[1] += np.einsum("ij,ij->j", d, d)
+            below, above = self._reach[:, :length]
+            np.maximum(below, -np.minimum.reduce(d, axis=0), out=below)
+            np.maximum(above, np.maximum.reduce(d, axis=0), out=above)
+
+    def merge(self, other: "FeatureSums") -> None:
+        """Take what was added to another with the same shift."""
+        self._sums = self._fold_sums() + other._fold_sums()
+        self._reach = np.maximum(self._folded_reach(), other._folded_reach())
+        self._shift = self._shift[: self._width]
+
+    def _fold_sums(self) -> Array:
+        found = self._sums
+        if found.shape[1] > self._width:
+            found = found.reshape(4, -1, self._width).sum(axis=1)
+        return np.asarray(found)
+
+    def _folded_reach(self) -> Array:
+        return np.asarray(self._reach.reshape(2, -1, self._width).max(axis=1))
+
+    def reach(self) -> Array:
+        """Per feature the greatest -e and the greatest e, as an array of (2, features)."""
+        shift = self._shift[: self._width]
+        return np.asarray(self._folded_reach() + np.stack([-shift, shift]))
+
+    def finish(self) -> tuple[Array, Array]:
+        """Per feature the mean, and the sums of e^2, (e - m)^2, (a - e)^2 and |e| as an array of (4, features)."""
+        shift, sums = self._shift[: self._width], self._fold_sums()
+        if self._rows == 1:
+            np.square(shift, out=sums[0])
+            return shift, sums
+        total, square = sums[:2]
+        mean = total / self._rows
+        centered_sq = square - total * mean
+        np.maximum(centered_sq, 0.0, out=centered_sq)
+        mean += shift
+        # sum e^2 = sum (e - m)^2 + n m^2
+        np.multiply(mean, mean, out=total)
+        total *= self._rows
+        total += centered_sq
+        square[...] = centered_sq
+        return mean, sums
+
+
+class SliceSums:
+    """The slices of an output that comes in blocks. samples: its entries along axis 0, else the whole is one sample."""
+
+    def __init__(self, shape: Sequence[int], samples: int) -> None:
+        self.batched = bool(shape) and samples == shape[0]
+        self.shape = tuple(shape[1:] if self.batched else shape)
+        self.samples = samples if self.batched else 1
+        self._mean, self._reach = np.zeros(self.shape), np.zeros((2, *self.shape))
+        self._energies = Marginals(self.shape, 4)
+
+    def add(self, block: Block, sums: FeatureSums) -> None:
+        """Take a block of features with all its rows."""
+        shape = np.shape(self._mean[block])
+        self._reach[:, *block] = sums.reach().reshape(2, *shape)
+        mean, energies = sums.finish()
+        self._mean[block] = mean.reshape(shape)
+        self._energies.add(block, energies.reshape(4, *shape))
+
+    def slices(self) -> Slices:
+        """What was added."""
+        axes = {}
+        for axis, size in enumerate(self.shape):
+            others = self.samples * self._mean.size // max(size, 1)
+            count = np.full(size, float(others))
+            expected_sq, centered_sq, error_sq, magnitude = self._energies.over(axis, size)
+            axes[axis + self.batched] = AxisSums(expected_sq, centered_sq, error_sq, magnitude, count)
+        mean, reach = (self._mean[None], self._reach[:, None]) if self.batched else (self._mean, self._reach)
+        return Slices(axes, float(self._energies.total[1]), self.samples, mean, float(self.samples), reach)

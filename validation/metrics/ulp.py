@@ -11,7 +11,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from validation.metrics.pairs import pairs_of
 
 CHUNK = 1 << 16

@@ -16,17 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.errors import EngineryError
 from enginery.core.types import Precision, Session
 from validation.comparison.sessions import run
 from validation.golden.golden_set import Case, GoldenSet, case_kinds
 from validation.limits.measured import of_golden
+from validation.limits.rounding import Decisions, Honest, greatest, sqnr_of_most, sqnr_of_worst, with_chance
 from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.tally import samples_of
 from validation.perturbation.graph import FLIPS, SKIP, traits, with_rounding
-from validation.rounding.decisions import Decisions
-from validation.rounding.figures import Honest, greatest, sqnr_of_most, sqnr_of_worst, with_chance
 
 # Golden cases and edges, of a small model: its rounding is a matter of few elements, and it takes no time.
 MOST_CASES, MOST_EDGES, SMALL_BYTES, SMALL_INPUTS = 12, 8, 1 << 16, 1 << 12

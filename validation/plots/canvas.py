@@ -31,8 +31,8 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from enginery.core.visible import visible
-from validation.plots.marks import Axis, Bars, Dot, Key, Line, Mark, Plot, Text
+from enginery.core.text import visible
+from validation.plots.charts import Axis, Bars, Dot, Key, Line, Mark, Plot, Text
 from validation.plots.theme import SENTINELS, apply_theme
 
 _STYLE = Path(__file__).with_name("plots.mplstyle")

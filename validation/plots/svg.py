@@ -1,6 +1,6 @@
 """A plot as SVG text."""
 
-from validation.plots.marks import Plot
+from validation.plots.charts import Plot
 from validation.plots.theme import draw_missing
 
 

@@ -8,8 +8,8 @@ import re
 from typing import get_args
 from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 
-from enginery.core.visible import visible
-from validation.plots.marks import Colour, Plot
+from enginery.core.text import visible
+from validation.plots.charts import Colour, Plot
 
 COLOURS: tuple[Colour, ...] = get_args(Colour)
 SENTINELS = {name: f"#0e0d{index:02x}" for index, name in enumerate(COLOURS)}

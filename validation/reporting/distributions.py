@@ -5,10 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from enginery.core.reports.proof import Report
-from enginery.core.reports.spread import Spread, Worst
-from validation.plots.charts import Curve, ecdf, series, span_axis
-from validation.plots.marks import Axis, Colour, Plot
+from enginery.core.reports.proof import Report, Spread, Worst
+from validation.plots.charts import Axis, Colour, Curve, Plot, ecdf, series, span_axis
 from validation.plots.svg import svg
 from validation.plots.texts import decibels_text, number_text
 from validation.reporting.stages import STAGES

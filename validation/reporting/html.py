@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from enginery.core.text import format_bytes
-from enginery.core.visible import visible
+from enginery.core.text import format_bytes, visible
 from validation.plots.texts import percent_text, seconds_text
 from validation.reporting.overview import overview
 from validation.reporting.stages import format_bound

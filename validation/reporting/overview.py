@@ -9,10 +9,10 @@ from enginery.core.reports.proof import OVERLAP, Check
 from enginery.core.types import PRECISIONS, BuildFailure
 from enginery.registry.evidence.canaries import CanaryVerdict
 from enginery.registry.manifest import EngineEntry
-from validation.attribution.view import AttributionView, view_attribution
+from validation.attribution.formatting import AttributionView, view_attribution
 from validation.latency.view import LatencyView, view_latencies
 from validation.reporting.distributions import ErrorDistribution, WorstRow, distributions, worst_cases
-from validation.reporting.quantized import QuantizationSection, quantizations
+from validation.reporting.quantization import QuantizationSection, quantizations
 from validation.reporting.stages import STAGES, DriftRow, StageSection, side_by_side, stages
 from validation.reporting.version_document import VersionDocument
 

@@ -12,11 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
-from validation.statistics.blocks import LEAST_BLOCKS, draw_block_counts, quantile_replicates
+from enginery.arrays import Array
 from validation.statistics.evidence import CanaryEvidence
-from validation.statistics.memory import LEAST_INDEPENDENT, memories_of, memory_of
 from validation.statistics.rates import estimate_design_effect
+from validation.statistics.serial_dependence import (
+    LEAST_BLOCKS,
+    LEAST_INDEPENDENT,
+    draw_block_counts,
+    memories_of,
+    memory_of,
+    quantile_replicates,
+)
 
 # Levels of the test against a level that moves (`memory.LEVELS`) of one quantile, where that of all was tested.
 _ALONE = (0.01, 0.01)

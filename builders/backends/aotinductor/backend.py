@@ -26,15 +26,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from builders.backends.compatibility import check_compatible
-from builders.backends.installed import PackageNotFoundError, version
+from builders.backends.discovery import PackageNotFoundError, version
 from builders.execution.workdir import require_plain
 from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import EngineryError, InputError
-from enginery.core.hardware import cpu_kinds, cuda
-from enginery.core.hardware.cpu_levels import HOST, host_level, level_of
+from enginery.core.hardware import cuda, targets
+from enginery.core.hardware.targets import HOST, host_level, level_of
 from enginery.core.requirements import Instructions, Requirement, for_target, same_versions
-from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
-from enginery.core.untyped import Untyped
+from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Untyped
 
 if TYPE_CHECKING:
     import torch
@@ -121,9 +120,9 @@ class AotInductor:
             return (
                 f"there is no C++ compiler {self.compiler!r}; apt-get install g++, or set backends.aotinductor.compiler"
             )
-        from builders.backends import profile_bounds
+        from builders.backends import shape_profiles
 
-        return _cpu_refusal(request) or profile_bounds.refusal(request, "AOTInductor")
+        return _cpu_refusal(request) or shape_profiles.refusal(request, "AOTInductor")
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
         """The torch that built it, and the CPU's instructions; nothing of the C++ compiler."""
@@ -235,7 +234,7 @@ def check_members(path: Path) -> None:
 def _cpu_refusal(request: BuildRequest) -> str | None:
     if request.target.is_cpu and level_of(request) not in _INSTRUCTIONS:
         return f"the code is built for x86-64 with AVX2 at least, and {request.target.name} has not; use onnxruntime"
-    return cpu_kinds.refusal(request, "AOTInductor")
+    return targets.refusal(request, "AOTInductor")
 
 
 def _program(request: BuildRequest, model: Path) -> "tuple[torch.export.ExportedProgram, tuple[str, ...]]":

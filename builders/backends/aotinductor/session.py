@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from enginery.arrays.tensors import InputCheck
+from enginery.arrays import InputCheck
 from enginery.core.errors import DataError, EngineryError
-from enginery.core.types import Engine, Session, Tensors, TensorSpec
-from enginery.core.untyped import Untyped
+from enginery.core.types import Engine, Session, Tensors, TensorSpec, Untyped
 
 
 class PackageSession(Session):

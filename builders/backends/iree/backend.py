@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends import profile_bounds
+from builders.backends import shape_profiles
 from builders.backends.compatibility import check_compatible
-from builders.backends.installed import PackageNotFoundError, version
+from builders.backends.discovery import PackageNotFoundError, version
 from builders.execution.workdir import require_plain
 from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import InputError
-from enginery.core.hardware import cpu_kinds, cuda
-from enginery.core.hardware.cpu_levels import HOST, LEVELS, host_level, level_of
+from enginery.core.hardware import cuda, targets
+from enginery.core.hardware.targets import HOST, LEVELS, host_level, level_of
 from enginery.core.requirements import Instructions, Requirement, for_target, same_versions
 from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
@@ -81,8 +81,8 @@ class Iree:
         return (
             _target_refusal(request.target)
             or _precision_refusal(request)
-            or profile_bounds.refusal(request, _TITLE)
-            or cpu_kinds.refusal(request, _TITLE)
+            or shape_profiles.refusal(request, _TITLE)
+            or targets.refusal(request, _TITLE)
             or (None if self.versions() else f"IREE is not installed; {self.install}")
         )
 

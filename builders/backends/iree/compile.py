@@ -7,8 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.backends.iree.control import wrong_loops
-from builders.backends.iree.operators import wrong_operators
+from builders.backends.iree.miscompilations import wrong_loops, wrong_operators
 from builders.backends.iree.rewrites import rewrite
 from builders.onnx_graphs.plain_names import Names, plain
 from enginery.core.errors import ModelError, StepError

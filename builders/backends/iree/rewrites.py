@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from builders.backends.iree.scope import Scope, attributes_of
+from builders.backends.iree.miscompilations import Scope, attributes_of
 from builders.onnx_graphs.bodies import list_bodies
-from enginery.arrays.arrays import Array
-from enginery.core.untyped import Untyped
+from enginery.arrays import Array
+from enginery.core.types import Untyped
 
 if TYPE_CHECKING:
     import onnx

@@ -6,11 +6,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from builders.backends import profile_bounds
-from enginery.arrays.tensors import InputCheck
+from builders.backends import shape_profiles
+from enginery.arrays import InputCheck
 from enginery.core.errors import EngineryError
-from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec
-from enginery.core.untyped import Untyped
+from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec, Untyped
 
 _PLACES = re.compile(r"^Error invoking function: |[\w/<>.]+\.?[ch]?:\d+: [A-Z_]+; |; while (invoking|calling) [^;]*")
 
@@ -55,7 +54,7 @@ class IreeSession(Session):
         """Run once. Raises DataError for arrays that fit no profile, EngineryError when IREE fails."""
         if self._main is None:
             raise EngineryError("the session of this IREE engine is closed; open it again")
-        given, sizes = profile_bounds.checked_inputs(self._check, inputs)
+        given, sizes = shape_profiles.checked_inputs(self._check, inputs)
         try:
             found = self._main(*given)
         except (ValueError, RuntimeError, IndexError) as error:
@@ -63,7 +62,7 @@ class IreeSession(Session):
         # copied: what it hands out lies in its own memory
         results = [np.array(value.to_host()) for value in (found if isinstance(found, tuple) else (found,))]
         results = [_signed_as(spec, array) for spec, array in zip(self.outputs, results, strict=True)]
-        return profile_bounds.checked_outputs(self._request, results, sizes, "IREE")
+        return shape_profiles.checked_outputs(self._request, results, sizes, "IREE")
 
 
 def _signed_as(spec: TensorSpec, array: "np.ndarray") -> "np.ndarray":

@@ -26,12 +26,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from builders.backends.compatibility import check_compatible
-from builders.backends.installed import PackageNotFoundError, version
+from builders.backends.discovery import PackageNotFoundError, version
 from builders.backends.onnxruntime.reasons import failures, why_unreadable, words_of
-from builders.backends.run_profiles import RunProfile
+from builders.backends.optional_methods import RunProfile
 from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError, InputError, ModelError
-from enginery.core.hardware.cpu_kinds import EXACT_SESSION, this_kind, why_no_proof
+from enginery.core.hardware.targets import EXACT_SESSION, this_kind, why_no_proof
 from enginery.core.requirements import Requirement, SessionOption, for_target, later_versions
 from enginery.core.types import (
     BuildRequest,
@@ -42,9 +42,9 @@ from enginery.core.types import (
     Target,
     Tensors,
     TensorSpec,
+    Untyped,
     WeightLevels,
 )
-from enginery.core.untyped import Untyped
 
 if TYPE_CHECKING:
     import numpy as np
@@ -151,10 +151,14 @@ class OnnxRuntime:
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Optimise `model` into WORKDIR/engine.onnx and open it once. Raises ModelError with ONNX Runtime's reason."""
         from builders.backends.onnxruntime.file import embed_weights
-        from builders.backends.onnxruntime.fusion import fuse_bias
+        from builders.backends.onnxruntime.rewrites import (
+            FUSION,
+            cast_first,
+            file_moves_first_axis,
+            fuse_bias,
+            split_convolutions,
+        )
         from builders.backends.onnxruntime.saturation import file_may_saturate
-        from builders.backends.onnxruntime.split import split_convolutions
-        from builders.backends.onnxruntime.transposes import FUSION, cast_first, file_moves_first_axis
 
         path = workdir / "engine.onnx"
         without = (FUSION,) if self.graph_optimization == "all" and file_moves_first_axis(model) else ()
@@ -223,7 +227,7 @@ class OrtSession(Session):
         name: str | None = None,
         profiles: Sequence[ShapeProfile] = (),
     ) -> None:
-        from enginery.arrays.tensors import InputCheck
+        from enginery.arrays import InputCheck
 
         level = level or ("ORT_ENABLE_ALL" if optimized else "ORT_DISABLE_ALL")
         self._name = name or model.name

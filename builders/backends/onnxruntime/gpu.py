@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends.compatibility import check_compatible
-from builders.backends.installed import PackageNotFoundError, version
-from builders.backends.onnxruntime.gpu_file import left_over, write_whole
+from builders.backends.discovery import PackageNotFoundError, version
 from builders.backends.onnxruntime.gpu_session import (
     CUDA,
     INSTALL,
@@ -29,7 +28,9 @@ from builders.backends.onnxruntime.gpu_session import (
     GpuSession,
     ProviderOptions,
     check_available,
+    left_over,
     provider_failures,
+    write_whole,
 )
 from builders.backends.onnxruntime.reasons import words_of
 from enginery.core.capabilities import Capabilities, SharedOptions

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.backends.run_profiles import NodeTime, RunProfile, TensorType, element_name, type_name
-from enginery.core.documents import find, read
+from builders.backends.optional_methods import NodeTime, RunProfile, TensorType, element_name, type_name
 from enginery.core.errors import DataError, ModelError
-from enginery.core.untyped import Untyped
+from enginery.core.parsing import find, read
+from enginery.core.types import Untyped
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto

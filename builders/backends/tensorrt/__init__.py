@@ -18,7 +18,6 @@ is refused before any compiler is imported; what the compiler refuses is raised 
 INT8 and convolution engines are not byte-reproducible (generated names differ), so nothing may depend on equal digests.
 """
 
-from builders.backends.tensorrt.full import TensorRT
-from builders.backends.tensorrt.rtx import TensorRTRTX
+from builders.backends.tensorrt.editions import TensorRT, TensorRTRTX
 
 __all__ = ["TensorRT", "TensorRTRTX"]

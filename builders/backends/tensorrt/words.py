@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 from enginery.core.text import join_first
-from enginery.core.untyped import Untyped
+from enginery.core.types import Untyped
 
 _MAX_PROBLEMS = 5
 _SOURCE = re.compile(r"\s*In \w+ at /[^\s)]+|^\[\w+\.cpp::\w+::\d+\]\s*|^I\w+::\w+:\s*|\[\w+\.cpp:\d+: \w+\]\s*")

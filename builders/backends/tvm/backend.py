@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends import profile_bounds
+from builders.backends import shape_profiles
 from builders.backends.compatibility import check_compatible
-from builders.backends.installed import PackageNotFoundError, version
-from builders.backends.nvcc import INSTALL, find_nvcc
+from builders.backends.discovery import PackageNotFoundError, version
 from builders.backends.tvm import records
+from builders.backends.tvm.cuda import INSTALL, find_nvcc
 from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import InputError
-from enginery.core.hardware import cpu_kinds, cuda
-from enginery.core.hardware.cpu_levels import HOST, LEVELS, cpu_name, find_missing_flags, host_level, level_of
+from enginery.core.hardware import cuda, targets
+from enginery.core.hardware.targets import HOST, LEVELS, cpu_name, find_missing_flags, host_level, level_of
 from enginery.core.requirements import Instructions, Requirement, driver_for, for_target, same_versions
 from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
@@ -82,8 +82,8 @@ class Tvm:
         """Generations that nvcc lacks, precisions that TVM lacks, shapes that it is not held to; a missing compiler."""
         return (
             _precision_refusal(request)
-            or profile_bounds.refusal(request, _TITLE)
-            or cpu_kinds.refusal(request, _TITLE)
+            or shape_profiles.refusal(request, _TITLE)
+            or targets.refusal(request, _TITLE)
             or _empty_refusal(request)
             or self._tuning_refusal(request)
             or (None if self.versions() else f"TVM is not installed; {self.install}")
@@ -163,7 +163,7 @@ def _precision_refusal(request: BuildRequest) -> str | None:
 
 def _empty_refusal(request: BuildRequest) -> str | None:
     """A sum over no rows is what lay in memory; found by running."""
-    empty = next((dim for dim, (least, _) in profile_bounds.sizes(request).items() if least < 1), None)
+    empty = next((dim for dim, (least, _) in shape_profiles.sizes(request).items() if least < 1), None)
     if empty is None:
         return None
     return f"dims.{empty}.min is 0, and TVM leaves sums over no rows unset: set it to 1, or use onnxruntime"

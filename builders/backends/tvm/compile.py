@@ -1,4 +1,13 @@
-"""An ONNX file through TVM's Relax to a shared library, and what TVM says, in the model's own words."""
+"""What TVM's ONNX importer reads past: it compiles the node and computes something else. ONNX's node tests found it.
+
+Counting along a dynamic dimension, written so that TVM knows the result's size.
+
+The positions of a transformer's tokens are `Range(0, size of a dimension, 1)`. TVM's importer makes a new symbol of
+that size, cannot prove it equal to the dimension's, and then compiles no sum of the two. The running sum of as many
+ones, each left out of its own sum, is the same numbers, and its size is the dimension's own symbol.
+
+An ONNX file through TVM's Relax to a shared library, and what TVM says, in the model's own words.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -6,15 +15,94 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from builders.backends import profile_bounds
-from builders.backends.tvm.ignored import check_heeded
-from builders.backends.tvm.ranges import countable
+import numpy as np
+
+from builders.backends import shape_profiles
+from builders.onnx_graphs.bodies import walk_nodes
 from builders.onnx_graphs.plain_names import Names, plain
 from enginery.core.errors import EngineryError, ModelError
-from enginery.core.hardware.cpu_levels import level_of
-from enginery.core.types import BuildRequest
-from enginery.core.untyped import Untyped
+from enginery.core.hardware.targets import level_of
+from enginery.core.types import BuildRequest, Untyped
+
+if TYPE_CHECKING:
+    import onnx
+if TYPE_CHECKING:
+    import onnx
+
+
+def check_heeded(proto: "onnx.ModelProto", names: Names) -> None:
+    """Raise ModelError naming the first node with an attribute or input that TVM would ignore, and the remedy."""
+    for node in walk_nodes(proto.graph):
+        if reason := _find_ignored(node):
+            raise ModelError(f"TVM cannot compile the model: {names.restore(node.name)}: {reason}")
+
+
+def _find_ignored(node: "onnx.NodeProto") -> str | None:
+    from onnx import helper
+
+    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    if node.op_type == "BatchNormalization" and given.get("training_mode", 0):
+        return "TVM ignores training_mode; export the model in evaluation mode"
+    if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+        return "TVM ignores training_mode; export the model in evaluation mode"
+    if node.op_type == "IsInf" and 0 in (given.get("detect_positive", 1), given.get("detect_negative", 1)):
+        return "TVM finds both infinities; compare with the one that is meant, or use another backend"
+    if node.op_type == "RoiAlign" and given.get("mode", b"avg") != b"avg":
+        return "TVM averages, whatever the mode; use another backend"
+    return None
+
+
+def countable(model: "onnx.ModelProto") -> None:
+    """Rewrite, in the model itself, every such Range whose limit is one dimension of a tensor."""
+    from onnx import helper, numpy_helper
+
+    graph = model.graph
+    made = {name: node for node in graph.node for name in node.output}
+    values = {tensor.name: tensor for tensor in graph.initializer}
+    one = numpy_helper.from_array(np.array([1], np.int64))
+    rewritten = []
+    for node in graph.node:
+        size = _one_dimension(node, made, values)
+        if size is None:
+            rewritten.append(node)
+            continue
+        ones, axis = f"{node.output[0]}_ones", f"{node.output[0]}_axis"
+        graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), axis))
+        rewritten.append(helper.make_node("ConstantOfShape", [size], [ones], name=node.name, value=one))
+        rewritten.append(helper.make_node("CumSum", [ones, axis], list(node.output), name=node.name, exclusive=1))
+    del graph.node[:]
+    graph.node.extend(rewritten)
+
+
+def _one_dimension(
+    node: "onnx.NodeProto", made: dict[str, "onnx.NodeProto"], values: dict[str, "onnx.TensorProto"]
+) -> str | None:
+    """The value that holds, as a vector of one, the size up to which `node` counts 0, 1, 2...; None for another."""
+    if node.op_type != "Range" or [_scalar(values.get(node.input[index])) for index in (0, 2)] != [0, 1]:
+        return None
+    scalar = made.get(node.input[1])
+    if scalar is None or scalar.op_type not in ("Squeeze", "Reshape"):
+        return None
+    shape = made.get(scalar.input[0])
+    if shape is None or shape.op_type != "Shape":
+        return None
+    from onnx import helper
+
+    ends = {attribute.name: helper.get_attribute_value(attribute) for attribute in shape.attribute}
+    start, end = ends.get("start", 0), ends.get("end", 0)
+    return str(shape.output[0]) if end - start == 1 and start >= 0 else None
+
+
+def _scalar(tensor: "onnx.TensorProto | None") -> int | None:
+    from onnx import numpy_helper
+
+    if tensor is None:
+        return None
+    array = numpy_helper.to_array(tensor)
+    return int(array) if array.size == 1 and array.dtype == np.int64 else None
+
 
 _LONGEST = 1000
 _REMEDY = "rewrite that part of the model, or use another backend"
@@ -120,7 +208,7 @@ def _no_empty_constants(module: Untyped, proto: Untyped, names: Names) -> None:
 
 def _fix_sizes(proto: Untyped, request: BuildRequest, names: Names) -> None:
     """A dim that every profile gives the same one size is that size: only such kernels can be tuned."""
-    fixed = {repr(dim): low for dim, (low, high) in profile_bounds.sizes(request).items() if low == high}
+    fixed = {repr(dim): low for dim, (low, high) in shape_profiles.sizes(request).items() if low == high}
     for value in (*proto.graph.input, *proto.graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param and (size := fixed.get(names.own.get(dim.dim_param, ""))):

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from builders.backends import profile_bounds
-from enginery.arrays.tensors import InputCheck
+from builders.backends import shape_profiles
+from enginery.arrays import InputCheck
 from enginery.core.errors import EngineryError
 from enginery.core.hardware import cuda
-from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec
-from enginery.core.untyped import Untyped
+from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec, Untyped
 
 
 @contextmanager
@@ -69,14 +68,14 @@ class TvmSession(Session):
 
         if self._main is None:
             raise EngineryError("the session of this TVM engine is closed; open it again")
-        arrays, sizes = profile_bounds.checked_inputs(self._check, inputs)
+        arrays, sizes = shape_profiles.checked_inputs(self._check, inputs)
         given = [tvm.runtime.tensor(array, self._device) for array in arrays]
         try:
             found = self._main(*given)
         except (ValueError, RuntimeError, TypeError) as error:
             raise EngineryError(f"TVM failed while running: {words(error)}") from error
         results = list(found) if isinstance(found, Sequence) and not isinstance(found, tvm_ffi.Shape) else [found]
-        return profile_bounds.checked_outputs(self._request, [_array(value) for value in results], sizes, "TVM")
+        return shape_profiles.checked_outputs(self._request, [_array(value) for value in results], sizes, "TVM")
 
 
 def _array(value: Untyped) -> "np.ndarray":

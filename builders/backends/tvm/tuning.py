@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from builders.backends.timing_caches import GIVEN, GROWN
+from builders.backends.optional_methods import GIVEN, GROWN
 from builders.backends.tvm import records
 from builders.execution.process import enter_phase
 from enginery.core.errors import EngineryError
-from enginery.core.untyped import Untyped
+from enginery.core.types import Untyped
 
 # Schedules that are measured in one round of one kernel, and drawn for it (TVM's default is 512, for long searches).
 _ROUND = 8

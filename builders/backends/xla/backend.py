@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends import profile_bounds
+from builders.backends import shape_profiles
 from builders.backends.compatibility import check_compatible
-from builders.backends.installed import PackageNotFoundError, version
+from builders.backends.discovery import PackageNotFoundError, version
 from enginery.core.capabilities import Capabilities
 from enginery.core.errors import InputError
 from enginery.core.hardware import cuda
@@ -119,7 +119,7 @@ class Xla:
         import jax  # noqa: F401
 
     def _open_dim(self, request: BuildRequest) -> str | None:
-        sizes = profile_bounds.sizes(request)
+        sizes = shape_profiles.sizes(request)
         for spec in request.inputs:
             for dim in spec.shape:
                 if isinstance(dim, str) and dim not in sizes:

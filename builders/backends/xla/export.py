@@ -16,8 +16,7 @@ from builders.onnx_ops.graph import BoundGraph, known_operators
 from builders.onnx_ops.reading import read
 from builders.onnx_ops.table import Lookups
 from enginery.core.errors import ModelError
-from enginery.core.types import BuildRequest, TensorSpec
-from enginery.core.untyped import Untyped
+from enginery.core.types import BuildRequest, TensorSpec, Untyped
 
 LARGEST_CONSTANT_BYTES = 256
 

@@ -11,10 +11,9 @@ import jax.export
 import numpy as np
 
 from builders.backends.xla.file import read_engine
-from enginery.arrays.tensors import InputCheck
+from enginery.arrays import InputCheck
 from enginery.core.errors import EngineryError, IntegrityError
-from enginery.core.types import Engine, Session, Shape, Target, Tensors, TensorSpec
-from enginery.core.untyped import Untyped
+from enginery.core.types import Engine, Session, Shape, Target, Tensors, TensorSpec, Untyped
 
 
 class XlaSession(Session):

@@ -7,14 +7,11 @@ from contextlib import nullcontext
 from types import TracebackType
 from typing import Self
 
-from builders.execution.events import ProcessEnded, Started, Watch, ignore_event
-from builders.execution.jobs import Job, Result
+from builders.execution.jobs import Job, ProcessEnded, Result, Started, Watch, ignore_event, result_type
 from builders.execution.ray import cluster
+from builders.execution.ray.cluster import find_fitting, none_fits
 from builders.execution.ray.listener import TaskListener
-from builders.execution.ray.placement import find_fitting, none_fits
-from builders.execution.ray.task import RayTask
-from builders.execution.ray.worker import TaskAnswer
-from builders.execution.requests import result_type
+from builders.execution.ray.task import RayTask, TaskAnswer
 from builders.execution.retries import run_with_retries
 from enginery.core.codec import decode
 from enginery.core.errors import EngineryError, StepError, UnavailableError, error_from_json

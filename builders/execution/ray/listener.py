@@ -7,13 +7,12 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
-from builders.execution.events import Waiting
-from builders.execution.ray.cluster import answers, nodes
-from builders.execution.ray.placement import RayNode, countdown, find_fitting, none_fits
+from builders.execution.jobs import Waiting
+from builders.execution.ray.cluster import RayNode, answers, countdown, find_fitting, nodes, none_fits
 from builders.execution.ray.task import RayTask
 from enginery.core.errors import StepError, UnavailableError
 from enginery.core.text import pluralize
-from enginery.core.untyped import Untyped
+from enginery.core.types import Untyped
 
 _WAIT_S = 0.1
 _CHECK_S = 2.0

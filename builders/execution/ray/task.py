@@ -1,17 +1,120 @@
-"""One job on Ray: starting it, what is known of it, ending it, and what its loss means."""
+"""The worker's side of a job on Ray: runs it in a process of its own, and tells the driver what becomes of it.
 
+A task is a generator of batches of events, a `TaskAnswer` the last one. For jobs that need no process of their own it
+is a plain function that returns one batch (`work_here`).
+
+One job on Ray: starting it, what is known of it, ending it, and what its loss means.
+"""
+
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from queue import SimpleQueue
 
-from builders.execution.events import MemoryHeld, Started, Usage
-from builders.execution.jobs import Job
-from builders.execution.ray.cluster import answers, nodes, through_client
-from builders.execution.ray.placement import RayNode, ray_options
-from builders.execution.ray.worker import Event, TaskAnswer, work, work_here, work_through
-from enginery.core.errors import StepError, UnavailableError
-from enginery.core.untyped import Untyped
+from builders.execution.jobs import Job, JobEvent, MemoryHeld, Started, Usage, WorkerContext
+from builders.execution.process import run_job
+from builders.execution.ray.cluster import RayNode, answers, nodes, ray_options, through_client
+from builders.execution.workdir import workdir
+from enginery.core.codec import encode
+from enginery.core.errors import EngineryError, StepError, UnavailableError, error_to_json
+from enginery.core.types import Untyped
+
+# Batches are this far apart, the answer apart.
+_BATCH_S = 0.25
+
+
+@dataclass(frozen=True)
+class TaskAnswer:
+    """The last event of a task: {'value': ...}, or an error as `enginery.core.errors.error_to_json` writes it."""
+
+    data: dict[str, object]
+
+
+Event = JobEvent | TaskAnswer
+
+
+def work(job: Job[object]) -> Iterator[list[Event]]:
+    """Run a job in a process of its own within its limits."""
+    # Ray interrupts a task as Ctrl-C would, which a Ray that was started in a shell's background has learnt to ignore.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield [Started(job.name, _node_id())]
+    running = _Running(job)
+    try:
+        while not running.done.wait(_BATCH_S):
+            if batch := running.events():
+                yield batch
+    except BaseException:  # interrupted: the job's processes end before this worker does
+        running.cancel()
+        raise
+    yield running.events()
+
+
+def work_through(job: Job[object]) -> list[Event]:
+    """As `work`, all events at once: for Ray's client, which streams nothing."""
+    return [event for batch in work(job) for event in batch]
+
+
+def work_here(job: Job[object]) -> list[Event]:
+    """Run a job in this worker, whose next job sees what it leaves behind; without limits."""
+    return [Started(job.name, _node_id()), _answer(job, lambda: _call(job))]
+
+
+def _call(job: Job[object]) -> Untyped:
+    with workdir() as folder:
+        return encode(job.request.run(WorkerContext(folder, job.store)))
+
+
+class _Running:
+    """A job in a thread: Ray interrupts the main thread alone."""
+
+    def __init__(self, job: Job[object]) -> None:
+        self._job = job
+        self._events: deque[Event] = deque()
+        self._cancelled = False
+        self.done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def events(self) -> list[Event]:
+        """What was told since the last call."""
+        return [self._events.popleft() for _ in range(len(self._events))]
+
+    def cancel(self) -> None:
+        """Kill the job's processes, and wait for that."""
+        self._cancelled = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._events.append(_answer(self._job, self._value))
+        finally:
+            self.done.set()
+
+    def _value(self) -> Untyped:
+        with workdir() as folder:
+            return encode(run_job(self._job, folder, lambda: self._cancelled, self._events.append))
+
+
+def _answer(job: Job[object], function: Untyped) -> TaskAnswer:
+    """A value or an error as JSON, since Ray would wrap an exception."""
+    try:
+        return TaskAnswer({"value": function()})
+    except EngineryError as error:
+        return TaskAnswer(error_to_json(error))
+    except Exception as error:
+        return TaskAnswer(error_to_json(StepError(f"{job.name}: {type(error).__name__}: {error}")))
+
+
+def _node_id() -> str:
+    import ray
+
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
+
 
 # A worker ends its job at its limit; this much later it is taken for hung itself.
 LATE_S = 60.0

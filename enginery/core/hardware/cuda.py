@@ -14,8 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from enginery.core.errors import EngineryError, UnavailableError
-from enginery.core.types import Target
-from enginery.core.untyped import Untyped
+from enginery.core.types import Target, Untyped
 
 if TYPE_CHECKING:
     import numpy as np

@@ -29,9 +29,11 @@ from enginery.core.requirements import (
     SessionOption,
     Unknown,
     Weights,
+    is_within,
+    numbers,
+    same_version,
 )
 from enginery.core.text import format_bytes
-from enginery.core.version_numbers import is_within, numbers, same_version
 
 _NOT_KNOWN = "which this enginery does not know; upgrade enginery"
 

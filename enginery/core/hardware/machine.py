@@ -5,8 +5,12 @@ The compute capability, product, memory and CUDA version come from the driver's 
 are looked up for the engines in question only. A runtime that is no Python package (Triton's, a C++ server's) is not
 found and stays unknown, unless the user states it. Unknown facts are None; they reject no engine and are reported. Not
 run on a GPU.
+
+The machine that did a piece of work, as reports and manifests name it.
 """
 
+import os
+import platform
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -15,14 +19,13 @@ from pathlib import Path
 
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import InputError, UnknownNameError
-from enginery.core.hardware import cpu_levels, cuda
-from enginery.core.hardware.cpu_kinds import kind_named, this_kind
-from enginery.core.hardware.cpu_levels import LEVELS, flags_of_level
+from enginery.core.hardware import cuda
+from enginery.core.hardware import targets as cpu_levels
 from enginery.core.hardware.cuda import GpuDevice
-from enginery.core.hardware.targets import CPU, parse_targets, product_of
+from enginery.core.hardware.targets import CPU, LEVELS, flags_of_level, kind_named, parse_targets, product_of, this_kind
 from enginery.core.requirements import Library, Requirement, Runtime
 from enginery.core.text import format_bytes
-from enginery.core.types import Target
+from enginery.core.types import CPU_KIND, Target
 
 AUTO = "auto"
 
@@ -234,3 +237,15 @@ def driver_version() -> str | None:
         if found := re.search(r"Kernel Module.*?(\d{3,}(?:\.\d+)+)", _KERNEL_MODULE.read_text()):
             return found[1]
     return None
+
+
+def describe_host() -> dict[str, str]:
+    """This machine as text by key: name, system, machine, number of CPUs, kind of CPU, and Python's version."""
+    return {
+        CPU_KIND: this_kind().name,
+        "name": platform.node(),
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": str(os.cpu_count()),
+        "python": platform.python_version(),
+    }

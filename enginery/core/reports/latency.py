@@ -2,6 +2,8 @@
 
 Plain values with the names of the format, which `enginery.core.codec` writes and reads. Times are in seconds. Standard
 library only: a registry reads reports without numpy.
+
+The result of a paired benchmark: two engines run alternately. Plain values; standard library only.
 """
 
 from collections.abc import Mapping
@@ -184,3 +186,43 @@ class LatencyReport(EngineLatency):
     def busy(self) -> tuple[str, ...]:
         """The reasons why the machine counts as busy while the engine was timed; empty for a quiet one."""
         return tuple(reason for bucket in self.buckets for reason in bucket.surroundings.busy)
+
+
+Verdict = Literal["faster", "slower", "no difference shown"]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The p-quantile of the first engine over that of the second, with its 95 % interval; None with too few runs.
+
+    detectable: the smallest difference, as a share, that this much data would have shown with a probability of 0.8.
+    """
+
+    p: float
+    ratio: float | None
+    low: float | None
+    high: float | None
+    detectable: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class PairedTimes:
+    """The times of two engines that were run alternately. verdict: on the first engine, by the median.  medians_s: of
+    both, in seconds.  runs: of each.  openings: sessions opened of each."""
+
+    verdict: Verdict
+    ratios: tuple[Ratio, ...]
+    medians_s: tuple[float, float]
+    runs: int
+    openings: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedBenchmark(PairedTimes):
+    """The paired times of two engines at one bucket. items: per run.  seed: of the random order."""
+
+    bucket: str
+    items: int
+    seed: int
+    surroundings: SystemLoad

@@ -2,7 +2,7 @@
 
 A manifest is never rewritten. Attestations are stored beside it under the engine's digest, and `judge_entries` combines
 both into each engine's current status. A CPU engine has a status on each kind of CPU
-(`enginery.core.hardware.cpu_kinds`), since a run on one kind says nothing about the kernels of another.
+(`enginery.core.hardware.targets`), since a run on one kind says nothing about the kernels of another.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ from enginery.core.parsing import Malformed
 from enginery.core.types import CPU_KIND
 from enginery.registry.manifest import EngineEntry, Manifest, Status
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import attestation_key, attestations_prefix
+from enginery.registry.store.layout import attestation_key, attestations_prefix
 
 if TYPE_CHECKING:
     from enginery.core.reports.proof import Report

@@ -1,19 +1,26 @@
 """Latency reports of published engines, for each kind of machine that they were timed on.
 
 Like attestations they are stored beside the manifest under the engine's digest; the manifest does not change.
+
+The speed of a version's engines on one kind of machine, from the latency reports stored beside the version.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from enginery.core import parsing
 from enginery.core.codec import decode
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError
+from enginery.core.hardware.machine import Machine
+from enginery.core.hardware.targets import product_of
 from enginery.core.parsing import Malformed
-from enginery.core.reports.latency import FORMAT, LatencyReport, MachineKind
-from enginery.registry.manifest import Manifest
+from enginery.core.reports.latency import FORMAT, BucketLatency, LatencyReport, MachineKind
+from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import latencies_prefix, latency_key
+from enginery.registry.store.layout import latencies_prefix, latency_key
 
 MAX_BYTES = 16 << 20
 
@@ -73,3 +80,72 @@ def _parse(data: bytes) -> LatencyReport:
         raise Malformed(f"format is {found}; this enginery reads {FORMAT}: upgrade enginery")
     parsing.field(document, "engine", parsing.digest)
     return decode(document, LatencyReport)
+
+
+# Of the runtime's own call, or of `Session.run` with its checks.
+Timed = Literal["runtime", "session"]
+
+
+@dataclass(frozen=True)
+class MeasuredSpeed:
+    """The median time of a run in seconds, summed over `buckets`, which are named as in the report.
+
+    busy: whether other work ran on the machine; such a speed ranks no engine.  timed: the runtime's call, or
+    `Session.run`.
+    """
+
+    seconds: float
+    buckets: tuple[str, ...]
+    busy: bool = False
+    timed: Timed = "session"
+
+
+def measured_speeds(
+    store: Store, manifest: Manifest, machine: Machine, engines: Iterable[EngineEntry]
+) -> dict[str, MeasuredSpeed]:
+    """Engine's digest -> its speed on machines of this kind, by the newest report; unmeasured engines are left out.
+
+    The times are the runtimes' own where every one of these reports has them, else those of `Session.run`.
+    Reads every latency report of the version. Raises IntegrityError for a damaged one.
+    """
+    reports = latencies(store, manifest)
+    newest: dict[str, LatencyReport] = {}
+    for entry in engines:
+        alike = (report for report in reports.get(entry.digest or "", []) if _is_alike(report.machine, machine))
+        if report := next(alike, None):
+            newest[str(entry.digest)] = report
+    buckets = [bucket for report in newest.values() for bucket in report.buckets]
+    timed: Timed = "runtime" if all(_runtime(bucket) for bucket in buckets) else "session"
+    speeds = {digest: _speed(report, timed) for digest, report in newest.items()}
+    return {digest: speed for digest, speed in speeds.items() if speed}
+
+
+def _is_alike(kind: MachineKind, machine: Machine) -> bool:
+    """Whether a report's machine is of the same kind: of CPU, or the same product of GPU."""
+    if machine.compute_capability is None:
+        return machine.cpu is not None and kind.kind == machine.cpu
+    products = {product_of(machine.compute_capability, name.replace(" ", "-")) for name in kind.gpus}
+    return machine.product is not None and products == {machine.product}
+
+
+def _speed(report: LatencyReport, timed: Timed) -> MeasuredSpeed | None:
+    median = _runtime if timed == "runtime" else _session
+    times = {bucket.name: median(bucket) for bucket in report.buckets}
+    known = [value for value in times.values() if value]
+    if not known or len(known) != len(times):
+        return None
+    return MeasuredSpeed(sum(known), tuple(sorted(times)), bool(report.busy), timed)
+
+
+def _session(bucket: BucketLatency) -> float | None:
+    """Seconds of the median run; the mean where runs were too few for a median."""
+    return _seconds(bucket.middle.value if bucket.middle else bucket.mean_s)
+
+
+def _runtime(bucket: BucketLatency) -> float | None:
+    """Seconds of the runtime's own median call."""
+    return _seconds(bucket.runtime.value if bucket.runtime else None)
+
+
+def _seconds(value: float | None) -> float | None:
+    return value if value is not None and 0 < value < math.inf else None

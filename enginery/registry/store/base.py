@@ -2,18 +2,22 @@
 
 A store has blobs (immutable, by digest) and documents (small, by key, changed by compare-and-swap). It has no notion of
 models, so that another kind of store needs one file and passes the same tests.
+
+Changes a document that has several writers: compare-and-swap, repeated after a lost race.
 """
 
 import os
-from collections.abc import Iterator
+import random
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from enginery.core.errors import InputError
-from enginery.registry.store.blob_digest import BlobDigest
+from enginery.core.errors import ConflictError, InputError, UndecidedError
 from enginery.registry.store.download import Fill
+from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.folder import FileStore, open_folder
 
 __all__ = ["FileStore", "Store", "absolute_uri", "open_store"]
@@ -160,7 +164,7 @@ def open_store(uri: str | Path, *, create: bool = False) -> Store:
     parts = _split(text)
     if parts.scheme == "s3":
         # Here, because boto3 takes a quarter of a second to import.
-        from enginery.registry.store.s3.opening import open_bucket
+        from enginery.registry.store.s3.store import open_bucket
 
         return open_bucket(text, create=create)
     if parts.scheme != "file":
@@ -209,3 +213,38 @@ def _not_empty(text: str) -> str:
     if not text.strip() or "\0" in text:
         raise InputError(f"registry {text!r} is not a path; give --registry or set ENGINERY_REGISTRY")
     return text
+
+
+# One limit for every document: a busy one has dozens of writers.
+_ATTEMPTS = 200
+# Whoever lost looks again a little later, so that many writers do not keep each other from writing.
+_LOSERS_PAUSE_S = 0.01
+
+
+def change(
+    store: Store,
+    key: str,
+    make: Callable[[bytes | None], bytes | None],
+    contains: Callable[[bytes | None, bytes], bool] = lambda found, written: found == written,
+) -> bytes | None:
+    """Replace a document by what `make` returns for its content (None: absent), and return the new content.
+
+    `make` may return None to change nothing, and is called again after every lost race. contains(found, written):
+    whether the content `found` includes the write `written`, whose response was lost; it is then not repeated. By
+    default they must be equal, so that a change may be made twice if others write, too.
+
+    Raises ConflictError when the document keeps changing, and whatever `make` raises.
+    """
+    for attempt in range(_ATTEMPTS):
+        time.sleep(random.uniform(0, _LOSERS_PAUSE_S) * min(attempt, 20))  # noqa: S311 - no secret
+        before = store.read(key)
+        after = make(before)
+        if after is None or after == before:
+            return before
+        try:
+            if store.replace(key, after, before):
+                return after
+        except UndecidedError:
+            if contains(found := store.read(key), after):
+                return found
+    raise ConflictError(f"{key} of {store.uri} keeps changing; run again when fewer others write it")

@@ -15,9 +15,12 @@ from urllib.parse import quote
 
 from enginery.core.digest import check_digest, digest_of_bytes, digest_of_file
 from enginery.core.errors import InputError, IntegrityError, UnavailableError
-from enginery.registry.store.atomic_write import (
+from enginery.registry.store.download import Fill
+from enginery.registry.store.files import (
     AtomicWrite,
+    BlobDigest,
     copy_hashed,
+    digest_stream,
     make_folder,
     reachable,
     start_atomic_write,
@@ -25,10 +28,15 @@ from enginery.registry.store.atomic_write import (
     sweep,
     sync_folder,
 )
-from enginery.registry.store.blob_digest import BlobDigest, digest_stream
-from enginery.registry.store.download import Fill
-from enginery.registry.store.keys import MARKER, blob_key, check_key, is_key
-from enginery.registry.store.marker import CONTENT, check_format, refuse_other
+from enginery.registry.store.layout import (
+    MARKER,
+    MARKER_CONTENT,
+    blob_key,
+    check_format,
+    check_key,
+    is_key,
+    refuse_other,
+)
 
 MAX_DOCUMENT_BYTES = 64 << 20
 
@@ -294,7 +302,7 @@ def open_folder(root: Path, *, create: bool) -> FileStore:
             )
         with reachable(f"making a registry at {store.root}"):
             make_folder(store.root)
-        store.create(MARKER, CONTENT)
+        store.create(MARKER, MARKER_CONTENT)
     if create:
         _check_writable(store)
         store.sweep()

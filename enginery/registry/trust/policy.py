@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING
 from enginery.core import parsing
 from enginery.core.errors import InputError
 from enginery.core.parsing import Malformed, field
-from enginery.registry.trust.bundles import key_id_of_pem
-from enginery.registry.trust.verifying import CertificateSigner, KeylessSigner, KeySigner, Signer
+from enginery.registry.trust.signatures import CertificateSigner, KeylessSigner, KeySigner, Signer, key_id_of_pem
 
 if TYPE_CHECKING:
     import yaml

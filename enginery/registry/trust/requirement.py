@@ -17,10 +17,18 @@ from enginery.core.parsing import Malformed
 from enginery.registry.evidence.attestations import Attestation
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import attestation_key, is_key, signature_key, signatures_prefix, versions_prefix
-from enginery.registry.trust.bundles import ATTESTATION_FILE, MANIFEST_FILE, MAX_BYTES, SignatureBundle, read_bundle
+from enginery.registry.store.layout import attestation_key, is_key, signature_key, signatures_prefix, versions_prefix
 from enginery.registry.trust.policy import Rule, TrustPolicy, configured_policy, load_policy
-from enginery.registry.trust.verifying import KeySigner, Signer, objection
+from enginery.registry.trust.signatures import (
+    ATTESTATION_FILE,
+    MANIFEST_FILE,
+    MAX_BYTES,
+    KeySigner,
+    SignatureBundle,
+    Signer,
+    objection,
+    read_bundle,
+)
 
 # How many signatures by certificates are looked at; signatures by keys go by name, and have no limit.
 MOST_SIGNATURES = 64

@@ -17,12 +17,18 @@ from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import InputError, IntegrityError
 from enginery.registry.evidence.attestations import attestation_documents
 from enginery.registry.manifest import Manifest
-from enginery.registry.store.base import Store
-from enginery.registry.store.documents import change
-from enginery.registry.store.keys import manifest_key, signature_key
-from enginery.registry.trust.bundles import ATTESTATION_FILE, MANIFEST_FILE, MAX_BYTES, SignatureBundle, read_bundle
-from enginery.registry.trust.library import import_model_signing
-from enginery.registry.trust.verifying import KeySigner, objection
+from enginery.registry.store.base import Store, change
+from enginery.registry.store.layout import manifest_key, signature_key
+from enginery.registry.trust.signatures import (
+    ATTESTATION_FILE,
+    MANIFEST_FILE,
+    MAX_BYTES,
+    KeySigner,
+    SignatureBundle,
+    import_model_signing,
+    objection,
+    read_bundle,
+)
 
 if TYPE_CHECKING:
     from model_signing import signing

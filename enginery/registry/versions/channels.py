@@ -12,17 +12,16 @@ from enginery.core import parsing
 from enginery.core.digest import canonical_json
 from enginery.core.errors import ConflictError, InputError, IntegrityError, UnknownNameError
 from enginery.core.names import is_name
-from enginery.core.origin.moment import now
 from enginery.core.parsing import Malformed
+from enginery.core.text import now
 from enginery.registry.evidence.attestations import Attestation, judge_entries
+from enginery.registry.leases import Guard, hold_lease, secure_version
 from enginery.registry.manifest import Manifest, parse
 from enginery.registry.missing_blobs import find_lost_of
-from enginery.registry.store.base import Store, place_of
-from enginery.registry.store.documents import change
-from enginery.registry.store.keys import channel_key, channels_prefix, manifest_key
+from enginery.registry.store.base import Store, change, place_of
+from enginery.registry.store.layout import channel_key, channels_prefix, manifest_key
 from enginery.registry.versions import policies
 from enginery.registry.versions.policies import CanaryPass
-from enginery.registry.writers.guard import Guard, hold_lease, secure_version
 
 MAX_BYTES = 16 << 20
 

@@ -8,7 +8,7 @@ from enginery.core.names import STABLE, Reference, is_name, version_order
 from enginery.core.text import suggest
 from enginery.registry.manifest import Manifest, parse
 from enginery.registry.store.base import Store, place_of
-from enginery.registry.store.keys import MANIFEST, MODELS, manifest_key, versions_prefix
+from enginery.registry.store.layout import MANIFEST, MODELS, manifest_key, versions_prefix
 from enginery.registry.versions import channels
 from enginery.registry.versions.channels import Channel
 

@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
 from enginery.core.errors import ConflictError, InputError, IntegrityError, UndecidedError
-from enginery.core.hardware.cpu_kinds import kind_named
-from enginery.core.hardware.targets import parse_targets
-from enginery.core.origin.moment import now
+from enginery.core.hardware.targets import kind_named, parse_targets
 from enginery.core.parsing import Malformed
-from enginery.core.text import join_first
+from enginery.core.text import join_first, now
 from enginery.registry.evidence.attestations import JudgedEntry
 from enginery.registry.evidence.canaries import covers, list_served, targets_named
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import policy_key
+from enginery.registry.store.layout import policy_key
 
 if TYPE_CHECKING:
-    from enginery.registry.trust.verifying import KeySigner
+    from enginery.registry.trust.signatures import KeySigner
 
 OPEN_CHANNELS = ("candidate",)
 FORMAT = 1
@@ -233,8 +231,7 @@ def signature_refusal(store: Store, policy: ChannelPolicy, manifest: Manifest, c
 def _signers(policy: ChannelPolicy, where: str) -> tuple["KeySigner", ...]:
     if not policy.signed_by:
         return ()
-    from enginery.registry.trust.bundles import key_id_of_pem
-    from enginery.registry.trust.verifying import KeySigner
+    from enginery.registry.trust.signatures import KeySigner, key_id_of_pem
 
     try:
         ids = [(key_id_of_pem(pem.encode()), pem.encode()) for pem in policy.signed_by]

@@ -3,6 +3,11 @@ version is left.
 
 Only engines with an `Approved` report are published as usable: `approved` pairs each with its proof, and everything
 else is a failure or a refusal, which has no engine.
+
+Finds the version that a publication would repeat: the same engines with the same proofs, made from other inputs.
+
+A comment in the entry point, a renamed file, a calibration sample that changes no scale: the inputs differ, the engines
+do not. Such a run gives the existing version.
 """
 
 import re
@@ -11,18 +16,31 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from enginery.core.digest import digest_of
-from enginery.core.errors import ConflictError, InputError, IntegrityError, UnavailableError, UndecidedError
+from enginery.core import parsing
+from enginery.core.digest import canonical_json, digest_of
+from enginery.core.errors import (
+    ConflictError,
+    InputError,
+    IntegrityError,
+    UnavailableError,
+    UndecidedError,
+    UnknownNameError,
+)
+from enginery.registry.evidence.attestations import MAX_BYTES
+from enginery.registry.leases import Guard, hold_lease, secure_version, version_name
 from enginery.registry.manifest import EngineEntry, Manifest, parse
 from enginery.registry.missing_blobs import find_lost_of
 from enginery.registry.records import recall, remember
 from enginery.registry.store.base import Store, place_of
-from enginery.registry.store.keys import manifest_key, page_data_key, page_key
+from enginery.registry.store.layout import manifest_key, page_data_key, page_key
 from enginery.registry.versions import channels, lookup
-from enginery.registry.writers.guard import Guard, hold_lease, secure_version, version_name
+from enginery.registry.versions.lookup import load, versions
 
 if TYPE_CHECKING:
     from enginery.core.reports.proof import Approved
+if TYPE_CHECKING:
+    from enginery.core.reports.proof import Report
+
 
 _RECORD = "publish"
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
@@ -230,3 +248,66 @@ def _highest_number(store: Store, model: str) -> int:
 
 def _memo_key(manifest: Manifest) -> str:
     return digest_of({"model": manifest.model, "content": manifest.content, "outcome": _outcome(manifest)})
+
+
+# Parts of a spec that determine the engines, and so show in them. The others determine how engines are proven.
+_MAKING = ("source", "precisions", "targets", "backends", "calibration", "quantization")
+# Fields of a report about the time and the machine, not the engine.
+_CIRCUMSTANCES = ("created_at", "host")
+
+
+def find_same(
+    store: Store, manifest: Manifest, reports: Sequence["Report"], wanted_version: str | None = None
+) -> Manifest | None:
+    """The newest version, or the wanted one if it exists, if its engines and proofs equal those of `manifest`; or None.
+
+    manifest: as it would be published, with its engines.  reports: of its usable engines.
+    """
+    name = wanted_version or next(reversed(versions(store, manifest.model)), None)
+    theirs = _load_sound(store, manifest.model, name) if name else None
+    if (
+        theirs is None
+        or _comparable_content(theirs) != _comparable_content(manifest)
+        or not all(map(store.has, theirs.blobs()))
+    ):
+        return None
+    if not _equal_proofs(store, theirs, reports):
+        return None
+    with hold_lease(store, f"counting on {theirs.model}@{theirs.version}") as guard:
+        secure_version(guard, theirs)
+    return theirs
+
+
+def _load_sound(store: Store, model: str, version: str) -> Manifest | None:
+    """A version's manifest; None if it is absent or damaged. (`verify` reports damage.)"""
+    try:
+        return load(store, model, version)
+    except (IntegrityError, UnknownNameError):
+        return None
+
+
+def _comparable_content(manifest: Manifest) -> bytes:
+    """The parts of a manifest about its engines and how they are proven, without the reports' digests, as bytes."""
+    entries = sorted((entry.unit, replace(entry, report=None).to_json()) for entry in manifest.engines)
+    spec = {name: part for name, part in manifest.spec.items() if name not in _MAKING}
+    validation = parsing.mapping(spec.pop("validation", {}), "validation")
+    validation.pop("latency", None)
+    golden = parsing.mapping(spec.pop("golden", None) or {}, "golden").get("metric")
+    return canonical_json([entries, spec, validation, golden, manifest.sources.get("golden")])
+
+
+def _equal_proofs(store: Store, theirs: Manifest, reports: Sequence["Report"]) -> bool:
+    ours = {report.unit: report.to_json() for report in reports}
+    return all(_plain(ours[entry.unit]) == _proof(store, entry) for entry in theirs.engines if entry.usable)
+
+
+def _proof(store: Store, entry: EngineEntry) -> bytes | None:
+    """The proof of a published engine; None where its report is damaged."""
+    try:
+        return _plain(parsing.parse_json(store.read_blob(str(entry.report)), MAX_BYTES))
+    except IntegrityError:
+        return None
+
+
+def _plain(report: dict[str, object]) -> bytes:
+    return canonical_json({name: part for name, part in report.items() if name not in _CIRCUMSTANCES})

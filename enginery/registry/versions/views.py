@@ -1,4 +1,7 @@
-"""The data that `enginery list` and `enginery show` print."""
+"""The data that `enginery list` and `enginery show` print.
+
+A channel's history for audits: who moved it, when, why, and on what evidence.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,12 +17,13 @@ from enginery.registry.evidence.canaries import CanaryVerdict, canaries
 from enginery.registry.evidence.latencies import latencies
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import page_key
-from enginery.registry.versions import channels
+from enginery.registry.store.layout import page_key
+from enginery.registry.versions import channels, lookup
 from enginery.registry.versions import lookup as versions
 
 if TYPE_CHECKING:
     from enginery.core.reports.latency import LatencyReport
+
 
 # Requests on their way at once, for a registry that is far away.
 _AT_ONCE = 16
@@ -165,3 +169,50 @@ def _read_pointers(store: Store, model: str, names: Iterable[str]) -> dict[str, 
         else:
             found |= {name: channel.version} if channel is not None else {}
     return found
+
+
+@dataclass(frozen=True)
+class ChannelMove:
+    """A move of a channel.
+
+    report: digest of the version's report, None when the version was deleted or is damaged since.
+    """
+
+    channel: str
+    move: channels.Move
+    report: str | None
+
+    def to_json(self) -> dict[str, object]:
+        """What `enginery history --json` prints of it."""
+        return {"channel": self.channel, **self.move.to_json(), "report": self.report}
+
+
+def history(store: Store, reference: Reference, limit: int | None = None) -> list[ChannelMove]:
+    """The moves of a channel, or of all channels of a model, oldest first; at most the newest `limit` of each channel.
+
+    Raises UnknownNameError for an unknown model or channel, and for a reference to a version.
+    """
+    if reference.version is not None:
+        raise UnknownNameError(f"only channels have a history; {str(reference)!r} is a version: give {reference.model}")
+    names = [reference.channel] if reference.channel else channels.names(store, reference.model)
+    found = [channel for name in names if (channel := channels.read(store, reference.model, name))]
+    if not found:
+        known = ", ".join(channels.names(store, reference.model)) or "none"
+        raise UnknownNameError(f"no channel {str(reference)!r} in {store.uri}; channels of {reference.model}: {known}")
+    reports: dict[str, str | None] = {}
+    rows = []
+    for channel in found:
+        moves = channel.history if limit is None else channel.history[max(0, len(channel.history) - limit) :]
+        for move in moves:
+            if move.manifest not in reports:
+                reports[move.manifest] = _report(store, channel.model, move)
+            rows.append(ChannelMove(channel.name, move, reports[move.manifest]))
+    return sorted(rows, key=lambda row: row.move.at)
+
+
+def _report(store: Store, model: str, move: channels.Move) -> str | None:
+    try:
+        manifest = lookup.load(store, model, move.version)
+    except (UnknownNameError, IntegrityError):
+        return None
+    return manifest.report if manifest.digest == move.manifest else None

@@ -8,7 +8,7 @@ import click
 
 from pipeline.cli.options import Duration, emit_json, executor_options, json_option, registry_option_with, say
 from pipeline.cli.tables import echo, print_table
-from pipeline.orchestration.deployments.wanted import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, DeploymentPlan
+from pipeline.orchestration.deployments.plan import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, DeploymentPlan
 
 
 class _Pair(click.ParamType[tuple[str, object]]):
@@ -141,7 +141,7 @@ def deploy(
     """
     from enginery.core.names import check_channel
     from pipeline.cli.machines import deploy_checks
-    from pipeline.orchestration.deployments.prefect_yaml import REGISTRY, text
+    from pipeline.orchestration.deployments.plan import REGISTRY, text
 
     if keep and not owner:
         raise click.UsageError("--keep is about what an owner registered; give --owner")

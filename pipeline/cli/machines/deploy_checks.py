@@ -6,7 +6,7 @@ from pathlib import Path
 
 from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.hardware.targets import GENERATIONS
-from pipeline.orchestration.deployments.wanted import FLEET_CRON
+from pipeline.orchestration.deployments.plan import FLEET_CRON
 
 # Prefect's own rule for names.
 _BANNED = "/%&<>"

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from enginery.core.hardware.cpu_kinds import EXACT_SESSION, CpuKind, this_kind
+from enginery.core.hardware.targets import EXACT_SESSION, CpuKind, this_kind
 from enginery.core.text import format_bytes, pluralize
 from pipeline.cli.machines.backends import builds_of
 from pipeline.cli.options import emit_json, json_option, registry_option

@@ -1,15 +1,27 @@
-"""`enginery fleet` and `enginery fleet plan`."""
+"""`enginery fleet` and `enginery fleet plan`.
 
-from collections.abc import Callable
+The tables of `enginery fleet` and `enginery fleet plan`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from enginery.core.text import format_bytes, join_first, pluralize
 from pipeline.cli.options import emit_json, json_option, registry_option, runtime_options, say, stated_runtimes
+from pipeline.cli.tables import echo, print_table
+from pipeline.fleet.coverage import STATES, Coverage
 
 if TYPE_CHECKING:
-    from pipeline.orchestration.fleet.reconcile import FleetSources, Reconciled
+    from pipeline.orchestration.fleet import FleetSources, Reconciled
+if TYPE_CHECKING:
+    from pipeline.fleet.groups import Fleet, NodeGroup
+    from pipeline.fleet.plan import FleetPlan
+    from pipeline.fleet.work import FleetWork
+    from pipeline.orchestration.fleet import Reconciled
+
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -65,9 +77,8 @@ def fleet(ctx: click.Context, /, apply: bool, as_json: bool, **chosen: Any) -> N
     if ctx.invoked_subcommand is not None:
         _refuse_options_before(ctx)
         return
-    from pipeline.cli.machines.fleet_tables import print_reconciled
-    from pipeline.fleet.prediction import predictor
-    from pipeline.orchestration.fleet.reconcile import reconcile
+    from pipeline.fleet.work import predictor
+    from pipeline.orchestration.fleet import reconcile
 
     store, sources = _open(chosen)
     found = reconcile(store, sources, predictor(store))
@@ -93,11 +104,10 @@ def plan(as_json: bool, **chosen: Any) -> None:
     Nothing is changed. Times are predicted from the builds on record.
     """
     from enginery.core.hardware.targets import parse_targets
-    from pipeline.cli.machines.fleet_tables import print_plan
     from pipeline.fleet.inventory import check_version
     from pipeline.fleet.plan import StateChange, make_plan, parse_nodes
-    from pipeline.fleet.prediction import predictor
-    from pipeline.orchestration.fleet.reconcile import compare_deployments
+    from pipeline.fleet.work import predictor
+    from pipeline.orchestration.fleet import compare_deployments
 
     driver, runtimes = check_version("driver", chosen.pop("driver")), _runtimes(chosen)
     named = (chosen.pop("on") or "").replace(",", " ").split()
@@ -123,7 +133,7 @@ def plan(as_json: bool, **chosen: Any) -> None:
 def _open(chosen: dict[str, Any]) -> "tuple[Any, FleetSources]":
     from enginery.registry.store.base import open_store
     from pipeline.fleet.cluster import Access
-    from pipeline.orchestration.fleet.reconcile import FleetSources
+    from pipeline.orchestration.fleet import FleetSources
 
     access = Access(chosen["kubeconfig"], chosen["context"], chosen["timeout"])
     return open_store(chosen["registry"]), FleetSources(
@@ -150,7 +160,7 @@ def _refuse_options_before(ctx: click.Context) -> None:
 
 def _tell(found: "Reconciled") -> None:
     """Tell the events, each as soon as the server has the one before."""
-    from pipeline.orchestration.fleet.events import messages, tell
+    from pipeline.orchestration.fleet import messages, tell
 
     events = messages(found.work, found.registry)
     for message in events:
@@ -158,3 +168,101 @@ def _tell(found: "Reconciled") -> None:
     left = [item for item in found.work if not item.ready]
     if not events:
         say("nothing to tell: " + ("what is missing needs a person first" if left else "nothing is missing"))
+
+
+def print_reconciled(found: "Reconciled") -> None:
+    """Groups, standings with the worst first, and what would have to be done."""
+    _print_fleet(found.fleet, found.unwanted)
+    echo()
+    if found.standings:
+        print_table(("model", "version", "state", "nodes", "on", "engine", "why"), standing_rows(found.standings))
+        counts = ", ".join(f"{count} {state}" for state, count in found.counts.items())
+        echo(f"\n{pluralize(len(found.standings), 'pair')} of model and group: {counts}")
+    else:
+        echo(f"nothing must be served here by {found.catalog.source}")
+    _print_work(found.work)
+
+
+def print_plan(found: "FleetPlan") -> None:
+    """Groups after the change, what dies, what does not serve then either, what to do, and what nobody needs."""
+    _print_fleet(found.after, found.unwanted)
+    columns = ("model", "version", "state", "nodes", "on", "engine", "why")
+    for title, items in (
+        ("Dies: serves now, and would not", found.dying),
+        ("Lacks an engine then: it has none today, or the nodes are new", found.waiting),
+    ):
+        echo(f"\n{title}" + ("" if items else ": nothing"))
+        if items:
+            print_table(columns, standing_rows(items))
+    _print_work(found.work)
+    if found.work:
+        echo(f"\nPredicted: {found.hours.words}; proving is not in it")
+    if found.idle:
+        echo("\nNeeded by no node any more")
+        print_table(("engine", "models"), [[item.unit, join_first(item.models)] for item in found.idle])
+
+
+def standing_rows(standings: Iterable[Coverage]) -> list[list[str]]:
+    """A row for all groups on which a model stands alike, the worst first."""
+    alike: dict[tuple[str, ...], list[Coverage]] = {}
+    for item in standings:
+        engine = item.engine.unit if item.engine else ""
+        why = item.reason or "; ".join((item.fit, *item.remarks))
+        name = str(item.demand.reference) + (f" {item.precision}" if item.precision else "")
+        key = (name, item.served.version or "", item.state, engine, why)
+        alike.setdefault(key, []).append(item)
+    rows = [
+        [name, version, state, str(sum(item.group.nodes for item in items)), _groups(items), engine, why]
+        for (name, version, state, engine, why), items in alike.items()
+    ]
+    return sorted(rows, key=lambda row: (STATES.index(row[2]), row[0]))
+
+
+def _print_fleet(fleet: "Fleet", unwanted: Sequence["NodeGroup"]) -> None:
+    echo(f"{pluralize(len(fleet.groups), 'group')} of nodes ({fleet.source})")
+    rows = [
+        [
+            group.name,
+            group.machine.target.sm,
+            str(group.nodes),
+            str(group.gpus),
+            group.machine.driver or "",
+            group.machine.cuda or "",
+            format_bytes(group.machine.memory_bytes),
+            group.hardware.label,
+            ", ".join(group.remarks),
+        ]
+        for group in fleet.groups
+    ]
+    if rows:
+        print_table(("group", "target", "nodes", "gpus", "driver", "cuda", "memory", "label", "remarks"), rows)
+    reasons: dict[str, list[str]] = {}
+    for item in fleet.left_out:
+        reasons.setdefault(item.reason, []).append(item.node)
+    for reason, nodes in reasons.items():
+        echo(f"left out: {join_first(nodes)}: {reason}")
+    if unwanted:
+        echo(f"no model must be served on: {', '.join(dict.fromkeys(group.name for group in unwanted))}")
+
+
+def _print_work(work: Sequence["FleetWork"]) -> None:
+    if not work:
+        return
+    echo("\nTo do, in this order (what most nodes wait for first, then channel stable, then the shorter)")
+    rows = [
+        [item.unit.kind, item.name, str(item.nodes), join_first(item.groups), _time(item), item.refused or item.first]
+        for item in work
+    ]
+    print_table(("do", "unit", "nodes", "on", "predicted", "but first"), rows)
+
+
+def _time(item: "FleetWork") -> str:
+    if item.unit.kind == "prove" or item.refused:
+        return ""
+    if item.expected is None or item.expected.seconds is None:
+        return "unknown"
+    return f"{item.expected.seconds:.0f} s, from {item.expected.basis}"
+
+
+def _groups(items: Sequence[Coverage]) -> str:
+    return ", ".join(dict.fromkeys(item.group.name for item in items))

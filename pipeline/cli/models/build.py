@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from enginery.core.origin.user import user
+from enginery.core.origin import user
 from enginery.core.text import format_bytes
 from pipeline.cli.options import (
     Command,
@@ -132,8 +132,7 @@ def _compile(
     spec: str, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None" = None
 ) -> "Outcome":
     from pipeline.compile.composition import InProcess
-    from pipeline.orchestration.intake.once import compile_once
-    from pipeline.orchestration.run import compile_from_records, registry_of
+    from pipeline.orchestration.run import compile_from_records, compile_once, registry_of
     from pipeline.progress import together
 
     with_prefect = runner == "prefect" or (runner == "auto" and bool(os.environ.get("PREFECT_API_URL")))
@@ -163,14 +162,13 @@ def _compile(
 def _tell_if_untold(outcome: "Outcome", registry: str) -> None:
     """Tell a configured server of the version, if the run that published it did not come to that."""
     from enginery.registry.store.base import open_store
-    from pipeline.orchestration.payloads import PUBLISHED
-    from pipeline.orchestration.sent_events import was_sent
+    from pipeline.orchestration.payloads import PUBLISHED, was_sent
 
     store = open_store(registry)
     if outcome.manifest is None or was_sent(store, PUBLISHED, outcome.manifest):
         return
     from pipeline.orchestration.flows.compile_model import tell
-    from pipeline.orchestration.intake.once import Compiled
+    from pipeline.orchestration.run import Compiled
 
     tell(Compiled(outcome, store))
 

@@ -23,8 +23,8 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from pipeline.orchestration.intake.catalog import CatalogRow
-    from pipeline.orchestration.intake.watch import WatchedSpec
+    from pipeline.orchestration.catalog import CatalogRow
+    from pipeline.orchestration.watch import WatchedSpec
 
 
 @click.command()
@@ -39,8 +39,8 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
     data. Not stored: installed packages, and files that the code opens by itself.
     """
     from enginery.registry.store.base import open_store
-    from pipeline.intake.register import register as register_spec
-    from pipeline.spec.file import load_spec
+    from pipeline.intake.bundle import register as register_spec
+    from pipeline.spec.model import load_spec
 
     loaded = load_spec(spec)
     store = open_store(registry, create=True)
@@ -76,7 +76,7 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
     import json
 
     from enginery.registry.store.base import open_store
-    from pipeline.orchestration.intake.watch import Watch
+    from pipeline.orchestration.watch import Watch
 
     def show(seen: "WatchedSpec") -> None:
         if as_json:
@@ -123,7 +123,7 @@ def catalog(
     A spec that fails does not stop the others. Exit code 1 if a spec or one of its engines failed.
     """
     from pipeline.compile.composition import InProcess
-    from pipeline.orchestration.intake.catalog import compile_all, gather_specs, words
+    from pipeline.orchestration.catalog import compile_all, gather_specs, words
     from pipeline.orchestration.run import RunOptions, start_executors
 
     wait_s = wait_for_nodes.total_seconds()

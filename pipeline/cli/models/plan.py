@@ -9,7 +9,7 @@ from pipeline.cli.options import emit_json, say, shown_progress
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from pipeline.compile.foreseen import Forecast
+    from pipeline.compile.forecast import Forecast
     from pipeline.orchestration.run import RunOptions
 
 
@@ -47,10 +47,9 @@ def plan(
 
 def _forecast(spec: str, options: "RunOptions", quiet: bool, no_export: bool) -> "Forecast":
     from pipeline.compile.composition import InProcess, prepare
-    from pipeline.compile.foreseen import foresee
-    from pipeline.compile.on_record import OnRecord, on_record, open_records
+    from pipeline.compile.forecast import OnRecord, foresee, on_record, open_records
     from pipeline.compile.plan import find_unserved
-    from pipeline.intake.addresses import spec_at
+    from pipeline.intake.places import spec_at
     from pipeline.orchestration.run import open_run, select, store_of
 
     with spec_at(spec, options.registry) as found:

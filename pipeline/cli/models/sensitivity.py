@@ -58,7 +58,7 @@ def sensitivity(spec: str, activation: str, out: Path | None, registry: str | No
         choice, summary = _choice(activation, run.spec, run.context)
     document = encode(choice) | {"activation": activation, "summary": summary}
     if out is not None:
-        from validation.reporting.pictures import frontier_svg
+        from validation.reporting.quantization import frontier_svg
 
         out.mkdir(parents=True, exist_ok=True)
         (out / "frontier.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", "utf-8")
@@ -93,7 +93,7 @@ def _kind(activation: str, spec: "ModelSpec") -> "Searched":
 
 
 def _print_choice(choice: "SearchDocument", summary: str) -> None:
-    from validation.reporting.pictures import decibels_text
+    from validation.reporting.quantization import decibels_text
 
     _print_groups(choice.groups)
     for point in choice.frontier:
@@ -103,7 +103,7 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
 
 
 def _print_groups(groups: "Sequence[GroupDamage]") -> None:
-    from validation.reporting.pictures import decibels_text
+    from validation.reporting.quantization import decibels_text
 
     measured = any(group.int8_ms is not None for group in groups)
     heads = ("nodes", "MACs", "alone", "strength", "clip", *(["model without -> with"] if measured else []), "int8")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import click
 
 from enginery.core.codec import encode
-from enginery.core.origin.user import user
+from enginery.core.origin import user
 from pipeline.cli.options import emit_json, engine_options, json_option, registry_option, say
 from pipeline.cli.tables import echo
 
@@ -255,7 +255,7 @@ def _finish(
 
 def _attach(written: "WrittenReport", registry: str) -> None:
     from enginery.registry.store.base import open_store
-    from pipeline.canary.targets import attach
+    from pipeline.canary.settle import attach
 
     store = open_store(registry)
     found = attach(store, written.report, store.put_bytes(written.report.to_bytes()))

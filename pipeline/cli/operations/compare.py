@@ -69,10 +69,10 @@ def compare(
     Recommends one, with the reason and what would change it. Publishes nothing; later builds reuse the engines.
     Exit code 1 when there is nothing to recommend.
     """
-    from enginery.registry.store.atomic_write import make_folder, reachable, write_whole
+    from enginery.registry.store.files import make_folder, reachable, write_whole
     from pipeline.compile.composition import InProcess
     from pipeline.operations.compare import run
-    from pipeline.operations.compare.formatting import format_markdown
+    from pipeline.operations.compare.report import format_markdown
     from pipeline.orchestration.run import RunOptions, open_run
 
     if out is not None:
@@ -116,7 +116,7 @@ def _words(text: str | None) -> list[str]:
 
 def _show(found: "BackendComparison") -> None:
     from pipeline.cli.tables import print_table
-    from pipeline.operations.compare.formatting import describe_comparison, format_heading, format_rows
+    from pipeline.operations.compare.report import describe_comparison, format_heading, format_rows
 
     echo(format_heading(found))
     print_table(*format_rows(found))

@@ -21,7 +21,7 @@ from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
     from pipeline.canary.engines import ChosenEngine
-    from validation.fuzz.report import FuzzReport
+    from validation.fuzz.run import FuzzReport
 
 
 @click.command()

@@ -18,8 +18,7 @@ from pipeline.cli.published_engine import published_engine
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
-    from enginery.core.reports.latency import LatencyReport
-    from enginery.core.reports.paired import PairedBenchmark
+    from enginery.core.reports.latency import LatencyReport, PairedBenchmark
     from pipeline.canary.engines import ChosenEngine
 
 

@@ -77,7 +77,7 @@ def record(
 
 
 def _from_stdin(recorder: "Recorder") -> None:
-    from enginery.recording.lines import JsonLinesReader, number_in
+    from enginery.recording.json_lines import JsonLinesReader, number_in
 
     lines = JsonLinesReader(Path("/dev/stdin"), 64 << 20)
     for number, found in lines.of(sys.stdin.buffer):

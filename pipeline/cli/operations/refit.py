@@ -84,8 +84,7 @@ def _refit_with_spec(
 ) -> tuple[list["Refit"], "PublishedRefit | None"]:
     from pipeline.compile.composition import InProcess, compile_model, prepare
     from pipeline.operations.refit import PublishedRefit, refit_units, select_refitted
-    from pipeline.orchestration.intake.once import build_lock, lock_names
-    from pipeline.orchestration.run import open_run
+    from pipeline.orchestration.run import build_lock, lock_names, open_run
 
     with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=not dry_run) as run:
         plan = prepare(run.spec, run.selection, run.context, InProcess()).plan

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.origin.user import user
+from enginery.core.origin import user
 from pipeline.cli.options import channel_argument, emit_json, json_option, registry_option, say, why_option
 from pipeline.cli.tables import echo, print_table
 
@@ -26,7 +26,7 @@ def history(where: str, limit: int | None, registry: str, as_json: bool) -> None
     """
     from enginery.core.names import parse_reference
     from enginery.registry.store.base import open_store
-    from enginery.registry.versions.channel_history import history as moves_of
+    from enginery.registry.versions.views import history as moves_of
 
     rows = moves_of(open_store(registry), parse_reference(where), limit)
     if as_json:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from enginery.core.origin.user import user
+from enginery.core.origin import user
 from enginery.core.text import pluralize
 from pipeline.cli.options import (
     emit_json,

@@ -94,7 +94,7 @@ def metrics(port: int, address: str, every: float, once: bool, textfile: Path | 
 def _write(registry: "CollectorRegistry", path: Path | None) -> None:
     from prometheus_client import generate_latest
 
-    from enginery.registry.store.atomic_write import write_whole
+    from enginery.registry.store.files import write_whole
 
     text = generate_latest(registry)
     if path is None:

@@ -1,12 +1,17 @@
-"""The commands of a serving node: resolve says which engine fits it and why, pull brings it, or follows a channel."""
+"""The commands of a serving node: resolve says which engine fits it and why, pull brings it, or follows a channel.
 
-from collections.abc import Callable
+The bar of a download: bytes, speed and time left on one line of stderr, however narrow it is, if a person looks.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pipeline.cli.download_bar import download_bar
+from enginery.client.fetch import silent
 from pipeline.cli.options import (
     emit_json,
     engine_options,
@@ -24,6 +29,11 @@ from pipeline.cli.tables import echo
 if TYPE_CHECKING:
     from enginery.client.client import Client, EngineRanking, Machine, Pulled
     from enginery.client.hooks import Hook
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
+    from enginery.client.fetch import Progress
+
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -230,3 +240,50 @@ def _pulled_json(pulled: "Pulled") -> dict[str, Any]:
         "warning": pulled.warning,
         "signed_by": list(pulled.located.signed_by),
     }
+
+
+# '1,023.9/1,023.9 MiB', ' 1023.9 MiB/s' and ' 0:00:00'; a bar gets what is left, and a column between.
+_BYTES, _SPEED, _LEFT = 19, 13, 8
+_WIDEST_BAR, _SHORTEST_BAR = 40, 4
+_MIB = 1 << 20
+
+
+@contextmanager
+def download_bar(quiet: bool = False) -> Iterator["Progress"]:
+    """A bar that is gone when it is done; nothing where stderr is no terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield silent
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(*_columns(console.width), console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda there, whole: bar.update(task, completed=there, total=whole)
+
+
+def _columns(width: int) -> "list[ProgressColumn]":
+    """What fits into one line; what is least needed goes first."""
+    from rich.progress import BarColumn, DownloadColumn, ProgressColumn, Task, TaskProgressColumn, TimeRemainingColumn
+    from rich.table import Column
+    from rich.text import Text
+
+    def whole() -> Column:
+        return Column(no_wrap=True)
+
+    class Speed(ProgressColumn):
+        """In the units of the sizes beside it."""
+
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("" if speed is None else f"{speed / _MIB:.1f} MiB/s", style="progress.data.speed")
+
+    bytes_there, left = (
+        DownloadColumn(binary_units=True, table_column=whole()),
+        TimeRemainingColumn(table_column=whole()),
+    )
+    bar = min(_WIDEST_BAR, width - _BYTES - _SPEED - _LEFT - 1)
+    if bar >= _SHORTEST_BAR:
+        return [BarColumn(bar), bytes_there, Speed(whole()), left]
+    return [bytes_there, left] if width >= _BYTES + _LEFT else [TaskProgressColumn(table_column=whole())]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from enginery.core.codec import encode
-from enginery.core.origin.user import user
+from enginery.core.origin import user
 from enginery.core.text import format_bytes, pluralize
 from pipeline.cli.options import (
     emit_json,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from enginery.core.reports.latency import LatencyReport
-    from enginery.registry.verification.verify import Verification
+    from enginery.registry.verification import Verification
     from enginery.registry.versions.channels import Channel
     from enginery.registry.versions.policies import CanaryPass
 
@@ -90,8 +90,8 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
     """Re-hash every byte of REF, or of the whole registry, and report damage. Exit code 1 if there is any."""
     from enginery.core.names import parse_reference
     from enginery.registry.store.base import open_store
-    from enginery.registry.verification.verify import repair as move_away
-    from enginery.registry.verification.verify import verify as verify_store
+    from enginery.registry.verification import repair as move_away
+    from enginery.registry.verification import verify as verify_store
 
     store = open_store(registry)
     result = verify_store(store, parse_reference(reference) if reference else None)
@@ -147,7 +147,7 @@ def promote(
     manifest = located.manifest
     passes: list[CanaryPass] = []
     if reports:
-        from pipeline.canary.promotion import canary_passes
+        from pipeline.canary.verdicts import canary_passes
 
         words, passes = canary_passes(store, manifest, channel, reports, say)
         why = " ".join(part for part in (why, words) if part)
@@ -185,10 +185,10 @@ def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
 
 def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
     from enginery.core.names import parse_reference
-    from enginery.registry.evidence.quantization import quantization_records
+    from enginery.registry.evidence.build_details import quantization_records
     from enginery.registry.store.base import open_store
     from enginery.registry.versions.lookup import locate
-    from validation.reporting.quantized import facts, left_lines, row
+    from validation.reporting.quantization import facts, left_lines, row
 
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
@@ -209,9 +209,9 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
 
 
 def _show_layers(reference: str, unit: str, registry: str, as_json: bool) -> None:
-    from enginery.core.documents import read
     from enginery.core.names import parse_reference
-    from enginery.registry.evidence.layers import COLUMNS, layers_of, row
+    from enginery.core.parsing import read
+    from enginery.registry.evidence.build_details import LAYER_COLUMNS, layer_row, layers_of
     from enginery.registry.store.base import open_store
     from enginery.registry.versions.lookup import locate
 
@@ -222,7 +222,7 @@ def _show_layers(reference: str, unit: str, registry: str, as_json: bool) -> Non
         return
     layers = read(told, "Layers", list)
     echo(f"{entry.unit}: {pluralize(len(layers), 'layer')}")
-    print_table(COLUMNS, [row(layer) for layer in layers])
+    print_table(LAYER_COLUMNS, [layer_row(layer) for layer in layers])
 
 
 def _show_stored(reference: str, registry: str, source: str) -> None:

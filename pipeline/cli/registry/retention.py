@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.origin.user import user
+from enginery.core.origin import user
 from enginery.core.text import pluralize
 from pipeline.cli.options import (
     Duration,
@@ -22,7 +22,7 @@ from pipeline.cli.tables import echo, print_table
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from enginery.registry.retention.gc import Collected
+    from enginery.registry.gc import Collected
 
 
 @click.command()
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 @json_option
 def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, registry: str, as_json: bool) -> None:
     """Show what nothing needs any more. With --delete, mark it, and delete what was marked at least --grace ago."""
-    from enginery.registry.retention.gc import collect
-    from enginery.registry.retention.marks import Rules
+    from enginery.registry.garbage import Rules
+    from enginery.registry.gc import collect
     from enginery.registry.store.base import open_store
 
     rules = Rules(keep_versions, keep_moves)
@@ -66,7 +66,7 @@ def gc(delete: bool, grace: timedelta, keep_versions: int, keep_moves: int, regi
 def pin(reference: str, why: str, registry: str, as_json: bool) -> None:
     """Keep the version REF, whatever its age, until `enginery unpin`."""
     from enginery.core.names import parse_reference
-    from enginery.registry.retention.pins import pin as pin_version
+    from enginery.registry.garbage import pin as pin_version
     from enginery.registry.store.base import open_store
     from enginery.registry.versions.lookup import locate
 
@@ -87,7 +87,7 @@ def unpin(reference: str, registry: str, as_json: bool) -> None:
     """Remove the pin of the version NAME@VERSION."""
     from enginery.core.errors import UnknownNameError
     from enginery.core.names import parse_reference
-    from enginery.registry.retention.pins import unpin as unpin_version
+    from enginery.registry.garbage import unpin as unpin_version
     from enginery.registry.store.base import open_store
 
     where = parse_reference(reference)

@@ -1,4 +1,8 @@
-"""The definitions that a function can reach: by the names that it reads, by what those read, and so on.
+"""What a step's worker calls and its key leaves out, because it decides nothing of what the step gives.
+
+Progress, displays, pages and commands need not be named: no worker's function reaches them.
+
+The definitions that a function can reach: by the names that it reads, by what those read, and so on.
 
 It errs on the wide side. A class counts whole, whichever method is called. A module whose object is handed on counts
 whole. A text that names a module or a function of ours counts as a reference to it. What runs when a module is imported
@@ -13,10 +17,19 @@ from functools import lru_cache
 
 from enginery.core.digest import digest_of
 from enginery.core.errors import EngineryError
-from pipeline.compile.closure.carriers import is_carrier
 from pipeline.compile.closure.definitions import BODY, Definition, Module, Target, parse_module
 from pipeline.compile.closure.sources import SourceFile, SourceFiles
 from pipeline.compile.closure.value import Closure
+
+# Room or module, and why; tests/pipeline/compile/closure/test_carriers.py holds each of them to that.
+CARRIERS = {
+    "enginery.registry": "carries bytes: a blob is read by the SHA-256 of its content, which the request names",
+}
+
+
+def is_carrier(module: str) -> bool:
+    """Whether a module is left out of every key."""
+    return any(module == carrier or module.startswith(f"{carrier}.") for carrier in CARRIERS)
 
 
 def reach(roots: Iterable[str], sources: SourceFiles) -> Closure:

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 
 from enginery.core.digest import digest_of_path
-from enginery.registry.evidence.layers import LAYERS
-from enginery.registry.evidence.quantization import RECIPE, RECORD
+from enginery.registry.evidence.build_details import LAYERS, RECIPE, RECORD
 from pipeline.compile.verdict import JudgedUnit
 from pipeline.spec.model import ModelSpec
 from pipeline.values import BuildPlan, Graph
-from validation.attribution.published import ATTRIBUTION
+from validation.attribution.result import ATTRIBUTION
 
 # Entries of a manifest's provenance: the engine whose kernels another has, with other weights.
 REFITTED = "refitted from"

@@ -6,19 +6,18 @@ from dataclasses import replace
 
 from enginery.core.digest import canonical_json, digest_of
 from enginery.core.errors import EngineryError
-from enginery.core.hardware.host import describe_host
-from enginery.core.origin.moment import now
-from enginery.core.origin.user import user
+from enginery.core.hardware.machine import describe_host
+from enginery.core.origin import user
 from enginery.core.reports.proof import Approved, approve
 from enginery.core.requirements import for_target
+from enginery.core.text import now
 from enginery.registry.evidence.latencies import attach_latency
 from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.versions.publish import Published, find_published, publish, published_without
-from enginery.registry.versions.same_version import find_same
+from enginery.registry.versions.publish import Published, find_published, find_same, publish, published_without
 from pipeline.compile.causes import remember_builds
 from pipeline.compile.publication import materials
+from pipeline.compile.publication.pages import failed_page, version_page
 from pipeline.compile.publication.provenance import with_provenance
-from pipeline.compile.publication.published_page import failed_page, version_page
 from pipeline.compile.run_context import RunContext, versions
 from pipeline.compile.verdict import JudgedUnit
 from pipeline.outcome import EngineResult, Outcome

@@ -4,12 +4,12 @@ Every step is a plain function: tests call it directly, the in-process runner ca
 """
 
 from pipeline.compile.steps.attributions import attribute, suspects
+from pipeline.compile.steps.calibration import choose, find_searched_kinds, merge, observe, parts_of
 from pipeline.compile.steps.engines import build
+from pipeline.compile.steps.exports import export, recorded_export
 from pipeline.compile.steps.graphs import quantize, write
 from pipeline.compile.steps.latency import measure
-from pipeline.compile.steps.model import export, recorded_export
 from pipeline.compile.steps.proofs import validate
-from pipeline.compile.steps.ranges import choose, find_searched_kinds, merge, observe, parts_of
 
 __all__ = [
     "attribute",

@@ -9,9 +9,9 @@ from builders.execution.jobs import Job, Needs, ReducedRequest
 from builders.execution.scrub import scrubber
 from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from enginery.core.types import BuildFailure, BuildRequest, Target
-from enginery.registry.runs.history import Expectation
-from pipeline.compile.jobs.engines import BuildEngine
+from enginery.registry.build_history import Expectation
 from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps.engine_jobs import BuildEngine
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.progress.events import Finished, Predicted
 from pipeline.spec.model import ModelSpec

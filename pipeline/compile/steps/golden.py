@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from enginery.core.codec import encode
 from enginery.core.errors import DataError
 from enginery.registry.store.base import Store
-from pipeline.compile.jobs.blobs import fetch
 from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps.blobs import fetch
 from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec
 from pipeline.values import LatestGolden

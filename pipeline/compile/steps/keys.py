@@ -7,17 +7,16 @@ from typing import Literal
 from builders.execution.jobs import ProcessLimits
 from enginery.core.types import Precision
 from pipeline.compile.closure.code import Root, find_code
-from pipeline.compile.jobs.calls import Calls
-from pipeline.compile.jobs.engines import ContractTerms
 from pipeline.compile.run_context import versions
+from pipeline.compile.steps.engine_jobs import Calls, ContractTerms
 from pipeline.spec.model import ModelSpec, overrides
 from pipeline.values import Json, ModelShapes
-from validation.comparison.task import TaskMetric
+from validation.comparison.terms import TaskMetric
 
 # Nearly all of this machine's memory: a runaway step must not take the machine with it.
 HOST_MEMORY_MIB = int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
 # What makes the first of the two records of an export: another golden set needs no new export.
-WRITE_MODEL = ("pipeline.sources.export:write_model", "pipeline.compile.jobs.model:store_model")
+WRITE_MODEL = ("pipeline.sources.export:write_model", "pipeline.compile.steps.exports:store_model")
 # Packages that no code of ours imports: PyTorch's exporter is written in it.
 _BEHIND = {"torch": ("onnxscript",)}
 _DISTRIBUTIONS = {"google": "protobuf", "onnx_ir": "onnx-ir"}

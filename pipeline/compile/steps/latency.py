@@ -1,24 +1,189 @@
-"""The step that times an engine where it runs: after everything else, one engine at a time, on a machine left alone."""
+"""Timing engines, each in processes of its own: nothing else was loaded, and nothing else runs in them.
 
-from dataclasses import replace
+The step that times an engine where it runs: after everything else, one engine at a time, on a machine left alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from builders.backends import discovery
-from builders.execution.jobs import Job, Needs
+from builders.backends.compatibility import open_engine
+from builders.backends.optional_methods import RunProfile, get_profiling, opening_parts
+from builders.execution.jobs import Job, Needs, WorkerContext
 from enginery.core.codec import encode
+from enginery.core.digest import canonical_json
 from enginery.core.errors import EngineryError, StepError, UnavailableError
-from enginery.core.hardware.cpu_kinds import why_no_proof
-from enginery.core.origin.moment import now
-from enginery.core.reports.latency import LatencyTerms
+from enginery.core.hardware.targets import why_no_proof
+from enginery.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms, PairedBenchmark
+from enginery.core.text import now
+from enginery.core.types import Backend, Engine
+from enginery.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import backend_root
-from pipeline.compile.jobs.latency import MeasureEngine
 from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps.blobs import fetch, fetch_engine, golden_set
 from pipeline.compile.steps.keys import code_key, engine_limits, model_shapes
 from pipeline.compile.verdict import JudgedUnit
 from pipeline.progress.events import Finished
-from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Built, Exported
+from pipeline.spec.validation import Latency
+from pipeline.values import Built, EngineBlob, Exported, ModelShapes
 from validation.latency.machine import machine
+
+if TYPE_CHECKING:
+    from enginery.core.reports.breakdown import Roofs, TimeBreakdown
+    from enginery.core.reports.latency import BucketLatency
+    from validation.latency.measurement.buckets import BucketInputs
+    from validation.latency.roofline.graph_costs import GraphCosts
+
+
+# Runs under the profiler: as many as fit the bucket's time, within these.
+FEWEST_PROFILED, MOST_PROFILED = 5, 60
+
+
+@dataclass(frozen=True)
+class TimedEngine:
+    """latency: digest of the latency report, as a blob."""
+
+    latency: str
+
+
+@dataclass(frozen=True)
+class MeasureEngine:
+    """Measure latency, memory and time breakdown of one engine. golden: digest of the set that the inputs are from."""
+
+    engine: EngineBlob
+    golden: str
+    shapes: ModelShapes
+    terms: LatencyTerms
+
+    def run(self, context: WorkerContext) -> TimedEngine:
+        """The report, in the store."""
+        from validation.latency.machine import machine
+        from validation.latency.measurement.buckets import tuned_for
+        from validation.latency.measurement.measure import measure_engine
+        from validation.latency.roofline.graph_costs import graph_costs
+
+        place, workdir, terms = open_store(context.store), context.workdir, self.terms
+        wanted = self.engine.request
+        backend = discovery.configure(wanted.backend, dict(wanted.options))
+        made = fetch_engine(place, self.engine, workdir)
+        buckets = _buckets(place, self.golden, self.shapes, terms.buckets, workdir)
+        opens, imports = partial(open_engine, made), backend.load_runtime
+        measured = measure_engine(opens, buckets, terms.seconds, workdir, imports, terms.streams)
+        tuned = tuned_for(self.shapes.dims)
+        at = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned), len(buckets) - 1)
+        model = fetch(place, wanted.model, workdir / "graph.onnx")
+        graph = graph_costs(model, self.shapes.inputs, buckets[at].sizes)
+        breakdown = _break_down(backend, made, graph, (buckets[at], measured.buckets[at]), terms.seconds, workdir)
+        report = LatencyReport(
+            unit=wanted.unit,
+            engine=self.engine.digest,
+            golden=self.golden,
+            machine=machine(),
+            created_at=now(),
+            asked=terms,
+            size_bytes=made.size_bytes,
+            anatomy=breakdown,
+            load_s=measured.load_s,
+            loaded_bytes=measured.loaded_bytes,
+            memory_resettable=measured.memory_resettable,
+            buckets=measured.buckets,
+            import_s=measured.import_s,
+            processes=measured.processes,
+        )
+        return TimedEngine(place.put_bytes(canonical_json(encode(report))))
+
+
+@dataclass(frozen=True)
+class BenchmarkPair:
+    """Time two engines in turns at one bucket. sizes: of the bucket, by dim.  seed: of the order."""
+
+    first: EngineBlob
+    second: EngineBlob
+    golden: str
+    shapes: ModelShapes
+    sizes: Mapping[str, int]
+    seconds: float
+    seed: int
+
+    def run(self, context: WorkerContext) -> PairedBenchmark:
+        """Whether the first is faster, and what else ran on the machine. Raises what opening and running raise."""
+        from validation.latency.machine import SystemLoadMonitor
+        from validation.latency.measurement.paired import compare_times, run_interleaved
+
+        place, opens = open_store(context.store), []
+        for name, side in (("first", self.first), ("second", self.second)):
+            folder = context.workdir / name
+            folder.mkdir()
+            opens.append(partial(open_engine, fetch_engine(place, side, folder)))
+        (bucket,) = _buckets(place, self.golden, self.shapes, (self.sizes,), context.workdir)
+        monitor = SystemLoadMonitor()
+        pairs = run_interleaved((opens[0], opens[1]), bucket.inputs, self.seconds, self.seed)
+        load, times = monitor.stop(), compare_times(pairs, self.seed)
+        return PairedBenchmark(
+            bucket=bucket.name,
+            items=bucket.items,
+            seed=self.seed,
+            surroundings=load,
+            verdict=times.verdict,
+            ratios=times.ratios,
+            medians_s=times.medians_s,
+            runs=times.runs,
+            openings=times.openings,
+        )
+
+
+def _buckets(
+    place: Store, golden: str, shapes: ModelShapes, which: BucketChoice, workdir: Path
+) -> "list[BucketInputs]":
+    """Inputs from the first golden group."""
+    from validation.latency.measurement.buckets import make_buckets, sizes_of_buckets
+
+    sizes = sizes_of_buckets(shapes.dims, which) if isinstance(which, str) else list(which)
+    real = next(golden_set(place, golden, workdir).of_kind("golden")).inputs
+    return make_buckets(sizes, shapes.inputs, real)
+
+
+def _break_down(
+    backend: Backend,
+    engine: Engine,
+    graph: "GraphCosts",
+    measured: "tuple[BucketInputs, BucketLatency]",
+    seconds: float,
+    workdir: Path,
+) -> "TimeBreakdown":
+    from validation.latency.roofline.breakdown import break_down
+
+    bucket, latency = measured
+    profile = _profile(backend, engine, bucket, round(seconds / 2 / latency.runtime_s), workdir)
+    roofs = _roofs(backend, profile, graph, seconds, workdir)
+    return break_down(bucket.name, latency.runtime_s, graph, profile, roofs)
+
+
+def _profile(backend: Backend, engine: Engine, bucket: "BucketInputs", runs: int, workdir: Path) -> RunProfile | None:
+    profiler = get_profiling(backend)
+    if profiler is None:
+        return None
+    return profiler.profile(engine, bucket.inputs, min(max(runs, FEWEST_PROFILED), MOST_PROFILED), workdir)
+
+
+def _roofs(
+    backend: Backend, profile: RunProfile | None, graph: "GraphCosts", seconds: float, workdir: Path
+) -> "Roofs | None":
+    """The machine's limits by the engine's own runtime and threads, where that runs ONNX graphs."""
+    from validation.latency.roofline.breakdown import executed_costs
+    from validation.latency.roofline.roofs import measure_roofs
+
+    runtime = opening_parts(backend)
+    if runtime is None:
+        return None
+    costs = executed_costs(profile) or graph.costs
+    dtypes = {cost.dtype for cost in costs if cost.macs}
+    short = min(0.02, seconds / 10)
+    return measure_roofs(partial(runtime.open_part, as_written=True), workdir, dtypes, short)
 
 
 def measure(item: JudgedUnit, spec: ModelSpec, exported: Exported, context: RunContext) -> JudgedUnit:

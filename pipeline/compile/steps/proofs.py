@@ -6,14 +6,14 @@ from builders.backends import discovery
 from builders.execution.jobs import Job
 from enginery.core.codec import encode
 from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
-from enginery.core.hardware.cpu_kinds import this_kind, why_no_proof
 from enginery.core.hardware.cuda import gpus
-from enginery.core.origin.moment import now
+from enginery.core.hardware.targets import this_kind, why_no_proof
 from enginery.core.reports.proof import Check
+from enginery.core.text import now
 from enginery.core.types import BuildRequest
 from pipeline.compile.closure.code import backend_root
-from pipeline.compile.jobs.engines import CheckEngine
 from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps.engine_jobs import CheckEngine
 from pipeline.compile.steps.keys import calls_of, code_key, contract_of, engine_limits, limits_of, metric_of
 from pipeline.compile.verdict import JudgedUnit, make_report
 from pipeline.progress.events import VerdictReached

@@ -11,19 +11,18 @@ from builders.backends import discovery as backends
 from builders.execution.jobs import Job, Needs
 from enginery.core.codec import encode
 from enginery.core.errors import EngineryError, InputError, StepError, UnavailableError
-from enginery.core.origin.moment import now
 from enginery.core.reports.latency import LatencyReport
+from enginery.core.text import now
 from enginery.core.types import BuildRequest, Precision, Target
 from enginery.registry.evidence.latencies import read_latency_report
 from pipeline.compile import steps
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.composition import Prepared, StepRunner, prepare
-from pipeline.compile.jobs.latency import BenchmarkPair
-from pipeline.compile.jobs.shapes import ProbeShapes
 from pipeline.compile.plan import Selection
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import code_key, engine_limits, model_shapes
-from pipeline.compile.steps.latency import time_engine
+from pipeline.compile.steps.latency import BenchmarkPair, time_engine
+from pipeline.compile.steps.shapes import ProbeShapes
 from pipeline.compile.verdict import JudgedUnit
 from pipeline.operations.compare.recommend import recommend
 from pipeline.operations.compare.report import (
@@ -36,8 +35,8 @@ from pipeline.operations.compare.report import (
     rank_alike,
 )
 from pipeline.progress.events import Finished
-from pipeline.spec.limits import Latency
 from pipeline.spec.model import ModelSpec
+from pipeline.spec.validation import Latency
 from pipeline.values import Exported, Unit
 from validation.latency.machine import machine
 

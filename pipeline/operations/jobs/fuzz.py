@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from builders.execution.jobs import WorkerContext
 from enginery.core.types import Precision
 from enginery.registry.store.base import open_store
-from pipeline.compile.jobs.blobs import fetch, golden_set, runnable
-from pipeline.compile.jobs.engines import open_session
-from pipeline.compile.jobs.limits import engine_limits
+from pipeline.compile.steps.blobs import fetch, golden_set, runnable
+from pipeline.compile.steps.drift_limits import engine_drift_limits
+from pipeline.compile.steps.engine_jobs import open_session
 from pipeline.values import EngineBlob, ModelShapes
-from validation.fuzz.report import FuzzReport
+from validation.fuzz.run import FuzzReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,9 +50,8 @@ class FuzzEngine:
         """The report. Raises InputError for a histogram or a case that does not fit."""
         from builders.reference import ReferenceSession
         from validation.comparison.outputs import golden_drifts
-        from validation.fuzz.groups import Groups
-        from validation.fuzz.outcome import FuzzSides
-        from validation.fuzz.run import fuzz
+        from validation.fuzz.cases import Groups
+        from validation.fuzz.run import FuzzSides, fuzz
         from validation.limits.budget import default_budget
 
         place, workdir, terms = open_store(context.store), context.workdir, self.terms
@@ -66,7 +65,7 @@ class FuzzEngine:
             open_session(place, self.engine, workdir) as actual,
         ):
             exact, usual = _exact(source, wanted.precision), golden_drifts(frozen)
-            held = engine_limits(graph, expected, wanted, frozen, self.limits, workdir)
+            held = engine_drift_limits(graph, expected, wanted, frozen, self.limits, workdir)
             pair = FuzzSides(expected, actual, wanted.precision, held, documented, exact, usual)
             found = fuzz(cases, self.shapes.inputs, self.shapes.dims, Groups(frozen), pair, terms.seed)
         return found.report(lambda case: shlex.join([*terms.command, "--only", str(case)]))
@@ -92,6 +91,6 @@ def _exact(graph: Path, precision: Precision) -> "Callable[[Tensors], Tensors] |
     """The graph in float64, opened when it is first asked for: only a case that fails asks."""
     if precision != "fp32":
         return None
-    from validation.limits.float64 import DoubleSession
+    from validation.limits.noise_floor import DoubleSession
 
     return lambda inputs: DoubleSession(graph).run(inputs)

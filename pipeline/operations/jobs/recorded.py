@@ -8,22 +8,22 @@ from builders.execution.jobs import WorkerContext
 from enginery.core.errors import DataError, IntegrityError
 from enginery.core.types import BuildRequest
 from enginery.registry.store.base import open_store
-from pipeline.compile.jobs.blobs import fetch, golden_set, proof_of, runnable
-from pipeline.compile.jobs.limits import engine_limits
+from pipeline.compile.steps.blobs import fetch, golden_set, proof_of, runnable
+from pipeline.compile.steps.drift_limits import engine_drift_limits
 from pipeline.values import Proof
-from validation.comparison.task import TaskMetric
-from validation.gpu.recorded import Answers
+from validation.comparison.terms import TaskMetric
+from validation.gpu.cases import Answers
 
 if TYPE_CHECKING:
     from validation.golden.golden_set import GoldenSet
-    from validation.gpu.recorded import ReplaySession
+    from validation.gpu.cases import ReplaySession
 
 
 @dataclass(frozen=True)
 class CheckRecording:
     """The engine stage of `compile.jobs.engines.CheckEngine`, of recorded answers instead of a session.
 
-    request: what the engine was built from.  answers: as `validation.gpu.recorded.ReplaySession` gives them.
+    request: what the engine was built from.  answers: as `validation.gpu.cases.ReplaySession` gives them.
     """
 
     request: BuildRequest
@@ -37,7 +37,7 @@ class CheckRecording:
         engine."""
         from builders.reference import ReferenceSession
         from validation.comparison.sessions import drift_checks
-        from validation.gpu.recorded import ReplaySession
+        from validation.gpu.cases import ReplaySession
         from validation.metrics.tally import Spreads
 
         place, spreads = open_store(context.store), Spreads()
@@ -47,7 +47,7 @@ class CheckRecording:
         _check_whole(actual, frozen)
         graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
         with ReferenceSession(graph) as expected:
-            held = engine_limits(graph, expected, wanted, frozen, self.limits, workdir)
+            held = engine_drift_limits(graph, expected, wanted, frozen, self.limits, workdir)
             checks = drift_checks("engine", expected, actual, frozen, held, spreads)
             return proof_of(checks, actual, frozen, self.metric, "engine", spreads.at("engine"))
 

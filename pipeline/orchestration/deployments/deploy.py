@@ -1,8 +1,19 @@
-"""Bringing a Prefect server to what is wanted: made where it is missing, changed where it differs, else left alone."""
+"""Bringing a Prefect server to what is wanted: made where it is missing, changed where it differs, else left alone.
+
+Base job templates of work pools, by kind: Prefect's own, and for Kubernetes what a GPU build needs beside that.
+
+Runs that give no sign of life any more: an automation of the server reports them Crashed.
+
+A worker reports what becomes of its runs; where the machine of both is lost nobody does, and the run stays Running.
+Prefect sends a sign of life for each run, every three minutes by default (`PREFECT_FLOWS_HEARTBEAT_FREQUENCY`).
+"""
 
 import importlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -13,26 +24,26 @@ from prefect.client.schemas.actions import (
     WorkPoolUpdate,
 )
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
-from prefect.client.schemas.objects import VersionInfo
+from prefect.client.schemas.objects import StateType, VersionInfo
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.deployments.runner import RunnerDeployment
-from prefect.events import DeploymentEventTrigger
-from prefect.events.schemas.automations import AutomationCore
+from prefect.events import DeploymentEventTrigger, Posture
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger
 from prefect.exceptions import ObjectNotFound
 from prefect.types.entrypoint import EntrypointType
 
 from enginery.core.codec import JsonObject
-from enginery.core.documents import read
 from enginery.core.errors import InputError
+from enginery.core.parsing import read
 from pipeline.compile.run_context import version_of
-from pipeline.orchestration.deployments.pools import check_variables, template
-from pipeline.orchestration.deployments.silence import automation
-from pipeline.orchestration.deployments.wanted import DeploymentPlan, WantedDeployment
+from pipeline.orchestration.deployments.plan import DeploymentPlan, WantedDeployment
 from pipeline.orchestration.flows.api import api_in_reach, require_api
 from pipeline.orchestration.flows.runner import limit_name
 
 if TYPE_CHECKING:
     from prefect import Flow
+
 
 TAGS = ("enginery",)
 _DEFAULT_SLOTS = 1
@@ -233,3 +244,51 @@ def _when(wanted: WantedDeployment) -> str:
 
 def _slots(count: int) -> str:
     return f"{count} slot" + ("s" if count != 1 else "")
+
+
+def template(kind: str) -> dict[str, object]:
+    """The base job template of a kind of pool ('process', 'kubernetes')."""
+    found: dict[str, object] = json.loads((files("pipeline.orchestration.deployments") / f"{kind}.json").read_text())
+    return found
+
+
+def check_variables(kind: str, given: Mapping[str, object]) -> None:
+    """Raise InputError for a job variable that the pool's template does not have."""
+    known = read(template(kind), "variables.properties", dict)
+    for name in given:
+        if name not in known:
+            raise InputError(f"job variable {name!r} is none of a {kind} pool, which has {', '.join(sorted(known))}")
+
+
+NAME = "enginery: a run without a sign of life has crashed"
+# Three signs of life, and a minute for those that come late.
+SILENT = timedelta(minutes=10)
+_SIGN = "prefect.flow-run.heartbeat"
+# Names of states, as Prefect tells of them; 'Skipped' is ours. Not 'Running', which may come after the first sign.
+_ENDS = ("Completed", "Skipped", "Failed", "TimedOut", "Cancelled", "Crashed")
+
+
+def automation(tag: str, silent: timedelta = SILENT) -> AutomationCore:
+    """The automation for the runs with this tag; after `silent` without a sign of life they are taken for dead."""
+    return AutomationCore(
+        name=NAME,
+        description=f"Without a sign of life for {silent.total_seconds():g} s, its machine is lost.",
+        enabled=True,
+        trigger=EventTrigger(
+            posture=Posture.Proactive,
+            match={"prefect.resource.id": "prefect.flow-run.*"},
+            match_related={"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"},
+            after={_SIGN},
+            expect={_SIGN, *(f"prefect.flow-run.{end}" for end in _ENDS)},
+            for_each={"prefect.resource.id"},
+            threshold=1,
+            within=silent,
+        ),
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.CRASHED,
+                message=f"no sign of life for {silent.total_seconds():g} s: its machine is lost, or does not reach the "
+                "server; what it had finished is on record",
+            )
+        ],
+    )

@@ -8,11 +8,11 @@ from prefect.states import Completed
 
 from enginery.core.text import pluralize
 from enginery.registry import DEFAULT_REGISTRY
-from enginery.registry.retention.gc import Collected, GarbageItem, collect
-from enginery.registry.retention.marks import Rules
+from enginery.registry.garbage import Rules
+from enginery.registry.gc import Collected, GarbageItem, collect
 from enginery.registry.store.base import open_store
+from pipeline.orchestration.artifacts import show_table
 from pipeline.orchestration.flows.runner import PrefectRunner
-from pipeline.orchestration.flows.tables import show_table
 
 
 @flow(name="collect-garbage", flow_run_name="collect garbage", persist_result=False)

@@ -6,12 +6,11 @@ from prefect import flow, get_run_logger, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from pipeline.orchestration.artifacts import show_table
+from pipeline.orchestration.catalog import compile_all, gather_specs, words
 from pipeline.orchestration.flows.compile_model import show, tell
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
-from pipeline.orchestration.flows.tables import show_table
-from pipeline.orchestration.intake.catalog import compile_all, gather_specs, words
-from pipeline.orchestration.intake.once import Compiled
-from pipeline.orchestration.run import RunOptions, start_executors
+from pipeline.orchestration.run import Compiled, RunOptions, start_executors
 
 
 @flow(name="compile-catalog", flow_run_name="catalog {specs}", persist_result=False)

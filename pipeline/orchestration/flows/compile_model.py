@@ -14,14 +14,12 @@ from prefect.states import Failed
 
 from enginery.core.errors import EngineryError
 from enginery.registry.versions.lookup import load
-from pipeline.compile.publication.pages import published_document
-from pipeline.compile.publication.published_page import failed_document
+from pipeline.compile.publication.pages import failed_document, published_document
 from pipeline.orchestration import events
 from pipeline.orchestration.artifacts import show_document
 from pipeline.orchestration.flows.api import api_in_reach
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
-from pipeline.orchestration.intake.once import Compiled, compile_once
-from pipeline.orchestration.run import RunOptions, start_executors
+from pipeline.orchestration.run import Compiled, RunOptions, compile_once, start_executors
 from pipeline.outcome import Outcome
 
 
@@ -67,7 +65,7 @@ def run_flow(spec: str, options: RunOptions, quiet: bool = False) -> Outcome:
     with _terminal_logs(quiet), api_in_reach("start its server, correct PREFECT_API_URL, or use --runner inprocess"):
         if not PREFECT_API_URL.value():
             # Here: it takes longer to import than all that a worker's flow run needs.
-            from pipeline.orchestration.prefect_server import start_server
+            from pipeline.orchestration.flows.api import start_server
 
             start_server()
         state = chosen(spec, **asdict(options), return_state=True)

@@ -10,11 +10,10 @@ from enginery.registry import DEFAULT_REGISTRY
 from enginery.registry.store.base import open_store
 from pipeline.fleet.cluster import Access
 from pipeline.fleet.coverage import Coverage
-from pipeline.fleet.prediction import predictor
-from pipeline.orchestration.fleet.events import messages, tell
-from pipeline.orchestration.fleet.reconcile import FleetSources, Reconciled, reconcile
+from pipeline.fleet.work import predictor
+from pipeline.orchestration.artifacts import show_table
+from pipeline.orchestration.fleet import FleetSources, Reconciled, messages, reconcile, tell
 from pipeline.orchestration.flows.runner import PrefectRunner
-from pipeline.orchestration.flows.tables import show_table
 
 
 @flow(name="reconcile-fleet", flow_run_name="reconcile fleet", persist_result=False)

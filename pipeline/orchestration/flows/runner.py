@@ -17,10 +17,10 @@ from prefect.tasks import exponential_backoff
 
 from builders.execution.local import QUEUED
 from enginery.core.errors import EngineryError, UnavailableError
-from enginery.core.visible import visible
-from enginery.registry.runs.state import RunState
+from enginery.core.text import visible
+from enginery.registry.runs import RunState
 from pipeline.compile.run_context import RunContext
-from pipeline.orchestration.runs.prefect_progress import ProgressArtifact
+from pipeline.orchestration.artifacts import ProgressArtifact
 from pipeline.progress import Progress
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import Event, Finished, Started, VerdictReached, VersionSettled, Waiting

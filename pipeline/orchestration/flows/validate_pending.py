@@ -11,9 +11,9 @@ from enginery.core.types import Target
 from enginery.registry import DEFAULT_REGISTRY
 from enginery.registry.store.base import open_store
 from pipeline.compile.run_context import RunContext
-from pipeline.operations.pending import Pending, PendingProof, list_pending, pending_of, prove, why_nothing
+from pipeline.operations.revalidate import Pending, PendingProof, list_pending, pending_of, prove, why_nothing
+from pipeline.orchestration.artifacts import show_table
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
-from pipeline.orchestration.flows.tables import show_table
 from pipeline.orchestration.gpu_workers import gpu_named, prove_on_worker
 from pipeline.orchestration.run import RunOptions, start_executors
 

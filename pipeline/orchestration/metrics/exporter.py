@@ -1,25 +1,148 @@
-"""A registry's numbers for Prometheus, from its own documents: `enginery metrics`.
+"""What a registry's documents say about its runs, builds and engines, in numbers; without Prometheus.
+
+A registry's numbers for Prometheus, from its own documents: `enginery metrics`.
 
 A flow's process lives too short to be scraped, and a catalogue has hundreds of them. What they did stands in the
 registry; so one exporter beside it has the numbers of all, also of those that died. It reads in the background, at its
 own pace: a scrape answers at once, with the last that was read.
 """
 
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from enginery.core.errors import EngineryError
-from enginery.registry.runs.totals import BUCKETS_S, Totals
+from enginery.core.reports.proof import Report
+from enginery.registry.build_history import BUCKETS_S, Totals, read_totals
+from enginery.registry.evidence.attestations import judge_entries
+from enginery.registry.runs import model_of, read_runs, run_ids
 from enginery.registry.store.base import Store
+from enginery.registry.store.layout import TOTALS, version_prefix
+from enginery.registry.versions.lookup import catalogue, load
+from pipeline.compile.publication.pages import published_document
 from pipeline.orchestration.metrics import definitions
+from pipeline.orchestration.metrics.definitions import RegistryMetric
 from pipeline.orchestration.metrics.live import Trouble, family
-from pipeline.orchestration.metrics.registry_view import Looker, view_of
+from pipeline.orchestration.runs.views import RunView, view_run
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric as MetricFamily
+
+
+# Models that have series of their own, by name; and runs that are read, the newest.
+MOST_MODELS = 500
+MOST_RUNS = 500
+# Said whether or not there is such a run, so that a panel shows 0 and not a gap.
+_RUN_STATES = ("running", "done", "failed", "interrupted", "lost")
+Joint = tuple[str, str, str, str, str]
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """A model's newest version. statuses: how many units of (status, target, backend).  drift: lowest SQNR in dB by
+    (model, joint, target, precision, backend)."""
+
+    statuses: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    drift: Mapping[Joint, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RegistryView:
+    """One look: the values of each metric by its labels, and the totals, whose histogram is more than a value."""
+
+    values: Mapping[RegistryMetric, Mapping[tuple[str, ...], float]]
+    totals: Totals
+
+
+def view_of(runs: Sequence[RunView], models: Sequence[ModelView], left_out: int, totals: Totals) -> RegistryView:
+    """What is to be said of the newest runs first, of the newest versions, and of models beyond `MOST_MODELS`."""
+    states = Counter(one.item_state(item) for one in runs if one.state == "running" for item in one.run.units)
+    counts = Counter(one.state for one in runs)
+    engines: Counter[tuple[str, ...]] = Counter()
+    for model in models:
+        engines.update(model.statuses)
+    values: dict[RegistryMetric, Mapping[tuple[str, ...], float]] = {
+        definitions.BUILDS: {tally.labels: tally.count for tally in totals.builds},
+        definitions.CACHE: {("hit",): totals.hits, ("miss",): totals.misses},
+        definitions.QUEUE: {(): states["planned"] + states["waiting"]},
+        definitions.RUNNING: {(): states["running"]},
+        definitions.RUNS: {(state,): counts[state] for state in _RUN_STATES},
+        definitions.LAST_RUN: {(one.run.model,): _epoch(one.run.started_at) for one in reversed(runs)},
+        definitions.LAST_RUN_OK: {
+            (one.run.model,): float(one.state == "done") for one in reversed(runs) if one.state != "running"
+        },
+        definitions.ENGINES: engines,
+        definitions.UNPROVEN: {labels[1:]: count for labels, count in engines.items() if labels[0] == "unproven"},
+        definitions.DRIFT: {labels: value for model in models for labels, value in model.drift.items()},
+        definitions.MODELS: {(): len(models) + left_out},
+        definitions.LEFT_OUT: {(): left_out},
+    }
+    return RegistryView(values, totals)
+
+
+class Looker:
+    """Looks at a registry again and again; versions that did not change since are not read again."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[str, tuple[tuple[str, ...], ModelView]] = {}
+
+    def look(self) -> RegistryView:
+        """Raises UnavailableError when the registry is out of reach."""
+        runs = [view_run(run) for run in read_runs(self._store, self._runs())]
+        versions = [(listed.model, listed.versions[-1]) for listed in catalogue(self._store)]
+        self._known = {model: self._model(model, version) for model, version in versions[:MOST_MODELS]}
+        models = [view for _, view in self._known.values()]
+        return view_of(runs, models, len(versions) - len(models), read_totals(self._store.read(TOTALS)))
+
+    def _runs(self) -> list[str]:
+        """The newest runs, of at most so many models."""
+        known = run_ids(self._store)
+        models = set(sorted({model_of(run) for run in known})[:MOST_MODELS])
+        return [run for run in known if model_of(run) in models][:MOST_RUNS]
+
+    def _model(self, model: str, version: str) -> tuple[tuple[str, ...], ModelView]:
+        """What lies beside a manifest says whether anything was said of it since."""
+        keys = tuple(self._store.list(version_prefix(model, version)))
+        known = self._known.get(model)
+        return known if known and known[0] == keys else (keys, _view(self._store, model, version))
+
+
+def _view(store: Store, model: str, version: str) -> ModelView:
+    """A version that is damaged counts for nothing here; `enginery verify` says what is wrong with it."""
+    try:
+        manifest = load(store, model, version)
+        statuses = Counter((str(entry.status), entry.target, entry.backend) for entry in judge_entries(store, manifest))
+    except EngineryError:
+        return ModelView()
+    try:
+        drift = _drift(model, published_document(store, manifest).reports)
+    except EngineryError:  # a copy for reading, that anything may be in
+        drift = {}
+    return ModelView(statuses, drift)
+
+
+def _drift(model: str, reports: Sequence[Report]) -> dict[Joint, float]:
+    found: dict[Joint, float] = {}
+    for report in reports:
+        for check in report.checks:
+            if check.name == "sqnr_db" and check.value is not None and math.isfinite(check.value):
+                where = (model, check.joint, report.target, report.precision, report.backend)
+                found[where] = min(check.value, found.get(where, check.value))
+    return found
+
+
+def _epoch(stamp: str) -> float:
+    try:
+        return datetime.fromisoformat(stamp).timestamp()
+    except ValueError:
+        return 0.0
 
 
 class Exporter:

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from builders.execution.events import Usage
+from builders.execution.jobs import Usage
 from enginery.core.errors import UnavailableError
-from enginery.registry.runs.totals import BUCKETS_S
-from enginery.registry.store import io_errors
+from enginery.registry.build_history import BUCKETS_S
+from enginery.registry.store import files
 from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics.definitions import RegistryMetric
 from pipeline.progress.events import Event, Finished, Planned, ProcessEnded, Progress, Retrying, RunConcluded, Started
@@ -103,7 +103,7 @@ class Trouble:
 
     def collect(self) -> Iterator["MetricFamily"]:
         """Two counters."""
-        seen = io_errors.read_counts()
+        seen = files.read_error_counts()
         yield family(definitions.ERRORS, {(): seen["errors"]})
         yield family(definitions.REPEATED, {(): seen["retries"]})
 

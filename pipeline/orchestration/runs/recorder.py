@@ -14,15 +14,13 @@ from dataclasses import replace
 from builders.execution.scrub import scrubber
 from enginery.core.digest import canonical_json, digest_of_bytes
 from enginery.core.errors import EngineryError, UndecidedError
-from enginery.core.origin.moment import precise_now
-from enginery.core.origin.presence import this_process
-from enginery.core.origin.user import user
-from enginery.registry.runs import journal
-from enginery.registry.runs.history import Past, remember_builds
-from enginery.registry.runs.state import RunState
-from enginery.registry.runs.totals import remember_totals
+from enginery.core.origin import this_process, user
+from enginery.core.text import precise_now
+from enginery.registry import runs
+from enginery.registry.build_history import Past, remember_builds, remember_totals
+from enginery.registry.runs import RunState
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import run_key, run_live_key
+from enginery.registry.store.layout import run_key, run_live_key
 from pipeline.orchestration.runs.tracker import Tracker
 
 # Seconds between two writes into a folder, and to a store elsewhere; and between two signs of life.
@@ -43,7 +41,7 @@ def new_run(model: str, spec: str, store: Store, by: str = "") -> RunState:
     beat = BEAT_S if store.near else FAR_BEAT_S
     me, started = this_process(), precise_now()
     return RunState(
-        journal.new_id(model),
+        runs.new_id(model),
         model,
         spec,
         "running",
@@ -150,7 +148,7 @@ class RunRecorder:
             self._learn(last)
             self._live(last)
             if last:
-                journal.prune(self._store)
+                runs.prune(self._store)
         except EngineryError as error:
             self._warn(str(error).splitlines()[0])
         except Exception as error:

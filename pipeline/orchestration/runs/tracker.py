@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
-from builders.execution.events import Usage
+from builders.execution.jobs import Usage
 from enginery.core.errors import StepError
-from enginery.core.origin.moment import precise_now
-from enginery.core.text import pluralize
-from enginery.registry.runs.history import Past
-from enginery.registry.runs.state import OVER, ItemState, RunItem, RunState, State, limit_items
+from enginery.core.text import pluralize, precise_now
+from enginery.registry.build_history import Past
+from enginery.registry.runs import OVER, ItemState, RunItem, RunState, State, limit_items
 from pipeline.orchestration.runs.logs import KeptLog
 from pipeline.progress import events
 

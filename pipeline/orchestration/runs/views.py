@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from enginery.core.origin.presence import Presence
-from enginery.registry.runs.state import OVER, RunItem, RunState
+from enginery.core.origin import Presence
+from enginery.registry.runs import OVER, RunItem, RunState
 
 # A driver that has missed this many signs of life is taken for dead, even on another machine.
 MISSED_BEATS = 3

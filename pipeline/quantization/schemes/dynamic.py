@@ -12,12 +12,11 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from enginery.core.reports.quantization import FloatNode
-from pipeline.graphs.graph import finish
-from pipeline.graphs.grids import GRIDS
-from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepare_model
+from pipeline.quantization.graph import finish
+from pipeline.quantization.insertion_points import Site, find_sites, prepare_model
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.schemes.insertion import Insertion, weight_scales
+from pipeline.quantization.schemes.insertion import GRIDS, Insertion, weight_scales
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import LARGEST_REACH, carries_qdq
 

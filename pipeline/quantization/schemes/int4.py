@@ -13,16 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.reports.quantization import FloatNode
 from enginery.core.types import QuantizationScheme
-from pipeline.graphs.graph import constants, finish, tidy_from
-from pipeline.graphs.grids import GRIDS
-from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepare_model
+from pipeline.quantization.graph import constants, finish, tidy_from
+from pipeline.quantization.insertion_points import Site, find_sites, prepare_model
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
-from pipeline.quantization.schemes.insertion import Insertion
+from pipeline.quantization.schemes.insertion import GRIDS, Insertion
 from pipeline.quantization.schemes.overrides import OverridePrecision, in_fp32
 from pipeline.quantization.schemes.qdq import carries_qdq
 

@@ -22,15 +22,19 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from enginery.core.errors import DataError
 from enginery.core.reports.quantization import FloatNode
 from enginery.core.types import QuantizationScheme
-from pipeline.graphs.graph import finish, tidy_from
-from pipeline.graphs.grids import GRIDS
-from pipeline.quantization.insertion.first_convolutions import fold_first_convolutions, quantize_before_blocks
-from pipeline.quantization.insertion.insertion_points import Site, find_sites, prepare_model
-from pipeline.quantization.insertion.placement import find_joins, residuals
+from pipeline.quantization.graph import finish, tidy_from
+from pipeline.quantization.insertion_points import Site, find_joins, find_sites, prepare_model, residuals
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
-from pipeline.quantization.schemes.insertion import Insertion, has_quantizable_bias, weight_scales, widened_for_bias
+from pipeline.quantization.schemes.first_convolutions import fold_first_convolutions, quantize_before_blocks
+from pipeline.quantization.schemes.insertion import (
+    GRIDS,
+    Insertion,
+    has_quantizable_bias,
+    weight_scales,
+    widened_for_bias,
+)
 from pipeline.quantization.schemes.overrides import OverridePrecision, in_fp32
 
 QDQ_TYPES = ("QuantizeLinear", "DequantizeLinear")

@@ -7,7 +7,7 @@ from onnx import ModelProto
 
 from enginery.core.errors import DataError
 from enginery.core.types import Precision, QuantizationScheme
-from pipeline.quantization.insertion.insertion_points import prepare_model
+from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.notes import CastNotes, QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float

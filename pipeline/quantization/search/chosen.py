@@ -11,7 +11,7 @@ from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.search.floor import SearchFloor
 from pipeline.quantization.search.sensitivity import SweepCost
 from pipeline.quantization.statistics.observations import TensorStatistics
-from validation.reporting.pictures import BROKEN_DB, decibels_text
+from validation.reporting.quantization import BROKEN_DB, decibels_text
 
 
 @dataclass(frozen=True)

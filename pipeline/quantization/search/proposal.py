@@ -13,7 +13,7 @@ from onnx import ModelProto
 from enginery.core.errors import EngineryError
 from enginery.core.reports.proof import Check
 from enginery.core.types import Precision, QuantizationScheme
-from pipeline.quantization.insertion.insertion_points import find_sites, prepare_model
+from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import Override, OverridePrecision

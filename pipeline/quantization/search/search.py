@@ -13,24 +13,28 @@ from typing import Literal
 from onnx import ModelProto
 
 from enginery.core.types import QuantizationScheme, Tensors
-from pipeline.quantization.insertion.insertion_points import prepare_model
+from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8, usable_sites
-from pipeline.quantization.search.attainable import check_decisions, check_reached
 from pipeline.quantization.search.chosen import FrontierPoint, GroupDamage, MixedPrecisionChoice, in_json
-from pipeline.quantization.search.float_groups import find_shallowest, refill_groups, swap_groups
+from pipeline.quantization.search.float_groups import (
+    check_decisions,
+    check_reached,
+    find_shallowest,
+    refill_groups,
+    swap_groups,
+)
 from pipeline.quantization.search.floor import SearchFloor
 from pipeline.quantization.search.latency import PairedRounds, Timing, without_unpaid
 from pipeline.quantization.search.sensitivity import Answers, Quality, SweepCost, quality, sweep
+from pipeline.quantization.settings.channels import StatisticsWork, gather
 from pipeline.quantization.settings.convolutions import fit_convolutions
 from pipeline.quantization.settings.fit import STRENGTHS, fit
 from pipeline.quantization.settings.groups import SmoothingGroup, find_groups, matrices
-from pipeline.quantization.settings.runs import Run, RunLabels, divide_runs
-from pipeline.quantization.settings.sessions import SessionRunner
+from pipeline.quantization.settings.runs import Run, RunLabels, SessionRunner, divide_runs
 from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, folds
-from pipeline.quantization.settings.statistics import StatisticsWork, gather
-from validation.reporting.pictures import decibels_text
+from validation.reporting.quantization import decibels_text
 
 
 def choose(

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import ModelProto
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.errors import DataError
 from enginery.core.types import QuantizationScheme, Tensors
-from pipeline.graphs.graph import constants, element_types
-from pipeline.quantization.insertion.insertion_points import find_sites
+from pipeline.quantization.graph import constants, element_types
+from pipeline.quantization.insertion_points import find_sites
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.settings.groups import SmoothingGroup
-from pipeline.quantization.settings.sessions import SessionRunner, downstream, set_ranks, tail, with_outputs
+from pipeline.quantization.settings.runs import SessionRunner, downstream, set_ranks, tail, with_outputs
 from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans
 from validation.metrics.drift import DECISIONS, Drift, is_exact, measure
 

@@ -12,11 +12,10 @@ from typing import Literal
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
-from pipeline.graphs.graph import constants
+from pipeline.quantization.graph import constants
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.settings.groups import Floats, SmoothingGroup
-from pipeline.quantization.settings.moments import Layer, Moments, batches, layers, moments_of
-from pipeline.quantization.settings.patches import as_matrices, as_weight
+from pipeline.quantization.settings.moments import Layer, Moments, as_matrices, as_weight, batches, layers, moments_of
 from pipeline.quantization.settings.rounding import LEVELS, compensate
 from pipeline.quantization.settings.runs import Run
 from pipeline.quantization.settings.smooth import SmoothingPlan

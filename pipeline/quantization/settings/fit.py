@@ -14,12 +14,12 @@ from typing import Literal
 
 import numpy as np
 
-from pipeline.quantization.record.levels import decibels
+from pipeline.quantization.settings.channels import ChannelSums, Statistics
 from pipeline.quantization.settings.groups import Floats, SmoothingGroup
 from pipeline.quantization.settings.rounding import LEVELS, compensate, nearest
 from pipeline.quantization.settings.smooth import SmoothingPlan, factors_of
-from pipeline.quantization.settings.statistics import ChannelSums, Statistics
 from pipeline.quantization.statistics.histogram import LogHistogram
+from pipeline.quantization.statistics.levels import decibels
 from pipeline.quantization.statistics.observations import TensorStatistics
 
 STRENGTHS: tuple[float | None, ...] = (None, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper
 
-from pipeline.graphs.graph import constants
-from pipeline.quantization.insertion.insertion_points import Site
+from pipeline.quantization.graph import constants
+from pipeline.quantization.insertion_points import Site
 
 Floats = NDArray[np.float32]
 

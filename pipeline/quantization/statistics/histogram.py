@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.digest import digest_of_bytes
 
 BINS = 1 << 16

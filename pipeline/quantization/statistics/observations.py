@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.codec import decode, encode
 from enginery.core.digest import digest_of
 from enginery.core.errors import DataError, IntegrityError

@@ -1,4 +1,6 @@
-"""One streaming pass over the samples: extremes and histograms of the tensors that quantization needs.
+"""Opens the calibration data that a spec names: stored samples, or a generator in the spec's own folder.
+
+One streaming pass over the samples: extremes and histograms of the tensors that quantization needs.
 
 One sample at a time goes through the model (as few as the model takes, when it has a least batch), so that neither
 memory nor result depends on a batch size, and a bad sample can be named. Extremes are reduced inside the session, where
@@ -7,28 +9,71 @@ of one inference and half a megabyte of counts per histogram, whatever the numbe
 
 The result of some of the samples is a value that merges with that of others: workers split the data, and an interrupted
 pass goes on from its checkpoint.
+
+Observe and choose in one call, for scripts: the pipeline keeps the two apart, so that it observes only once.
 """
 
 import math
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from enginery.arrays import describe
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import DataError
-from enginery.user_code.finite import describe
-from pipeline.quantization.insertion.insertion_points import prepare_model
-from pipeline.quantization.insertion.placement import tensors_to_measure
+from enginery.core.types import Dim, Tensors, TensorSpec
+from enginery.user_code.task import NextSample, Sample, SampleGenerator, Task
+from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.statistics.histogram import LogHistogram, count_into, holds_nan
+from pipeline.quantization.statistics.methods import Activation, Method, MinMax, ranges
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics
 from pipeline.quantization.statistics.taps import TapValues, open_tapped
-from pipeline.sources.finite import nonfinite_constants
-from validation.data.samples import SampleSource
+from pipeline.sources.onnx_model import nonfinite_constants
+from pipeline.sources.user_process import UserProcess, start_user_process
+from validation.data.generated import GeneratedSamples
+from validation.data.samples import Samples, SampleSource
+
+
+@contextmanager
+def open_source(
+    root: Path,
+    data: str,
+    digest: str,
+    inputs: Sequence[TensorSpec],
+    dims: Sequence[Dim],
+    labels: str | None = None,
+) -> Iterator[SampleSource]:
+    """The samples of a file or folder below `root`, or of 'file.py:function', which is called inside this context.
+
+    digest: what the samples are known by, where they come from code.  labels: an array of stored data that no input
+    takes. Raises DataError for stored data that does not
+    fit the inputs, ModelError for an entry point that is missing or cannot be imported.
+    """
+    file, _, function = data.partition(":")
+    if not function:
+        yield Samples.open(root / file, inputs, dims, (labels,) if labels else ())
+        return
+    task = Task(SampleGenerator(root, file, function, data))
+    with start_user_process(task) as process:
+        process.ask(task, Sample)
+        numbers = count()
+        yield GeneratedSamples(lambda: _pass(process, next(numbers)), data, digest, tuple(inputs), tuple(dims))
+
+
+def _pass(process: UserProcess, number: int) -> Iterator[Tensors]:
+    while True:
+        sample, arrays = process.ask(NextSample(number), Sample)
+        if sample.is_end:
+            return
+        yield arrays
 
 
 def observe(
@@ -118,3 +163,21 @@ def _obstacle(measured: TapValues, counts: NDArray[np.int64] | None, needed: boo
         f"tensor {measured.name!r} {'NaN' if nan else 'infinite'} (lowest {measured.low}, highest {measured.high}); "
         "remove those samples, or find the operator that overflows"
     )
+
+
+def calibrate(
+    model: Path,
+    samples: SampleSource,
+    tensors: Sequence[str] | None = None,
+    *,
+    method: Method | None = None,
+    activation: Activation = "int8",
+    threads: int = 0,
+) -> Ranges:
+    """Ranges of `tensors` over all samples; by default MinMax, and those tensors that int8 needs in any scheme.
+
+    Raises what `observe` raises.
+    """
+    chosen = method or MinMax()
+    seen = observe(model, samples, tensors, histograms=chosen.needs_histogram, threads=threads)
+    return ranges(seen, chosen, activation)

@@ -18,11 +18,10 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from builders.onnx_graphs.bodies import list_reads
 from builders.reference import embed_shapes, open_interpreter, words_of
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.errors import ModelError
-from enginery.core.types import Tensors
-from enginery.core.untyped import Untyped
-from pipeline.graphs.graph import constants, element_types
+from enginery.core.types import Tensors, Untyped
+from pipeline.quantization.graph import constants, element_types
 
 EXTREMES, TOTAL = ("ReduceMin", "ReduceMax", "Size"), "ReduceL1"
 # The widest blocks of channels that onnxruntime has; a multiple of it fills narrower blocks too.

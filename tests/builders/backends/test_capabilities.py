@@ -24,11 +24,11 @@ OPTIONS -= {"memory_mib"}
 # Who knows one all the same, and why.
 IMPORTS = {
     "builders/reference.py": "the reference interpreter is ONNX Runtime: an interpreter is no choice of a spec",
-    "validation/gpu/probes.py": "a question about TensorRT-RTX alone, which no backend's request asks",
+    "validation/gpu/tasks.py": "a question about TensorRT-RTX alone, which no backend's request asks",
 }
 NAMES = {
     "pipeline/spec/model.py": "the backends of a spec that names none",
-    "validation/gpu/probes.py": "a question about TensorRT-RTX alone, which no backend's request asks",
+    "validation/gpu/tasks.py": "a question about TensorRT-RTX alone, which no backend's request asks",
     "pipeline/cli/options.py": "--tensorrt and --tensorrt-rtx; any other runtime is stated with --runtime",
     "pipeline/compile/publication/publish.py": "a version's toolchain has the reference interpreter's distribution",
     "enginery/client/pull.py": "--fallback onnx gives the model itself, which ONNX Runtime runs",

@@ -6,8 +6,7 @@ import pytest
 from onnxruntime import InferenceSession
 
 from builders.backends.iree import compile as iree
-from builders.backends.iree.control import wrong_loops
-from builders.backends.iree.operators import wrong_operators
+from builders.backends.iree.miscompilations import wrong_loops, wrong_operators
 from builders.backends.iree.rewrites import rewrite
 from enginery.core.errors import ModelError
 from tests.conformance.items import torture_item

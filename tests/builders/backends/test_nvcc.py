@@ -2,8 +2,8 @@ import struct
 
 import pytest
 
-from builders.backends import nvcc
-from builders.backends.nvcc import find_nvcc, generation
+from builders.backends.tvm import cuda
+from builders.backends.tvm.cuda import find_nvcc, generation
 from enginery.core.errors import EngineryError, ModelError
 
 KERNEL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
@@ -92,7 +92,7 @@ def test_one_from_wheels_is_found_where_path_has_none(tmp_path, monkeypatch):
     script(home / "nvcc", 'echo "release 13.0, V13.0.88"')
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_nvcc() is None
-    monkeypatch.setattr(nvcc.sys, "path", [str(tmp_path / "site")])
+    monkeypatch.setattr(cuda.sys, "path", [str(tmp_path / "site")])
     assert find_nvcc().version == "13.0.88"
 
 

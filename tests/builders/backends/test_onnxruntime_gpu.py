@@ -11,8 +11,7 @@ from onnx import TensorProto, helper
 from builders.backends.onnxruntime import OrtSession
 from builders.backends.onnxruntime import gpu as onnxruntime_gpu
 from builders.backends.onnxruntime.gpu import OnnxRuntimeCuda, OnnxRuntimeTensorRT, profile_options
-from builders.backends.onnxruntime.gpu_file import left_over
-from builders.backends.onnxruntime.gpu_session import CPU, CUDA, TENSORRT, GpuSession
+from builders.backends.onnxruntime.gpu_session import CPU, CUDA, TENSORRT, GpuSession, left_over
 from enginery.core.errors import DataError, EngineryError, ModelError
 from enginery.core.hardware import cuda
 from enginery.core.types import Engine, ShapeProfile, TensorSpec

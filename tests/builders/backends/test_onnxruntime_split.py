@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from builders.backends.onnxruntime.split import split_convolutions, split_in_place
+from builders.backends.onnxruntime.rewrites import split_convolutions, split_in_place
 
 BIG = (512, 256, 3, 3)
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from builders.backends import profile_bounds
-from enginery.arrays.tensors import InputCheck
+from builders.backends import shape_profiles
+from enginery.arrays import InputCheck
 from enginery.core.errors import DataError, EngineryError
 from enginery.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
@@ -20,25 +20,25 @@ def image(batch, width=8, dtype="float32"):
 
 @pytest.mark.parametrize("batch", [1, 16])
 def test_shapes_inside_the_profiles_are_taken(batch):
-    (array,), sizes = profile_bounds.checked_inputs(check(), image(batch))
+    (array,), sizes = shape_profiles.checked_inputs(check(), image(batch))
     assert array.shape == (batch, 8) and sizes == {"batch": batch}
 
 
 @pytest.mark.parametrize("inputs", [image(0), image(17), image(2, 9), image(2, 8, "float64"), {}])
 def test_every_other_shape_type_and_name_is_a_data_error(inputs):
     with pytest.raises(DataError):
-        profile_bounds.checked_inputs(check(), inputs)
+        shape_profiles.checked_inputs(check(), inputs)
 
 
 def test_without_profiles_any_size_will_do():
-    profile_bounds.checked_inputs(check(graphs.request("cpu", profiles=())), image(1000))
+    shape_profiles.checked_inputs(check(graphs.request("cpu", profiles=())), image(1000))
 
 
 def test_arrays_come_in_the_requests_order_contiguous_and_scalars_stay_scalars():
     inputs = (TensorSpec("b", "float32", ()), TensorSpec("a", "float32", (3, 2)))
     request = graphs.request("cpu", inputs=inputs, profiles=())
     given = {"a": np.arange(6, dtype="f").reshape(2, 3).T, "b": np.array(1, "f")}
-    (scalar, matrix), _ = profile_bounds.checked_inputs(check(request), given)
+    (scalar, matrix), _ = shape_profiles.checked_inputs(check(request), given)
     assert scalar.shape == () and matrix.flags.c_contiguous and (matrix == given["a"]).all()
 
 
@@ -47,19 +47,19 @@ def test_arrays_come_in_the_requests_order_contiguous_and_scalars_stay_scalars()
 )
 def test_an_answer_of_another_shape_or_type_is_never_handed_on(wrong):
     right = np.zeros((2, 3), "f")
-    assert profile_bounds.checked_outputs(REQUEST, [right], {"batch": 2}, "TVM")["logits"] is right
+    assert shape_profiles.checked_outputs(REQUEST, [right], {"batch": 2}, "TVM")["logits"] is right
     with pytest.raises(EngineryError, match=r"TVM answers 'logits' with .*should be float32 \('batch', 3\)"):
-        profile_bounds.checked_outputs(REQUEST, [wrong], {"batch": 2}, "TVM")
+        shape_profiles.checked_outputs(REQUEST, [wrong], {"batch": 2}, "TVM")
 
 
 def test_a_size_that_depends_on_data_is_not_known_beforehand():
     request = graphs.request("cpu", outputs=(TensorSpec("logits", "float32", ("found", 3)),))
-    profile_bounds.checked_outputs(request, [np.zeros((7, 3), "f")], {"batch": 2}, "TVM")
+    shape_profiles.checked_outputs(request, [np.zeros((7, 3), "f")], {"batch": 2}, "TVM")
 
 
 def test_more_profiles_than_a_plan_keeps_and_empty_tensors_are_refused():
     many = tuple(ShapeProfile((("image", (n, 8), (n, 8), (n, 8)),)) for n in range(1, 66))
-    assert profile_bounds.refusal(graphs.request("cpu", profiles=many[:64]), "TVM") is None
-    assert "more than 64 profiles" in profile_bounds.refusal(graphs.request("cpu", profiles=many), "TVM")
+    assert shape_profiles.refusal(graphs.request("cpu", profiles=many[:64]), "TVM") is None
+    assert "more than 64 profiles" in shape_profiles.refusal(graphs.request("cpu", profiles=many), "TVM")
     empty = (TensorSpec("image", "float32", ("batch", 0)),)
-    assert "'image' has shape ('batch', 0)" in profile_bounds.refusal(graphs.request("cpu", inputs=empty), "TVM")
+    assert "'image' has shape ('batch', 0)" in shape_profiles.refusal(graphs.request("cpu", inputs=empty), "TVM")

@@ -10,12 +10,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builders.backends.onnxruntime import OnnxRuntime
 from builders.backends.onnxruntime.profile import read_trace
-from builders.backends.run_profiles import NodeTime, element_name
+from builders.backends.optional_methods import NodeTime, element_name
 from builders.backends.tensorrt import TensorRTRTX
-from builders.backends.tensorrt.profile import profile_layers
-from builders.backends.tensorrt.runtime.session import EngineSession
+from builders.backends.tensorrt.session import EngineSession, profile_layers
 from enginery.core.errors import ModelError
-from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.hardware.targets import this_kind
 from enginery.core.types import Engine
 from tests.builders import graphs
 

@@ -5,7 +5,7 @@ import pytest
 from onnx import TensorProto
 
 from builders.backends import discovery
-from builders.backends.tensorrt import TensorRT, TensorRTRTX, edition
+from builders.backends.tensorrt import TensorRT, TensorRTRTX, base
 from builders.backends.tensorrt.words import builder_reason, ran_out_of_memory
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError, ModelError
@@ -122,7 +122,7 @@ def test_refusing_and_versions_need_no_compiler(monkeypatch):
     def fail(name):
         raise AssertionError(f"imported {name}")
 
-    monkeypatch.setattr(edition.importlib, "import_module", fail)
+    monkeypatch.setattr(base.importlib, "import_module", fail)
     for name in ("tensorrt", "tensorrt-rtx"):
         backend = discovery.configure(name, {})
         backend.versions(), backend.scheme(), backend.refuses(graphs.request("sm_89"))
@@ -136,9 +136,9 @@ def test_versions_name_api_bindings_and_libraries():
 
 def test_where_it_is_not_installed_it_is_refused_with_the_remedy(monkeypatch):
     def missing(name):
-        raise edition.PackageNotFoundError(name)
+        raise base.PackageNotFoundError(name)
 
-    monkeypatch.setattr(edition, "version", missing)
+    monkeypatch.setattr(base, "version", missing)
     assert RTX.versions() == TensorRT().versions() == {}
     assert "pip install tensorrt-rtx" in RTX.refuses(graphs.request("sm_89"))
     assert "enginery[tensorrt]" in TensorRT().refuses(graphs.request("sm_90"))

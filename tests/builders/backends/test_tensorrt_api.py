@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.backends.tensorrt import full, rtx
+from builders.backends.tensorrt import editions
 from tests.builders.tensorrt_api.bindings import names_in_wheel, public_names, recorded, version_of
 from tests.builders.tensorrt_api.used import modules, names_used
 
@@ -67,8 +67,8 @@ def test_every_name_used_exists_in_tensorrt_rtx():
 
 @pytest.mark.parametrize("release", FULL)
 def test_the_names_that_options_stand_for_exist_in_full_tensorrt(release):
-    wanted = {f"HardwareCompatibilityLevel.{level.upper()}" for level in full._LEVELS}
-    wanted |= {f"ProfilingVerbosity.{name}" for name in full._VERBOSITY.values()}
+    wanted = {f"HardwareCompatibilityLevel.{level.upper()}" for level in editions._LEVELS}
+    wanted |= {f"ProfilingVerbosity.{name}" for name in editions._VERBOSITY.values()}
     assert wanted <= NAMES[release]
 
 
@@ -76,7 +76,7 @@ def test_the_capabilities_of_rtx_are_those_of_its_bindings():
     known = {
         name.removeprefix("ComputeCapability.SM") for name in NAMES[RTX] if name.startswith("ComputeCapability.SM")
     }
-    assert known == {f"{major}{minor}" for major, minor in rtx._CAPABILITIES}
+    assert known == {f"{major}{minor}" for major, minor in editions._CAPABILITIES}
 
 
 def test_the_list_is_that_of_the_installed_bindings():

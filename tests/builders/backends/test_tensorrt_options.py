@@ -9,11 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from builders.backends import discovery
-from builders.backends.tensorrt import TensorRT, TensorRTRTX, full
-from builders.backends.tensorrt.network import parse_network
-from builders.backends.tensorrt.progress import monitor
-from builders.backends.tensorrt.runtime import plugins
-from builders.backends.tensorrt.runtime.refit import refit
+from builders.backends.tensorrt import TensorRT, TensorRTRTX, editions, loading
+from builders.backends.tensorrt.build import monitor, parse_network
+from builders.backends.tensorrt.loading import refit
 from builders.backends.tensorrt.words import recorder
 from enginery.core.codec import decode
 from enginery.core.errors import EngineryError, InputError, StepError
@@ -107,11 +105,11 @@ def test_a_compatible_engine_begins_with_ampere():
 
 
 def test_a_release_that_breaks_refittable_engines_is_refused(monkeypatch):
-    monkeypatch.setattr("builders.backends.tensorrt.edition.version", lambda name: "11.3.0.99")
+    monkeypatch.setattr("builders.backends.tensorrt.base.version", lambda name: "11.3.0.99")
     assert "11.3 drops GEMM biases" in TensorRT(refittable=True).refuses(REQUEST)
     assert "11.3 drops GEMM biases" in TensorRT(strip_weights=True).refuses(REQUEST)
     assert TensorRT().refuses(REQUEST) is None
-    monkeypatch.setattr("builders.backends.tensorrt.edition.version", lambda name: "11.4.0.106")
+    monkeypatch.setattr("builders.backends.tensorrt.base.version", lambda name: "11.4.0.106")
     assert TensorRT(refittable=True).refuses(REQUEST) is None
 
 
@@ -127,7 +125,7 @@ def test_a_plugin_library_is_part_of_the_build_key_by_its_digest(tmp_path):
     tool = OverRtx(plugins=f"{first}, {second}")
     before = key(tool)
     assert key(tool) == before and key(OverRtx()) != before
-    digest = tool.versions()[f"{plugins.KEY}{first}"]
+    digest = tool.versions()[f"{loading.KEY}{first}"]
     assert len(digest) == 64 and tool.refuses(REQUEST) is None
     first.write_bytes(b"other")
     assert key(tool) != before
@@ -141,7 +139,7 @@ def test_a_plugin_library_that_is_not_there_is_refused_by_name(tmp_path):
     tool = OverRtx(plugins=f"{tmp_path / 'gone.so'}")
     assert "gone.so is not on this machine" in tool.refuses(REQUEST)
     assert "backends.tensorrt.plugins" in tool.refuses(REQUEST)
-    assert tool.versions()[f"{plugins.KEY}{tmp_path / 'gone.so'}"] == "absent"
+    assert tool.versions()[f"{loading.KEY}{tmp_path / 'gone.so'}"] == "absent"
     (tmp_path / "gone.so").mkdir()
     assert "gone.so is not on this machine" in tool.refuses(REQUEST)
 
@@ -187,23 +185,23 @@ def test_layers_that_the_inspector_tells_are_kept(tmp_path):
     said = type("Said", (), {"messages": [("WARNING", "of the build")]})()
     (tmp_path / "engine.tensorrt").write_bytes(b"plan")
     Runtime.told = '{"Layers": [{"Name": "conv1", "TacticName": "sm80_xmma"}], "Bindings": []}'
-    path, reason = full.kept_layers(Trt, said, tmp_path / "engine.tensorrt", lambda runtime: None)
+    path, reason = editions.kept_layers(Trt, said, tmp_path / "engine.tensorrt", lambda runtime: None)
     assert reason == "" and "sm80_xmma" in path.read_text() and said.messages == [("WARNING", "of the build")]
     Runtime.told = "not json"
-    assert "cannot be read" in full.kept_layers(Trt, said, tmp_path / "engine.tensorrt", lambda runtime: None)[1]
+    assert "cannot be read" in editions.kept_layers(Trt, said, tmp_path / "engine.tensorrt", lambda runtime: None)[1]
 
 
 def test_a_build_tells_its_phases_and_ends_when_it_is_asked(trt, tmp_path, monkeypatch):
-    monkeypatch.setattr("builders.backends.tensorrt.progress._TELL_S", 0.0)
-    monkeypatch.setattr("builders.backends.tensorrt.progress._ASK_S", 0.0)
+    monkeypatch.setattr("builders.backends.tensorrt.build._TELL_S", 0.0)
+    monkeypatch.setattr("builders.backends.tensorrt.build._ASK_S", 0.0)
     phases = []
-    monkeypatch.setattr("builders.backends.tensorrt.edition.enter_phase", phases.append)
+    monkeypatch.setattr("builders.backends.tensorrt.base.enter_phase", phases.append)
     model = graphs.mlp(tmp_path / "model.onnx")
     RTX.build(graphs.request("sm_89"), model, tmp_path)
     assert "compiling: optimizing graph" in phases and "compiling: timing graph nodes" in phases
     assert len(phases) == len([a for a, b in zip(phases, [*phases[1:], None], strict=True) if a != b])
     asked = iter([False, False, True])
-    monkeypatch.setattr("builders.backends.tensorrt.edition.heed_stop", lambda: lambda: next(asked, True))
+    monkeypatch.setattr("builders.backends.tensorrt.base.heed_stop", lambda: lambda: next(asked, True))
     with pytest.raises(StepError, match="was asked to end") as caught:
         RTX.build(graphs.request("sm_89"), model, tmp_path)
     assert caught.value.kind == "cancelled"

@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from builders.backends.tensorrt import TensorRT, TensorRTRTX
-from builders.backends.tensorrt.runtime import lanes, session
-from builders.backends.tensorrt.runtime.opening import Opening
-from builders.backends.tensorrt.runtime.session import EngineSession, open_engine
+from builders.backends.tensorrt import TensorRT, TensorRTRTX, lanes, session
+from builders.backends.tensorrt.loading import Opening
+from builders.backends.tensorrt.session import EngineSession, open_engine
 from enginery.core.errors import DataError, EngineryError
 from enginery.core.hardware import cuda
 from enginery.core.hardware.cuda import Device

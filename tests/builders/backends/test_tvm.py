@@ -8,13 +8,13 @@ import onnx
 import pytest
 
 from builders.backends import discovery
-from builders.backends.nvcc import Nvcc, find_nvcc, generation
 from builders.backends.onnxruntime import OrtSession
+from builders.backends.optional_methods import GIVEN, GROWN
 from builders.backends.shape_profiles import profiles
-from builders.backends.timing_caches import GIVEN, GROWN
 from builders.backends.tvm import Tvm
 from builders.backends.tvm import backend as tvm
 from builders.backends.tvm import cuda as tvm_cuda
+from builders.backends.tvm.cuda import Nvcc, find_nvcc, generation
 from enginery.core.errors import DataError, EngineryError, InputError, ModelError
 from enginery.core.requirements import Driver, Gpu, Runtime
 from enginery.core.types import Dim
@@ -261,7 +261,7 @@ def test_tuning_is_for_cpus_of_that_level(installed, monkeypatch):
     place = tuning.timing_place()
     assert place is not None and place[1] == "tvm-0.27-x86-64-v3"
     assert TVM.timing_place() is None
-    monkeypatch.setattr("enginery.core.hardware.cpu_levels.machine_flags", frozenset)
+    monkeypatch.setattr("enginery.core.hardware.targets.machine_flags", frozenset)
     assert re.search(r"this CPU has no .*avx2.*, and kernels are tuned by running them", tuning.refuses(own_request()))
 
 

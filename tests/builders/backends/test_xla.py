@@ -158,7 +158,7 @@ def test_building_twice_gives_the_same_bytes_and_the_machines_paths_are_not_in_t
     ],
 )
 def test_narrow_precisions_are_near_what_the_graph_says(tmp_path, precision, write):
-    from pipeline.quantization.schemes.emulate import emulate
+    from pipeline.quantization.schemes.cast import emulate
 
     model = write(tmp_path / "model.onnx")
     logits = TensorSpec("logits", "float32", ("batch", 16 if precision == "int8" else 3))

@@ -8,10 +8,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from builders.execution.events import JobEvent, MemoryHeld, PhaseEntered, Printed, ProcessEnded
-from builders.execution.jobs import Job, ProcessLimits
+from builders.execution.jobs import (
+    Job,
+    JobEvent,
+    MemoryHeld,
+    PhaseEntered,
+    Printed,
+    ProcessEnded,
+    ProcessLimits,
+    encode_request,
+)
 from builders.execution.process import LOG_TAIL_BYTES, run_job
-from builders.execution.requests import encode_request
 from enginery.core import errors
 from enginery.core.errors import ModelError, StepError
 from tests.calls import Call, call_job

@@ -5,10 +5,10 @@ import sys
 import psutil
 import pytest
 
-from builders.execution import resident
+from builders.execution import memory
 
 
-@pytest.mark.parametrize("measure", [resident.resident_mib, resident._by_psutil])
+@pytest.mark.parametrize("measure", [memory.resident_mib, memory._by_psutil])
 def test_a_process_counts_with_its_children(measure):
     code = (
         "import subprocess, sys; block = bytearray(50 << 20); block[::4096] = b'x' * len(block[::4096]); "
@@ -26,9 +26,9 @@ def test_a_process_counts_with_its_children(measure):
 
 
 def test_what_has_ended_counts_nothing():
-    assert resident.resident_mib(2**22 + 1) == resident._by_psutil(2**22 + 1) == 0.0
+    assert memory.resident_mib(2**22 + 1) == memory._by_psutil(2**22 + 1) == 0.0
 
 
 def test_both_ways_agree():
-    ours, theirs = resident.resident_mib(os.getpid()), resident._by_psutil(os.getpid())
+    ours, theirs = memory.resident_mib(os.getpid()), memory._by_psutil(os.getpid())
     assert abs(ours - theirs) < 0.1 * theirs

@@ -2,8 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from builders.execution.events import JobEvent, Retrying, ignore_event
-from builders.execution.jobs import Job, Needs, ProcessLimits, ReducedRequest
+from builders.execution.jobs import Job, JobEvent, Needs, ProcessLimits, ReducedRequest, Retrying, ignore_event
 from builders.execution.retries import MOST_LOST, more_memory, next_try, run_with_retries
 from enginery.core.errors import ModelError, StepError, UnavailableError
 from tests.calls import Call, call_job

@@ -7,8 +7,8 @@ import onnx
 import pytest
 
 from builders.backends.onnxruntime import OrtSession
-from enginery.arrays import tensors
-from enginery.arrays.tensors import Fit, InputCheck, check_inputs
+from enginery import arrays
+from enginery.arrays import Fit, InputCheck, check_inputs
 from enginery.core.errors import DataError
 from enginery.core.types import ShapeProfile, TensorSpec
 from tests.pipeline.quantization.small_nets import build
@@ -25,7 +25,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One item for each check that is made in full."""
     made: list[int] = []
     real = check_inputs
-    monkeypatch.setattr(tensors, "check_inputs", lambda *given: made.append(1) or real(*given))
+    monkeypatch.setattr(arrays, "check_inputs", lambda *given: made.append(1) or real(*given))
     return made
 
 
@@ -85,11 +85,11 @@ def test_the_profile_is_looked_up_once_and_shapes_outside_are_refused_each_time(
 
 def test_the_table_of_what_was_accepted_is_bounded(full: list[int]) -> None:
     check = InputCheck(SPECS)
-    for batch in range(tensors.MOST_ACCEPTED + 2):
+    for batch in range(arrays.MOST_ACCEPTED + 2):
         check(given(batch))
     assert len(check._accepted) == 2
     check(given(0))
-    assert len(full) == tensors.MOST_ACCEPTED + 3
+    assert len(full) == arrays.MOST_ACCEPTED + 3
 
 
 def test_a_session_checks_once_and_gives_its_runtimes_own_call(full: list[int], tmp_path: Path) -> None:

@@ -6,13 +6,12 @@ from hypothesis import strategies as st
 
 from enginery.client.resolve import PORTABLE, Policy, Resolution, rank_engines
 from enginery.core.errors import UnknownNameError
-from enginery.core.hardware.cpu_kinds import EXACT_SESSION
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.targets import GENERATIONS, parse_targets
+from enginery.core.hardware.targets import EXACT_SESSION, GENERATIONS, parse_targets
 from enginery.core.requirements import Cpu, Gpu, SessionOption, for_target
 from enginery.core.types import PRECISIONS, Target
 from enginery.registry.evidence.attestations import JudgedEntry
-from enginery.registry.evidence.speeds import MeasuredSpeed
+from enginery.registry.evidence.latencies import MeasuredSpeed
 from enginery.registry.manifest import EngineEntry
 
 L4 = parse_targets("l4")[0]

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from enginery.client.client import Client, Policy
-from enginery.client.trust_recheck import MARK
-from enginery.client.watch import ChannelWatcher, Swap
+from enginery.client.watch import MARK, ChannelWatcher, Swap
 from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import manifest_key
+from enginery.registry.store.layout import manifest_key
 from enginery.registry.trust.requirement import UntrustedError
 from enginery.registry.trust.signing import SigningKey, sign
 from enginery.registry.versions import channels
@@ -148,7 +147,7 @@ def test_an_unreachable_registry_revokes_nothing(
     def down(*_: object) -> None:
         raise UnavailableError("the registry is down")
 
-    monkeypatch.setattr("enginery.client.trust_recheck.require", down)
+    monkeypatch.setattr("enginery.client.watch.require", down)
     with pytest.raises(UnavailableError):
         watch.once()
     assert not (dest / MARK).exists()

@@ -18,7 +18,7 @@ from enginery.client.client import Client, Command, Policy, Post
 from enginery.client.watch import Swap
 from enginery.core.errors import EngineryError, InputError, UnavailableError, UnknownNameError
 from enginery.registry.store.base import Store
-from enginery.registry.store.s3.client import client as s3_client
+from enginery.registry.store.s3.requests import client as s3_client
 from enginery.registry.versions import channels
 from tests.enginery.registries import engine, flip, names_in, on_each_store, publish_engines
 

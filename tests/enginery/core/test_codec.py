@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders.execution.requests import decode_request, encode_request, result_type
+from builders.execution.jobs import decode_request, encode_request, result_type
 from enginery.core.codec import OMIT_NONE, decode, encode, encode_document
 from enginery.core.errors import IntegrityError
 from enginery.core.reports.proof import Check

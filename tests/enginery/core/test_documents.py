@@ -2,8 +2,8 @@
 
 import pytest
 
-from enginery.core.documents import find, put, read
 from enginery.core.errors import DataError
+from enginery.core.parsing import find, put, read
 
 CLUSTER: dict[str, object] = {"metadata": {"name": "ray", "labels": None}, "spec": {"suspend": "yes"}}
 

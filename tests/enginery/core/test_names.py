@@ -13,7 +13,7 @@ from enginery.core.names import (
     parse_reference,
     version_order,
 )
-from enginery.registry.store.keys import channel_key, check_key, manifest_key, record_key
+from enginery.registry.store.layout import channel_key, check_key, manifest_key, record_key
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,62}", fullmatch=True).filter(
     lambda name: ".." not in name and not name.endswith(".")

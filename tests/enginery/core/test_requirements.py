@@ -27,10 +27,11 @@ from enginery.core.requirements import (
     Weights,
     driver_for,
     for_target,
+    numbers,
+    same_version,
     to_json,
 )
 from enginery.core.types import Target
-from enginery.core.version_numbers import numbers, same_version
 
 LIBRARIES = {"/a.so": "a" * 64, "/b.so": ""}
 GPU = Machine((8, 9), "l4", "580.65.06", "13.0", {"there": "2.1"}, memory_bytes=24 << 30, libraries=LIBRARIES)
@@ -105,8 +106,8 @@ def test_what_is_only_a_remark_rules_nothing_out_and_is_said_of_every_other_vers
 
 
 def test_a_machine_here_asks_its_own_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("enginery.core.hardware.cpu_levels.platform.machine", lambda: "x86_64")
-    monkeypatch.setattr("enginery.core.hardware.cpu_levels.machine_flags", lambda: frozenset(["popcnt"]))
+    monkeypatch.setattr("enginery.core.hardware.targets.platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("enginery.core.hardware.targets.machine_flags", lambda: frozenset(["popcnt"]))
     (found,) = evaluate((Instructions("x86-64", ("popcnt", "amx_int8")),), Machine(here=True))
     assert found.words == "compiled for x86-64, and this CPU has no amx_int8"
 

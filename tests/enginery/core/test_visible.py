@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginery.core.visible import visible, visible_json
+from enginery.core.text import visible, visible_json
 
 
 @pytest.mark.parametrize(

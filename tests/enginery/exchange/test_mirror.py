@@ -9,8 +9,8 @@ from enginery.exchange.mirror import mirror
 from enginery.registry.evidence.attestations import attest, judge_entries
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.keys import page_key
-from enginery.registry.verification.verify import verify
+from enginery.registry.store.layout import page_key
+from enginery.registry.verification import verify
 from enginery.registry.versions import channels, policies
 from enginery.registry.versions.lookup import locate
 from enginery.registry.versions.policies import ChannelPolicy

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from enginery.core.errors import EngineryError
 from enginery.registry.store.base import FileStore, Store, open_store
-from enginery.registry.store.s3 import client as clients
-from enginery.registry.store.s3 import retries, upload
+from enginery.registry.store.s3 import requests, writing
+from enginery.registry.store.s3 import requests as clients
 from enginery.registry.store.s3.store import S3Store
-from enginery.registry.verification.verify import verify
+from enginery.registry.verification import verify
 from enginery.registry.versions import channels, lookup
 from enginery.registry.versions.publish import Published
 from tests.enginery.faulty_proxy import Fault, FaultyProxy, Kind, Request, proxying
@@ -104,7 +104,7 @@ def run_all(runs: int, seed: int, server: str, folder: Path, say: Callable[[str]
 @contextlib.contextmanager
 def _impatient() -> Iterator[None]:
     """Short pauses and timeouts, and parts of a thousand bytes."""
-    settings = ((retries, "FIRST_PAUSE_S", 0.001), (retries, "LONGEST_PAUSE_S", 0.01), (upload, "PART_BYTES", 1000))
+    settings = ((requests, "FIRST_PAUSE_S", 0.001), (requests, "LONGEST_PAUSE_S", 0.01), (writing, "PART_BYTES", 1000))
     before = [(module, name, getattr(module, name)) for module, name, _ in settings]
     before.append((clients, "READ_TIMEOUT_S", clients.READ_TIMEOUT_S))
     clients.READ_TIMEOUT_S = 0.5

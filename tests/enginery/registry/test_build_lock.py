@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from enginery.core.digest import canonical_json, digest_of
-from enginery.core.origin.presence import this_process
-from enginery.registry import build_lock
+from enginery.core.origin import this_process
+from enginery.registry import build_lock, leases
 from enginery.registry.build_lock import LockHolder, hold_build_lock, remove_stale_locks
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.keys import build_lock_key
-from enginery.registry.writers import clock
+from enginery.registry.store.layout import build_lock_key
 from tests.enginery.registries import on_each_store
 
 NAME = digest_of("what is worked on")
@@ -22,7 +21,7 @@ NAME = digest_of("what is worked on")
 
 def other(store: Store, **changed: object) -> LockHolder:
     """Somebody's turn, on another machine unless said otherwise."""
-    stamp = clock.stamp(clock.now())
+    stamp = leases.stamp(leases.now())
     holder = replace(LockHolder("compiling", "elsewhere", "", 1, 1, "0", 0, stamp, stamp), **changed)  # type: ignore[arg-type]
     store.replace(build_lock_key(NAME), canonical_json(asdict(holder)), store.read(build_lock_key(NAME)))
     return holder
@@ -56,10 +55,10 @@ def test_one_works_at_a_time_and_nothing_is_left(store: Store, monkeypatch: pyte
 
 def test_who_works_says_since_when(tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
-    before = clock.stamp(clock.now())
+    before = leases.stamp(leases.now())
     with hold_build_lock(store, NAME, "mine"):
         holder = build_lock._read(store.read(build_lock_key(NAME)))
-        assert holder and before <= holder.since <= clock.stamp(clock.now())
+        assert holder and before <= holder.since <= leases.stamp(leases.now())
 
 
 def test_another_thing_needs_no_wait(tmp_path: Path) -> None:
@@ -113,6 +112,6 @@ def test_what_a_dead_holder_left_behind_is_collected(tmp_path: Path) -> None:
     other(store)
     remove_stale_locks(store)
     assert store.read(build_lock_key(NAME)) is not None
-    other(store, touched=clock.stamp(clock.now() - build_lock.STALE_AFTER - timedelta(minutes=1)))
+    other(store, touched=leases.stamp(leases.now() - build_lock.STALE_AFTER - timedelta(minutes=1)))
     remove_stale_locks(store)
     assert store.read(build_lock_key(NAME)) is None

@@ -18,17 +18,16 @@ from enginery.core.digest import canonical_json, digest_of, digest_of_bytes
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import parse_reference
-from enginery.registry.build_request import request_of
 from enginery.registry.evidence.attestations import attest
-from enginery.registry.evidence.quantization import quantization_records
-from enginery.registry.manifest import parse
+from enginery.registry.evidence.build_details import quantization_records
+from enginery.registry.manifest import parse, request_of
 from enginery.registry.records import recall, remember
 from enginery.registry.store.base import open_store
-from enginery.registry.store.keys import attestation_key, channel_key, latency_key, manifest_key, record_key
-from enginery.registry.trust.bundles import read_bundle
+from enginery.registry.store.layout import attestation_key, channel_key, latency_key, manifest_key, record_key
 from enginery.registry.trust.policy import load_policy
+from enginery.registry.trust.signatures import read_bundle
 from enginery.registry.trust.signing import SigningKey, sign
-from enginery.registry.verification.verify import verify
+from enginery.registry.verification import verify
 from enginery.registry.versions import channels
 from enginery.registry.versions.lookup import locate
 from enginery.registry.versions.views import list_models, list_versions, show_version
@@ -36,7 +35,7 @@ from tests.enginery.registries import engine, publish_engines, pull, refusal, re
 from tests.enginery.registry.trust.keys import written
 from tests.hostile import NAMES, damaged, either
 from tests.validation.latency.reports import latency_report
-from validation.attribution.published import attributions
+from validation.attribution.result import attributions
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 EXAMPLES = int(os.environ.get("ENGINERY_HOSTILE_EXAMPLES", "60"))

@@ -19,21 +19,19 @@ from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import EngineryError, InputError
 from enginery.core.names import parse_reference
 from enginery.exchange.oci import export_oci
-from enginery.registry.retention.gc import collect
-from enginery.registry.retention.marks import Rules
-from enginery.registry.retention.pins import list_pinned, pin
+from enginery.registry import leases
+from enginery.registry.garbage import Rules, list_pinned, pin
+from enginery.registry.gc import collect
 from enginery.registry.store.base import open_store
-from enginery.registry.store.blob_digest import BlobDigest
+from enginery.registry.store.cache import VerificationCache
 from enginery.registry.store.download import Fill, download, journal_of
-from enginery.registry.store.keys import LEASES, TOMBSTONES, lease_key, pin_key, policy_key
-from enginery.registry.store.verification_cache import VerificationCache
+from enginery.registry.store.files import BlobDigest
+from enginery.registry.store.layout import LEASES, TOMBSTONES, lease_key, pin_key, policy_key
 from enginery.registry.trust.policy import public_key
-from enginery.registry.verification.orphans import find_orphans
-from enginery.registry.verification.verify import verify
+from enginery.registry.verification import find_orphans, verify
 from enginery.registry.versions import channels, policies
 from enginery.registry.versions.lookup import load, locate
 from enginery.registry.versions.policies import ChannelPolicy
-from enginery.registry.writers import leases, tombstones
 from tests.enginery.registries import engine, publish_engines
 from tests.enginery.registry.trust.keys import written
 from tests.hostile import damaged, either
@@ -58,9 +56,9 @@ class Scene:
             store, "digits", "stable", ChannelPolicy(("cpu",), canary=True, signed_by=(key,)), by="ada", why="rule 7"
         )
         policies.write(store, None, "candidate", ChannelPolicy())
-        held = leases.take(store, "publishing")
+        held = leases.take_lease(store, "publishing")
         collect(store, Rules(versions=1, moves=0), delete=True)
-        leases.take(store, "publishing later")
+        leases.take_lease(store, "publishing later")
         self.keys = {
             "policy": policy_key("digits", "stable"),
             "policy of all": policy_key(None, "candidate"),
@@ -69,7 +67,7 @@ class Scene:
             "condemned": TOMBSTONES,
         }
         self.valid = {name: store.read(key) or b"" for name, key in self.keys.items()}
-        assert all(self.valid.values()) and len(tombstones.read(store).waiting) > 1
+        assert all(self.valid.values()) and len(leases.read(store).waiting) > 1
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +97,7 @@ def test_a_hostile_document_deletes_nothing_that_is_needed(scene: Scene, name: s
             lambda: policies.of_channel(store, "digits", "stable"),
             lambda: channels.promote(store, load(store, "digits", "3"), "stable"),
             lambda: policies.write(store, "digits", "stable", ChannelPolicy()),
-            lambda: leases.leases(store),
+            lambda: leases.list_leases(store),
             lambda: collect(store),
             lambda: pin(store, load(store, "digits", "3")),
             lambda: collect(store, Rules(versions=1, moves=0), timedelta(0), delete=True),

@@ -15,8 +15,7 @@ from enginery.core.hardware.machine import Machine
 from enginery.core.parsing import Malformed
 from enginery.core.requirements import KINDS, Gpu, GpuMemory, Runtime, to_json
 from enginery.core.types import ShapeProfile, TensorSpec
-from enginery.registry.manifest import EngineEntry, Manifest, parse
-from enginery.registry.requirements import read_requirement
+from enginery.registry.manifest import EngineEntry, Manifest, parse, read_requirement
 
 D = "d" * 64
 ENTRY = EngineEntry(

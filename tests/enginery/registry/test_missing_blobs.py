@@ -15,9 +15,9 @@ from enginery.core.hardware.targets import CPU
 from enginery.core.names import Reference
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import FileStore, Store
-from enginery.registry.store.keys import blob_key
+from enginery.registry.store.layout import blob_key
 from enginery.registry.store.s3.store import S3Store
-from enginery.registry.verification.verify import verify
+from enginery.registry.verification import verify
 from enginery.registry.versions import channels
 from tests.enginery.faulty_proxy import FaultyProxy
 from tests.enginery.registries import engine, flip, on_each_store, overwrite, publish_engines, pull

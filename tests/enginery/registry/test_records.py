@@ -4,7 +4,7 @@ import pytest
 
 from enginery.registry.records import recall, remember
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import record_key
+from enginery.registry.store.layout import record_key
 from tests.enginery.registries import in_child, on_each_store
 
 KEY = "0" * 64

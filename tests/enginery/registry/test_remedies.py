@@ -8,11 +8,11 @@ import pytest
 
 from enginery.core.errors import ConflictError, EngineryError, InputError, IntegrityError, UnavailableError
 from enginery.core.names import parse_reference
-from enginery.registry.retention.gc import collect
+from enginery.registry.gc import collect
 from enginery.registry.store.base import open_store
 from enginery.registry.store.folder import FileStore
-from enginery.registry.store.keys import MARKER, channel_key, manifest_key
-from enginery.registry.verification.verify import verify
+from enginery.registry.store.layout import MARKER, channel_key, manifest_key
+from enginery.registry.verification import verify
 from enginery.registry.versions import channels, lookup
 from tests.enginery.registries import engine, publish_engines
 

@@ -8,9 +8,8 @@ import pytest
 
 from enginery.core.errors import DataError, ModelError
 from enginery.core.types import Dim, TensorSpec
-from enginery.user_code.task import Task
-from enginery.user_code.torch_program import Captured, TorchProgram
-from pipeline.quantization.statistics.sources import open_source
+from enginery.user_code.task import Captured, Task, TorchProgram
+from pipeline.quantization.statistics.observe import open_source
 from pipeline.sources.export import export
 from pipeline.sources.request import ExportRequest
 from pipeline.sources.user_process import start_user_process

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from enginery.core.errors import ModelError
-from enginery.user_code.source_files import imported_packages, source_files
+from enginery.user_code.entry_point import imported_packages, source_files
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -91,7 +91,7 @@ def test_a_file_that_is_not_python_is_named_with_its_line(tmp_path, code):
 def test_reading_the_sources_runs_nothing_and_imports_nothing_heavy(tmp_path):
     write(tmp_path, {"model.py": "raise SystemExit('ran')"})
     code = (
-        "import sys; from pathlib import Path; from enginery.user_code.source_files import source_files; "
+        "import sys; from pathlib import Path; from enginery.user_code.entry_point import source_files; "
         "source_files(Path('.'), Path('model.py')); print(sorted({'torch', 'numpy', 'onnx'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from enginery.core.errors import EngineryError, InputError
-from enginery.recording.outputs import EQUAL_DB
 from enginery.recording.recorder import ObservationLog
-from pipeline.canary.in_flight import in_flight_of
+from enginery.recording.traffic import EQUAL_DB
 from pipeline.canary.isolated import isolate
+from pipeline.canary.run import in_flight_of
 from tests.pipeline.canary.busy import opened
 from tests.pipeline.canary.test_isolated import LIMITS, manifests, replayed
 from tests.validation.canary.simulated import Engine, Ticking, traffic

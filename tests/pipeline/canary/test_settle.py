@@ -11,12 +11,11 @@ from enginery.core.errors import InputError, IntegrityError
 from enginery.registry.evidence.canaries import attach_canary, canaries, covers, targets_named, verdict_on
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.keys import canary_key, manifest_key
-from enginery.registry.verification.verify import verify
+from enginery.registry.store.layout import canary_key, manifest_key
+from enginery.registry.verification import verify
 from enginery.registry.versions import channels, lookup, policies
 from enginery.registry.versions.policies import ChannelPolicy
-from pipeline.canary.settle import settle, settle_newest
-from pipeline.canary.targets import attach, target_verdicts
+from pipeline.canary.settle import attach, settle, settle_newest, target_verdicts
 from tests.enginery.registries import engine, publish_engines
 from tests.pipeline.canary.files import write_observations
 from tests.pipeline.canary.test_verdicts import refused, run

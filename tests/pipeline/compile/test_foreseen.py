@@ -10,9 +10,9 @@ import yaml
 
 from enginery.registry.store import folder as filestore
 from enginery.registry.store.base import open_store
-from pipeline.compile.on_record import open_records
-from pipeline.compile.steps.inputs import differences, inputs_of
-from pipeline.spec.file import load_spec
+from pipeline.compile.causes import differences, inputs_of
+from pipeline.compile.forecast import open_records
+from pipeline.spec.model import load_spec
 from tests.pipeline.projects import SPEC, Project, arrays, weights, write_model
 
 MODEL, CALIBRATION, GOLDEN = "model tiny.onnx", "calibration data calibration.npz", "golden data golden.npz"

@@ -17,8 +17,7 @@ from pipeline.compile import plan
 from pipeline.compile.causes import causes_of, explain_change
 from pipeline.compile.plan import Selection, candidates
 from pipeline.compile.run_context import RunContext
-from pipeline.spec.file import load_spec
-from pipeline.spec.model import ModelSpec, matches_unit
+from pipeline.spec.model import ModelSpec, load_spec, matches_unit
 from pipeline.values import Exported, Graph, GraphVariant, OnnxModel, Proof
 from tests.pipeline.projects import Project
 

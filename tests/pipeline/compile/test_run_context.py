@@ -7,8 +7,8 @@ import pytest
 
 from builders.execution.jobs import Executor, Job, WorkerContext
 from builders.execution.local import LocalExecutor
+from enginery.registry.leases import BUILDING, list_leases
 from enginery.registry.store.base import open_store
-from enginery.registry.writers.leases import BUILDING, leases
 from pipeline.compile.run_context import RunContext, versions
 from pipeline.orchestration.run import RunOptions, open_run
 from pipeline.progress import Lines, LiveTable, Progress
@@ -84,7 +84,7 @@ def test_lines_tell_events_and_that_long_work_is_alive(
 ) -> None:
     import time
 
-    monkeypatch.setattr("pipeline.progress.lines.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("pipeline.progress.terminal.HEARTBEAT_S", 0.02)
     lines = Lines()
     lines.emit(Started("unit"))
     with lines.watch("unit"):
@@ -107,6 +107,6 @@ def test_the_live_table_shows_markup_in_names_as_it_is(capsys: pytest.CaptureFix
 
 def test_a_run_holds_a_lease_so_that_what_it_finds_stays(project: Project) -> None:
     with open_run(project.spec, RunOptions(registry=str(project.registry)), Progress()) as run:
-        (lease,) = leases(run.context.store)
+        (lease,) = list_leases(run.context.store)
         assert lease.what == "building tiny" and lease.expires - lease.at == BUILDING
-    assert leases(run.context.store) == []
+    assert list_leases(run.context.store) == []

@@ -9,8 +9,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from builders.execution.events import Watch, ignore_event
-from builders.execution.jobs import Job, Result
+from builders.execution.jobs import Job, Result, Watch, ignore_event
 from builders.execution.local import LocalExecutor
 from enginery.core.codec import encode
 from enginery.core.errors import (
@@ -22,16 +21,15 @@ from enginery.core.errors import (
     StepError,
     UnavailableError,
 )
-from enginery.core.hardware.cpu_kinds import kind_named
+from enginery.core.hardware.targets import kind_named
 from enginery.core.types import BuildRequest, Target, TensorSpec
 from enginery.registry.store.base import open_store
 from pipeline.compile import steps
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import _failure, recall_engine, reproduce
-from pipeline.compile.steps.model import recorded_export
+from pipeline.compile.steps.exports import recorded_export, source_digests
 from pipeline.compile.steps.proofs import CRASHED
-from pipeline.compile.steps.sources import source_digests
-from pipeline.spec.file import load_spec
+from pipeline.spec.model import load_spec
 from pipeline.values import Built, EngineRecord, Exported, Graph, GraphVariant, Observed, OnnxModel, Proof, Unit
 from tests.pipeline.projects import Project
 
@@ -201,7 +199,7 @@ def test_a_large_model_file_is_parsed_where_its_memory_has_a_limit(
     spec = load_spec(project.spec)
     context = run_context(tmp_path, StepError("a process of its own"))
     assert list(source_digests(spec, context)["files"]) == ["tiny.onnx"]
-    monkeypatch.setattr("pipeline.compile.steps.sources._HERE_BYTES", 10)
+    monkeypatch.setattr("pipeline.compile.steps.exports._HERE_BYTES", 10)
     fresh = run_context(tmp_path / "other", StepError("a process of its own"))
     with pytest.raises(StepError, match="a process of its own"):
         source_digests(spec, fresh)

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from enginery.core.types import BuildRequest
+from enginery.registry.build_history import Expectation
 from enginery.registry.manifest import EngineEntry
-from enginery.registry.runs.history import Expectation
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import registered_key
+from enginery.registry.store.layout import registered_key
 from enginery.registry.versions.publish import publish
 from tests.enginery.registries import approval, draft, engine, with_requirements
 

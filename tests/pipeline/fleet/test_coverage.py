@@ -11,16 +11,15 @@ from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import parse_reference
 from enginery.core.requirements import Gpu
 from enginery.registry.store.base import FileStore, Store
-from enginery.registry.store.keys import channel_key, manifest_key
+from enginery.registry.store.layout import channel_key, manifest_key
 from enginery.registry.versions import channels
 from enginery.registry.versions.lookup import load
 from pipeline.fleet import coverage
-from pipeline.fleet.catalog import SELFTEST, Catalog, Demand, whole_registry
+from pipeline.fleet.catalog import SELFTEST, Catalog, Demand, Served, read_served, whole_registry
 from pipeline.fleet.coverage import Coverage, Judgement, list_coverage
 from pipeline.fleet.groups import Hardware, NodeGroup
 from pipeline.fleet.inventory import fleet_of_nodes
-from pipeline.fleet.served import Served, read_served
-from pipeline.orchestration.fleet.reconcile import FleetSources, reconcile
+from pipeline.orchestration.fleet import FleetSources, reconcile
 from tests.enginery.registries import overwrite
 from tests.pipeline.fleet import nodes
 from tests.pipeline.fleet.fleets import built, nothing_known, published, with_key, without_engine

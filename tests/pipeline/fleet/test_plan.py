@@ -7,10 +7,9 @@ from enginery.core.errors import InputError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.types import BuildRequest
 from enginery.registry.store.base import Store
-from pipeline.fleet.catalog import Catalog, whole_registry
+from pipeline.fleet.catalog import Catalog, read_served, whole_registry
 from pipeline.fleet.groups import Fleet
 from pipeline.fleet.plan import FleetPlan, StateChange, make_plan, parse_nodes
-from pipeline.fleet.served import read_served
 from tests.pipeline.fleet.fleets import built, nothing_known, published, without_engine
 from tests.pipeline.fleet.test_coverage import group
 

@@ -9,11 +9,9 @@ from enginery.core.errors import InputError, SpecError
 from enginery.registry.registered_specs import registrations
 from enginery.registry.store.base import open_store
 from pipeline.compile.steps.engines import reproduce
-from pipeline.intake.addresses import below, spec_at
-from pipeline.intake.places import place_at
-from pipeline.orchestration.intake.catalog import gather_specs
-from pipeline.spec.file import load_spec
-from pipeline.spec.model import ModelSpec
+from pipeline.intake.places import below, place_at, spec_at
+from pipeline.orchestration.catalog import gather_specs
+from pipeline.spec.model import ModelSpec, load_spec
 from tests.enginery.s3_server import BUCKET
 from tests.pipeline.compile.test_steps import an_engine
 from tests.pipeline.projects import Project

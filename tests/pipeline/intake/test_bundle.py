@@ -8,15 +8,14 @@ from hypothesis import strategies as st
 
 from enginery.core.errors import InputError, IntegrityError, SpecError, UnknownNameError
 from enginery.core.parsing import Malformed
+from enginery.registry.gc import collect
 from enginery.registry.registered_specs import KEPT, SpecBundle, addresses, find, registrations
-from enginery.registry.retention.gc import collect
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.keys import registered_key
-from enginery.registry.verification.verify import verify
-from pipeline.intake.addresses import spec_at
-from pipeline.intake.bundle import bundle_of
-from pipeline.intake.register import register
-from pipeline.spec.file import load_spec
+from enginery.registry.store.layout import registered_key
+from enginery.registry.verification import verify
+from pipeline.intake.bundle import bundle_of, register
+from pipeline.intake.places import spec_at
+from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project, weights, write_model
 
 GENERATOR = "from helper import width\nimport numpy\n\ndef samples():\n    yield {'x': numpy.zeros((1, width))}\n"

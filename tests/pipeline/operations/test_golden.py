@@ -8,7 +8,7 @@ import yaml
 from enginery.core.errors import InputError
 from pipeline.compile.publication.publish import resolved_spec
 from pipeline.operations.golden import write_frozen
-from pipeline.spec.file import load_spec
+from pipeline.spec.model import load_spec
 from tests.pipeline.projects import SPEC, Project
 
 

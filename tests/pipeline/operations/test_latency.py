@@ -6,8 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-from builders.execution.events import Watch, ignore_event
-from builders.execution.jobs import Job
+from builders.execution.jobs import Job, Watch, ignore_event
 from enginery.core.codec import encode
 from enginery.core.errors import InputError, IntegrityError, SpecError
 from enginery.core.names import parse_reference
@@ -23,8 +22,8 @@ from pipeline.operations.latency import ProfileOptions, benchmark_pair, profile_
 from pipeline.operations.revalidate import as_built, spec_of
 from pipeline.orchestration.artifacts import version_markdown
 from pipeline.orchestration.run import NotOnRecord, OnlyRecords
-from pipeline.spec.file import load_spec
-from pipeline.spec.limits import Latency
+from pipeline.spec.model import load_spec
+from pipeline.spec.validation import Latency
 from tests.pipeline.projects import Project
 from tests.validation.latency.reports import latency_report
 from validation.latency.measurement.buckets import parse_sizes, sizes_of_buckets

@@ -15,21 +15,18 @@ from builders.execution.jobs import WorkerContext
 from enginery.core.codec import decode, encode
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
 from enginery.core.requirements import Weights
-from enginery.registry.build_request import request_of
 from enginery.registry.evidence.attestations import judge_entries
-from enginery.registry.manifest import Manifest
+from enginery.registry.manifest import Manifest, request_of
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.versions.lookup import load
-from pipeline.compile.jobs.blobs import runnable
-from pipeline.operations.offline import bundle, results
-from pipeline.operations.offline.bundle import write_offline_bundle
-from pipeline.operations.offline.results import Imported, import_results
+from pipeline.compile.steps.blobs import runnable
+from pipeline.operations import offline
+from pipeline.operations.offline import Imported, import_results, write_offline_bundle
 from tests.pipeline.projects import Project
 from validation.comparison.sessions import run
-from validation.gpu.cases import load_cases
+from validation.gpu.cases import PackedArray, RecordingSession, load_cases, pack, unpack
 from validation.gpu.devices import KitDevice
 from validation.gpu.kit import KitOptions, run_kit
-from validation.gpu.recorded import PackedArray, RecordingSession, pack, unpack
 from validation.gpu.results import OfflineTrial, Results, now
 
 Change = Callable[[dict[str, Any]], None]
@@ -49,7 +46,7 @@ def returned_once(built_once: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs run here: each process of its own costs a second."""
-    monkeypatch.setattr(results, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
+    monkeypatch.setattr(offline, "run_job", lambda job, workdir: job.request.run(WorkerContext(workdir, job.store)))
 
 
 @pytest.fixture
@@ -98,7 +95,7 @@ def test_an_engine_without_weights_of_its_own_is_not_carried(
     store, manifest = place
     entries = judge_entries(store, manifest)
     stripped = [replace(item, requires=(*item.requires, Weights("0" * 64))) for item in entries]
-    monkeypatch.setattr(bundle, "judge_entries", lambda *_: stripped)
+    monkeypatch.setattr(offline, "judge_entries", lambda *_: stripped)
     with pytest.raises(InputError, match=r"without weights.*carry other targets"):
         write_offline_bundle(store, manifest, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -204,7 +201,7 @@ def test_what_did_not_finish_there_says_nothing_of_the_engine(
 def test_a_version_with_a_contract_asks_for_runs_of_its_own(
     place: tuple[Store, Manifest], returned_once: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "contract_of", lambda _: {"bitwise": {}})
+    monkeypatch.setattr(offline, "contract_of", lambda _: {"bitwise": {}})
     (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", lambda _: None))
     assert found.verdict == "refused" and "`enginery validate tiny@1` on a node" in found.reason
 

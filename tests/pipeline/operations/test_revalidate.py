@@ -3,8 +3,7 @@
 import json
 
 from pipeline.compile.publication.publish import resolved_spec
-from pipeline.spec.file import load_spec
-from pipeline.spec.model import ModelSpec, overrides
+from pipeline.spec.model import ModelSpec, load_spec, overrides
 from tests.pipeline.projects import Project
 
 

@@ -13,11 +13,10 @@ from prefect.settings import PREFECT_API_KEY, PREFECT_API_URL, temporary_setting
 
 from enginery.core.errors import UnavailableError
 from enginery.registry.store.base import open_store
-from pipeline.intake.register import register
+from pipeline.intake.bundle import register
 from pipeline.orchestration import events
-from pipeline.orchestration.payloads import JUDGED, PAYLOADS, PUBLISHED, markdown
-from pipeline.orchestration.sent_events import was_sent
-from pipeline.spec.file import load_spec
+from pipeline.orchestration.payloads import JUDGED, PAYLOADS, PUBLISHED, markdown, was_sent
+from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project
 
 

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from builders.execution.events import Usage
+from builders.execution.jobs import Usage
 from pipeline.orchestration import tracing
 from pipeline.orchestration.tracing import Spans, spans
 from pipeline.progress.events import (

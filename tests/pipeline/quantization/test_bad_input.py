@@ -6,11 +6,10 @@ import pytest
 
 from enginery.core.errors import ModelError
 from enginery.core.types import QUANTIZED
-from pipeline.quantization.insertion.insertion_points import prepare_model
-from pipeline.quantization.insertion.placement import tensors_to_measure
+from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.schemes.emulate import emulate
+from pipeline.quantization.schemes.cast import emulate
 from pipeline.quantization.schemes.write import write
 from tests.pipeline.quantization.small_nets import (
     CPU,

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from enginery.core.errors import DataError, ModelError
 from enginery.core.types import Dim, TensorSpec
-from pipeline.quantization.insertion.insertion_points import activations
+from pipeline.quantization.insertion_points import activations
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.statistics.calibrate import calibrate
+from pipeline.quantization.statistics.observe import calibrate
 from tests.pipeline.quantization.small_nets import (
     BATCH,
     IMAGE,

@@ -5,11 +5,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from pipeline.graphs.graph import element_types
-from pipeline.quantization.insertion.insertion_points import activations
+from pipeline.quantization.graph import element_types
+from pipeline.quantization.insertion_points import activations
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.schemes.cast import cast_float
-from pipeline.quantization.schemes.emulate import emulate
+from pipeline.quantization.schemes.cast import cast_float, emulate
 from tests.pipeline.quantization import small_nets as nets
 from tests.pipeline.quantization.small_nets import (
     NETS,

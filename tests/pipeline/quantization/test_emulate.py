@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto
 
-from pipeline.graphs.graph import element_types
-from pipeline.quantization.schemes.cast import cast_float
-from pipeline.quantization.schemes.emulate import emulate
+from pipeline.quantization.graph import element_types
+from pipeline.quantization.schemes.cast import cast_float, emulate
 from tests.pipeline.quantization.small_nets import attention_net, build, conv_net, images, run, sentences
 
 DTYPES = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}

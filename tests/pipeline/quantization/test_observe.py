@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, TensorSpec
-from pipeline.quantization.insertion.insertion_points import activations, find_sites, prepare_model, taps
+from pipeline.quantization.insertion_points import activations, find_sites, prepare_model, taps
 from pipeline.quantization.statistics.histogram import LogHistogram
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics, in_units, join_spans
 from pipeline.quantization.statistics.observe import observe

@@ -6,10 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
-from pipeline.quantization.insertion.first_convolutions import fold_first_convolutions
-from pipeline.quantization.insertion.insertion_points import find_sites, prepare_model
-from pipeline.quantization.insertion.placement import tensors_to_measure
+from pipeline.quantization.insertion_points import find_sites, prepare_model, tensors_to_measure
 from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.schemes.first_convolutions import fold_first_convolutions
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.pipeline.quantization.small_nets import (
     CPU,

@@ -8,8 +8,7 @@ import onnx
 import pytest
 
 from enginery.core.errors import DataError
-from pipeline.quantization.insertion.insertion_points import find_sites, prepare_model
-from pipeline.quantization.insertion.placement import tensors_to_measure
+from pipeline.quantization.insertion_points import find_sites, prepare_model, tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8
 from tests.pipeline.quantization.small_nets import (

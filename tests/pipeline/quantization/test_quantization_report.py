@@ -9,7 +9,7 @@ import pytest
 from enginery.core.errors import IntegrityError
 from enginery.core.names import parse_reference
 from enginery.core.types import QuantizationScheme
-from enginery.registry.evidence.quantization import quantization_records
+from enginery.registry.evidence.build_details import quantization_records
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import locate
 from pipeline.quantization.ranges import Ranges

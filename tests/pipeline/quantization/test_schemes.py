@@ -10,11 +10,10 @@ import pytest
 
 from enginery.core.errors import DataError, InputError
 from enginery.core.types import QUANTIZED, QuantizationScheme
-from pipeline.quantization.insertion.insertion_points import prepare_model
-from pipeline.quantization.insertion.placement import tensors_to_measure
+from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.schemes.emulate import emulate
+from pipeline.quantization.schemes.cast import emulate
 from pipeline.quantization.schemes.int4 import SHARES, blocks_of, quantize_int4
 from pipeline.quantization.schemes.overrides import Override, resolve
 from pipeline.quantization.schemes.qdq import LARGEST_REACH

@@ -43,7 +43,7 @@ def build():
 
 @pytest.fixture(autouse=True)
 def _user_code_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.sources.torch_model.start_user_process", serve_here)
+    monkeypatch.setattr("pipeline.sources.export.start_user_process", serve_here)
 
 
 def net(body: str, more: str = "") -> str:

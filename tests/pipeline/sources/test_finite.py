@@ -10,7 +10,7 @@ from enginery.core.errors import DataError, ModelError
 from enginery.core.types import Dim, TensorSpec
 from pipeline.quantization.statistics.observe import observe
 from pipeline.sources.export import export
-from pipeline.sources.finite import check_weights
+from pipeline.sources.onnx_model import check_weights
 from pipeline.sources.request import ExportRequest
 from tests.pipeline.projects import Project, weights, write_model
 from validation.data.samples import Samples

@@ -16,7 +16,7 @@ from enginery.core.errors import EngineryError, ModelError, StepError
 from enginery.core.types import TensorSpec
 from pipeline.quantization.schemes.qdq import carries_qdq
 from pipeline.sources import canonical as canonical_module
-from pipeline.sources import external
+from pipeline.sources import onnx_model
 from pipeline.sources.onnx_model import canonical, external_files, load_onnx, save_onnx, specs_of
 from tests.calls import call_job
 from tests.hostile_onnx import WEIGHTS, hostile_models, valid_model
@@ -46,7 +46,7 @@ def taken(folder: Path, data: bytes) -> onnx.ModelProto:
     path.write_bytes(data)
     external_files(path, folder)
     model = load_onnx(path, folder)
-    assert all(tensor.data_location != TensorProto.EXTERNAL for tensor in external.all_tensors(model))
+    assert all(tensor.data_location != TensorProto.EXTERNAL for tensor in onnx_model.all_tensors(model))
     tidy = canonical(model, [X], ["out"])
     save_onnx(tidy, path)
     specs_of(tidy)
@@ -150,9 +150,9 @@ def test_many_tensors_of_the_same_bytes(folder: Path, monkeypatch: pytest.Monkey
         model.graph.initializer.add().CopyFrom(model.graph.initializer[0])
         model.graph.initializer[-1].name = f"w{index}"
     size = len(model.SerializeToString())
-    monkeypatch.setattr(external, "LARGEST_BYTES", size + 31 * 48)
+    monkeypatch.setattr(onnx_model, "LARGEST_BYTES", size + 31 * 48)
     taken(folder, model.SerializeToString())
-    monkeypatch.setattr(external, "LARGEST_BYTES", size + 31 * 48 - 1)
+    monkeypatch.setattr(onnx_model, "LARGEST_BYTES", size + 31 * 48 - 1)
     refused(folder, model, "over 2 GB")
 
 

@@ -12,7 +12,7 @@ from onnx import ModelProto
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from builders.backends.onnxruntime.file import restore_names
 from enginery.core.types import BuildRequest, Precision, Target, TensorSpec
-from pipeline.compile.jobs.blobs import runnable
+from pipeline.compile.steps.blobs import runnable
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.schemes.write import write
@@ -21,10 +21,9 @@ from tests.faults.families import FAMILIES, Family, detector, floats_of, recurre
 from tests.pipeline.quantization.small_nets import CPU, build, maker, ranges_of, x_net, x_values
 from tests.validation.attribution.planted import golden_of, weight, with_attribute, with_names, with_weight
 from validation.attribution.attribute import attribute
-from validation.attribution.cuts import list_shared
+from validation.attribution.cuts import GraphStep, list_shared
 from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.result import Attribution
-from validation.attribution.tappable import GraphStep
 from validation.limits.budget import default_budget
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")

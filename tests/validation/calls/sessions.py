@@ -9,12 +9,10 @@ from enginery.core.errors import ModelError
 from enginery.core.reports.proof import Check
 from enginery.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
-from validation.calls.allowance import Allowance
-from validation.calls.checks import call_checks
-from validation.fuzz.outcome import FuzzSides
+from validation.calls.checks import Allowance, call_checks
+from validation.fuzz.run import FuzzSides
 from validation.golden.golden_set import GoldenSet, freeze
-from validation.limits.budget import Budgets, default_budget
-from validation.limits.on_demand import StagedLimits
+from validation.limits.budget import Budgets, StagedLimits, default_budget
 
 BUDGET = default_budget("engine", "fp32")
 SEEN = freeze(GOLDEN, SPECS, DIMS, Linear().run)

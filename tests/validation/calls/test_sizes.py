@@ -21,25 +21,24 @@ from tests.validation.calls.sessions import (
     tried,
 )
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
-from validation.calls.allowance import (
+from validation.calls.checks import (
     FEW_CALLS,
     FEW_S,
     GRID_S,
     LEAST_CALLS,
     LEAST_SIZES,
+    MOST_ENUMERATED,
     SHARE,
     SMALL_GRID,
+    VALUES_SEED,
     Allowance,
+    inner_sizes,
 )
-from validation.calls.sizes import MOST_ENUMERATED, VALUES_SEED, inner_sizes
 from validation.comparison.outputs import golden_drifts
-from validation.fuzz.cases import parse_only
-from validation.fuzz.groups import Groups
-from validation.fuzz.outcome import FuzzSides
-from validation.fuzz.run import fuzz
+from validation.fuzz.cases import Groups, parse_only
+from validation.fuzz.run import FuzzSides, fuzz
 from validation.golden.golden_set import GoldenSet, edge_sizes, freeze
-from validation.limits.budget import Budgets, default_budget
-from validation.limits.on_demand import StagedLimits
+from validation.limits.budget import Budgets, StagedLimits, default_budget
 
 GRID_SEEN = freeze(GRID_GOLDEN, GRID_SPECS, GRID_DIMS, Grid().run)
 GRID = {"golden": GRID_SEEN, "shapes": (GRID_SPECS, GRID_DIMS)}

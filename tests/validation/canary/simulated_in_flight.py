@@ -4,7 +4,7 @@ from heapq import heapreplace
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from tests.validation.canary.latencies import Rng
 from validation.canary.concurrent import segments
 from validation.canary.judging.pairing import design_block

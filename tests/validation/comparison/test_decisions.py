@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from enginery.core.reports.proof import Check
-from validation.comparison.decisions import decision_checks
-from validation.comparison.task import TaskMetric
+from validation.comparison.sessions import decision_checks
+from validation.comparison.terms import TaskMetric
 from validation.golden.golden_set import GoldenSet
 
 METRIC = TaskMetric("y")

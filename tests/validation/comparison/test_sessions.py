@@ -8,7 +8,7 @@ import pytest
 from enginery.core.errors import DataError, EngineryError, InputError
 from enginery.core.types import Dim, TensorSpec
 from validation.comparison.sessions import drift_checks, expected_checks, task_check
-from validation.comparison.task import TaskMetric
+from validation.comparison.terms import TaskMetric
 from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.budget import Budget
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
-from validation.contracts.rebuilds import OutputSpread, Rebuilt, reproducibility
+from validation.contracts.repeats import OutputSpread, Rebuilt, reproducibility
 from validation.golden.golden_set import freeze
 from validation.limits.budget import Budgets, default_budget
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginery.core.codec import decode
-from validation.contracts.boxes import corners_of, overlaps
-from validation.contracts.predicates import StructureLimits
+from validation.contracts.predicates import StructureLimits, corners_of, overlaps
 from validation.contracts.sequences import _edits
 
 RNG = np.random.default_rng(0)

@@ -5,8 +5,7 @@ import pytest
 
 from enginery.core.types import TensorSpec
 from validation.data.batches import enough_samples
-from validation.fuzz.cases import FuzzCase
-from validation.fuzz.values import make
+from validation.fuzz.cases import FuzzCase, make
 
 ROWS = [TensorSpec("x", "float32", ("batch", "width"))]
 GROUPS = [{"x": np.full((4, 2), float(index), np.float32) + np.arange(4)[:, None] / 8} for index in range(3)]

@@ -9,12 +9,9 @@ from enginery.core.codec import encode_document
 from enginery.core.errors import InputError, ModelError
 from enginery.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Fault, Linear
-from validation.fuzz.cases import VALUES, FuzzCase, boundaries, draw, just_outside, parse_histogram, parse_only
-from validation.fuzz.outcome import FuzzSides
-from validation.fuzz.run import FuzzRun, fuzz
-from validation.fuzz.values import make
-from validation.limits.budget import default_budget
-from validation.limits.on_demand import StagedLimits
+from validation.fuzz.cases import VALUES, FuzzCase, boundaries, draw, just_outside, make, parse_histogram, parse_only
+from validation.fuzz.run import FuzzRun, FuzzSides, fuzz
+from validation.limits.budget import StagedLimits, default_budget
 
 BUDGET = default_budget("engine", "fp32")
 

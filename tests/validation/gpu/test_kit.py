@@ -12,12 +12,13 @@ import pytest
 from builders.execution.jobs import Job
 from builders.execution.process import run_job
 from enginery.core.errors import UnavailableError
-from enginery.core.reports.paired import Ratio
+from enginery.core.reports.latency import Ratio
 from enginery.core.reports.proof import Check
 from tests.validation.gpu.fakes import HOPPER
 from validation.gpu import devices
 from validation.gpu.__main__ import main
 from validation.gpu.page import page
+from validation.gpu.peaks import Peaks
 from validation.gpu.results import (
     BatchCosts,
     BatchLatency,
@@ -30,7 +31,6 @@ from validation.gpu.results import (
     Skipped,
     now,
 )
-from validation.gpu.timing.peaks import Peaks
 from validation.latency.measurement.quantiles import Quantile
 
 ROOT = Path(__file__).parents[3]

@@ -10,7 +10,7 @@ from enginery.core.errors import IntegrityError
 from validation.golden.golden_set import freeze
 from validation.gpu.cases import load_cases, save_cases
 from validation.gpu.models import MODELS, write
-from validation.limits.float64 import DoubleSession
+from validation.limits.noise_floor import DoubleSession
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from enginery.core.codec import decode, encode
 from enginery.core.errors import DataError, IntegrityError
 from enginery.core.types import TensorSpec
-from validation.gpu.recorded import PackedArray, RecordingSession, ReplaySession, pack, question, unpack
+from validation.gpu.cases import PackedArray, RecordingSession, ReplaySession, pack, question, unpack
 
 ARRAYS = hnp.arrays(
     st.sampled_from([np.float32, np.float16, np.int64, np.bool_, np.uint8]), hnp.array_shapes(min_dims=0, min_side=0)

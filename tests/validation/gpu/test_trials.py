@@ -16,11 +16,17 @@ from validation.golden.golden_set import freeze
 from validation.gpu.cases import save_cases
 from validation.gpu.devices import find_device
 from validation.gpu.models import KitModel, write
-from validation.gpu.probes import any_generation_task, build_for_any_generation
 from validation.gpu.results import Skipped, TrialOutcome
-from validation.gpu.tasks import BuildTask, other_tasks, own_tasks, request_for
+from validation.gpu.tasks import (
+    BuildTask,
+    any_generation_task,
+    build_for_any_generation,
+    other_tasks,
+    own_tasks,
+    request_for,
+)
 from validation.gpu.trials import TrialTerms, TryEngine
-from validation.limits.float64 import DoubleSession
+from validation.limits.noise_floor import DoubleSession
 
 TERMS = TrialTerms("cpu", 0.01, Path())
 

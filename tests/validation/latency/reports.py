@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from builders.backends.run_profiles import NodeTime, RunProfile
+from builders.backends.optional_methods import NodeTime, RunProfile
 from enginery.core.reports.breakdown import Roofs
 from enginery.core.reports.latency import BucketLatency, LatencyReport, LatencyTerms, MachineKind, SystemLoad
 from validation.latency.measurement.quantiles import curve, quantiles

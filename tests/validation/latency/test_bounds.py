@@ -12,8 +12,7 @@ from enginery.core.reports.breakdown import NodeCost, Roofs
 from enginery.core.types import BuildRequest, Engine, Target, TensorSpec
 from tests.validation.latency import nets
 from validation.latency.measurement.loop import latencies
-from validation.latency.roofline.breakdown import break_down
-from validation.latency.roofline.diagnosis import diagnose_node, diagnose_run
+from validation.latency.roofline.breakdown import break_down, diagnose_node, diagnose_run
 from validation.latency.roofline.graph_costs import graph_costs
 from validation.latency.roofline.roofs import measure_roofs
 

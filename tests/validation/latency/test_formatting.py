@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from enginery.core.codec import decode, encode
-from enginery.core.reports.latency import LatencyReport, Quantile, SystemLoad
-from enginery.core.reports.paired import PairedBenchmark, Ratio
+from enginery.core.reports.latency import LatencyReport, PairedBenchmark, Quantile, Ratio, SystemLoad
 from tests.validation.latency.reports import ENGINE, latency_report
 from tests.validation.page_data import version_report
 from tests.validation.reporting.test_html import render
@@ -22,9 +21,9 @@ from validation.latency.formatting import (
     format_quantile,
     list_remarks,
 )
-from validation.latency.measurement.system_load import SystemLoadMonitor
-from validation.latency.pictures import roofline_svg
-from validation.latency.roofline.diagnosis import diagnose
+from validation.latency.machine import SystemLoadMonitor
+from validation.latency.roofline.breakdown import diagnose
+from validation.latency.view import roofline_svg
 
 
 def test_a_row_shows_intervals_and_what_is_missing():

@@ -5,9 +5,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from validation.latency.measurement.loop import warm_up
 from validation.latency.measurement.paired import compare_times
 from validation.latency.measurement.quantiles import order_ranks, quantiles, runs_needed
-from validation.latency.measurement.warmup import warm_up
 from validation.statistics.distributions import beta_cdf
 
 

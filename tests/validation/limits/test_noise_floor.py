@@ -13,8 +13,7 @@ from enginery.core.types import TensorSpec
 from validation.comparison.sessions import expected_checks
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import budgets, default_budget
-from validation.limits.float64 import DoubleSession
-from validation.limits.noise_floor import Noise, OutputFloor, noise_floor
+from validation.limits.noise_floor import DoubleSession, Noise, OutputFloor, noise_floor
 
 
 def net(folder: Path, text: str, inputs: str, outputs: str, **weights: np.ndarray) -> Path:

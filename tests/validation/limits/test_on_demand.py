@@ -6,11 +6,10 @@ from hypothesis import strategies as st
 
 from tests.validation.test_variation import Fake, broken, frozen
 from validation.comparison.sessions import drift_checks
-from validation.limits.budget import Budget, budgets, strictest
+from validation.limits.budget import Budget, OutputLimits, StagedLimits, budgets, strictest
 from validation.limits.noise_floor import Noise, OutputFloor
-from validation.limits.on_demand import OutputLimits, StagedLimits
+from validation.limits.rounding import Honest
 from validation.metrics.drift import measure
-from validation.rounding.figures import Honest
 
 OFFSET = 3.0
 ROWS = np.random.default_rng(5).normal(size=(32, 8)).astype(np.float32)

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 
 from enginery.core.codec import decode, encode_document
 from enginery.core.errors import IntegrityError
-from enginery.core.reports.spread import Spread
+from enginery.core.reports.proof import Spread
 from validation.metrics.tally import CHUNK, MOST_OUTPUTS, OutputTally, Spreads, samples_of
 
 FLOATS = st.floats(-1e4, 1e4, width=32)

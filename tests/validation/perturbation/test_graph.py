@@ -7,8 +7,7 @@ import onnx
 import pytest
 
 from builders.backends.onnxruntime import OrtSession
-from pipeline.quantization.schemes.cast import cast_float
-from pipeline.quantization.schemes.emulate import emulate
+from pipeline.quantization.schemes.cast import cast_float, emulate
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.nets import mlp, rows
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT, build, maker, ranges_of

@@ -8,17 +8,16 @@ import onnx
 import pytest
 
 from builders.backends.onnxruntime import OrtSession
-from pipeline.quantization.schemes.cast import cast_float
-from pipeline.quantization.schemes.emulate import emulate
+from pipeline.quantization.schemes.cast import cast_float, emulate
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.nets import mlp, rows
 from tests.pipeline.quantization.small_nets import CPU, ranges_of
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import HONEST_DB, LEAST_DB, budgets, default_budget
 from validation.limits.noise_floor import Noise, OutputFloor
+from validation.limits.rounding import Honest, with_chance
 from validation.metrics.drift import Drift, measure
 from validation.perturbation.honest import honest_rounding
-from validation.rounding.figures import Honest, with_chance
 
 
 def golden_of(session: OrtSession, count: int = 6) -> GoldenSet:

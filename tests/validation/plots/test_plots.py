@@ -11,8 +11,24 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from validation.plots.charts import Curve, Interval, Point, ecdf, histogram, intervals, loglog, series, span_axis
-from validation.plots.marks import Axis, Bars, Dot, Key, Line, Plot, Text
+from validation.plots.charts import (
+    Axis,
+    Bars,
+    Curve,
+    Dot,
+    Interval,
+    Key,
+    Line,
+    Plot,
+    Point,
+    Text,
+    ecdf,
+    histogram,
+    intervals,
+    loglog,
+    series,
+    span_axis,
+)
 from validation.plots.svg import svg
 from validation.plots.texts import number_text, percent_text, seconds_text, share_text
 from validation.plots.theme import COLOURS, SENTINELS
@@ -146,7 +162,7 @@ def test_a_colour_of_each_name_is_in_the_style_sheet_for_light_and_dark():
 def test_pages_do_not_need_matplotlib_to_be_imported_and_say_so_when_it_is_missing():
     code = """
 import sys
-import validation.reporting.html, validation.canary.page, validation.reporting.quantized
+import validation.reporting.html, validation.canary.page, validation.reporting.quantization
 assert "matplotlib" not in sys.modules
 sys.modules["matplotlib"] = None
 from tests.validation.plots.test_plots import plots

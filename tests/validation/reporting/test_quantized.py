@@ -11,8 +11,7 @@ from enginery.core.reports.quantization import QuantizationRecord, QuantizedTens
 from tests.validation.page_data import record, version_report
 from tests.validation.reporting.test_html import HOSTILE, Page, hostile, overview, render
 from validation.plots.texts import number_text, share_text
-from validation.reporting.pictures import frontier_svg, histogram_svg
-from validation.reporting.quantized import MOST, SHOWN, facts, quantizations, sqnr_text
+from validation.reporting.quantization import MOST, SHOWN, facts, frontier_svg, histogram_svg, quantizations, sqnr_text
 
 
 def area(drawn: str, kind: str) -> float:

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from enginery.core.types import TensorSpec
-from pipeline.compile.jobs import limits
+from pipeline.compile.steps import drift_limits
 from pipeline.quantization.schemes.cast import cast_float
 from tests.faults.bench import Bench
 from tests.faults.plants import weighted
@@ -16,8 +16,7 @@ from tests.pipeline.quantization.small_nets import build
 from tests.validation.attribution.planted import weight, with_names, with_weight
 from validation.golden.golden_set import GoldenSet
 from validation.limits.budget import Budgets, budgets, default_budget, strictest
-from validation.rounding.decisions import Decisions
-from validation.rounding.figures import Honest
+from validation.limits.rounding import Decisions, Honest
 
 WIDTH = 8
 SPECS = (TensorSpec("x", "float32", ("batch", WIDTH)),)
@@ -119,14 +118,14 @@ def test_limits_are_of_integers_alone_and_a_person_s_win() -> None:
 @pytest.mark.parametrize(
     ("asked", "metric", "expected"),
     [
-        ({}, None, {"p": limits.WEAK, "y": limits.DECIDED}),
-        ({}, {"name": "accuracy"}, {"y": limits.DECIDED}),
-        ({"argmax_agreement": 0.9}, None, {"p": limits.WEAK}),
+        ({}, None, {"p": drift_limits.WEAK, "y": drift_limits.DECIDED}),
+        ({}, {"name": "accuracy"}, {"y": drift_limits.DECIDED}),
+        ({"argmax_agreement": 0.9}, None, {"p": drift_limits.WEAK}),
         ({"sqnr_db": 20.0, "argmax_agreement": 0.9}, None, {}),
     ],
 )
 def test_the_note_of_integers_behind_quantization_names_what_helps(asked, metric, expected) -> None:
     """A task metric changes nothing for them, and a limit of 1 is not weak."""
     reference = Mock(outputs=(TensorSpec("p", "float32", ("batch", 9)), TensorSpec("y", "int64", ("batch", 3))))
-    found = limits.graph_limits(Path(), reference, "int8", GoldenSet(()), asked, metric, Path())
+    found = drift_limits.graph_drift_limits(Path(), reference, "int8", GoldenSet(()), asked, metric, Path())
     assert {output: note for (output, _), note in found.budgets.notes.items()} == expected

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from validation.limits.rounding import with_chance
 from validation.metrics.drift import measure
-from validation.rounding.figures import with_chance
 
 
 @pytest.mark.parametrize("count", [4, 8, 16])

@@ -13,9 +13,8 @@ from tests.faults.plants import PLANTS
 from validation.comparison.sessions import expected_checks
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import LEAST_DB, budgets, strictest
-from validation.metrics.drift import Drift, measure
-from validation.metrics.sample_errors import STEPS, SampleErrors
-from validation.rounding.figures import FEWEST_SAMPLES, Honest, sqnr_of_most
+from validation.limits.rounding import FEWEST_SAMPLES, Honest, sqnr_of_most
+from validation.metrics.drift import STEPS, Drift, SampleErrors, measure
 
 NEAR = 10 * math.log10(2) / STEPS
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.validation.canary.latencies import autoregressive
-from validation.statistics.blocks import block_length, draw_block_counts, politis_white, quantile_replicates
+from validation.statistics.serial_dependence import block_length, draw_block_counts, politis_white, quantile_replicates
 
 
 def test_blocks_are_as_long_as_the_memory():

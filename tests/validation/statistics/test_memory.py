@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from tests.validation.canary.latencies import autoregressive
-from validation.statistics.memory import LEAST_INDEPENDENT, autocorrelation_time, drifts, memories_of, memory_of
+from validation.statistics.serial_dependence import (
+    LEAST_INDEPENDENT,
+    autocorrelation_time,
+    drifts,
+    memories_of,
+    memory_of,
+)
 from validation.statistics.slowdown import quantile_effects
 
 

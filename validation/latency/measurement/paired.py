@@ -15,8 +15,8 @@ from functools import partial
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
-from enginery.core.reports.paired import PairedTimes, Ratio, Verdict
+from enginery.arrays import Array
+from enginery.core.reports.latency import PairedTimes, Ratio, Verdict
 from enginery.core.types import Session, Tensors
 from validation.latency.measurement.loop import latencies, time_call
 from validation.latency.measurement.once import select_inputs

@@ -9,12 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.backends.run_profiles import TensorType, element_name
+from builders.backends.optional_methods import TensorType, element_name
 from enginery.core.errors import ModelError
 from enginery.core.reports.breakdown import NodeCost
 from enginery.core.types import TensorSpec
-from validation.latency.roofline.costs import cost_of
-from validation.latency.roofline.macs import CONVOLUTIONS, PRODUCTS, TRANSPOSED_CONVOLUTIONS
+from validation.latency.roofline.costs import CONVOLUTIONS, PRODUCTS, TRANSPOSED_CONVOLUTIONS, cost_of
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TypeProto

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from enginery.arrays.arrays import Array
+from enginery.arrays import Array
 from enginery.core.reports.breakdown import Roofs, product_dtype
 from enginery.core.types import Session, Tensors
 from validation.latency.measurement.loop import latencies

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from enginery.core.errors import InputError
-from enginery.registry.store.keys import is_key
+from enginery.registry.store.layout import is_key
 
 # General purpose buckets: https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")

@@ -1,4 +1,7 @@
-"""The store in a bucket. See `enginery.registry.store.base.Store` for what each method promises."""
+"""The store in a bucket. See `enginery.registry.store.base.Store` for what each method promises.
+
+The door to a registry in a bucket: is there one, may there be one, and can it be published to.
+"""
 
 import io
 from collections.abc import Iterator
@@ -8,22 +11,32 @@ from pathlib import Path
 from typing import BinaryIO
 
 from enginery.core.digest import check_digest, digest_of_bytes
-from enginery.core.errors import IntegrityError, UndecidedError
-from enginery.registry.store.atomic_write import copy_hashed, make_folder, reachable, start_atomic_write, sweep
-from enginery.registry.store.blob_digest import BlobDigest, digest_stream
+from enginery.core.errors import IntegrityError, UnavailableError, UndecidedError
 from enginery.registry.store.cache import local_cache
 from enginery.registry.store.download import Fill
-from enginery.registry.store.keys import blob_key, check_key
-from enginery.registry.store.s3.client import client
-from enginery.registry.store.s3.listing import keys_below, names_below
-from enginery.registry.store.s3.place import S3Location
-from enginery.registry.store.s3.probe import require_conditional_writes
-from enginery.registry.store.s3.ranges import Range
-from enginery.registry.store.s3.reading import Blake3Sink, etag_of, head, read_changed, read_document, stream_blob
-from enginery.registry.store.s3.retries import Declined, ask
-from enginery.registry.store.s3.strays import abort_abandoned, list_abandoned
-from enginery.registry.store.s3.upload import UploadSource, put
-from enginery.registry.store.s3.writing import ABSENT, match_etag, write
+from enginery.registry.store.files import (
+    BlobDigest,
+    copy_hashed,
+    digest_stream,
+    make_folder,
+    reachable,
+    start_atomic_write,
+    sweep,
+)
+from enginery.registry.store.layout import MARKER, MARKER_CONTENT, blob_key, check_format, check_key, refuse_other
+from enginery.registry.store.s3.listing import abort_abandoned, keys_below, list_abandoned, names_below
+from enginery.registry.store.s3.place import S3Location, parse_place
+from enginery.registry.store.s3.reading import (
+    Blake3Sink,
+    Range,
+    etag_of,
+    head,
+    read_changed,
+    read_document,
+    stream_blob,
+)
+from enginery.registry.store.s3.requests import Declined, ask, client
+from enginery.registry.store.s3.writing import ABSENT, UploadSource, match_etag, put, require_conditional_writes, write
 
 _DISCARDED = "discarded"
 
@@ -262,3 +275,33 @@ class S3Store:
         return IntegrityError(
             f"blob {digest} of {self.uri} ends before it should; run `enginery verify --repair`, then build again"
         )
+
+
+# At the door a wrong endpoint is likelier than a bad moment.
+_ATTEMPTS = 4
+
+
+def open_bucket(uri: str, *, create: bool) -> S3Store:
+    """Open the registry at an s3:// URI, or make one. Raises InputError and UnavailableError; see `open_store`."""
+    place = parse_place(uri)
+    marker = read_document(place, MARKER, attempts=_ATTEMPTS)
+    if marker is not None:
+        check_format(marker[0], place.locator(""))
+    elif not create:
+        raise UnavailableError(
+            f"there is no registry at {place.locator('')}; `enginery build` makes one, or set --registry"
+        )
+    else:
+        _make(place)
+    store = S3Store(place)
+    if create:
+        require_conditional_writes(place)
+        store.sweep()
+    return store
+
+
+def _make(place: S3Location) -> None:
+    others = [name for name in names_below(place, "") if name != MARKER]
+    if others:
+        refuse_other([name.removesuffix("/") for name in others], place.locator(""), "give a prefix of its own")
+    write(place, MARKER, MARKER_CONTENT, ABSENT)

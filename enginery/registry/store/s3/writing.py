@@ -2,20 +2,51 @@
 
 The answer to a write can be lost after the server did it. Sent again, the write meets its own object and is refused
 (412). So every write carries a token in the object's metadata: who finds it there knows that the object is its own.
+
+Whether a server honours conditional writes, found out before the first write of each process.
+
+Some answer 200 to `If-None-Match: *` and overwrite: with them two publishers of one version both win, and one of them
+is lost without a word. The marker is written again, with the bytes that it has: if the condition counts nothing
+changes, and if not, nothing changes either.
+
+Putting blobs: whole ones as one object, large ones in parts, complete or not at all, and never over a sound one.
+
+Parts are 16 MiB (more above 156 GiB: S3 takes at most 10,000), all of one size but the last, so that a reader can ask
+for ranges that are parts. Nothing is there before the upload is completed, and it is completed only when the bytes that
+were sent have the digest that is their name.
 """
 
 import base64
 import hashlib
 import secrets
 import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import BinaryIO
 
 from botocore import exceptions as aws
 
-from enginery.core.errors import UndecidedError
-from enginery.registry.store.s3.client import client
+from enginery.core.codec import JsonObject
+from enginery.core.errors import EngineryError, InputError, IntegrityError, UnavailableError, UndecidedError
+from enginery.core.parsing import read
+from enginery.registry.store.layout import MARKER, blob_key
 from enginery.registry.store.s3.place import S3Location
-from enginery.registry.store.s3.reading import head
-from enginery.registry.store.s3.retries import FAILURES, Declined, pauses, raise_if_declined, refuse
+from enginery.registry.store.s3.reading import CountingSink, ObjectFacts, head, read_document, stream_blob
+from enginery.registry.store.s3.requests import (
+    FAILURES,
+    Declined,
+    ask,
+    client,
+    code_of,
+    pauses,
+    raise_if_declined,
+    refuse,
+    whole,
+)
 
 TOKEN = "enginery-write"  # noqa: S105 - the name of a header
 ABSENT = {"IfNoneMatch": "*"}
@@ -77,3 +108,179 @@ def _was_done(place: S3Location, key: str, token: str) -> bool:
         f"writing {key} in {place.locator('')}: the answer was lost, and somebody else's is there by now; "
         "look at it, then run again"
     )
+
+
+# An ETag that no object has: that of an MD5 of zeros.
+_NOBODYS = f'"{"0" * 32}"'
+
+
+@lru_cache(maxsize=64)
+def require_conditional_writes(place: S3Location) -> None:
+    """Raise InputError for a server that ignores conditional writes; asked once per process and place.
+
+    Raises UnavailableError when there is no registry, or it cannot be written.
+    """
+    marker = read_document(place, MARKER)
+    if marker is None:
+        raise UnavailableError(f"there is no registry at {place.locator('')}; `enginery build` makes one")
+    for header, condition in (("If-None-Match: *", ABSENT), ("If-Match", match_etag(_NOBODYS))):
+        if not _honours_condition(place, marker[0], condition):
+            raise InputError(
+                f"the S3 server of {place.locator('')} ignores conditional writes: it took a PUT with {header} that it "
+                "had to refuse, so two publishers could overwrite each other. It can be read and not published to; "
+                "use Amazon S3, a server with conditional writes (docs/concepts/registry.md), or a file:// registry"
+            )
+
+
+def _honours_condition(place: S3Location, marker: bytes, condition: dict[str, str]) -> bool:
+    for pause in pauses():
+        try:
+            put_once(place, MARKER, marker, condition)
+            return False
+        except Declined as declined:
+            if declined.status != 409 or pause is None:
+                return True
+        except FAILURES as error:
+            if code_of(error) == "NotImplemented":
+                return False
+            refuse(place, "asking for conditional writes", error, last=pause is None)
+    raise AssertionError("unreachable")
+
+
+PART_BYTES = 16 << 20
+MAX_PARTS = 10_000
+# Parts on their way at once; the memory for it is this many parts and one.
+AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class UploadSource:
+    """Bytes to put: a seekable stream from its beginning, their size and their digest."""
+
+    stream: BinaryIO
+    size: int
+    digest: str
+
+    @property
+    def part_bytes(self) -> int:
+        """Size of the parts."""
+        size = PART_BYTES
+        while size * MAX_PARTS < self.size:
+            size *= 2
+        return size
+
+    def parts(self) -> Iterator[bytes]:
+        """All parts, in order."""
+        self.stream.seek(0)
+        while part := self.stream.read(self.part_bytes):
+            yield part
+
+    def etag(self) -> str:
+        """The ETag that S3 gives to an object of these bytes, put as `put` does, unless it is encrypted with KMS."""
+        if self.size <= self.part_bytes:
+            self.stream.seek(0)
+            return f'"{hashlib.md5(self.stream.read(), usedforsecurity=False).hexdigest()}"'
+        sums = [hashlib.md5(part, usedforsecurity=False).digest() for part in self.parts()]
+        return f'"{hashlib.md5(b"".join(sums), usedforsecurity=False).hexdigest()}-{len(sums)}"'
+
+
+def put(place: S3Location, source: UploadSource) -> None:
+    """Make sure that the blob is there and sound; nothing is sent if it is. Raises UnavailableError, and IntegrityError
+    when the source changes meanwhile."""
+    key = blob_key(source.digest)
+    for pause in pauses():
+        found = head(place, key)
+        if found is not None and _is_sound(place, key, found, source):
+            return
+        try:
+            _send(place, key, source, ABSENT if found is None else match_etag(found.etag))
+            return
+        except Declined:
+            # Somebody else put it, or swept this upload away, or the answer to this very upload was lost: look again.
+            if pause is None:
+                raise UnavailableError(f"{place.locator(key)} keeps changing while it is written; run again") from None
+        except FAILURES as error:
+            refuse(place, f"writing {key}", error, last=pause is None)
+        time.sleep(pause or 0)
+
+
+def _is_sound(place: S3Location, key: str, found: ObjectFacts, source: UploadSource) -> bool:
+    """Whether the object there has these bytes. Its ETag tells, if it was put as this module does; else it is read."""
+    if found.size != source.size:
+        return False
+    if found.etag == source.etag():
+        return True
+    if "-" not in found.etag and not found.encryption.startswith("aws:kms"):
+        return False  # the MD5 of other bytes
+    with suppress(Declined):
+        return stream_blob(place, key, CountingSink()) == source.digest
+    return False
+
+
+def _send(place: S3Location, key: str, source: UploadSource, condition: dict[str, str]) -> None:
+    if source.size > source.part_bytes:
+        _send_parts(place, key, source, condition)
+        return
+    source.stream.seek(0)
+    data = source.stream.read()
+    _check(source, hashlib.sha256(data).hexdigest())
+    put_once(place, key, data, condition)
+
+
+def _send_parts(place: S3Location, key: str, source: UploadSource, condition: dict[str, str]) -> None:
+    """A multipart upload, which is aborted unless it is completed. Raises Declined."""
+    where = {"Bucket": place.bucket, "Key": place.key(key)}
+    begun = ask(
+        place,
+        f"writing {key}",
+        lambda: whole(client(place).create_multipart_upload(**where, **place.encryption()), "UploadId"),
+    )
+    upload = {**where, "UploadId": read(begun, "UploadId", str)}
+    try:
+        parts = _upload_parts(place, upload, source)
+        _complete(place, key, {**upload, "MultipartUpload": {"Parts": parts}, **condition})
+    except BaseException:
+        # Whatever ended it; what cannot be aborted now is found by `strays` later.
+        with suppress(EngineryError, Declined):
+            ask(place, f"aborting {key}", lambda: client(place).abort_multipart_upload(**upload), attempts=3)
+        raise
+
+
+def _upload_parts(place: S3Location, upload: dict[str, str], source: UploadSource) -> list[dict[str, str | int]]:
+    sha = hashlib.sha256()
+    running: deque[Future[str]] = deque()
+    etags: list[str] = []
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        try:
+            for number, part in enumerate(source.parts(), 1):
+                sha.update(part)
+                running.append(pool.submit(_upload_part, place, upload, number, part))
+                if len(running) == AT_ONCE:
+                    etags.append(running.popleft().result())
+            etags.extend(future.result() for future in running)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    _check(source, sha.hexdigest())
+    return [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
+
+
+def _upload_part(place: S3Location, upload: dict[str, str], number: int, data: bytes) -> str:
+    def send() -> str:
+        part = {**upload, "PartNumber": number, "Body": data, "ContentMD5": md5_of(data)}
+        return read(whole(client(place).upload_part(**part), "ETag"), "ETag", str)
+
+    return ask(place, f"writing part {number} of {upload.get('Key')}", send)
+
+
+def _complete(place: S3Location, key: str, request: JsonObject) -> None:
+    """Sending it twice is safe: an upload that was completed is gone, which the server declines (404)."""
+    ask(place, f"completing {key}", lambda: whole(client(place).complete_multipart_upload(**request), "ETag"))
+
+
+def _check(source: UploadSource, found: str) -> None:
+    if found != source.digest:
+        raise IntegrityError(
+            f"blob {source.digest} changed while it was uploaded (its digest is {found} now); nothing was stored: "
+            "run again"
+        )

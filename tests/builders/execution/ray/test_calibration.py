@@ -2,15 +2,14 @@
 
 import pytest
 
-from builders.execution.events import Watch, ignore_event
-from builders.execution.jobs import Job
+from builders.execution.jobs import Job, Watch, ignore_event
 from builders.execution.local import LocalExecutor
 from enginery.registry.store.base import open_store
 from pipeline.compile import steps
 from pipeline.compile.composition import InProcess, calibrate
-from pipeline.compile.jobs.ranges import ObservePartRemotely
 from pipeline.compile.run_context import RunContext
-from pipeline.spec.file import load_spec
+from pipeline.compile.steps.calibration import ObservePartRemotely
+from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project, write_project
 
 pytest.importorskip("ray")

@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from builders.backends import discovery
-from builders.execution.requests import encode_request
+from builders.execution.jobs import encode_request
 from enginery.core.types import BuildRequest, Target
 from enginery.registry.store.base import open_store
-from pipeline.compile.jobs.engines import BuildEngine
 from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps.engine_jobs import BuildEngine
 from pipeline.compile.steps.engines import recall_engine
 from tests.builders import graphs
 from tests.builders.execution.ray.conftest import ROOT
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.server
 DRIVER = """
 import json, sys
 from builders.execution.ray import RayExecutor
-from builders.execution.requests import decode_request
+from builders.execution.jobs import decode_request
 from builders.execution.jobs import Job
 from tests.calls import call_job
 address, store, request, noted = sys.argv[1:]

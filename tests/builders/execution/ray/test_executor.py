@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from builders.execution.events import JobEvent, PhaseEntered, Printed, ProcessEnded, Retrying, Started
-from builders.execution.jobs import Job, Needs, ProcessLimits
+from builders.execution.jobs import (
+    Job,
+    JobEvent,
+    Needs,
+    PhaseEntered,
+    Printed,
+    ProcessEnded,
+    ProcessLimits,
+    Retrying,
+    Started,
+)
 from builders.execution.ray import RayExecutor
 from builders.execution.ray.cluster import check_reachable
 from enginery.core.errors import ModelError, SpecError, StepError, UnavailableError

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.execution.events import JobEvent, Retrying, Started, Waiting
-from builders.execution.jobs import Job, Needs, ProcessLimits, ReducedRequest
+from builders.execution.jobs import Job, JobEvent, Needs, ProcessLimits, ReducedRequest, Retrying, Started, Waiting
 from builders.execution.ray import RayExecutor
 from enginery.core.errors import StepError
 from tests.builders.execution.ray.conftest import GENERATIONS

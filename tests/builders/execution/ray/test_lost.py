@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from builders.execution.ray import RayExecutor, cluster, executor, listener
-from builders.execution.ray.placement import RayNode
-from builders.execution.ray.worker import TaskAnswer
+from builders.execution.ray.cluster import RayNode
+from builders.execution.ray.task import TaskAnswer
 from enginery.core.errors import StepError, UnavailableError
 from tests.calls import call_job
 

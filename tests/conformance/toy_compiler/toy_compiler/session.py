@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from enginery.arrays.tensors import InputCheck
+from enginery.arrays import InputCheck
 from enginery.core.errors import DataError, EngineryError, IntegrityError
 from enginery.core.types import Engine, Session, Tensors
 from toy_compiler.operators import run_step

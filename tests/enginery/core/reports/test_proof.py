@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginery.core.errors import IntegrityError
-from enginery.core.reports.proof import Approved, Check, Report, approve, describe, judge
-from enginery.core.reports.spread import Spread, Worst
+from enginery.core.reports.proof import Approved, Check, Report, Spread, Worst, approve, describe, judge
 
 GOOD = Check("engine", "sqnr_db", "logits", "golden", 41.0, 22.0, True)
 BAD = replace(GOOD, value=12.0, passed=False)

@@ -7,7 +7,7 @@ from enginery.core.reports.proof import Report
 from enginery.core.types import CPU_KIND
 from enginery.registry.evidence.attestations import attest, judge_entries
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import attestation_key
+from enginery.registry.store.layout import attestation_key
 from enginery.registry.versions import channels
 from tests.enginery.registries import FAILED, engine, on_each_store, publish_engines, report
 

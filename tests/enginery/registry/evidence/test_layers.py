@@ -9,7 +9,7 @@ import pytest
 
 from enginery.core.errors import IntegrityError, UnknownNameError
 from enginery.core.types import NO_LAYERS
-from enginery.registry.evidence.layers import COLUMNS, layers_of, row
+from enginery.registry.evidence.build_details import LAYER_COLUMNS, layer_row, layers_of
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.versions.publish import publish
@@ -61,16 +61,16 @@ def test_the_layers_of_a_unit_are_named_by_it_in_the_manifest() -> None:
 
 def test_layers_are_rows_with_their_tactics(store: Store) -> None:
     found, told = layers_of(store, published(store), "l4 fp16")
-    assert found.unit == "l4 fp16 tensorrt" and len(COLUMNS) == 5
-    assert [row(layer) for layer in told["Layers"]] == [
+    assert found.unit == "l4 fp16 tensorrt" and len(LAYER_COLUMNS) == 5
+    assert [layer_row(layer) for layer in told["Layers"]] == [
         ("conv1 + relu1", "CaskConvolution", "sm80_xmma_fprop", "Half NHWC8 [1,3,16,16]", "Half NHWC8 [1,32,16,16]"),
         ("conv2", "", "", "", ""),
     ]
 
 
 def test_odd_layers_are_shown_as_far_as_they_go() -> None:
-    assert row({"Name": 5, "Inputs": "x", "Outputs": [7, {}], "TacticValue": "0x1"}) == ("5", "", "0x1", "", "7,")
-    assert len(row("a" * 500)[0]) == 60
+    assert layer_row({"Name": 5, "Inputs": "x", "Outputs": [7, {}], "TacticValue": "0x1"}) == ("5", "", "0x1", "", "7,")
+    assert len(layer_row("a" * 500)[0]) == 60
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from dataclasses import replace
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json
 from enginery.core.hardware.machine import Machine
-from enginery.registry.evidence.latencies import attach_latency
-from enginery.registry.evidence.speeds import measured_speeds
+from enginery.registry.evidence.latencies import attach_latency, measured_speeds
 from enginery.registry.store.base import Store
 from tests.enginery.registries import engine, publish_engines
 from tests.validation.latency.reports import latency_report

@@ -9,8 +9,8 @@ from typing import Any
 
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError
-from enginery.registry.store.blob_digest import BlobDigest
-from enginery.registry.store.keys import blob_key, check_key
+from enginery.registry.store.files import BlobDigest
+from enginery.registry.store.layout import blob_key, check_key
 
 
 class Killed(BaseException):

@@ -5,14 +5,15 @@ from datetime import timedelta
 import pytest
 
 from enginery.core.errors import ConflictError, IntegrityError, UnknownNameError
+from enginery.registry import leases
 from enginery.registry.evidence.attestations import attest
+from enginery.registry.garbage import Rules, list_pinned, pin, unpin
+from enginery.registry.gc import collect
+from enginery.registry.leases import take_lease
 from enginery.registry.manifest import Manifest
 from enginery.registry.records import recall, remember
-from enginery.registry.retention.gc import collect
-from enginery.registry.retention.marks import Rules
-from enginery.registry.retention.pins import list_pinned, pin, unpin
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import (
+from enginery.registry.store.layout import (
     LEASES,
     TOMBSTONES,
     attestation_key,
@@ -21,11 +22,9 @@ from enginery.registry.store.keys import (
     page_key,
     record_key,
 )
-from enginery.registry.verification.verify import verify
+from enginery.registry.verification import verify
 from enginery.registry.versions import channels, lookup
 from enginery.registry.versions.publish import attach_page
-from enginery.registry.writers import clock
-from enginery.registry.writers.leases import take
 from tests.enginery.registries import engine, in_child, on_each_store, publish_engines, report
 from tests.enginery.registry.retention.memory import MemoryStore
 
@@ -57,8 +56,8 @@ def test_in_two_steps_and_not_before_the_grace_is_over(store: Store, monkeypatch
     names = {"digits@1", engine_of_old, str(old.engines[0].report)}
     assert states(store) == dict.fromkeys(names, "new") and set(store.list()) == before
     assert states(store, delete=True) == dict.fromkeys(names, "waiting") and left(store) == ["1", "2"]
-    later = clock.now() + timedelta(days=8)
-    monkeypatch.setattr(clock, "now", lambda: later)
+    later = leases.now() + timedelta(days=8)
+    monkeypatch.setattr(leases, "now", lambda: later)
     assert states(store) == dict.fromkeys(names, "due") and left(store) == ["1", "2"]
     found = collect(store, ONE, delete=True)
     assert {item.name: item.state for item in found.items} == dict.fromkeys(names, "deleted")
@@ -190,10 +189,10 @@ def test_an_edited_manifest_stays_where_it_is_served(memory: MemoryStore) -> Non
 
 def test_leases_of_the_dead_are_found_and_go(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(memory, "a")
-    lease = take(memory, "publishing digits")
+    lease = take_lease(memory, "publishing digits")
     assert verify(memory).problems == () and collect(memory, ONE).leases[0].startswith("publishing digits (")
-    later = clock.now() + timedelta(hours=2)
-    monkeypatch.setattr(clock, "now", lambda: later)
+    later = leases.now() + timedelta(hours=2)
+    monkeypatch.setattr(leases, "now", lambda: later)
     (problem,) = verify(memory).problems
     assert problem.kind == "stray" and lease.id in problem.what
     collect(memory, ONE, delete=True)

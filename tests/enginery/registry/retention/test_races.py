@@ -9,15 +9,14 @@ import pytest
 from enginery.core.errors import ConflictError, EngineryError, IntegrityError, UnknownNameError
 from enginery.core.names import Reference
 from enginery.exchange.mirror import mirror
+from enginery.registry import leases
+from enginery.registry.garbage import Rules, pin
+from enginery.registry.gc import SWEEPING, collect
+from enginery.registry.leases import hold_lease
 from enginery.registry.manifest import Manifest
-from enginery.registry.retention.gc import SWEEPING, collect
-from enginery.registry.retention.marks import Rules
-from enginery.registry.retention.pins import pin
-from enginery.registry.verification.verify import verify
+from enginery.registry.verification import verify
 from enginery.registry.versions import channels, lookup
 from enginery.registry.versions.publish import find_published
-from enginery.registry.writers import clock
-from enginery.registry.writers.guard import hold_lease
 from tests.enginery.registries import engine, publish_engines
 from tests.enginery.registry.retention.memory import Actor, Killed, MemoryStore, after, in_turns, interleave, seeded
 
@@ -32,7 +31,7 @@ DATA = b"an engine that comes again"
 def time(monkeypatch: pytest.MonkeyPatch) -> Callable[[timedelta], None]:
     """A clock that stands still until it is moved."""
     moment = [START]
-    monkeypatch.setattr(clock, "now", lambda: moment[0])
+    monkeypatch.setattr(leases, "now", lambda: moment[0])
     beginnings()
     moment[0] += GRACE
 

@@ -8,11 +8,19 @@ import pytest
 
 from enginery.core.errors import UnavailableError
 from enginery.core.types import BuildRequest, Target
-from enginery.registry.runs import history
-from enginery.registry.runs.history import Expectation, History, Past, read_pasts, remember_builds
-from enginery.registry.runs.totals import BUCKETS_S, read_totals, remember_totals
+from enginery.registry import build_history
+from enginery.registry.build_history import (
+    BUCKETS_S,
+    Expectation,
+    History,
+    Past,
+    read_pasts,
+    read_totals,
+    remember_builds,
+    remember_totals,
+)
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.keys import TOTALS, history_key
+from enginery.registry.store.layout import TOTALS, history_key
 
 PAST = Past("digits", "sm_89", "fp16", 1000, 10.0, 500.0, "built", "2026-01-01T00:00:00.000+00:00")
 
@@ -56,7 +64,7 @@ def test_failures_say_what_memory_was_needed_and_not_how_long_it_takes(store: St
 def test_a_new_unit_is_predicted_from_the_nearest_in_size_scaled(store: Store) -> None:
     remember_builds(store, {"rtx": [at(1, model=f"m{n}", graph_bytes=10**n, seconds=float(n)) for n in range(1, 8)]})
     found = expected(store, 2000, "new")
-    assert found and found.builds == history.NEIGHBOURS and "scaled by the size of the graph" in found.basis
+    assert found and found.builds == build_history.NEIGHBOURS and "scaled by the size of the graph" in found.basis
     assert found.seconds == 6.0, "the middle of m1 to m5, each stretched eightfold at most"
     remember_builds(store, {"tvm": [at(1, model="old", graph_bytes=1000, seconds=10.0, peak_mib=400.0)]})
     twice = History(store).predict("new", replace(request(store.put_bytes(bytes(2000))), backend="tvm"))
@@ -76,7 +84,7 @@ def test_documents_are_bounded_and_keep_the_newest(store: Store, monkeypatch: py
     assert [past.seconds for past in read_pasts(store.read(history_key("rtx", "digits")))] == [
         *map(float, range(30, 40))
     ]
-    monkeypatch.setattr(history, "MOST_OF_BACKEND", 5)
+    monkeypatch.setattr(build_history, "MOST_OF_BACKEND", 5)
     remember_builds(store, {"rtx": [at(100 + n, model=f"m{n}") for n in range(9)]})
     assert [past.model for past in read_pasts(store.read(history_key("rtx")))] == [f"m{n}" for n in range(4, 9)]
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from enginery.core.errors import IntegrityError, UnknownNameError
-from enginery.registry.retention.gc import collect
-from enginery.registry.runs import journal
-from enginery.registry.runs.state import parse_run
+from enginery.registry import runs as journal
+from enginery.registry.gc import collect
+from enginery.registry.runs import parse_run
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.keys import run_key, run_live_key
+from enginery.registry.store.layout import run_key, run_live_key
 from tests.pipeline.orchestration.runs.runs import run_state, running, written
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import InputError, IntegrityError, UnavailableError
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.blob_digest import BlobDigest
-from enginery.registry.store.keys import blob_key
+from enginery.registry.store.files import BlobDigest
+from enginery.registry.store.layout import blob_key
 from tests.enginery.registries import flip, in_child, on_each_store
 
 pytestmark = on_each_store

@@ -16,12 +16,12 @@ from enginery.core.hardware.targets import CPU
 from enginery.core.names import Reference, parse_reference
 from enginery.exchange.mirror import mirror
 from enginery.registry.manifest import Manifest
-from enginery.registry.store import blob_digest
+from enginery.registry.store import files
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.blob_digest import BlobDigest
 from enginery.registry.store.cache import BlobCache
-from enginery.registry.store.keys import blob_key, manifest_key
-from enginery.registry.verification.verify import verify
+from enginery.registry.store.files import BlobDigest
+from enginery.registry.store.layout import blob_key, manifest_key
+from enginery.registry.verification import verify
 from enginery.registry.versions.publish import publish
 from tests.enginery.registries import approval, draft, engine, flip, names_in, on_each_store, overwrite, pull
 
@@ -110,7 +110,7 @@ def test_by_sha256_where_the_manifest_or_this_machine_has_no_blake3(
     published(store, None)
     pulled(Far(store), tmp_path / "old", cache)
     assert set(hashed) == {"SHA-256"} and names_in(cache.folder / "blobs") == [NAME]
-    monkeypatch.setattr(blob_digest, "_library", lambda: None)
+    monkeypatch.setattr(files, "_library", lambda: None)
     other = open_store(tmp_path / "other", create=True)
     published(other, OTHER)
     assert pulled(Far(other), tmp_path / "out", None).path.read_bytes() == HONEST and set(hashed) == {"SHA-256"}
@@ -188,7 +188,7 @@ def test_verify_names_a_manifest_that_is_wrong_about_a_blob(store: Store) -> Non
 def test_verify_says_what_it_could_not_check(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     published(store)
     assert verify(store).problems == ()
-    monkeypatch.setattr(blob_digest, "_library", lambda: None)
+    monkeypatch.setattr(files, "_library", lambda: None)
     found = verify(store)
     assert found.sound and [problem.kind for problem in found.problems] == ["unchecked"]
 

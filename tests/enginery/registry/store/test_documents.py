@@ -3,9 +3,8 @@
 import pytest
 
 from enginery.core.errors import ConflictError, UndecidedError
-from enginery.registry.store import documents
-from enginery.registry.store.base import Store
-from enginery.registry.store.documents import change
+from enginery.registry.store import base
+from enginery.registry.store.base import Store, change
 from tests.enginery.registries import on_each_store
 
 KEY = "history/x.json"
@@ -32,7 +31,7 @@ def test_nothing_is_written_where_nothing_changes(store: Store) -> None:
 
 
 def test_a_document_that_never_stands_still_is_given_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "_LOSERS_PAUSE_S", 0)
+    monkeypatch.setattr(base, "_LOSERS_PAUSE_S", 0)
     monkeypatch.setattr(type(store), "replace", lambda *_: False)
     with pytest.raises(ConflictError, match="keeps changing"):
         change(store, KEY, lambda _: b"x")

@@ -13,10 +13,9 @@ from enginery.client.fetch import BlobFetcher
 from enginery.core.errors import IntegrityError, UnavailableError
 from enginery.registry.store import download as module
 from enginery.registry.store.base import Store
-from enginery.registry.store.blob_digest import BlobDigest
 from enginery.registry.store.cache import BlobCache
-from enginery.registry.store.download import download, journal_of, parts_of
-from enginery.registry.store.pace import CONNECTIONS, ConnectionScaler
+from enginery.registry.store.download import CONNECTIONS, ConnectionScaler, download, journal_of, parts_of
+from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.s3.store import S3Store
 from tests.enginery.faulty_proxy import PASSING, Fault, FaultyProxy, Kind
 from tests.enginery.registries import flip, in_child, names_in, on_each_store

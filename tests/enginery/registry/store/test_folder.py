@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from enginery.core.errors import EngineryError, InputError, IntegrityError, UnavailableError
-from enginery.registry.store import atomic_write
+from enginery.registry.store import files
 from enginery.registry.store import folder as filestore
 from enginery.registry.store.base import FileStore, open_store
 from tests.enginery.registries import in_child, names_in
@@ -143,7 +143,7 @@ def test_a_read_only_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def refuse(fd: int) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(atomic_write.os, "fsync", refuse)
+    monkeypatch.setattr(files.os, "fsync", refuse)
     with pytest.raises(UnavailableError, match="Read-only file system; remount it writable"):
         store.put_bytes(b"x")
     assert names_in(tmp_path / "r" / "tmp") == []
@@ -155,7 +155,7 @@ def test_interrupting_a_put_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(atomic_write.os, "fsync", interrupt)
+    monkeypatch.setattr(files.os, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         store.put_bytes(b"x")
     assert names_in(tmp_path / "r" / "tmp") == []
@@ -166,13 +166,13 @@ def test_what_a_killed_writer_left_is_swept_and_a_living_ones_file_is_not(tmp_pa
     open_store(root, create=True)
 
     def die_writing() -> None:
-        with atomic_write.start_atomic_write(root / "tmp") as file:
+        with files.start_atomic_write(root / "tmp") as file:
             file.stream.write(b"half")
             file.stream.flush()
             os.kill(os.getpid(), signal.SIGKILL)
 
     assert os.waitpid(in_child(die_writing), 0)[1] == signal.SIGKILL
-    with atomic_write.start_atomic_write(root / "tmp") as mine:
+    with files.start_atomic_write(root / "tmp") as mine:
         assert len(names_in(root / "tmp")) == 2
         assert len(open_store(root).strays()) == 1
         assert open_store(root, create=True).strays() == ()
@@ -185,15 +185,15 @@ def test_what_a_killed_writer_left_is_swept_and_a_living_ones_file_is_not(tmp_pa
 def test_a_sweep_between_creating_and_locking_a_file_costs_only_another_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, swept = atomic_write.fcntl.flock, []
+    lock, swept = files.fcntl.flock, []
 
     def sweep_first(fd: int, how: int) -> None:
         if not swept:
             swept.append(next(tmp_path.iterdir()).unlink())
         lock(fd, how)
 
-    monkeypatch.setattr(atomic_write.fcntl, "flock", sweep_first)
-    atomic_write.write_whole(tmp_path / "file", b"whole")
+    monkeypatch.setattr(files.fcntl, "flock", sweep_first)
+    files.write_whole(tmp_path / "file", b"whole")
     assert swept and (tmp_path / "file").read_bytes() == b"whole"
 
 

@@ -12,10 +12,10 @@ from blake3 import blake3
 
 from enginery.core.errors import IntegrityError, UnavailableError
 from enginery.registry.store.base import open_store
-from enginery.registry.store.blob_digest import BlobDigest
-from enginery.registry.store.keys import blob_key
-from enginery.registry.store.s3 import ranges, retries, strays, upload
-from enginery.registry.store.s3.client import client
+from enginery.registry.store.files import BlobDigest
+from enginery.registry.store.layout import blob_key
+from enginery.registry.store.s3 import listing, reading, requests, writing
+from enginery.registry.store.s3.requests import client
 from enginery.registry.store.s3.store import S3Store
 from tests.enginery.faulty_proxy import PASSING, Fault, FaultyProxy, Kind, Request
 from tests.enginery.registries import uploads
@@ -46,9 +46,9 @@ def test_a_body_that_breaks_off_is_resumed_where_it_broke(store: S3Store, proxy:
     proxy.plan(lambda request: Fault("cut answer", at=0.6) if request.number in (2, 3, 4) else None)
     store.fetch(digest, tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == data and proxy.count("GET") == 4
-    ranges = [dict(request.headers).get("Range") for request in proxy.requests if request.method == "GET"]
-    assert ranges[0] is None and all(str(found).startswith("bytes=") for found in ranges[1:])
-    sent = [int(str(found).removeprefix("bytes=").removesuffix("-")) for found in ranges[1:]]
+    reading = [dict(request.headers).get("Range") for request in proxy.requests if request.method == "GET"]
+    assert reading[0] is None and all(str(found).startswith("bytes=") for found in reading[1:])
+    sent = [int(str(found).removeprefix("bytes=").removesuffix("-")) for found in reading[1:]]
     assert sent == sorted(set(sent)) and sent[0] > 100_000
 
 
@@ -57,7 +57,7 @@ def test_a_body_that_always_breaks_off_at_one_place_ends(store: S3Store, proxy: 
     proxy.plan(lambda request: Fault("cut answer", at=0.1 if "Range" in dict(request.headers) else 0.9))
     with pytest.raises(UnavailableError, match="no whole answer"):
         store.read_blob(digest)
-    assert proxy.count("GET") <= 2 * retries.ATTEMPTS
+    assert proxy.count("GET") <= 2 * requests.ATTEMPTS
 
 
 def test_a_blob_that_is_healed_while_it_is_read_is_read_anew(store: S3Store, proxy: FaultyProxy) -> None:
@@ -117,18 +117,18 @@ def test_a_blob_that_another_tool_copied_is_read_before_it_is_trusted(store: S3S
 
 def test_a_source_that_changes_while_it_is_sent_is_not_stored(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (500, 3500):
-        source = upload.UploadSource(io.BytesIO(b"x" * size), size, ABSENT)
+        source = writing.UploadSource(io.BytesIO(b"x" * size), size, ABSENT)
         with pytest.raises(IntegrityError, match="changed while it was uploaded"):
-            upload.put(store.place, source)
+            writing.put(store.place, source)
     assert not store.has(ABSENT) and uploads(store) == 0
 
 
 def test_what_a_killed_upload_left_is_swept_when_it_is_old(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
     key = store.place.key(blob_key(ABSENT))
     client(store.place).create_multipart_upload(Bucket=store.place.bucket, Key=key)
-    monkeypatch.setattr(strays, "LEFT_AFTER", timedelta(days=365_000))  # moto says that all uploads began in 2010
+    monkeypatch.setattr(listing, "LEFT_AFTER", timedelta(days=365_000))  # moto says that all uploads began in 2010
     assert store.strays() == () and store.sweep() == 0 and uploads(store) == 1
-    monkeypatch.setattr(strays, "LEFT_AFTER", timedelta(days=1))
+    monkeypatch.setattr(listing, "LEFT_AFTER", timedelta(days=1))
     assert store.strays() == (f"unfinished upload of {key}",)
     open_store(store.uri, create=True)
     assert store.strays() == () and uploads(store) == 0
@@ -156,7 +156,7 @@ def test_a_range_leaves_its_connection_to_the_next_one(
 ) -> None:
     """Read by urllib3's response, or by the one below it."""
     if not beneath:
-        monkeypatch.setattr(ranges, "HTTPResponse", Path)
+        monkeypatch.setattr(reading, "HTTPResponse", Path)
     data = os.urandom(9000)
     digest = store.put_bytes(data)
     pool = client(store.place)._endpoint.http_session._manager.connection_from_url(proxy.url)

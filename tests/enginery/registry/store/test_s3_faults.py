@@ -11,8 +11,8 @@ import pytest
 
 from enginery.core.errors import InputError, UnavailableError, UndecidedError
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.keys import MARKER
-from enginery.registry.store.s3 import probe, retries
+from enginery.registry.store.layout import MARKER
+from enginery.registry.store.s3 import requests, writing
 from enginery.registry.store.s3.store import S3Store
 from enginery.registry.versions import channels
 from tests.enginery.faulty_proxy import PASSING, Fault, FaultyProxy, Kind, Request
@@ -116,7 +116,7 @@ def test_what_stays_broken_is_told_with_the_place_and_leaves_nothing(store: S3St
     proxy.plan(lambda request: Fault("refused"))
     with pytest.raises(UnavailableError, match=f"writing models/a.json in {store.place.locator('')}.*{proxy.url}"):
         store.create("models/a.json", b"1")
-    assert proxy.count("PUT") == retries.ATTEMPTS
+    assert proxy.count("PUT") == requests.ATTEMPTS
     proxy.plan(lambda request: Fault("error") if "partNumber=3" in request.path else None)
     with pytest.raises(UnavailableError, match=r"overloaded or failing \(SlowDown\)"):
         store.put_bytes(b"x" * 3500)
@@ -161,7 +161,7 @@ def test_a_server_that_nobody_reaches_is_said_at_once(proxy: FaultyProxy, s3_env
 def test_a_server_that_ignores_conditions_is_read_and_not_published_to(store: S3Store, proxy: FaultyProxy) -> None:
     digest = store.put_bytes(b"x")
     proxy.plan(lambda request: Fault("deaf"))
-    probe.require_conditional_writes.cache_clear()
+    writing.require_conditional_writes.cache_clear()
     uses = [lambda: open_store(store.uri, create=True), lambda: store.create("a", b""), lambda: store.put_bytes(b"y")]
     for use in uses:
         with pytest.raises(InputError, match="ignores conditional writes: it took a PUT with If-None-Match"):
@@ -176,7 +176,7 @@ def test_a_server_that_ignores_conditions_is_read_and_not_published_to(store: S3
 
 
 def test_a_server_that_knows_no_conditions_is_refused_too(store: S3Store, proxy: FaultyProxy) -> None:
-    probe.require_conditional_writes.cache_clear()
+    writing.require_conditional_writes.cache_clear()
     proxy.once(Fault("error", status=501, code="NotImplemented"), method="PUT")
     with pytest.raises(InputError, match="ignores conditional writes"):
         store.create("a", b"")

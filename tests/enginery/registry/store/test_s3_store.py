@@ -12,11 +12,11 @@ from enginery.core.errors import EngineryError, InputError, IntegrityError, Unav
 from enginery.core.names import Reference
 from enginery.registry.store.base import open_store
 from enginery.registry.store.cache import local_cache
-from enginery.registry.store.keys import MARKER, blob_key, channel_key, manifest_key
-from enginery.registry.store.s3 import client as clients
-from enginery.registry.store.s3 import reading, upload
-from enginery.registry.store.s3.client import client
+from enginery.registry.store.layout import MARKER, blob_key, channel_key, manifest_key
+from enginery.registry.store.s3 import reading, writing
+from enginery.registry.store.s3 import requests as clients
 from enginery.registry.store.s3.place import parse_place
+from enginery.registry.store.s3.requests import client
 from enginery.registry.store.s3.store import S3Store
 from enginery.registry.versions import views
 from enginery.registry.versions.lookup import catalogue, versions
@@ -226,7 +226,7 @@ def test_a_corrupt_blob_is_kept_aside(store: S3Store) -> None:
 
 
 def test_every_write_asks_for_the_encryption(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "PART_BYTES", 1000)
+    monkeypatch.setattr(writing, "PART_BYTES", 1000)
     store = open_store(f"{s3_uri}&sse=aws:kms&kms_key=mine", create=True)
     assert isinstance(store, S3Store) and store.create("a", b"")
     for data in (b"small", b"large" * 500):

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from enginery.core.digest import digest_of_bytes
-from enginery.registry.store.blob_digest import BlobDigest
-from enginery.registry.store.verification_cache import VerificationCache
+from enginery.registry.store.cache import VerificationCache
+from enginery.registry.store.files import BlobDigest
 
 BLOB = BlobDigest(digest_of_bytes(b"data"))
 

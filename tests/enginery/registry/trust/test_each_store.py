@@ -9,7 +9,7 @@ from enginery.registry.trust import require
 from enginery.registry.trust.policy import policy_of_key
 from enginery.registry.trust.requirement import UntrustedError
 from enginery.registry.trust.signing import SigningKey, sign
-from enginery.registry.verification.verify import verify
+from enginery.registry.verification import verify
 from enginery.registry.versions import channels, policies
 from enginery.registry.versions.lookup import locate
 from enginery.registry.versions.policies import ChannelPolicy

@@ -15,7 +15,7 @@ from enginery.registry.trust import require
 from enginery.registry.trust.policy import load_policy
 from enginery.registry.trust.requirement import UntrustedError
 from enginery.registry.trust.signing import SigningKey, sign
-from enginery.registry.verification.verify import verify
+from enginery.registry.verification import verify
 from enginery.registry.versions import channels
 from enginery.registry.versions.lookup import locate
 from tests.enginery.registries import engine, overwrite, publish_engines, report

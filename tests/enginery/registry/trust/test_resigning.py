@@ -5,10 +5,10 @@ from pathlib import Path
 from enginery.core.digest import digest_of_bytes
 from enginery.core.names import parse_reference
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import signature_key
+from enginery.registry.store.layout import signature_key
 from enginery.registry.trust import require
-from enginery.registry.trust.bundles import key_id_of_pem
 from enginery.registry.trust.policy import load_policy
+from enginery.registry.trust.signatures import key_id_of_pem
 from enginery.registry.trust.signing import SigningKey, sign
 from enginery.registry.versions.lookup import locate
 from tests.enginery.registries import engine, publish_engines

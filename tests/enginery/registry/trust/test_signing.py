@@ -12,13 +12,13 @@ from enginery.core.names import parse_reference
 from enginery.registry.evidence.attestations import attest, judge_entries
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import FileStore, open_store
-from enginery.registry.store.keys import attestation_key, manifest_key, signature_key
+from enginery.registry.store.layout import attestation_key, manifest_key, signature_key
 from enginery.registry.trust import require
-from enginery.registry.trust.bundles import key_id_of_pem
 from enginery.registry.trust.policy import load_policy
 from enginery.registry.trust.requirement import UntrustedError
+from enginery.registry.trust.signatures import key_id_of_pem
 from enginery.registry.trust.signing import SigningKey, sign
-from enginery.registry.verification.verify import verify
+from enginery.registry.verification import verify
 from enginery.registry.versions import channels
 from enginery.registry.versions.lookup import locate
 from tests.enginery.registries import engine, names_in, publish_engines, pull, report

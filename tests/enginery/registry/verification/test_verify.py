@@ -4,12 +4,12 @@ import pytest
 
 from enginery.core.names import parse_reference
 from enginery.registry.evidence.attestations import attest
+from enginery.registry.gc import collect
 from enginery.registry.manifest import Manifest
 from enginery.registry.records import remember
-from enginery.registry.retention.gc import collect
 from enginery.registry.store.base import FileStore, Store
-from enginery.registry.store.keys import attestation_key, blob_key, channel_key, manifest_key, pin_key, record_key
-from enginery.registry.verification.verify import repair, verify
+from enginery.registry.store.layout import attestation_key, blob_key, channel_key, manifest_key, pin_key, record_key
+from enginery.registry.verification import repair, verify
 from tests.enginery.registries import engine, flip, on_each_store, overwrite, publish_engines, refusal, report
 
 

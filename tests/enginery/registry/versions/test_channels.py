@@ -7,7 +7,7 @@ from enginery.core.errors import InputError, IntegrityError, UnknownNameError
 from enginery.core.names import parse_reference
 from enginery.registry.evidence.attestations import attest
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import channel_key
+from enginery.registry.store.layout import channel_key
 from enginery.registry.versions import channels, lookup
 from tests.enginery.registries import engine, in_child, on_each_store, publish_engines, report
 

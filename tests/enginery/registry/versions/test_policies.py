@@ -8,11 +8,11 @@ from enginery.core.names import parse_reference
 from enginery.registry.evidence.attestations import attest
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import policy_key
-from enginery.registry.verification.verify import verify
+from enginery.registry.store.layout import policy_key
+from enginery.registry.verification import verify
 from enginery.registry.versions import channels, policies
-from enginery.registry.versions.channel_history import history
 from enginery.registry.versions.policies import CanaryPass, ChannelPolicy
+from enginery.registry.versions.views import history
 from tests.enginery.registries import engine, on_each_store, publish_engines, report
 
 

@@ -9,8 +9,8 @@ import pytest
 from enginery.core.errors import ConflictError, InputError, IntegrityError
 from enginery.registry.manifest import parse
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.keys import manifest_key
-from enginery.registry.verification.verify import verify
+from enginery.registry.store.layout import manifest_key
+from enginery.registry.verification import verify
 from enginery.registry.versions import channels, lookup
 from enginery.registry.versions.publish import attach_page, find_published, publish
 from tests.enginery.registries import approval, draft, engine, in_child, on_each_store, publish_engines, refusal

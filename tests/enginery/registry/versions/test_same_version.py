@@ -9,7 +9,7 @@ from enginery.core.reports.proof import Report
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.versions import lookup
-from enginery.registry.versions.same_version import find_same
+from enginery.registry.versions.publish import find_same
 from tests.enginery.registries import draft, engine, flip, publish_engines, refusal, report
 
 SPEC: dict[str, Any] = {"source": {"torch": "a.py"}, "golden": {"data": "a.npz", "metric": None}, "validation": {}}

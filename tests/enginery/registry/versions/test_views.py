@@ -4,7 +4,7 @@ import pytest
 
 from enginery.core.errors import UnknownNameError
 from enginery.core.names import parse_reference
-from enginery.registry.store.keys import channel_key, manifest_key
+from enginery.registry.store.layout import channel_key, manifest_key
 from enginery.registry.versions.views import list_models, list_versions, show_version
 from tests.enginery.registries import engine, publish_engines
 from tests.enginery.registry.retention.memory import MemoryStore

@@ -7,7 +7,7 @@ import yaml
 from click.testing import CliRunner
 
 from pipeline.cli import enginery
-from pipeline.orchestration.deployments.wanted import FLOWS
+from pipeline.orchestration.deployments.plan import FLOWS
 
 
 def run(*words: str, **environment: str) -> tuple[int, str]:

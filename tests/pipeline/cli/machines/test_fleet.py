@@ -10,7 +10,7 @@ from prefect.logging import disable_run_logger
 
 from enginery.registry.store.base import Store
 from pipeline.cli import enginery
-from pipeline.orchestration.fleet import events
+from pipeline.orchestration import fleet
 from tests.pipeline.fleet import nodes
 from tests.pipeline.fleet.fleets import built, published, without_engine
 
@@ -105,11 +105,11 @@ def test_exit_code_0_when_all_that_must_be_served_can_be(place: Path) -> None:
 def test_apply_tells_what_can_be_done(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, str]] = []
 
-    def tell(message: events.Message) -> str:
+    def tell(message: fleet.Message) -> str:
         told.append((message.event, message.model))
         return f"id-{len(told)}"
 
-    monkeypatch.setattr(events, "tell", tell)
+    monkeypatch.setattr(fleet, "tell", tell)
     found = run("--apply")
     assert told == [("enginery.model.registered", "digits"), ("enginery.engine.unproven", "digits")]
     assert "told enginery.model.registered of digits: id-1" in found.stderr

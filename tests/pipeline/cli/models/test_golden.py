@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from pipeline.spec.file import load_spec
+from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project, weights, write_data, write_model
 
 

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from enginery.core.digest import canonical_json
+from enginery.registry import leases
 from enginery.registry.build_lock import LockHolder, hold_build_lock
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.keys import build_lock_key
-from enginery.registry.writers import clock
+from enginery.registry.store.layout import build_lock_key
 from tests.pipeline.projects import Project
 
 
@@ -72,12 +72,14 @@ def test_a_catalog_says_for_whom_a_model_waits(project: Project, monkeypatch: py
     def held(store: Store, name: str, what: str, say: Callable[[str], object]) -> AbstractContextManager[None]:
         """Somebody's turn, until it is seen."""
         key = build_lock_key(name)
-        holder = LockHolder(what, "elsewhere", "", 7, 1, "0", 0, clock.stamp(clock.now()), "2026-11-20T18:23:01+00:00")
+        holder = LockHolder(
+            what, "elsewhere", "", 7, 1, "0", 0, leases.stamp(leases.now()), "2026-11-20T18:23:01+00:00"
+        )
         store.replace(key, canonical_json(asdict(holder)), None)
         taken.append(key)
         return hold_build_lock(store, name, what, lambda who: (say(who), store.remove(key)))
 
-    monkeypatch.setattr("pipeline.compile.waiting.hold_build_lock", held)
+    monkeypatch.setattr("pipeline.compile.run_context.hold_build_lock", held)
     done = project.run("catalog", project.folder)
     assert done.code == 0 and taken
     assert (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from enginery.core.types import PRECISIONS
-from pipeline.spec.file import load_spec
+from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project
 
 

@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from builders.execution.events import Printed, ProcessEnded, Started, Usage, Watch, ignore_event
-from builders.execution.jobs import Job
+from builders.execution.jobs import Job, Printed, ProcessEnded, Started, Usage, Watch, ignore_event
 from enginery.core.errors import StepError
-from enginery.core.origin.moment import precise_now
-from enginery.registry.runs.history import History
+from enginery.core.text import precise_now
+from enginery.registry.build_history import History
 from enginery.registry.store.base import open_store
-from enginery.registry.store.keys import run_key, run_live_key
+from enginery.registry.store.layout import run_key, run_live_key
 from pipeline.cli.models import status as command
 from pipeline.compile import steps
 from pipeline.compile.run_context import RunContext
 from pipeline.orchestration.runs.recorder import new_run, record_run
 from pipeline.progress.events import Planned
-from pipeline.spec.file import load_spec
+from pipeline.spec.model import load_spec
 from tests.pipeline.orchestration.runs.runs import EXPECTED, UNIT, plan, run_state, running
 from tests.pipeline.projects import Project
 

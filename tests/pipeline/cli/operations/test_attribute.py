@@ -11,7 +11,7 @@ from enginery.core.names import parse_reference
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import locate
 from tests.pipeline.projects import Project, weights, write_data, write_model
-from validation.attribution.published import attributions
+from validation.attribution.result import attributions
 
 GRAPH = "graph int8 (uint8 activations, fp32 elsewhere)"
 

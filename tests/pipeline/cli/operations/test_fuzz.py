@@ -6,7 +6,7 @@ from pathlib import Path
 
 from builders.execution.jobs import WorkerContext
 from enginery.core.types import Dim, TensorSpec
-from enginery.registry.build_request import request_of
+from enginery.registry.manifest import request_of
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import load
 from pipeline.operations.jobs.fuzz import FuzzEngine, FuzzTerms

@@ -21,16 +21,14 @@ from enginery.client.pull import bring
 from enginery.client.resolve import Resolution
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError, ModelError
-from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.hardware.targets import this_kind
 from enginery.core.names import parse_reference
 from enginery.core.types import CPU_KIND
-from enginery.registry.build_request import request_of
-from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.manifest import EngineEntry, Manifest, request_of
 from enginery.registry.store.base import open_store
 from enginery.registry.store.folder import FileStore
 from enginery.registry.versions.lookup import load, locate
-from pipeline.operations.jobs.refit import RefitEngine
-from pipeline.operations.refit import cannot
+from pipeline.operations.refit import RefitEngine, cannot
 from pipeline.values import EngineBlob
 from tests.pipeline import refitting_backend
 from tests.pipeline.projects import Project, answers, weights, write_model, write_project

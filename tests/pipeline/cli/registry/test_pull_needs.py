@@ -12,14 +12,14 @@ from builders.execution.local import LocalExecutor
 from enginery.core.errors import UnavailableError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.types import BuildRequest
-from enginery.registry.build_request import request_of
-from enginery.registry.runs.history import Expectation
+from enginery.registry.build_history import Expectation
+from enginery.registry.manifest import request_of
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import load
 from pipeline.compile.composition import InProcess, compile_model
-from pipeline.compile.jobs.engines import BuildEngine
 from pipeline.compile.plan import Selection
 from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps.engine_jobs import BuildEngine
 from pipeline.compile.steps.engines import (
     LEAN_WORKSPACE_MIB,
     LEAST_MEMORY_MIB,
@@ -30,7 +30,7 @@ from pipeline.compile.steps.engines import (
     recall_reduced,
     reduce_workspace,
 )
-from pipeline.spec.file import load_spec
+from pipeline.spec.model import load_spec
 from tests.builders import graphs
 
 

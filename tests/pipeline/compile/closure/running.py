@@ -13,17 +13,15 @@ from typing import Any
 
 import pytest
 
-from builders.execution.events import Watch, ignore_event
-from builders.execution.jobs import Job, WorkerContext
-from builders.execution.requests import decode_request, encode_request, result_type
+from builders.execution.jobs import Job, Watch, WorkerContext, decode_request, encode_request, ignore_event, result_type
 from enginery.core.codec import decode, encode
 from enginery.registry.store.base import open_store
-from pipeline.compile.closure.carriers import is_carrier
+from pipeline.compile.closure.reach import is_carrier
 from pipeline.compile.closure.sources import PACKAGES
 from pipeline.compile.composition import InProcess, compile_model
 from pipeline.compile.plan import Selection
 from pipeline.compile.run_context import RunContext
-from pipeline.spec.file import load_spec
+from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project, write_project
 
 # Every check fails that can, so that what drifted is attributed.

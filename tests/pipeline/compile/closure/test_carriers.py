@@ -10,19 +10,18 @@ from builders.backends import discovery
 from builders.execution.jobs import Job
 from enginery.core.digest import digest_of_bytes, digest_of_file
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.blob_digest import BlobDigest
-from pipeline.compile.closure.carriers import CARRIERS, is_carrier
+from enginery.registry.store.files import BlobDigest
 from pipeline.compile.closure.code import root_name
-from pipeline.compile.closure.reach import _walk, reach_definitions
+from pipeline.compile.closure.reach import CARRIERS, _walk, is_carrier, reach_definitions
 from pipeline.compile.closure.sources import SourceFiles
-from pipeline.compile.jobs.attribution import AttributeEngine, AttributeGraph
-from pipeline.compile.jobs.engines import BuildEngine, CheckEngine
-from pipeline.compile.jobs.graphs import CheckGraph, WriteGraph
-from pipeline.compile.jobs.latency import MeasureEngine
-from pipeline.compile.jobs.model import ExportModel
-from pipeline.compile.jobs.ranges import MergeParts, ObservePart, SearchQuantization
-from pipeline.compile.jobs.shapes import ProbeShapes
 from pipeline.compile.steps import keys
+from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
+from pipeline.compile.steps.calibration import MergeParts, ObservePart, SearchQuantization
+from pipeline.compile.steps.engine_jobs import BuildEngine, CheckEngine
+from pipeline.compile.steps.exports import ExportModel
+from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
+from pipeline.compile.steps.latency import MeasureEngine
+from pipeline.compile.steps.shapes import ProbeShapes
 from tests.pipeline.compile.closure.running import Traced, run
 
 KEYED: set[type] = {ExportModel, ObservePart, MergeParts, SearchQuantization, WriteGraph, CheckGraph, CheckEngine}
@@ -76,7 +75,7 @@ def test_a_step_gives_the_same_through_a_store_that_only_holds_bytes(
     """So no code of a store decides what a step gives: where blobs lie, how they are fetched, what else is there."""
     assert list(CARRIERS) == ["enginery.registry"], "each carrier needs a test of its own"
     assert {type(job.request) for job, _ in ran.done} >= KEYED
-    for name in [name for name in sys.modules if name.startswith("pipeline.compile.jobs.")]:
+    for name in [name for name in sys.modules if name.startswith("pipeline.compile.steps.blobs.")]:
         monkeypatch.setattr(f"{name}.open_store", Bytes, raising=False)
     again = [(job, value) for job, value in ran.done if not is_timed(job)]
     assert {type(job.request) for job, _ in again} >= KEYED - {SearchQuantization}
@@ -99,7 +98,7 @@ def test_of_the_carriers_a_step_opens_a_store_and_no_more() -> None:
 def test_everything_that_a_step_called_is_in_its_closure(ran: Traced, request_type: type) -> None:
     """The closure is computed from the source; here the steps are run, and every call of theirs is looked at."""
     reached = reach_definitions([root_name(request_type), *([ORT] if request_type in OPENING else [])], SourceFiles())
-    codec = ("enginery.core.codec", "builders.execution.requests")
+    codec = ("enginery.core.codec", "builders.execution.jobs")
     called = {(module, name) for module, name in ran.called[request_type] if module not in codec}
     assert len(called) > 5
     # A lambda or a comprehension outside of functions has no name to look for.

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compile.closure import code, memory
-from pipeline.compile.closure.code import find_code
-from pipeline.compile.closure.memory import remember_reach
+from pipeline.compile.closure import code
+from pipeline.compile.closure.code import find_code, remember_reach
 from pipeline.compile.closure.sources import SourceFiles
 
 ROOTS = ("toy.start:run",)
@@ -29,17 +28,17 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """The roots that were computed, and not recalled."""
     found: list[tuple[str, ...]] = []
-    real = memory._reach
+    real = code._reach
 
-    def noted(roots: tuple[str, ...], sources: SourceFiles) -> memory.Closure:
+    def noted(roots: tuple[str, ...], sources: SourceFiles) -> code.Closure:
         found.append(roots)
         return real(roots, sources)
 
-    monkeypatch.setattr(memory, "_reach", noted)
+    monkeypatch.setattr(code, "_reach", noted)
     return found
 
 
-def ask() -> memory.Closure:
+def ask() -> code.Closure:
     return remember_reach(ROOTS, SourceFiles({"toy"}))
 
 

@@ -186,9 +186,9 @@ def test_circles_end(toy: Path) -> None:
 
 def test_a_function_object_and_a_method_are_roots(toy: Path) -> None:
     from pipeline.compile.closure.code import find_code
-    from pipeline.compile.jobs.ranges import MergeParts
+    from pipeline.compile.steps.calibration import MergeParts
 
-    assert find_code(MergeParts) == find_code("pipeline.compile.jobs.ranges:MergeParts")
+    assert find_code(MergeParts) == find_code("pipeline.compile.steps.calibration:MergeParts")
     assert digest("toy.kept:Kept.first") == digest("toy.kept:Kept")
     with pytest.raises(EngineryError, match=r"toy\.start:gone is not there"):
         digest("toy.start:gone")

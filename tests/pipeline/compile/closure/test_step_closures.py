@@ -16,14 +16,14 @@ from pipeline.compile.closure.code import root_name
 from pipeline.compile.closure.reach import reach, reach_definitions
 from pipeline.compile.closure.sources import PACKAGES, SourceFile, SourceFiles
 from pipeline.compile.closure.value import Closure
-from pipeline.compile.jobs.attribution import AttributeEngine, AttributeGraph
-from pipeline.compile.jobs.engines import CheckEngine
-from pipeline.compile.jobs.graphs import CheckGraph, WriteGraph
-from pipeline.compile.jobs.latency import MeasureEngine
-from pipeline.compile.jobs.model import ExportModel
-from pipeline.compile.jobs.ranges import MergeParts, ObservePart, ObservePartRemotely, SearchQuantization
-from pipeline.compile.jobs.shapes import ProbeShapes
 from pipeline.compile.steps import keys
+from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
+from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely, SearchQuantization
+from pipeline.compile.steps.engine_jobs import CheckEngine
+from pipeline.compile.steps.exports import ExportModel
+from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
+from pipeline.compile.steps.latency import MeasureEngine
+from pipeline.compile.steps.shapes import ProbeShapes
 
 ORT, RTX = (discovery.entry_point(name) for name in ("onnxruntime", "tensorrt-rtx"))
 # The record that a step makes, and what its key is computed from.
@@ -213,13 +213,13 @@ def is_page(module: str) -> bool:
     [
         ("pipeline.sources.canonical", {"export", "golden"}),
         ("pipeline.quantization.search.search", {"choose", "choose, timed"}),
-        ("pipeline.compile.jobs.calls", {"prove onnxruntime", "prove tensorrt-rtx", "attribute engine"}),
-        ("builders.backends.tensorrt.runtime.session", {"prove tensorrt-rtx"}),
+        ("pipeline.compile.steps.engine_jobs", {"prove onnxruntime", "prove tensorrt-rtx", "attribute engine"}),
+        ("builders.backends.tensorrt.session", {"prove tensorrt-rtx"}),
         (
-            "builders.backends.onnxruntime.split",
+            "builders.backends.onnxruntime.rewrites",
             {"choose, timed", "prove onnxruntime", "attribute engine", "latency", "shapes"},
         ),
-        ("validation.latency.measurement.warmup", {"latency"}),
+        ("validation.latency.measurement.loop", {"latency"}),
         ("validation.attribution.reduce", {"attribute graph"}),
         ("builders.backends.iree.session", set()),
     ],
@@ -240,7 +240,7 @@ def test_what_is_loaded_by_name_is_a_root_wherever_it_is_loaded() -> None:
 # Where reached code finds code by a name that is put together at run time, and what stands for it in the key.
 DYNAMIC = {
     ("builders.backends.discovery", "_entries"): "backend_root",
-    ("builders.backends.tensorrt.edition", "TensorRTEdition"): "the compiler, whose version is in the build key",
+    ("builders.backends.tensorrt.base", "TensorRTEdition"): "the compiler, whose version is in the build key",
     ("builders.backends.tensorrt.words", "recorder"): "the compiler, whose version is in the build key",
     ("enginery.core.errors", "error_from_json"): "classes of its own module; an error is no result",
     ("enginery.user_code.entry_point", "_import"): "the spec's own files, whose digests are in the key",

@@ -13,11 +13,10 @@ from builders.backends import discovery
 from enginery.core.hardware.targets import CPU, parse_targets
 from enginery.core.reports.proof import Check, judge
 from enginery.core.types import BuildRequest
-from pipeline.compile.jobs import engines
-from pipeline.compile.jobs.calls import repeats_bits, seed_of, tried_calls
+from pipeline.compile.steps import engine_jobs
+from pipeline.compile.steps.engine_jobs import repeats_bits, seed_of, tried_calls
 from pipeline.compile.steps.keys import calls_of
-from pipeline.spec.file import load_spec
-from pipeline.spec.model import ModelSpec
+from pipeline.spec.model import ModelSpec, load_spec
 from tests.faults.bench import Bench
 from tests.faults.nets import after, mlp, rows, with_swapped
 from tests.faults.sessions import use_steady_clock
@@ -72,14 +71,14 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 def proof(bench: Bench, fault: Callable[..., Answers], monkeypatch: pytest.MonkeyPatch) -> list[Check]:
-    real = engines.open_session
+    real = engine_jobs.open_session
 
     @contextmanager
     def planted(*arguments: Any) -> Iterator[Planted]:
         with real(*arguments) as session:
             yield Planted(session, fault)
 
-    monkeypatch.setattr(engines, "open_session", planted)
+    monkeypatch.setattr(engine_jobs, "open_session", planted)
     use_steady_clock(monkeypatch)
     return bench.engine().checks(seconds=0.5)
 

@@ -9,7 +9,7 @@ import pytest
 from enginery.core.codec import decode
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
 from enginery.registry.store.base import open_store
-from enginery.registry.store.keys import page_data_key, page_key
+from enginery.registry.store.layout import page_data_key, page_key
 from enginery.registry.versions.lookup import load
 from pipeline.compile.publication.pages import (
     CANARY,

@@ -11,7 +11,7 @@ from in_toto_attestation.v1.statement import Statement
 
 from enginery.core.digest import canonical_json
 from enginery.registry.store.base import open_store
-from enginery.registry.verification.verify import verify
+from enginery.registry.verification import verify
 from enginery.registry.versions.publish import publish
 from pipeline.cli import enginery
 from pipeline.compile.publication.provenance import (

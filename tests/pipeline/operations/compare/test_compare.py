@@ -10,11 +10,19 @@ from enginery.core.errors import InputError, UnknownNameError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.reports.latency import MachineKind
 from enginery.core.types import Dim
-from pipeline.compile.jobs.shapes import sizes_outside, sizes_within
-from pipeline.operations.compare.formatting import describe_comparison, format_markdown, format_rows
-from pipeline.operations.compare.report import BackendComparison, EngineFacts, Flip, PairedComparison, Recommendation
+from pipeline.compile.steps.shapes import sizes_outside, sizes_within
+from pipeline.operations.compare.report import (
+    BackendComparison,
+    EngineFacts,
+    Flip,
+    PairedComparison,
+    Recommendation,
+    describe_comparison,
+    format_markdown,
+    format_rows,
+)
 from pipeline.operations.compare.run import CompareOptions, widen_spec
-from pipeline.spec.file import load_spec
+from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project
 
 

@@ -4,9 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.operations.compare.formatting import describe_pair
 from pipeline.operations.compare.recommend import recommend
-from pipeline.operations.compare.report import EngineFacts, PairedComparison, RuntimeMedian, find_fastest, rank_alike
+from pipeline.operations.compare.report import (
+    EngineFacts,
+    PairedComparison,
+    RuntimeMedian,
+    describe_pair,
+    find_fastest,
+    rank_alike,
+)
 
 FLEET = ("cpu", "sm_80", "sm_89")
 

@@ -15,11 +15,8 @@ from prefect.utilities.templating import apply_values, find_placeholders
 
 from enginery.core.hardware.targets import GENERATIONS
 from pipeline.cli import enginery
-from pipeline.orchestration.deployments.deploy import flow_of
-from pipeline.orchestration.deployments.pools import template
-from pipeline.orchestration.deployments.prefect_yaml import REGISTRY, text
-from pipeline.orchestration.deployments.silence import SILENT, automation
-from pipeline.orchestration.deployments.wanted import KINDS, DeploymentPlan, WantedDeployment
+from pipeline.orchestration.deployments.deploy import SILENT, automation, flow_of, template
+from pipeline.orchestration.deployments.plan import KINDS, REGISTRY, DeploymentPlan, WantedDeployment, text
 from pipeline.orchestration.flows.runner import limit_name
 from pipeline.orchestration.payloads import PAYLOADS
 

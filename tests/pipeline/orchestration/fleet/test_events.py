@@ -11,7 +11,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, tempor
 from enginery.core.errors import UnavailableError
 from enginery.registry.store.base import Store
 from pipeline.fleet.work import work_for
-from pipeline.orchestration.fleet.events import Message, messages, tell
+from pipeline.orchestration.fleet import Message, messages, tell
 from pipeline.orchestration.payloads import PAYLOADS
 from tests.pipeline.fleet.fleets import built, nothing_known, published
 from tests.pipeline.fleet.test_coverage import demand, group, stand

@@ -11,11 +11,11 @@ from dataclasses import asdict
 import pytest
 
 from enginery.core.digest import canonical_json
-from enginery.core.origin.presence import this_process
+from enginery.core.origin import this_process
+from enginery.registry import leases
 from enginery.registry.build_lock import LockHolder
 from enginery.registry.store.base import Store, open_store
-from enginery.registry.store.keys import build_lock_key
-from enginery.registry.writers import clock
+from enginery.registry.store.layout import build_lock_key
 from tests.pipeline.projects import Project
 
 SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}
@@ -84,14 +84,14 @@ def test_a_killed_holder_keeps_nobody_waiting(project: Project) -> None:
 def test_a_run_with_nothing_to_do_waits_for_nobody(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.change_spec(**SMALL)
     names: list[str] = []
-    monkeypatch.setattr("pipeline.compile.waiting.hold_build_lock", noting(names))
+    monkeypatch.setattr("pipeline.compile.run_context.hold_build_lock", noting(names))
     assert project.build().code == 0 and len(names) == 2
     store, here = open_store(project.registry, create=True), this_process()
-    stamp = clock.stamp(clock.now())
+    stamp = leases.stamp(leases.now())
     for name in names:
         holder = LockHolder("compiling tiny", "elsewhere", here.namespace, 7, 1, "0", 0, stamp, stamp)
         store.replace(build_lock_key(name), canonical_json(asdict(holder)), None)
-    monkeypatch.setattr("pipeline.compile.waiting.hold_build_lock", lambda *_: pytest.fail("it waits"))
+    monkeypatch.setattr("pipeline.compile.run_context.hold_build_lock", lambda *_: pytest.fail("it waits"))
     again = project.build()
     assert again.code == 0 and again.json["cached"] is True
     assert "turn: done: every step is on record" in again.err

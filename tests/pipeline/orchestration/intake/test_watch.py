@@ -11,7 +11,7 @@ from enginery.registry.registered_specs import registrations
 from enginery.registry.store.base import Store, open_store
 from pipeline.orchestration import events
 from pipeline.orchestration.events import SentEvent
-from pipeline.orchestration.intake.watch import Watch, WatchedSpec
+from pipeline.orchestration.watch import Watch, WatchedSpec
 from tests.enginery.s3_server import BUCKET
 from tests.pipeline.projects import Project, weights, write_model
 

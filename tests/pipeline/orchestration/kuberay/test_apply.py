@@ -13,8 +13,7 @@ import yaml
 from enginery.core.errors import InputError, UnavailableError
 from pipeline.orchestration.kuberay.apply import apply as apply_waiting
 from pipeline.orchestration.kuberay.apply import main
-from pipeline.orchestration.kuberay.changes import CONSENT, SUSPENDED
-from pipeline.orchestration.kuberay.workers import RAY_VERSION, Pod
+from pipeline.orchestration.kuberay.changes import CONSENT, RAY_VERSION, SUSPENDED, Pod
 
 Object = dict[str, Any]
 HEAD = Pod("head", None, "2.60.0")

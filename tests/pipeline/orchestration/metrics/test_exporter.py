@@ -12,10 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from enginery.core.errors import UnavailableError
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.folder import FileStore
-from enginery.registry.store.keys import run_key
-from pipeline.orchestration.metrics import definitions, registry_view
-from pipeline.orchestration.metrics.exporter import Exporter
-from pipeline.orchestration.metrics.registry_view import Looker
+from enginery.registry.store.layout import run_key
+from pipeline.orchestration.metrics import definitions
+from pipeline.orchestration.metrics import exporter as registry_view
+from pipeline.orchestration.metrics.exporter import Exporter, Looker
 from tests.pipeline.orchestration.runs.runs import run_state, running
 from tests.pipeline.projects import Project
 

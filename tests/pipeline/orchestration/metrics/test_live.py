@@ -12,10 +12,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from builders.execution.events import Usage
+from builders.execution.jobs import Usage
 from enginery.core.errors import UnavailableError
-from enginery.registry.store import io_errors
-from enginery.registry.store.atomic_write import reachable
+from enginery.registry.store import files
+from enginery.registry.store.files import reachable
 from pipeline.orchestration.metrics import definitions
 from pipeline.orchestration.metrics.live import LiveMetrics, serve_metrics
 from pipeline.progress.events import Finished, Planned, ProcessEnded, Retrying, RunConcluded, Started
@@ -75,7 +75,7 @@ def test_errors_of_the_registry_are_counted(live: LiveMetrics) -> None:
     before = value(live, "enginery_registry_errors_total")
     with pytest.raises(UnavailableError), reachable("writing"):
         raise OSError(28, "No space left on device")
-    io_errors.count_retry()
+    files.count_retry()
     assert before is not None and value(live, "enginery_registry_errors_total") == before + 1
     assert value(live, "enginery_registry_retries_total")
 

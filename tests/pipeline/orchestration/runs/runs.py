@@ -3,11 +3,11 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from builders.execution.events import Usage
-from enginery.registry.runs.history import Expectation
-from enginery.registry.runs.state import RunItem, RunState
+from builders.execution.jobs import Usage
+from enginery.registry.build_history import Expectation
+from enginery.registry.runs import RunItem, RunState
 from enginery.registry.store.base import Store
-from enginery.registry.store.keys import run_key
+from enginery.registry.store.layout import run_key
 from pipeline.orchestration.runs.tracker import Tracker
 from pipeline.progress.events import (
     Finished,

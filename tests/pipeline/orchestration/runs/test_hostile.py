@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginery.core.errors import IntegrityError
-from enginery.registry.runs.history import Past, read_pasts
-from enginery.registry.runs.state import parse_run
-from enginery.registry.runs.totals import BUCKETS_S, read_totals
+from enginery.registry.build_history import BUCKETS_S, Past, read_pasts, read_totals
+from enginery.registry.runs import parse_run
 from enginery.registry.store.base import open_store
-from enginery.registry.store.keys import run_key
+from enginery.registry.store.layout import run_key
+from pipeline.orchestration.artifacts import description, percent
 from pipeline.orchestration.metrics import definitions
-from pipeline.orchestration.metrics.registry_view import Looker
-from pipeline.orchestration.runs.prefect_progress import description, percent
+from pipeline.orchestration.metrics.exporter import Looker
 from pipeline.orchestration.runs.views import view_run
 from tests.hostile import damaged, documents
 from tests.pipeline.orchestration.runs.runs import EXPECTED, UNIT, running

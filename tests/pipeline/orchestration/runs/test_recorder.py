@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 
-from builders.execution.events import Usage
+from builders.execution.jobs import Usage
 from enginery.core.errors import StepError, UnavailableError, UndecidedError
-from enginery.core.origin.presence import Presence, this_process
-from enginery.registry.retention.gc import collect
-from enginery.registry.runs import journal
-from enginery.registry.runs.history import read_pasts
-from enginery.registry.runs.state import RunState, parse_run
-from enginery.registry.runs.totals import read_totals
+from enginery.core.origin import Presence, this_process
+from enginery.registry import runs
+from enginery.registry.build_history import read_pasts, read_totals
+from enginery.registry.gc import collect
+from enginery.registry.runs import RunState, parse_run
 from enginery.registry.store.base import open_store
 from enginery.registry.store.folder import FileStore
-from enginery.registry.store.keys import TOTALS, history_key, run_key, run_live_key
+from enginery.registry.store.layout import TOTALS, history_key, run_key, run_live_key
 from pipeline.orchestration.runs import recorder
 from pipeline.orchestration.runs.recorder import RunRecorder, new_run, new_tracker, record_run
 from pipeline.orchestration.runs.tracker import Tracker
@@ -42,8 +41,8 @@ def by_hand(store: FileStore) -> tuple[Tracker, RunRecorder]:
 
 
 def the_run(store: FileStore) -> RunState:
-    (run,) = journal.run_ids(store)
-    found = journal.read_run(store, run)
+    (run,) = runs.run_ids(store)
+    found = runs.read_run(store, run)
     assert found
     return found
 
@@ -78,7 +77,7 @@ def test_a_run_is_seen_while_it_goes_on_with_the_end_of_what_it_prints(store: Fi
     writer._round()
     run = the_run(store)
     assert run.state == "running" and [item.state for item in run.units] == ["running", "planned", "refused"]
-    assert journal.read_live(store, run.id) == {UNIT: "first\n"}
+    assert runs.read_live(store, run.id) == {UNIT: "first\n"}
 
 
 def test_nothing_new_is_not_written_but_a_sign_of_life_is(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +203,7 @@ def test_what_builds_took_is_remembered_and_what_was_cached_is_counted(store: Fi
 def test_of_more_units_than_a_document_holds_those_that_matter_are_told(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("enginery.registry.runs.state.MOST_ITEMS", 3)
+    monkeypatch.setattr("enginery.registry.runs.MOST_ITEMS", 3)
     tracker, writer = by_hand(store)
     for number in range(5):
         tracker.emit(Started(f"unit {number}"))

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from enginery.core.origin.presence import this_process
-from enginery.registry.runs.state import RunState
-from pipeline.orchestration.runs.prefect_progress import description, percent
+from enginery.core.origin import this_process
+from enginery.registry.runs import RunState
+from pipeline.orchestration.artifacts import description, percent
 from pipeline.orchestration.runs.views import RunView
 from tests.pipeline.orchestration.runs.runs import BEGAN, EXPECTED, UNIT, run_state, running, stamp
 

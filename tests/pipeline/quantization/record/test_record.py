@@ -9,8 +9,8 @@ import pytest
 from onnx import ModelProto
 
 from enginery.core.codec import encode
-from pipeline.quantization.insertion.insertion_points import activations, prepare_model
-from pipeline.quantization.record.record import BINS, PICTURES, Evidence, record
+from pipeline.quantization.insertion_points import activations, prepare_model
+from pipeline.quantization.record import BINS, PICTURES, Evidence, record
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.search.search import SearchFloor, choose

@@ -3,7 +3,7 @@
 import numpy as np
 from onnx import ModelProto
 
-from pipeline.quantization.insertion.insertion_points import activations, prepare_model
+from pipeline.quantization.insertion_points import activations, prepare_model
 from pipeline.quantization.ranges import Ranges
 from tests.pipeline.quantization.small_nets import build, ranges_of
 

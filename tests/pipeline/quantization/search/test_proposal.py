@@ -13,7 +13,7 @@ from onnx import ModelProto
 from builders.backends.onnxruntime import OrtSession
 from enginery.core.reports.proof import Check, describe
 from enginery.core.types import Precision, QuantizationScheme
-from pipeline.quantization.schemes.emulate import emulate
+from pipeline.quantization.schemes.cast import emulate
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.search.proposal import QuantizationRecipe, narrow_groups, propose

@@ -33,7 +33,7 @@ from tests.pipeline.quantization.small_nets import (
     sentences,
     sqnr_db,
 )
-from validation.reporting.pictures import BROKEN_DB, frontier_svg
+from validation.reporting.quantization import BROKEN_DB, frontier_svg
 
 NETS = {
     "outliers": (outlier_net, noise),

@@ -6,14 +6,22 @@ import numpy as np
 import pytest
 from onnx import ModelProto, numpy_helper
 
-from pipeline.quantization.insertion.insertion_points import find_sites, prepare_model
+from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.search import choose
 from pipeline.quantization.search.sensitivity import _within
 from pipeline.quantization.settings.convolutions import fit_convolutions
 from pipeline.quantization.settings.groups import find_groups
-from pipeline.quantization.settings.moments import Moments, batches, layers, moments_of
-from pipeline.quantization.settings.patches import Window, as_matrices, as_weight, patches
+from pipeline.quantization.settings.moments import (
+    Moments,
+    Window,
+    as_matrices,
+    as_weight,
+    batches,
+    layers,
+    moments_of,
+    patches,
+)
 from pipeline.quantization.settings.rounding import compensate, nearest, steps_of
 from pipeline.quantization.settings.smooth import apply_plans
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, runs

@@ -4,10 +4,9 @@ import numpy as np
 import onnx
 import pytest
 
-from pipeline.quantization.insertion.insertion_points import find_sites, prepare_model
-from pipeline.quantization.settings.folding import find_fold
+from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.settings.groups import find_groups, matrices
-from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans
+from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, find_fold
 from tests.pipeline.quantization.search.outlier_nets import all_ranges
 from tests.pipeline.quantization.small_nets import build, of_type, run
 

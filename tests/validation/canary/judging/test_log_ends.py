@@ -18,8 +18,7 @@ from tests.validation.canary.simulated_logs import (
 )
 from validation.canary import observations
 from validation.canary.judging.judge import judge
-from validation.canary.judging.log_ends import MOST_IN_FLIGHT
-from validation.canary.judging.pairing import evidence_of
+from validation.canary.judging.pairing import MOST_IN_FLIGHT, evidence_of
 from validation.canary.observations import read_both, read_observations
 
 ENDS = [name for name in SIMULATIONS if "dies" in name or "stops first" in name or "in flight" in name]

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from enginery.core.errors import InputError
-from validation.canary.judging.judge import Looks
-from validation.canary.judging.sequential import level_of, spend_error
+from validation.canary.judging.judge import Looks, level_of, spend_error
 from validation.statistics.distributions import NORMAL
 
 QUARTERS = (0.25, 0.5, 0.75, 1.0)

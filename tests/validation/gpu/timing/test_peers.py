@@ -18,12 +18,11 @@ from validation.gpu import trials
 from validation.gpu.cases import save_cases
 from validation.gpu.kit import _describe_end
 from validation.gpu.models import write
+from validation.gpu.peaks import Peaks, measure_peaks, seconds_of
+from validation.gpu.peers import TorchSession, _Replayed
 from validation.gpu.results import PeerComparison, TrialOutcome
 from validation.gpu.tasks import request_for
-from validation.gpu.timing.clocks import seconds_of
-from validation.gpu.timing.peaks import Peaks, measure_peaks
-from validation.gpu.timing.peers import TorchSession, _Replayed
-from validation.limits.float64 import DoubleSession
+from validation.limits.noise_floor import DoubleSession
 
 torch = pytest.importorskip("torch")
 

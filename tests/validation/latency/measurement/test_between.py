@@ -6,8 +6,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from validation.latency.measurement.between import BEYOND, quantiles_between
-from validation.latency.measurement.quantiles import quantiles
+from validation.latency.measurement.quantiles import BEYOND, quantiles, quantiles_between
 from validation.statistics.distributions import t_quantile
 
 MEDIAN = 4e-5

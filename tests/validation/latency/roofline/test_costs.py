@@ -6,10 +6,16 @@ import pytest
 from onnx import numpy_helper
 
 from enginery.core.types import TensorSpec
-from validation.latency.roofline.costs import cost_of, graph_cost, list_uncounted, size_bytes
-from validation.latency.roofline.fusion import traffic
+from validation.latency.roofline.breakdown import traffic
+from validation.latency.roofline.costs import (
+    cost_of,
+    graph_cost,
+    list_uncounted,
+    multiplications,
+    per_value,
+    size_bytes,
+)
 from validation.latency.roofline.graph_costs import graph_costs
-from validation.latency.roofline.macs import multiplications, per_value
 
 CONV = """
 <ir_version: 10, opset_import: ["" : 20]>

@@ -1,0 +1,186 @@
+"""From a request to the serialized engine: the calls of TensorRT's builder that both flavours share.
+
+What a build is doing, and how to end it early.
+
+TensorRT calls its progress monitor for every step of every phase, thousands of times in a second for some, and one
+that does much slows the build (pytorch/TensorRT#3215). So a step costs one reading of the clock here; what to do now is
+told every `_TELL_S`, and whether the build shall end is asked every `_ASK_S`. How much is left is no matter of steps,
+which cover little of a build: the history of builds predicts that.
+
+Timing caches of full TensorRT: what the tuner has measured on this GPU, given to the next build.
+
+A cache is good for one product, driver and version of TensorRT; with another it is an error to some releases
+(NVIDIA/TensorRT#2144) and useless to the rest. So whoever keeps caches keys them by these three (`TimingCached`), and
+what TensorRT refuses all the same is left out, with a note. A cache makes builds quicker and not reproducible
+(NVIDIA/TensorRT#4798): it is no part of a build key. Not run on a GPU.
+
+What the engine inspector tells of an engine's layers: names, types, formats, tactics. Never run on a GPU.
+
+The inspector wants a loaded engine, hence the GPU, and room on it beside what the builder still holds. An engine is
+none the worse for not being inspected, so every failure ends in a reason and not in an error.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from builders.backends.optional_methods import GIVEN, GROWN
+from builders.backends.tensorrt.words import clean, parser_reason
+from enginery.core.errors import EngineryError, ModelError
+from enginery.core.types import ShapeProfile, Untyped
+
+
+def check_model(model: Path) -> None:
+    """Raise ModelError when the ONNX checker refuses the model. TensorRT's parser accepts empty and garbage files."""
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(model))
+    except Exception as error:  # the checker raises protobuf's, its own and the standard library's classes alike
+        raise ModelError(f"{model.name} is no valid ONNX model: {error}; export it again") from error
+
+
+def parse_network(trt: Untyped, said: Untyped, builder: Untyped, model: Path, edition: tuple[str, str]) -> Untyped:
+    """A strongly typed network of the model. flavour: title and name, for words.
+
+    Raises ModelError naming node, operator and reason. The parser reads from the path, so that external data is found;
+    and says True to some input it could not use.
+    """
+    network = builder.create_network(_network_flags(trt))
+    parser = trt.OnnxParser(network, said)
+    if not parser.parse_from_file(str(model)) or parser.num_errors:
+        problems = [parser.get_error(index) for index in range(parser.num_errors)]
+        raise ModelError(parser_reason(*edition, problems))
+    if network.num_layers == 0:
+        raise ModelError(f"{edition[0]} found no operators in {model.name}; export it again")
+    return network
+
+
+def _network_flags(trt: Untyped) -> int:
+    """Strong typing is a choice in TensorRT 10. Later releases and RTX have nothing else and deprecate the flag."""
+    if not trt.__version__.startswith("10."):
+        return 0
+    return 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+
+
+def add_profiles(builder: Untyped, config: Untyped, profiles: Iterable[ShapeProfile]) -> None:
+    """One optimization profile each. What is wrong with one stands in the log, and the build then fails."""
+    for shapes in profiles:
+        profile = builder.create_optimization_profile()
+        for name, low, best, high in shapes.inputs:
+            profile.set_shape(name, low, best, high)
+        config.add_optimization_profile(profile)
+
+
+def has_profile(name: str, profiles: Iterable[ShapeProfile]) -> bool:
+    """Whether every profile says the shapes of this input, and there is one."""
+    found = [any(entry[0] == name for entry in shapes.inputs) for shapes in profiles]
+    return bool(found) and all(found)
+
+
+_ASK_S = 0.2
+_TELL_S = 2.0
+
+
+def monitor(trt: Untyped, asked_to_stop: Callable[[], bool], tell: Callable[[str], None]) -> Untyped:
+    """An `IProgressMonitor` that tells phases and stops the build when it is asked to. It must outlive the config."""
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.stopped = False
+            self._asked_at = self._told_at = 0.0
+            self._phase = self._told = ""
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:  # noqa: ARG002
+            self._phase = phase_name
+
+        def phase_finish(self, phase_name: str) -> None:
+            pass
+
+        def step_complete(self, phase_name: str, step: int) -> bool:  # noqa: ARG002
+            now = time.monotonic()
+            if now - self._asked_at >= _ASK_S:
+                self._asked_at = now
+                self.stopped = self.stopped or asked_to_stop()
+                self._say(now)
+            return not self.stopped
+
+        def _say(self, now: float) -> None:
+            if self._phase != self._told and now - self._told_at >= _TELL_S:
+                self._told, self._told_at = self._phase, now
+                tell(f"compiling: {self._phase[:80].lower()}")
+
+    return Monitor()
+
+
+def use_given(config: Untyped, workdir: Path) -> list[tuple[str, str]]:
+    """Give the tuner WORKDIR/timing.cache, else an empty cache to fill; a warning if the one there was left out."""
+    path = workdir / GIVEN
+    data = path.read_bytes() if path.is_file() else b""
+    reason = _set(config, data)
+    if not (data and reason):
+        return []
+    _set(config, b"")
+    return [("WARNING", f"the timing cache of this GPU was left out, and begun anew: {reason}")]
+
+
+def keep_grown(config: Untyped, workdir: Path) -> None:
+    """Leave what the tuner knows now in WORKDIR."""
+    cache = config.get_timing_cache()
+    if cache is not None:
+        (workdir / GROWN).write_bytes(bytes(cache.serialize()))
+
+
+def merge_caches(trt: Untyped, logger: Untyped, older: bytes, newer: bytes) -> bytes:
+    """Both caches as one. Raises EngineryError when TensorRT does not take them together."""
+    config = trt.Builder(logger).create_builder_config()
+    first = config.create_timing_cache(older)
+    second = config.create_timing_cache(newer)
+    if first is None or second is None or not first.combine(second, False):
+        raise EngineryError("TensorRT does not merge these timing caches; the newer one alone is kept")
+    return bytes(first.serialize())
+
+
+def _set(config: Untyped, data: bytes) -> str:
+    """Why TensorRT does not take it; '' when it does."""
+    try:
+        cache = config.create_timing_cache(data)
+        taken = cache is not None and config.set_timing_cache(cache, False)
+    except (RuntimeError, ValueError, TypeError) as error:
+        return str(error)
+    return "" if taken else "TensorRT refuses it (another version, GPU or driver, or damaged)"
+
+
+MAX_BYTES = 64 << 20
+
+
+def kept_layers(
+    trt: Untyped, said: Untyped, engine: Path, prepare: Callable[[Untyped], None]
+) -> tuple[Path | None, str]:
+    """The inspector's JSON in a file beside the engine, or the reason why there is none."""
+    before = len(said.messages)
+    runtime = trt.Runtime(said)
+    prepare(runtime)
+    runtime.engine_host_code_allowed = True  # it was built in this process
+    loaded = runtime.deserialize_cuda_engine(engine.read_bytes())
+    inspector = loaded and loaded.create_engine_inspector()
+    text = inspector.get_engine_information(trt.LayerInformationFormat.JSON) if inspector else ""
+    heard = [clean(words) for level, words in said.messages[before:] if "ERROR" in level]
+    del said.messages[before:]
+    if not text:
+        return None, "; ".join(dict.fromkeys(heard)) or "TensorRT tells nothing"
+    return _write_layers(text, engine)
+
+
+def _write_layers(text: str, engine: Path) -> tuple[Path | None, str]:
+    if len(text) > MAX_BYTES:
+        return None, f"it takes {len(text)} bytes; the limit is {MAX_BYTES}"
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        return None, f"TensorRT's JSON cannot be read: {error}"
+    path = engine.with_name("layers.json")
+    path.write_text(json.dumps(document, sort_keys=True))
+    return path, ""

@@ -1,0 +1,252 @@
+"""Full TensorRT, which tunes on the GPU it builds for. Its build was never run: the libraries were not at hand.
+
+TensorRT for RTX.
+
+Options of full TensorRT that change nothing here are left out. On a graph that TensorRT-RTX 1.7.1 builds reproducibly,
+the engine's bytes were the same for optimization levels 0 to 5, tiling levels, L2 limits and auxiliary streams;
+hardware compatibility is "unsupported" in its own words, and the timing cache a no-op. Refitting, stripped weights,
+version compatibility and the engine inspector need a GPU or a library that is not in its wheels: the build fails.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from builders.backends.tensorrt import loading as libraries
+from builders.backends.tensorrt.base import LEAST, OPTIONS, TensorRTEdition, wheels
+from builders.backends.tensorrt.build import keep_grown, kept_layers, merge_caches, use_given
+from builders.backends.tensorrt.loading import Opening, refit, serialize_engine
+from builders.backends.tensorrt.words import recorder
+from enginery.core.capabilities import Capabilities
+from enginery.core.errors import EngineryError
+from enginery.core.hardware import cuda
+from enginery.core.requirements import Gpu, Library, Product, Requirement, Runtime, Weights, numbers
+from enginery.core.types import NO_LAYERS, BuildRequest, Engine, Target, Untyped
+
+_LEVELS = ("none", "same_compute_capability", "ampere_plus")
+_AMPERE = (8, 0)
+# Major versions whose engines, if they are version compatible, the next one runs, too.
+_NEXT_MAJOR = {8: 10, 10: 11}
+_VERBOSITY = {"none": "NONE", "names": "LAYER_NAMES_ONLY", "detailed": "DETAILED"}
+
+
+_OTHER_PRODUCT = "TensorRT warns of errors on another product, but for engines with hardware_compatibility"
+
+
+@dataclass(frozen=True)
+class TensorRT(TensorRTEdition):
+    """Full TensorRT, 10.16 and later. Options besides those of the base class:
+
+    optimization_level: 0 (fast build) to 5 (fast engine).
+    hardware_compatibility: 'none', 'same_compute_capability' or 'ampere_plus': wider use of an engine, for some speed.
+    version_compatible: whether later releases of TensorRT may run the engine, which carries a runtime of its own then.
+    refittable: whether new weights may take the place of the engine's without a build.
+    strip_weights: whether the engine's file leaves its weights out, which are read from the ONNX model when it is
+    opened; refittable too.
+    plugins: shared libraries with plugins, by absolute path, with commas between them.
+    layer_information: what the engine tells of its layers: 'none', 'names' or 'detailed' (tactics, formats).
+    """
+
+    name: ClassVar[str] = "tensorrt"
+    title: ClassVar[str] = "TensorRT"
+    module: ClassVar[str] = "tensorrt"
+    distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt")
+    install: ClassVar[str] = "pip install 'enginery[tensorrt]' on a node with that GPU, or use tensorrt-rtx"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="budget",
+        tunes_on_target=True,
+        refits=True,
+        timing_cache=True,
+        times_nodes=True,
+        options=OPTIONS,
+    )
+
+    optimization_level: int = 3
+    hardware_compatibility: str = "none"
+    version_compatible: bool = False
+    refittable: bool = False
+    strip_weights: bool = False
+    plugins: str = ""
+    layer_information: str = "detailed"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.optimization_level <= 5:
+            raise self._bad("optimization_level", f"{self.optimization_level} is not in 0..5")
+        self._one_of("hardware_compatibility", _LEVELS)
+        self._one_of("layer_information", tuple(_VERBOSITY))
+        for path in libraries.paths(self.plugins):
+            if not Path(path).is_absolute():
+                raise self._bad("plugins", f"{path!r} is no absolute path; name the library as every worker has it")
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the installed wheels, and the digest of each plugin library."""
+        found = super().versions()
+        return {**found, **libraries.digests(libraries.paths(self.plugins))} if found else {}
+
+    def refuses(self, request: BuildRequest) -> str | None:
+        """As the base class, and what its own options cannot do."""
+        return super().refuses(request) or self._options_refusal(request)
+
+    def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
+        """As the base class, by its options, with the plugins, and the weights that a stripped engine leaves out.
+
+        Sources: NVIDIA, TensorRT 11.4 documentation, "Engine Compatibility" and "Support Matrix"; the documentation of
+        `HardwareCompatibilityLevel` in the bindings. Not tried on a GPU.
+        """
+        found = list(super().requires(request))
+        if self.hardware_compatibility == "ampere_plus":
+            found[0] = Gpu(request.target.name, max(_AMPERE, LEAST.get(request.precision, _AMPERE)), "at_least")
+        if request.target.product and self.hardware_compatibility == "none":
+            found.append(Product(request.target.product, _OTHER_PRODUCT))
+        found += [Library(path, digest) for path, digest in libraries.on_record(dict(request.toolchain))]
+        return (*found, *([Weights(request.model)] if self.strip_weights else []))
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        """As the base class, with what the inspector tells of the layers, where it can, as an extra file."""
+        engine = super().build(request, model, workdir)
+        if self.layer_information == "none":
+            return replace(engine, notes=(*engine.notes, f"{NO_LAYERS}: layer_information was none"))
+        path, reason = kept_layers(self._import(), recorder(self.module), engine.path, self._load_plugins)
+        if path is None:
+            return replace(engine, notes=(*engine.notes, f"{NO_LAYERS}: {reason}"))
+        return replace(engine, extras=(("layers", path),))
+
+    def refits(self, request: BuildRequest) -> str | None:  # noqa: ARG002 - see `Refitting`
+        """See `Refitting`."""
+        if self.refittable or self.strip_weights:
+            return None
+        return "it was built without refittable or strip_weights"
+
+    def refit_needs_gpu(self) -> bool:
+        """See `Refitting`: a stripped engine gets its weights when it is opened, and stays as it is."""
+        return not self.strip_weights
+
+    def refit(self, engine: Engine, model: Path, request: BuildRequest, workdir: Path) -> Engine:
+        """See `Refitting`. Never run on a GPU."""
+        from builders.backends.tensorrt.session import load
+
+        path = workdir / f"refitted{engine.suffix}"
+        if self.strip_weights:
+            path.write_bytes(engine.path.read_bytes())
+        else:
+            self._check_host(request.target)
+            trt, said = self._import(), recorder(self.module)
+            said.messages.clear()
+            runtime = trt.Runtime(said)
+            loaded = load(runtime, said, engine, self._configure_opening(Opening(0)))
+            refit(trt, said, loaded, model)
+            path.write_bytes(serialize_engine(trt, loaded, said))
+        return Engine.of_file(self, request, path)
+
+    def timing_place(self) -> tuple[str, str] | None:
+        """See `TimingCached`: TensorRT tunes on the first GPU."""
+        here, found = cuda.gpus(), super().versions()
+        return (here[0].name, found.get(self.name) or max(found.values())) if here and found else None
+
+    def merge_timing(self, older: bytes, newer: bytes) -> bytes:
+        """See `TimingCached`."""
+        return merge_caches(self._import(), recorder(self.module), older, newer)
+
+    def _runtime(self, toolchain: Mapping[str, str]) -> Runtime:
+        """One that is version compatible runs with later releases of its major version and some of the next, too."""
+        found = super()._runtime(toolchain)
+        if not (self.version_compatible and (parts := numbers(found.version))):
+            return found
+        majors = [_NEXT_MAJOR[parts[0]]] if parts[0] in _NEXT_MAJOR else []
+        ranges = [(found.version, str(parts[0] + 1)), *((str(major), str(major + 1)) for major in majors)]
+        return replace(found, loads=tuple(ranges))
+
+    def _prepare(self, builder: Untyped) -> None:
+        self._load_plugins(builder)
+
+    def _load_plugins(self, owner: Untyped) -> None:
+        """Into the registry of a builder or a runtime."""
+        if found := libraries.paths(self.plugins):
+            libraries.load(owner.get_plugin_registry(), found)
+
+    def _configure(self, trt: Untyped, config: Untyped, request: BuildRequest) -> None:
+        super()._configure(trt, config, request)
+        config.builder_optimization_level = self.optimization_level
+        level = self.hardware_compatibility.upper()
+        config.hardware_compatibility_level = getattr(trt.HardwareCompatibilityLevel, level)
+        config.profiling_verbosity = getattr(trt.ProfilingVerbosity, _VERBOSITY[self.layer_information])
+        if self.version_compatible:
+            config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+        if self.refittable or self.strip_weights:
+            config.set_flag(trt.BuilderFlag.REFIT)
+        if self.strip_weights:
+            config.set_flag(trt.BuilderFlag.STRIP_PLAN)
+
+    def _begin(self, config: Untyped, workdir: Path) -> list[tuple[str, str]]:
+        return use_given(config, workdir)
+
+    def _end(self, config: Untyped, workdir: Path) -> None:
+        keep_grown(config, workdir)
+
+    def _configure_opening(self, opening: Opening) -> Opening:
+        return replace(
+            super()._configure_opening(opening),
+            host_code=self.version_compatible,
+            stripped=self.strip_weights,
+            prepare=self._load_plugins,
+        )
+
+    def _options_refusal(self, request: BuildRequest) -> str | None:
+        capability = request.target.compute_capability or (0, 0)
+        if self.hardware_compatibility == "ampere_plus" and capability < (8, 0):
+            return f"{request.target.sm} is older than Ampere; hardware_compatibility: ampere_plus begins with sm_80"
+        if reason := libraries.find_missing_library(libraries.paths(self.plugins), "backends.tensorrt.plugins"):
+            return reason
+        release = max(super().versions().values(), default="")
+        if (self.refittable or self.strip_weights) and release.startswith("11.3."):
+            return "TensorRT 11.3 drops GEMM biases of refittable engines (its release notes); install 11.4"
+        return None
+
+    def _check_host(self, target: Target) -> None:
+        if reason := self.runs(target):
+            raise EngineryError(f"TensorRT tunes on the GPU it builds for: {reason}; build on a node that has one")
+
+
+_CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
+
+
+@dataclass(frozen=True)
+class TensorRTRTX(TensorRTEdition):
+    """TensorRT for RTX: sm_75, 80, 86, 89, 120 and 121, built on any Linux x86-64 host. Options: see the base class."""
+
+    name: ClassVar[str] = "tensorrt-rtx"
+    title: ClassVar[str] = "TensorRT-RTX"
+    module: ClassVar[str] = "tensorrt_rtx"
+    distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt-rtx")
+    install: ClassVar[str] = "pip install tensorrt-rtx (Linux, x86-64)"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        determinism="budget",
+        times_nodes=True,
+        options=OPTIONS,
+    )
+
+    def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
+        """As the base class; its inspector tells nothing without a GPU."""
+        engine = super().build(request, model, workdir)
+        reason = "TensorRT-RTX's inspector needs a GPU, and engines are built without one"
+        return replace(engine, notes=(*engine.notes, f"{NO_LAYERS}: {reason}"))
+
+    def _hardware_refusal(self, request: BuildRequest) -> str | None:
+        target = request.target
+        if target.compute_capability not in _CAPABILITIES:
+            return f"{target.sm} is not a target of TensorRT-RTX; use full tensorrt on a node with that GPU"
+        if target.sm == "sm_75" and request.precision == "fp32":
+            return "sm_75 has no FP32 GEMM in TensorRT-RTX; use fp16"
+        return super()._hardware_refusal(request)
+
+    def _configure(self, trt: Untyped, config: Untyped, request: BuildRequest) -> None:
+        super()._configure(trt, config, request)
+        config.num_compute_capabilities = 1
+        capability = request.target.sm.upper().replace("_", "")  # SM89
+        config.set_compute_capability(getattr(trt.ComputeCapability, capability), 0)
+
+    def _configure_opening(self, opening: Opening) -> Opening:
+        # Its kernels change while it runs, so it captures graphs by itself, and knows when.
+        return replace(super()._configure_opening(opening), cuda_graphs=False, own_graphs=self.cuda_graphs)

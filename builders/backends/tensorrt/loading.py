@@ -1,0 +1,131 @@
+"""How an engine is to be opened: what its options say of running it.
+
+Plugins: shared libraries that teach TensorRT operators of their own.
+
+They are named by path, on the machine that builds and on each that runs the engine. A library is code that runs in the
+builder's and the server's process, so its digest is part of the build key (as part of the toolchain): another library
+under the same path is another engine, and a worker whose library differs refuses to build.
+
+New weights for an engine that was built to take them, from the ONNX model that has them. Never run on a GPU.
+
+A refittable engine holds its kernels chosen and its weights replaceable; which weights those are, TensorRT knows by the
+names of the model's initializers. A stripped one holds none and gets them the same way whenever it is opened. Whether
+another model is the same but for its weights is found before, by `builders.onnx_graphs.structure`.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from builders.backends.tensorrt.words import builder_reason, clean
+from enginery.core.digest import digest_of_file
+from enginery.core.errors import EngineryError
+from enginery.core.text import join_first
+from enginery.core.types import Untyped
+
+
+def _prepare_nothing(_runtime: Untyped) -> None:
+    """Nothing to prepare."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How an engine is to be opened. gpu: index of the GPU.
+
+    streamed_budget_bytes: of streamed weights, how much the GPU keeps; 0 is TensorRT's choice, None for an engine that
+    does not stream.  cuda_graphs: replay a graph for each shape.  own_graphs: TensorRT-RTX's own way to do that.
+    host_code: whether the engine brings code for the host (version compatible ones do).  stripped: whether its weights
+    come from the ONNX model.  prepare: what to do with the runtime before the engine is loaded (plugins).
+    """
+
+    gpu: int
+    streamed_budget_bytes: int | None = None
+    cuda_graphs: bool = False
+    own_graphs: bool = False
+    host_code: bool = False
+    stripped: bool = False
+    prepare: Callable[[Untyped], None] = _prepare_nothing
+
+
+KEY = "plugin "
+
+
+def paths(option: str) -> tuple[str, ...]:
+    """The libraries of the option: paths with commas between them."""
+    return tuple(path for part in option.split(",") if (path := part.strip()))
+
+
+def digests(libraries: Iterable[str]) -> dict[str, str]:
+    """'plugin PATH' -> digest of each library, 'absent' for one that is not there: entries of a toolchain."""
+    return {f"{KEY}{path}": _digest(path) for path in libraries}
+
+
+def on_record(toolchain: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(path, digest) of each library of a toolchain."""
+    return [(name.removeprefix(KEY), digest) for name, digest in toolchain.items() if name.startswith(KEY)]
+
+
+def find_missing_library(libraries: Iterable[str], option: str) -> str | None:
+    """The first library that is not there, in words."""
+    path = next((path for path in libraries if not Path(path).is_file()), None)
+    return path and f"plugin library {path} is not on this machine; put it there, or correct {option}"
+
+
+def load(registry: Untyped, libraries: Iterable[str]) -> None:
+    """Load the libraries into TensorRT's plugin registry. Raises EngineryError naming the one that cannot be."""
+    for path in libraries:
+        if registry.load_library(path) is None:
+            raise EngineryError(
+                f"plugin library {path} cannot be loaded, or its plugins are registered already; it must be built for "
+                "this release of TensorRT"
+            )
+
+
+def _digest(path: str) -> str:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - asked for every unit of a plan
+    except OSError:
+        return "absent"
+    return "absent" if not stat.S_ISREG(found.st_mode) else _read(path, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(64)
+def _read(path: str, _changed_ns: int, _size: int) -> str:
+    return digest_of_file(Path(path))
+
+
+_SHOWN = 5
+
+
+def refit(trt: Untyped, said: Untyped, loaded: Untyped, model: Path) -> None:
+    """Give a loaded engine the weights of an ONNX model. Raises EngineryError naming what lacks or does not fit."""
+    refitter = trt.Refitter(loaded, said)
+    parser = trt.OnnxParserRefitter(refitter, said)
+    if not parser.refit_from_file(str(model)):
+        problems = [clean(parser.get_error(index).desc()) for index in range(parser.num_errors)]
+        raise EngineryError(
+            f"the weights of {model.name} do not fit: {_reason(problems, said)}; build the engine again"
+        )
+    missing = refitter.get_missing_weights()
+    if missing or not refitter.refit_cuda_engine():
+        lacks = f"{model.name} lacks {join_first(missing, _SHOWN)}" if missing else _reason([], said)
+        raise EngineryError(f"the engine did not take the new weights: {lacks}; build it again")
+
+
+def serialize_engine(trt: Untyped, loaded: Untyped, said: Untyped) -> bytes:
+    """A loaded engine as bytes, with its weights, refittable as before."""
+    config = loaded.create_serialization_config()
+    config.clear_flag(trt.SerializationFlag.EXCLUDE_WEIGHTS)
+    config.set_flag(trt.SerializationFlag.INCLUDE_REFIT)
+    data = loaded.serialize_with_config(config)
+    if data is None:
+        raise EngineryError(builder_reason("the refitted engine", "tensorrt", said.messages))
+    return bytes(data)
+
+
+def _reason(problems: list[str], said: Untyped) -> str:
+    errors = [clean(text) for level, text in said.messages if "ERROR" in level]
+    return "; ".join(dict.fromkeys([*problems, *errors])) or "TensorRT gives no reason"

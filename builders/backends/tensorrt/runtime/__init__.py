@@ -1,1 +1,0 @@
-"""Opening and running TensorRT engines."""

@@ -1,0 +1,194 @@
+"""Runs a TensorRT engine on this machine's GPU, over `hardware.cuda`. Never run on a GPU: no machine here has one.
+
+libcuda, through ctypes, takes the place of torch and cuda-python: it is there wherever an engine can run, and a serving
+node needs neither. Tests check every TensorRT name used here against the bindings of each release, and the order of the
+calls over stand-ins for TensorRT and libcuda.
+
+TensorRT's layer profiler as `builders.backends.optional_methods` has it. Never run on a GPU: no machine here has one.
+
+Tests check the names used here against the installed bindings. TensorRT tells names and times alone: no types and no
+shapes, so nothing is said about what a layer must do.
+
+Opening and running TensorRT engines.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from builders.backends.optional_methods import NodeTime, RunProfile
+from builders.backends.tensorrt.lanes import Lane, Lanes
+from builders.backends.tensorrt.loading import Opening, refit
+from builders.backends.tensorrt.words import builder_reason
+from enginery.arrays import InputCheck
+from enginery.core.errors import EngineryError
+from enginery.core.hardware.cuda import Device
+from enginery.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec, Untyped
+
+
+@contextmanager
+def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -> Iterator[Session]:
+    """Load `engine` with the module `trt` and its logger `said`.
+
+    Raises EngineryError with TensorRT's words when it does not fit, UnavailableError without a driver.
+    """
+    with Device(opening.gpu) as device:
+        said.messages.clear()
+        runtime = trt.Runtime(said)
+        loaded = load(runtime, said, engine, opening)
+        if opening.stripped:
+            refit(trt, said, loaded, weights_of(engine))
+        if opening.streamed_budget_bytes is not None:
+            budget = opening.streamed_budget_bytes or loaded.get_weight_streaming_automatic_budget()
+            loaded.weight_streaming_budget_v2 = min(budget, loaded.streamable_weights_size)
+        session = EngineSession(trt, engine.request, loaded, device, said, opening)
+        try:
+            yield session
+        finally:
+            session.close()
+
+
+def load(runtime: Untyped, said: Untyped, engine: Engine, opening: Opening) -> Untyped:
+    """The engine, deserialized. Raises EngineryError with TensorRT's words."""
+    opening.prepare(runtime)
+    if opening.host_code:
+        runtime.engine_host_code_allowed = True
+    loaded = runtime.deserialize_cuda_engine(engine.path.read_bytes())
+    if loaded is None:
+        raise EngineryError(builder_reason(engine.path.name, engine.request.backend, said.messages))
+    return loaded
+
+
+def weights_of(engine: Engine) -> Untyped:
+    """The ONNX model with a stripped engine's weights. Raises EngineryError when nobody gave it."""
+    if engine.weights is None:
+        raise EngineryError(
+            f"{engine.path.name} has no weights of its own; open it with the ONNX model it was made from"
+        )
+    return engine.weights
+
+
+class EngineSession(Session):
+    """A loaded engine with an execution context for each of its profiles, or, with CUDA graphs, for each shape."""
+
+    def __init__(
+        self, trt: Untyped, request: BuildRequest, loaded: Untyped, device: Device, said: Untyped, opening: Opening
+    ) -> None:
+        self.inputs: Sequence[TensorSpec] = request.inputs
+        self.outputs: Sequence[TensorSpec] = request.outputs
+        self._trt, self._request, self._loaded, self._device, self._said = trt, request, loaded, device, said
+        self._graphs, self._own_graphs = opening.cuda_graphs, opening.own_graphs
+        self._on_host = {spec.name for spec in self.inputs if self._is_on_host(spec.name)}
+        self._profiler: Untyped = None
+        self._check = InputCheck(request.inputs, request.profiles)
+        self._lanes = Lanes(self._new_lane)
+        if self._graphs:
+            self._check_capturable()
+
+    def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
+        """Run once. Raises DataError for arrays that fit no profile, EngineryError when the GPU fails."""
+        lane = self._bind_inputs(inputs)
+        lane.go()
+        self._device.wait()
+        return lane.results()
+
+    def device_seconds(self, inputs: Tensors, runs: int) -> list[float]:
+        """How long the GPU takes for each of `runs` runs, without copies to it and from it. Raises as `run` does."""
+        self.run(inputs)
+        lane = self._bind_inputs(inputs)
+        lane.go()
+        self._device.wait()
+        return [self._device.seconds(lane.go) for _ in range(runs)]
+
+    def listen(self, profiler: Untyped) -> None:
+        """Have TensorRT report the time of each layer to an `IProfiler` from now on."""
+        self._profiler = profiler
+        for lane in self._lanes:
+            lane.context.profiler = profiler
+
+    def used_bytes(self) -> int:
+        """Memory of the GPU that is in use, by whomever, as its driver says."""
+        return self._device.used_bytes()
+
+    def close(self) -> None:
+        """Give back contexts and graphs, before the device goes."""
+        self._lanes.close()
+
+    def _bind_inputs(self, inputs: Tensors) -> Lane:
+        """The lane for these shapes, its inputs on the GPU."""
+        profile = self._check(inputs).profile
+        self._said.messages.clear()
+        shapes = tuple(inputs[spec.name].shape for spec in self.inputs) if self._graphs else ()
+        lane = self._lanes.at((profile, shapes))
+        lane.bind(inputs, self.outputs)
+        return lane
+
+    def _new_lane(self, key: tuple[int, Untyped], number: int) -> Lane:
+        context = self._new_context()
+        if context is None:
+            raise EngineryError(builder_reason("an execution context", self._request.backend, self._said.messages))
+        if self._profiler is not None:
+            context.profiler = self._profiler
+        if self._request.profiles:
+            self._must(context.set_optimization_profile_async(key[0], self._device.stream))
+        place = f"{number}/" if self._graphs else ""
+        return Lane(context, self._device, place, self._graphs, self._on_host, self._must)
+
+    def _new_context(self) -> Untyped:
+        # A context holds memory for the largest profile unless it is told to hold what its own one takes.
+        strategies = self._trt.ExecutionContextAllocationStrategy
+        strategy = strategies.ON_PROFILE_CHANGE if self._request.profiles else strategies.STATIC
+        if not self._own_graphs:
+            return self._loaded.create_execution_context(strategy)
+        config = self._loaded.create_runtime_config()
+        config.set_execution_context_allocation_strategy(strategy)
+        config.cuda_graph_strategy = self._trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        return self._loaded.create_execution_context(config)
+
+    def _is_on_host(self, name: str) -> bool:
+        """Whether TensorRT reads an input's values to know the shapes of others: those stay in the host's memory."""
+        return bool(self._loaded.get_tensor_location(name) == self._trt.TensorLocation.HOST)
+
+    def _check_capturable(self) -> None:
+        shaping = [spec.name for spec in self.inputs if self._loaded.is_shape_inference_io(spec.name)]
+        if shaping:
+            raise EngineryError(
+                f"input {shaping[0]!r} says shapes by its values, which a CUDA graph would keep from its first run; "
+                f"set backends.{self._request.backend}.cuda_graphs: false"
+            )
+
+    def _must(self, done: bool) -> None:
+        if not done:
+            raise EngineryError(builder_reason("the engine", self._request.backend, self._said.messages))
+
+
+def profile_layers(trt: Untyped, session: EngineSession, inputs: Tensors, runs: int) -> RunProfile:
+    """Times of each layer over `runs` runs, after a fifth more that are not counted. Raises as `session.run` does."""
+    listener = _listener(trt)
+    for _ in range(max(2, runs // 5)):
+        session.run(inputs)
+    session.listen(listener)
+    for _ in range(runs):
+        session.run(inputs)
+    times: Mapping[str, list[float]] = listener.milliseconds
+    nodes = [NodeTime(name, _kind(name), sum(each) / runs * 1e-3) for name, each in times.items()]
+    return RunProfile(nodes, runs, sum(node.seconds for node in nodes))
+
+
+def _listener(trt: Untyped) -> Untyped:
+    class Listener(trt.IProfiler):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProfiler.__init__(self)
+            self.milliseconds: dict[str, list[float]] = {}
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            self.milliseconds.setdefault(layer_name, []).append(ms)
+
+    return Listener()
+
+
+def _kind(layer: str) -> str:
+    """The operator in a layer's name, such as 'MatMul' in '/encoder/MatMul_3 + /encoder/Add'."""
+    last = layer.partition(" + ")[0].rpartition("/")[2]
+    return last.rstrip("0123456789").rstrip("_") or layer

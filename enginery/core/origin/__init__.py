@@ -1,1 +1,0 @@
-"""Who wrote a document, from which process, and when."""

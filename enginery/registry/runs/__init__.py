@@ -1,1 +1,0 @@
-"""Records of pipeline runs: state, result, and the time and memory of builds."""

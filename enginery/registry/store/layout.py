@@ -1,0 +1,244 @@
+"""The keys of a registry's blobs and documents, the same in every store: relative paths with '/' between the parts.
+
+::
+
+    enginery-registry.json                                {"format": 1}: this folder is a registry
+    blobs/sha256/ab/abcd...                               bytes, by digest
+    records/<kind>/<key>.json                             what a step gave (see `records`)
+    models/<model>/versions/<version>/manifest.json       the truth about a version; never rewritten
+    models/<model>/versions/<version>/attestations/<engine>/<report>.json
+    models/<model>/versions/<version>/latency/<engine>/<report>.json
+    models/<model>/versions/<version>/canaries/<target>/<report>.json    a canary's verdict on one target
+    models/<model>/versions/<version>/signatures/<document>/<key id>.sig.json   who vouches for a document of it
+    models/<model>/versions/<version>/report.html         a convenience copy, no part of the truth
+    models/<model>/versions/<version>/report.json         what that page is drawn from
+    models/<model>/channels/<channel>.json                which version a channel serves, and its history
+    failed/<model>/report.html, report.json               page of the model's last run that published nothing
+    models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models
+    models/<model>/pins/<version>.json                    a version that is never deleted, and why
+    models/<model>/registered.json                        the model's last registered specs, with their files' digests
+    turns/<digest>.json                                   a build lock: which run builds something (see `build_lock`)
+    leases/<id>.json                                      somebody is writing (see `writers.leases`)
+    runs/<run>.json, <run>.live                           what became of a run (see `runs`), what it prints now
+    history/<backend>/models/<model>.json, all.json       what builds took (see `enginery.registry.build_history`)
+    history/totals.json                                   how many ended how (see `enginery.registry.build_history`)
+    timing/<product>/<driver>/<version>.json              which blob is the timing cache (see `pipeline.timing`)
+    gc/condemned.json                                     what shall be deleted (see `writers.tombstones`)
+
+The marker: the one document that says that a place is a registry, and of which format.
+"""
+
+import re
+from collections.abc import Collection
+from typing import NoReturn
+
+from enginery.core import parsing
+from enginery.core.digest import canonical_json, check_digest
+from enginery.core.errors import InputError, IntegrityError
+from enginery.core.names import check_channel, check_model, check_version
+
+MARKER = "enginery-registry.json"
+FORMAT = 1
+BLOBS = "blobs/sha256/"
+RECORDS = "records/"
+MODELS = "models/"
+FAILED = "failed/"
+MANIFEST = "manifest.json"
+LEASES = "leases/"
+BUILD_LOCKS = "turns/"
+TOMBSTONES = "gc/condemned.json"
+RUNS = "runs/"
+HISTORY = "history/"
+TOTALS = "history/totals.json"
+TIMING = "timing/"
+
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it can be a path in no other place than the registry. Raises InputError."""
+    if is_key(key):
+        return key
+    raise InputError(f"registry key {key!r}: its parts must match {_PART.pattern}")
+
+
+def is_key(text: str) -> bool:
+    """Whether `text` can be a key: a relative path that climbs nowhere."""
+    return all(_PART.fullmatch(part) for part in text.split("/"))
+
+
+def blob_key(digest: str) -> str:
+    """Key of a blob."""
+    return f"{BLOBS}{check_digest(digest)[:2]}/{digest}"
+
+
+def record_key(kind: str, key: str) -> str:
+    """Key of the record of a step; `key` is the digest of what the step read."""
+    if not _KIND.fullmatch(kind):
+        raise InputError(f"record kind {kind!r} must match {_KIND.pattern}")
+    return f"{RECORDS}{kind}/{check_digest(key)}.json"
+
+
+def versions_prefix(model: str) -> str:
+    """Prefix of everything about a model's versions."""
+    return f"{MODELS}{check_model(model)}/versions/"
+
+
+def manifest_key(model: str, version: str) -> str:
+    """Key of a version's manifest."""
+    return f"{versions_prefix(model)}{check_version(version)}/{MANIFEST}"
+
+
+def page_key(model: str, version: str) -> str:
+    """Key of the copy of a version's HTML report."""
+    return f"{versions_prefix(model)}{check_version(version)}/report.html"
+
+
+def page_data_key(model: str, version: str) -> str:
+    """Key of the JSON that a version's HTML report is drawn from."""
+    return f"{versions_prefix(model)}{check_version(version)}/report.json"
+
+
+def failed_page_key(model: str) -> str:
+    """Key of the HTML report of a model's last run that published nothing."""
+    return f"{FAILED}{check_model(model)}/report.html"
+
+
+def failed_data_key(model: str) -> str:
+    """Key of the JSON that this report is drawn from."""
+    return f"{FAILED}{check_model(model)}/report.json"
+
+
+def attestations_prefix(model: str, version: str) -> str:
+    """Prefix of the attestations of a version's engines."""
+    return f"{versions_prefix(model)}{check_version(version)}/attestations/"
+
+
+def attestation_key(model: str, version: str, engine: str, report: str) -> str:
+    """Key of one attestation: the report `report` about the engine `engine`, both digests."""
+    return f"{attestations_prefix(model, version)}{check_digest(engine)}/{check_digest(report)}.json"
+
+
+def latencies_prefix(model: str, version: str) -> str:
+    """Prefix of the latency reports of a version's engines."""
+    return f"{versions_prefix(model)}{check_version(version)}/latency/"
+
+
+def latency_key(model: str, version: str, engine: str, report: str) -> str:
+    """Key of one latency report about the engine `engine`; both are digests."""
+    return f"{latencies_prefix(model, version)}{check_digest(engine)}/{check_digest(report)}.json"
+
+
+def canaries_prefix(model: str, version: str) -> str:
+    """Prefix of the verdicts of a version's canaries."""
+    return f"{versions_prefix(model)}{check_version(version)}/canaries/"
+
+
+def canary_key(model: str, version: str, target: str, report: str) -> str:
+    """Key of one verdict: of the canary on `target` ('sm_89') whose report has this digest."""
+    return check_key(f"{canaries_prefix(model, version)}{target}/{check_digest(report)}.json")
+
+
+def signatures_prefix(model: str, version: str, document: str) -> str:
+    """Prefix of the signatures of one document of a version: its manifest or an attestation, by digest."""
+    return f"{versions_prefix(model)}{check_version(version)}/signatures/{check_digest(document)}/"
+
+
+def signature_key(model: str, version: str, document: str, key_id: str) -> str:
+    """Key of one signature; the document and the key that signed it go by their digests."""
+    return f"{signatures_prefix(model, version, document)}{check_digest(key_id)}.sig.json"
+
+
+def channels_prefix(model: str) -> str:
+    """Prefix of a model's channels."""
+    return f"{MODELS}{check_model(model)}/channels/"
+
+
+def channel_key(model: str, channel: str) -> str:
+    """Key of a channel's pointer."""
+    return f"{channels_prefix(model)}{check_channel(channel)}.json"
+
+
+def policy_key(model: str | None, channel: str) -> str:
+    """Key of the policy of a model's channel, or (None) of that channel of every model."""
+    where = f"{MODELS}{check_model(model)}/" if model is not None else ""
+    return f"{where}policies/{check_channel(channel)}.json"
+
+
+def registered_key(model: str) -> str:
+    """Key of a model's registered specs."""
+    return f"{MODELS}{check_model(model)}/registered.json"
+
+
+def build_lock_key(name: str) -> str:
+    """Key of a build lock; `name` is the digest of what is built."""
+    return f"{BUILD_LOCKS}{check_digest(name)}.json"
+
+
+def pins_prefix(model: str) -> str:
+    """Prefix of a model's pins."""
+    return f"{MODELS}{check_model(model)}/pins/"
+
+
+def pin_key(model: str, version: str) -> str:
+    """Key of a version's pin."""
+    return f"{pins_prefix(model)}{check_version(version)}.json"
+
+
+def version_prefix(model: str, version: str) -> str:
+    """Prefix of everything about one version."""
+    return f"{versions_prefix(model)}{check_version(version)}/"
+
+
+def lease_key(lease: str) -> str:
+    """Key of a lease."""
+    return check_key(f"{LEASES}{lease}.json")
+
+
+def run_key(run: str) -> str:
+    """Key of what became of a run."""
+    return check_key(f"{RUNS}{run}.json")
+
+
+def run_live_key(run: str) -> str:
+    """Key of what the running jobs of a run printed last."""
+    return check_key(f"{RUNS}{run}.live")
+
+
+def history_key(backend: str, model: str | None = None) -> str:
+    """Key of what builds of a backend took: of one model, or (None) of the newest of all."""
+    return check_key(f"{HISTORY}{backend}/" + ("all.json" if model is None else f"models/{check_model(model)}.json"))
+
+
+def timing_key(product: str, driver: str, version: str) -> str:
+    """Key of the document that names a GPU's timing cache; what a key cannot hold becomes '-'."""
+    parts = (
+        re.sub(r"[^A-Za-z0-9._-]+", "-", part).strip("-._").lower() or "unknown" for part in (product, driver, version)
+    )
+    return check_key(f"{TIMING}{'/'.join(parts)}.json")
+
+
+MARKER_MAX_BYTES = 64 << 10
+MARKER_CONTENT = canonical_json({"format": FORMAT})
+
+
+def refuse_other(names: Collection[str], where: str, remedy: str) -> NoReturn:
+    """Raise InputError for a place without a marker that holds other things; for a registry that has lost its marker,
+    say how it gets it back. names: what lies there.  remedy: for a place that is no registry."""
+    if {"blobs", "models"} & set(names):
+        raise InputError(
+            f"{where} looks like a registry that has lost its marker; if it is one, write "
+            f"{MARKER_CONTENT.decode()} into {where}/{MARKER}"
+        )
+    raise InputError(f"{where} holds {min(names)!r} and is no registry (no {MARKER}); {remedy}")
+
+
+def check_format(marker: bytes, where: str) -> None:
+    """Raise IntegrityError for a marker that cannot be read, InputError for a format this release does not know."""
+    try:
+        found = parsing.field(parsing.parse_json(marker, MARKER_MAX_BYTES), "format", parsing.count)
+    except parsing.Malformed as error:
+        raise IntegrityError(f"{where}/{MARKER} is damaged; write {MARKER_CONTENT.decode()} into it") from error
+    if found != FORMAT:
+        raise InputError(f"registry {where} has format {found}; this enginery reads {FORMAT}: upgrade enginery")

@@ -1,0 +1,287 @@
+"""A signature as it is stored: a Sigstore bundle around an in-toto statement, as OpenSSF model-signing writes it.
+
+Read here without any cryptography, and strictly, before a library sees it: what it is about, and which key it says it
+is from. Both are claims until `verifying` has checked them.
+
+The one door to OpenSSF model-signing, an optional dependency that takes seconds to import.
+
+Whether a signature was made by a signer that a policy names. Without the right key a signature is worth nothing.
+"""
+
+import base64
+import binascii
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from enginery.core import parsing
+from enginery.core.digest import digest_of_bytes
+from enginery.core.errors import UnavailableError
+from enginery.core.parsing import Malformed, field
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
+if TYPE_CHECKING:
+    from model_signing import verifying
+
+
+MAX_BYTES = 256 << 10
+# The name under which a document is signed, so that no signature of one kind is taken for one of another.
+MANIFEST_FILE = "manifest.json"
+ATTESTATION_FILE = "attestation.json"
+
+_PAYLOAD = "application/vnd.in-toto+json"
+_STATEMENT = "https://in-toto.io/Statement/v1"
+_MATERIALS = ("publicKey", "certificate", "x509CertificateChain")
+_PREDICATE = "https://model_signing/signature/v1.0"
+
+
+@dataclass(frozen=True)
+class SignatureBundle:
+    """What a signature claims. key_id: of the key that made it.  certificate: its certificate (DER), if it has one.
+
+    file, digest: name and SHA-256 of the document it is about.  data: the bundle as it is stored.
+    """
+
+    key_id: str
+    file: str
+    digest: str
+    certificate: bytes | None
+    data: bytes
+
+
+def read_bundle(data: bytes) -> SignatureBundle:
+    """Read a stored signature. Raises Malformed for what is not one signature of exactly one file."""
+    document = parsing.parse_json(data, MAX_BYTES)
+    _only(document, "document", "mediaType", "verificationMaterial", "dsseEnvelope")
+    material = field(document, "verificationMaterial", parsing.mapping)
+    envelope = field(document, "dsseEnvelope", parsing.mapping)
+    _only(envelope, "dsseEnvelope", "payload", "payloadType", "signatures")
+    if (kind := field(envelope, "payloadType", parsing.text, "dsseEnvelope")) != _PAYLOAD:
+        raise Malformed(f"dsseEnvelope.payloadType is {kind[:80]!r}; it must be {_PAYLOAD}")
+    if len(field(envelope, "signatures", parsing.many(parsing.mapping), "dsseEnvelope")) != 1:
+        raise Malformed("dsseEnvelope.signatures must hold exactly one signature")
+    payload = parsing.parse_json(field(envelope, "payload", _base64, "dsseEnvelope"), MAX_BYTES)
+    file, digest = _resource(payload)
+    certificate = _certificate(material)
+    key_id = _hint(material) if certificate is None else key_id_of_certificate(certificate)
+    return SignatureBundle(key_id, file, digest, certificate, data)
+
+
+def key_id_of_pem(pem: bytes) -> str:
+    """Id of a public key: the SHA-256 of its PEM (SubjectPublicKeyInfo), as model-signing has it.
+
+    Raises Malformed for what is no public key.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        return _key_id(serialization.load_pem_public_key(pem))
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise Malformed(f"is no public key in PEM ({error})") from error
+
+
+def key_id_of_certificate(der: bytes) -> str:
+    """Id of the key in a certificate. Raises Malformed for what is no certificate."""
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    try:
+        return _key_id(x509.load_der_x509_certificate(der).public_key())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise Malformed(f"holds what is no certificate ({error})") from error
+
+
+def _key_id(key: "PublicKeyTypes") -> str:
+    from cryptography.hazmat.primitives import serialization
+
+    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(pem).hexdigest()
+
+
+def _resource(payload: dict[str, object]) -> tuple[str, str]:
+    for name, wanted in (("_type", _STATEMENT), ("predicateType", _PREDICATE)):
+        if (found := field(payload, name, parsing.text, "payload")) != wanted:
+            raise Malformed(f"payload.{name} is {found[:80]!r}; it must be {wanted}")
+    predicate = field(payload, "predicate", parsing.mapping, "payload")
+    resources = field(predicate, "resources", parsing.many(parsing.mapping), "payload.predicate")
+    # A signature of no file, with the document's name among the ignored ones, would agree with any document.
+    if len(resources) != 1:
+        raise Malformed(f"payload.predicate.resources has {len(resources)} items; a document's signature has one")
+    where = "payload.predicate.resources[0]"
+    field(resources[0], "algorithm", parsing.one_of("sha256"), where)
+    file = field(resources[0], "name", parsing.one_of(MANIFEST_FILE, ATTESTATION_FILE), where)
+    return file, field(resources[0], "digest", parsing.digest, where)
+
+
+def _certificate(material: dict[str, object]) -> bytes | None:
+    where = "verificationMaterial"
+    _only(material, where, *_MATERIALS, "tlogEntries", "timestampVerificationData")
+    if (found_kinds := sum(kind in material for kind in _MATERIALS)) != 1:
+        raise Malformed(f"{where} has {found_kinds} of {', '.join(_MATERIALS)}; it must have one")
+    if "certificate" in material:
+        return field(field(material, "certificate", parsing.mapping, where), "rawBytes", _base64, where)
+    if "x509CertificateChain" not in material:
+        return None
+    chain = field(material, "x509CertificateChain", parsing.mapping, where)
+    found = field(chain, "certificates", parsing.many(parsing.mapping), where)
+    if not found or len(found) > 16:
+        raise Malformed(f"{where}.x509CertificateChain has {len(found)} certificates; 1 to 16 are read")
+    return field(found[0], "rawBytes", _base64, f"{where}.x509CertificateChain.certificates[0]")
+
+
+def _only(data: dict[str, object], path: str, *known: str) -> None:
+    """No field but the known ones: a library that also takes another spelling must not find one here."""
+    if unknown := sorted(set(data) - set(known)):
+        raise Malformed(f"{path}.{unknown[0][:80]} is no field of a signature")
+
+
+def _hint(material: dict[str, object]) -> str:
+    key = field(material, "publicKey", parsing.mapping, "verificationMaterial")
+    return field(key, "hint", parsing.digest, "verificationMaterial.publicKey")
+
+
+def _base64(value: object, path: str) -> bytes:
+    try:
+        return base64.b64decode(parsing.text(value, path), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Malformed(f"{path} is not base64 ({error})") from error
+
+
+@dataclass(frozen=True)
+class ModelSigning:
+    """model-signing's public modules."""
+
+    signing: ModuleType
+    verifying: ModuleType
+    hashing: ModuleType
+
+    def hashing_config(self) -> object:
+        """How documents are hashed: as whole files, with SHA-256, no links followed."""
+        config = self.hashing.Config()
+        return config.use_file_serialization(hashing_algorithm="sha256", allow_symlinks=False)
+
+
+def import_model_signing() -> ModelSigning:
+    """The library. Raises UnavailableError when the extra is not installed."""
+    try:
+        from model_signing import hashing, signing, verifying
+    except ImportError as error:
+        raise UnavailableError(
+            f"signatures need the extra `signing` ({error}); run `pip install 'enginery[signing]'`"
+        ) from error
+    return ModelSigning(signing, verifying, hashing)
+
+
+@dataclass(frozen=True)
+class KeySigner:
+    """Whoever holds the private key of `public_key` (PEM)."""
+
+    name: str
+    public_key: bytes
+    key_id: str
+
+    def __str__(self) -> str:
+        return f"{self.name} (key {self.key_id[:12]})"
+
+
+@dataclass(frozen=True)
+class CertificateSigner:
+    """Whoever holds a certificate under one of `roots` (PEM) that is made out to `identity`.
+
+    identity: the certificate's common name, or one of its alternative names (DNS, e-mail, URI), letter for letter.
+    """
+
+    name: str
+    roots: tuple[bytes, ...]
+    identity: str
+
+    def __str__(self) -> str:
+        return f"{self.name} (certificate of {self.identity!r})"
+
+
+@dataclass(frozen=True)
+class KeylessSigner:
+    """An OpenID Connect identity, as Sigstore's public instance certifies it. Needs the network; not run here."""
+
+    name: str
+    identity: str
+    issuer: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.identity!r} by {self.issuer})"
+
+
+Signer = KeySigner | CertificateSigner | KeylessSigner
+
+
+def claims(bundle: SignatureBundle, signer: Signer) -> bool:
+    """Whether a signature says that it is this signer's; cheap, and proves nothing."""
+    if isinstance(signer, KeySigner):
+        return bundle.certificate is None and bundle.key_id == signer.key_id
+    if bundle.certificate is None:
+        return False
+    return isinstance(signer, KeylessSigner) or signer.identity in identities(bundle.certificate)
+
+
+def objection(bundle: SignatureBundle, signer: Signer, file: str, content: bytes) -> str | None:
+    """Why this signature is not the signer's word for this document; None if it is. Raises UnavailableError."""
+    if (bundle.file, bundle.digest) != (file, digest_of_bytes(content)):
+        return f"it is about another {bundle.file} ({bundle.digest[:12]}): it was moved there by hand"
+    if not claims(bundle, signer):
+        return f"it is not by {signer}"
+    import tempfile  # here, because a client without a policy does without
+
+    library = import_model_signing()
+    config = library.verifying.Config().set_hashing_config(library.hashing_config())
+    with tempfile.TemporaryDirectory(prefix="enginery-verify-") as folder:
+        place, stored = Path(folder) / "document", Path(folder) / "signature.json"
+        place.mkdir()
+        (place / file).write_bytes(content)
+        stored.write_bytes(bundle.data)
+        # Hostile bytes meet three libraries here, each with errors of its own; every one of them means no.
+        try:
+            _use(config, signer, Path(folder))
+            config.verify(place, stored)
+        except UnavailableError:
+            raise
+        except Exception as error:
+            return f"it does not verify: {_first_line(error)}"
+    return None
+
+
+def _use(config: "verifying.Config", signer: Signer, folder: Path) -> None:
+    if isinstance(signer, KeySigner):
+        (folder / "key.pem").write_bytes(signer.public_key)
+        config.use_elliptic_key_verifier(public_key=folder / "key.pem")
+    elif isinstance(signer, CertificateSigner):
+        paths = [folder / f"root{index}.pem" for index in range(len(signer.roots))]
+        for path, root in zip(paths, signer.roots, strict=True):
+            path.write_bytes(root)
+        config.use_certificate_verifier(certificate_chain=paths)
+    else:
+        config.use_sigstore_verifier(identity=signer.identity, oidc_issuer=signer.issuer)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def identities(der: bytes) -> tuple[str, ...]:
+    """Whom a certificate is made out to. Empty for one whose names cannot be read."""
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    try:
+        certificate = x509.load_der_x509_certificate(der)
+        names = [str(item.value) for item in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return tuple(names)
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+        return ()
+    kinds = (x509.DNSName, x509.RFC822Name, x509.UniformResourceIdentifier)
+    return (*names, *(str(item.value) for item in extension.value if isinstance(item, kinds)))

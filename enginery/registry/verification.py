@@ -1,0 +1,285 @@
+"""Reading everything again: what is missing, corrupt, edited or pointing nowhere, and what nothing refers to.
+
+Problems are data. A *fault* means that something published cannot be served as it was; a *remark* is litter or a lost
+memory, and harms nobody.
+
+Documents that lead nowhere or cannot be read, for `verify`: remains of versions, pins, policies, leases.
+
+Reading everything again: what is missing, corrupt or pointing nowhere.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from enginery.core.digest import is_digest
+from enginery.core.errors import EngineryError, IntegrityError
+from enginery.core.names import Reference, is_name
+from enginery.registry import garbage, leases
+from enginery.registry.evidence.attestations import attestations
+from enginery.registry.evidence.canaries import canaries
+from enginery.registry.evidence.latencies import latency_reports
+from enginery.registry.garbage import RegistryInventory, inventory
+from enginery.registry.manifest import Manifest, Misplaced
+from enginery.registry.missing_blobs import MISSING, engine_sizes, find_lost
+from enginery.registry.records import read_record
+from enginery.registry.registered_specs import registrations
+from enginery.registry.store.base import Store
+from enginery.registry.store.files import BlobDigest, new_blake3_hasher
+from enginery.registry.store.layout import BLOBS, LEASES, MODELS, RECORDS, blob_key, lease_key, registered_key
+from enginery.registry.trust.requirement import find_misplaced
+from enginery.registry.versions import channels, policies
+from enginery.registry.versions import lookup as versions
+
+FAULTS = ("missing", "corrupt", "size", "blake3", "edited", "misplaced", "dangling", "signature")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong. what: a digest, reference, key or path.  affects: what it was published as part of."""
+
+    kind: str
+    what: str
+    detail: str
+    affects: tuple[str, ...] = ()
+
+    @property
+    def fault(self) -> bool:
+        """Whether something published cannot be served as it was."""
+        return self.kind in FAULTS
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was read and what was found wrong. size_bytes: of all blobs that were read."""
+
+    problems: tuple[Problem, ...]
+    versions: int
+    blobs: int
+    size_bytes: int
+
+    @property
+    def sound(self) -> bool:
+        """Whether everything published can be served as it was."""
+        return not any(problem.fault for problem in self.problems)
+
+
+@dataclass
+class _Findings:
+    store: Store
+    progress: Callable[[str], None]
+    problems: list[Problem] = field(default_factory=list)
+    manifests: list[Manifest] = field(default_factory=list)
+    needed: dict[str, list[str]] = field(default_factory=dict)
+    blake3: dict[str, dict[str, str]] = field(default_factory=dict)
+    unread: bool = False
+    blobs: int = 0
+    size_bytes: int = 0
+
+    def add(self, kind: str, what: str, detail: str, affects: tuple[str, ...] = ()) -> None:
+        self.problems.append(Problem(kind, what, detail, affects))
+
+    def close(self) -> Verification:
+        return Verification(tuple(self.problems), len(self.manifests), self.blobs, self.size_bytes)
+
+
+def verify(
+    store: Store, reference: Reference | None = None, progress: Callable[[str], None] = lambda _: None
+) -> Verification:
+    """Read a version's every byte, or the whole registry's, and compare. `progress` hears of each blob.
+
+    Raises UnknownNameError for a reference to nothing; what is damaged is reported and not raised.
+    """
+    found = _Findings(store, progress)
+    if reference is not None:
+        _take(found, versions.locate(store, reference).manifest)
+        _check_blobs(found, sorted(found.needed))
+        return found.close()
+    for model in versions.models(store):
+        _check_model(found, model)
+    _take_registered(found)
+    stored = sorted(_stored_blobs(found))
+    _check_blobs(found, sorted({*stored, *found.needed}))
+    _check_litter(found, stored)
+    for kind, what, detail in find_orphans(store):
+        found.add(kind, what, detail)
+    return found.close()
+
+
+def repair(store: Store, verification: Verification) -> tuple[str, ...]:
+    """Move corrupt blobs away, so that the next build makes them again; return their digests."""
+    corrupt = tuple(problem.what for problem in verification.problems if problem.kind == "corrupt")
+    for digest in corrupt:
+        store.discard(digest)
+    return corrupt
+
+
+def _check_model(found: _Findings, model: str) -> None:
+    for version in versions.versions(found.store, model):
+        try:
+            _take(found, versions.load(found.store, model, version))
+        except Misplaced as error:
+            found.add("misplaced", f"{model}@{version}", str(error))
+        except IntegrityError as error:
+            found.add("edited", f"{model}@{version}", str(error))
+            found.unread = True
+    for name in channels.names(found.store, model):
+        try:
+            versions.locate(found.store, Reference(model, channel=name))
+            _take_canaries(found, model, name)
+        except EngineryError as error:
+            found.add("dangling", f"{model}:{name}", str(error))
+
+
+def _take_canaries(found: _Findings, model: str, name: str) -> None:
+    """The reports that spoke for a channel's moves are evidence, and kept."""
+    channel = channels.read(found.store, model, name)
+    for move in channel.history if channel else ():
+        for digest in move.canary:
+            found.needed.setdefault(digest, []).append(f"{model}:{name} canary report of the move to {move.version}")
+
+
+def _take_registered(found: _Findings) -> None:
+    """What is registered shall be built, and its files are needed for that."""
+    for name in found.store.children(MODELS):
+        model = name.removesuffix("/")
+        try:
+            items = registrations(found.store, model) if is_name(model) else []
+        except IntegrityError as error:
+            found.add("edited", registered_key(model), str(error))
+            continue
+        for item in items:
+            for file, digest in item.bundle.files.items():
+                found.needed.setdefault(digest, []).append(f"{model}, registered {item.at}: {file}")
+
+
+def _take(found: _Findings, manifest: Manifest) -> None:
+    reference = f"{manifest.model}@{manifest.version}"
+    found.manifests.append(manifest)
+    for digest, what in manifest.blobs().items():
+        found.needed.setdefault(digest, []).append(f"{reference} {what}")
+        if claimed := manifest.blake3.get(digest):
+            found.blake3.setdefault(digest, {})[reference] = claimed
+    try:
+        list(attestations(found.store, manifest))
+        list(latency_reports(found.store, manifest))
+        for verdict in canaries(found.store, manifest):
+            found.needed.setdefault(verdict.report, []).append(f"{reference} report of its canary on {verdict.target}")
+    except IntegrityError as error:
+        found.add("edited", reference, str(error))
+    _check_signatures(found, manifest)
+    for digest, loss in find_lost(found.store, engine_sizes(manifest)).items():
+        if loss.kind == "size":  # what is missing is found with the other blobs
+            found.add("size", digest, loss.detail, (f"{reference} {manifest.blobs()[digest]}",))
+
+
+def _check_signatures(found: _Findings, manifest: Manifest) -> None:
+    """Signatures that cannot be read or are about something else. Whose they are only a trust policy can say."""
+    for key, detail in find_misplaced(found.store, manifest):
+        found.add("signature", key, detail, (f"{manifest.model}@{manifest.version}",))
+
+
+def _stored_blobs(found: _Findings) -> Iterator[str]:
+    for key in found.store.list(BLOBS):
+        digest = key.rpartition("/")[2]
+        if is_digest(digest) and key == blob_key(digest):
+            yield digest
+        else:
+            found.add("stray", key, "not the name of a blob")
+
+
+def _check_blobs(found: _Findings, digests: list[str]) -> None:
+    for digest in digests:
+        affects = tuple(found.needed.get(digest, ()))
+        if not found.store.has(digest):
+            found.add(MISSING.kind, digest, MISSING.detail, affects)
+            continue
+        found.progress(digest)
+        found.blobs += 1
+        found.size_bytes += found.store.size(digest)
+        actual = found.store.rehash(digest)
+        if actual.digest != digest:
+            found.add("corrupt", digest, f"its bytes have digest {actual.digest}", affects)
+        elif actual.blake3 is not None:
+            _check_blake3(found, actual)
+    if found.blake3 and new_blake3_hasher() is None:
+        found.add("unchecked", "blake3", "the library is not installed, and pulls verify by it; pip install blake3")
+
+
+def _check_blake3(found: _Findings, actual: BlobDigest) -> None:
+    """A manifest that is wrong about a sound blob: whoever pulls it by its BLAKE3 is refused."""
+    for reference, claimed in found.blake3.get(actual.digest, {}).items():
+        if claimed != actual.blake3:
+            detail = f"says {claimed} of blob {actual.digest}, whose BLAKE3 is {actual.blake3}"
+            found.add("blake3", reference, detail, tuple(found.needed[actual.digest]))
+
+
+def _check_litter(found: _Findings, stored: list[str]) -> None:
+    known = garbage.inventory(found.store)
+    # By the collection's own measure: what it keeps is no orphan, though no manifest names it.
+    remembered = garbage.find_needed_digests(found.store, known, known.versions, damaged=True)
+    for key in found.store.list(RECORDS):
+        record = read_record(found.store.read(key))
+        if record is None or not all(map(found.store.has, record.blobs)):
+            found.add("forgotten", key, "unreadable, or its blobs are gone; the step will run again")
+        else:
+            remembered.update(record.blobs)
+    for digest in () if found.unread else stored:  # what a manifest that cannot be read refers to is not known
+        if digest not in found.needed and digest not in remembered:
+            found.add("orphaned", digest, f"{found.store.size(digest)} bytes that nothing refers to")
+    for path in found.store.strays():
+        found.add("stray", path, "left behind by a writer that died; the next build cleans it")
+
+
+Orphan = tuple[str, str, str]
+
+
+def find_orphans(store: Store) -> Iterator[Orphan]:
+    """Kind of problem, what has it, and the detail. See `verify.FAULTS`."""
+    known = inventory(store)
+    there = set(known.versions)
+    for (model, version), keys in known.folders.items():
+        if (model, version) not in there:
+            for key in keys:
+                yield "unreferenced", key, f"{model}@{version} has no manifest; `enginery gc` deletes it"
+    yield from _others(known)
+    for key in (*known.others, *store.list("policies/")):
+        yield from _policy(store, key)
+    yield from _retention(store)
+
+
+def _others(known: RegistryInventory) -> Iterator[Orphan]:
+    there = set(known.versions)
+    models = {model for model, _ in there}
+    for key in known.others:
+        match key.removeprefix(MODELS).split("/"):
+            case [model, "pins", name] if (model, name.removesuffix(".json")) not in there:
+                yield "unreferenced", key, "a pin of a version that is not there"
+            case [model, "channels", _] if model not in models:
+                yield "dangling", key, f"{model} has no version"
+            case [_, "versions", *_]:
+                yield "unreferenced", key, "no model or version can have that name; delete it by hand"
+
+
+def _policy(store: Store, key: str) -> Iterator[Orphan]:
+    match key.split("/"):
+        case ["policies", name]:
+            model = None
+        case ["models", model, "policies", name]:
+            pass
+        case _:
+            return
+    try:
+        policies.read(store, model, name.removesuffix(".json"))
+    except EngineryError as error:
+        yield "edited", key, str(error)
+
+
+def _retention(store: Store) -> Iterator[Orphan]:
+    try:
+        leases.read_tombstones(store)
+        over = [lease for lease in leases.list_leases(store) if not lease.is_held(leases.now())]
+    except IntegrityError as error:
+        yield "edited", LEASES, str(error)
+        return
+    for lease in over:
+        yield "stray", lease_key(lease.id), f"lease of a writer that died: {lease.what}; `enginery gc` deletes it"

@@ -1,1 +1,0 @@
-"""Reading everything again: what is missing, corrupt or pointing nowhere."""

@@ -1,0 +1,104 @@
+"""The limits of one graph's or engine's checks: documented, measured on the model, or a person's."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builders.backends import discovery
+from enginery.core.types import QUANTIZED, BuildRequest, Precision, Session
+from validation.comparison.terms import TaskMetric
+
+if TYPE_CHECKING:
+    from builders.reference import ReferenceSession
+    from validation.golden.golden_set import GoldenSet
+    from validation.limits.budget import Budgets, OutputLimits, StagedLimits
+    from validation.limits.rounding import Honest
+
+WEAK = "a weak limit: it knows nothing of the task; give validation.metric, or limits of your own"
+DECIDED = (
+    "quantization decides near ties otherwise; if the task allows some, give argmax_agreement in validation.limits"
+)
+# Of a graph, below which it is run in one thread.
+ONE_THREAD_BYTES = 1 << 20
+STRICTEST = "the strictest limit that honest rounding can give: it was not measured"
+
+
+def engine_drift_limits(
+    graph: Path,
+    reference: Session,
+    request: BuildRequest,
+    golden: "GoldenSet",
+    limits: Mapping[str, float],
+    workdir: Path,
+) -> "StagedLimits":
+    """The limits of an engine against its graph: the strictest, then those of honest rounding measured on the graph.
+
+    graph: as it is run (`blobs.runnable`); reference: that graph, opened, for as long as limits are asked for.
+    limits: what the spec says; with any, honest rounding is measured at once.
+    """
+    from validation.limits.budget import OutputLimits, StagedLimits, budgets, strictest
+    from validation.perturbation.honest import honest_rounding
+
+    def measured() -> "Iterator[OutputLimits]":
+        backend = discovery.configure(request.backend, dict(request.options))
+        blocks = request.precision == "int4" and backend.capabilities.rounds_activations
+        for honest in honest_rounding(graph, golden, reference, _as_written, workdir, activation_blocks=blocks):
+            found = budgets("engine", request.precision, golden.noise, honest).override(limits)
+            yield OutputLimits(_add_notes(found, reference, _unknown(honest)), honest.drifts)
+
+    looser = measured()
+    if limits:
+        return StagedLimits(next(looser), looser)
+    return StagedLimits(
+        OutputLimits(_add_notes(strictest("engine", request.precision, golden.noise), reference, STRICTEST)), looser
+    )
+
+
+def graph_drift_limits(
+    path: Path,
+    reference: Session,
+    precision: Precision,
+    golden: "GoldenSet",
+    limits: Mapping[str, float],
+    metric: TaskMetric | None,
+    workdir: Path,
+) -> "OutputLimits":
+    """The same of a graph in a lower precision against the fp32 one, which `path` and `reference` are."""
+    from validation.limits.budget import OutputLimits, budgets
+    from validation.perturbation.honest import honest_rounding
+
+    if precision in QUANTIZED:
+        found = budgets("quantization", precision, golden.noise).override(limits)
+        weak = "" if metric or "sqnr_db" in limits else WEAK
+        return OutputLimits(_add_notes(found, reference, weak, "" if "argmax_agreement" in limits else DECIDED))
+    half: Precision | None = None if precision == "fp32" else precision
+    *_, honest = honest_rounding(path, golden, reference, _as_written, workdir, half=half)
+    found = budgets("quantization", precision, golden.noise, honest).override(limits)
+    return OutputLimits(_add_notes(found, reference, _unknown(honest)), honest.drifts)
+
+
+def _unknown(honest: "Honest") -> str:
+    return f"honest rounding is not known: {honest.reason}" if honest.reason else ""
+
+
+def _as_written(path: Path) -> "ReferenceSession":
+    """A graph with rounding in it, opened for a few runs."""
+    from builders.reference import ReferenceSession
+
+    return ReferenceSession(path, threads=threads_for(path), plan_buffers=False)
+
+
+def threads_for(graph: Path) -> int:
+    """Threads of a session that runs a graph as it is written, 0 for one per core: of a small one a second thread waits
+    between the operators, and costs as much as the first."""
+    return 1 if graph.stat().st_size < ONE_THREAD_BYTES else 0
+
+
+def _add_notes(found: "Budgets", reference: Session, note: str, of_integers: str | None = None) -> "Budgets":
+    """The limits with a note for each output that has none. of_integers: for those of integers and booleans."""
+    told = {
+        (spec.name, "golden"): note if of_integers is None or "float" in spec.dtype else of_integers
+        for spec in reference.outputs
+    }
+    return replace(found, notes={**{key: text for key, text in told.items() if text}, **found.notes})

@@ -1,0 +1,101 @@
+"""Which sizes an engine answers, beyond those that it was proven at."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from builders.backends.compatibility import open_engine
+from builders.execution.jobs import WorkerContext
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Dim, Session, Tensors, TensorSpec
+from enginery.registry.store.base import open_store
+from pipeline.compile.steps.blobs import fetch, fetch_engine, golden_set, runnable
+from pipeline.values import EngineBlob, ModelShapes
+
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class AnsweredShapes:
+    """Which sizes an engine answers. within: between the ends of the buckets.  outside: beyond the dims.
+
+    Each is None where there is no such size, or the graph itself does not answer there.
+    """
+
+    within: bool | None
+    outside: bool | None
+
+
+@dataclass(frozen=True)
+class ProbeShapes:
+    """Run an engine at sizes that it was not proven at. golden: digest of the set that the inputs are from."""
+
+    engine: EngineBlob
+    golden: str
+    shapes: ModelShapes
+
+    def run(self, context: WorkerContext) -> AnsweredShapes:
+        """Which sizes it answers; a wrong answer counts as none."""
+        from builders.reference import ReferenceSession
+
+        place, wanted, workdir = open_store(context.store), self.engine.request, context.workdir
+        real = next(golden_set(place, self.golden, workdir).of_kind("golden")).inputs
+        made = fetch_engine(place, self.engine, workdir)
+        graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
+        with ReferenceSession(graph) as expected, open_engine(made) as actual:
+
+            def answers(tried: Sequence[Sizes]) -> bool | None:
+                inputs = [_inputs(real, self.shapes.inputs, sizes) for sizes in tried]
+                return _answers(expected, actual, wanted, inputs)
+
+            return AnsweredShapes(answers(sizes_within(self.shapes.dims)), answers(sizes_outside(self.shapes.dims)))
+
+
+def sizes_within(dims: Sequence[Dim]) -> list[dict[str, int]]:
+    """For each dim a size that no bucket ends at and none is tuned for, the other dims at what they are tuned for."""
+    found = []
+    for dim in dims:
+        between = [size for size in range(dim.min, min(dim.max, dim.min + 4096)) if size not in dim.test_sizes()]
+        if between:
+            found.append({**_list_tuned(dims), dim.name: between[len(between) // 2]})
+    return found
+
+
+def sizes_outside(dims: Sequence[Dim]) -> list[dict[str, int]]:
+    """For each dim one more than its most."""
+    return [{**_list_tuned(dims), dim.name: dim.max + 1} for dim in dims]
+
+
+def _list_tuned(dims: Sequence[Dim]) -> dict[str, int]:
+    return {dim.name: dim.opt for dim in dims}
+
+
+def _inputs(real: Tensors, specs: Sequence[TensorSpec], sizes: Sizes) -> Tensors:
+    from validation.data.samples import resize
+
+    return resize(real, specs, sizes)
+
+
+def _answers(expected: Session, actual: Session, request: BuildRequest, tried: Sequence[Tensors]) -> bool | None:
+    found = [_right(expected, actual, request, inputs) for inputs in tried]
+    known = [right for right in found if right is not None]
+    return all(known) if known else None
+
+
+def _right(expected: Session, actual: Session, request: BuildRequest, inputs: Tensors) -> bool | None:
+    from validation.comparison.sessions import case_checks, run
+    from validation.limits.budget import default_budget
+
+    try:
+        wanted = run(expected, inputs)
+    except EngineryError:
+        return None
+    budget = default_budget("engine", request.precision)
+    try:
+        answer = run(actual, inputs)
+        checks = itertools.chain.from_iterable(
+            case_checks("engine", "", name, wanted[name], answer[name], budget) for name in wanted
+        )
+        return all(check.passed for check in checks)
+    except (EngineryError, KeyError, ValueError):
+        return False

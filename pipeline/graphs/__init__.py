@@ -1,1 +1,0 @@
-"""ONNX graphs as values: reading, tidying, operator schemas, grids of numbers."""

@@ -1,0 +1,248 @@
+"""Offline proofs, from machines that reach no registry: bundle.py writes a folder of engines to take there, results.py
+judges the results that come back.
+
+A version's engines and golden cases in a folder, for a GPU machine with torch, numpy and onnx and nothing else.
+
+What came of carried engines: judged here, by what they answered, and attached to the registry.
+
+Nothing that the results say of themselves is believed where it can be seen: engine, build key, golden set and manifest
+are compared with the registry's, the device with the engine's target, the time with the version's; and drift is
+measured anew, here, between the recorded answers and the graph that the engine was built from, under this version's
+limits. A file whose verdict, numbers or limits were changed gains nothing by it. What is left to trust is that the
+answers came from that engine on that GPU: whoever can compute the model can make up answers that fit.
+"""
+
+import math
+import tempfile
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from builders.execution.jobs import Job
+from builders.execution.process import run_job
+from enginery.core.errors import InputError, IntegrityError, UnknownNameError
+from enginery.core.hardware.targets import product_of
+from enginery.core.names import Reference
+from enginery.core.parsing import parse_json
+from enginery.core.reports.proof import Check, Report
+from enginery.core.types import CPU_KIND
+from enginery.registry.evidence.attestations import attest, judge_entries
+from enginery.registry.manifest import EngineEntry, Manifest, request_of
+from enginery.registry.store.base import Store
+from enginery.registry.trust import require
+from enginery.registry.versions.lookup import locate
+from pipeline.compile.steps.blobs import fetch
+from pipeline.compile.steps.keys import contract_of, engine_limits, limits_of, metric_of
+from pipeline.compile.steps.proofs import CRASHED
+from pipeline.compile.verdict import make_report
+from pipeline.operations.jobs.recorded import CheckRecording
+from pipeline.operations.revalidate import as_built, published_proof, spec_of
+from pipeline.spec.model import ModelSpec
+from pipeline.values import Proof
+from validation.golden.golden_set import GoldenSet
+from validation.gpu.cases import Answers, save_cases
+from validation.gpu.devices import KitDevice
+from validation.gpu.offline_bundle import BundledEngine, OfflineBundle
+from validation.gpu.results import MAX_BYTES, OfflineTrial, Results
+
+
+def write_offline_bundle(
+    store: Store, manifest: Manifest, folder: Path, targets: Collection[str] | None = None
+) -> OfflineBundle:
+    """Write the folder that `python -m validation.gpu --carry` takes; see `validation.gpu.offline_bundle`.
+
+    targets: names of the targets to keep to; None for all. Raises InputError for a folder that holds something, and for
+    engines without weights of their own, UnknownNameError where no engine is left, IntegrityError for a damaged blob.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty; name a folder that is, or that is not there yet")
+    chosen = [
+        entry
+        for entry in judge_entries(store, manifest)
+        if entry.digest is not None and (targets is None or entry.target in targets)
+    ]
+    if not chosen:
+        raise UnknownNameError(
+            f"{manifest.model}@{manifest.version} has no engine to carry{' for that target' if targets else ''}; "
+            f"`enginery show {manifest.model}@{manifest.version}` lists what it has"
+        )
+    if stripped := [entry.unit for entry in chosen if entry.is_stripped]:
+        raise InputError(
+            f"{', '.join(stripped)}: without weights of its own, which it takes from the registry; "
+            "prove it on a node that reaches that, or carry other targets"
+        )
+    place = folder / "engines"
+    place.mkdir(parents=True)
+    engines = {}
+    for entry in chosen:
+        digest = str(entry.digest)
+        path = fetch(store, digest, place / f"{digest}{entry.suffix or ''}")
+        engines[digest] = BundledEngine(digest, request_of(entry), path)
+    digest = manifest.golden
+    golden = fetch(store, digest, folder / "golden.safetensors")
+    save_cases(GoldenSet.load(golden), digest, folder)
+    golden.unlink()
+    made = OfflineBundle(manifest.model, manifest.version, manifest.digest, digest, tuple(engines.values()), folder)
+    made.save()
+    return made
+
+
+# Clocks differ; more than this in the future is no clock's fault.
+_CLOCKS = timedelta(minutes=10)
+_ANSWERED = ("passed", "wrong")
+_BROKE = ("load failed", "run failed", "crashed")
+_SAYS_NOTHING = ("skipped", "not finished")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """One engine's result. verdict: 'proven' or 'failed', with the digest of the attached report; 'unproven' where it
+    was not run; 'refused' where the results cannot be of this engine, for that reason."""
+
+    reference: str
+    unit: str
+    verdict: str
+    reason: str
+    report: str | None = None
+
+
+class _Refused(Exception):  # noqa: N818 - an answer about the results, not a bug
+    """Why results are not believed."""
+
+
+def import_results(store: Store, results: Results) -> Iterator[Imported]:
+    """Judge each carried engine. Raises IntegrityError for a damaged registry."""
+    for item in results.carried:
+        reference, unit = f"{item.model}@{item.version}"[:200], item.unit[:200]
+        if item.outcome in _SAYS_NOTHING:
+            yield Imported(reference, unit, "unproven", f"not run there: {str(item.reason)[:300]}")
+            continue
+        try:
+            yield _import_entry(store, results, item, reference)
+        except _Refused as refused:
+            yield Imported(reference, unit, "refused", str(refused))
+
+
+def _import_entry(store: Store, results: Results, item: OfflineTrial, reference: str) -> Imported:
+    located = locate(store, Reference(item.model, item.version))
+    require(store, located.manifest)
+    manifest = located.manifest
+    entry = _entry(manifest, item)
+    _check_device(entry, results.device)
+    _check_time(manifest, item.created_at)
+    spec = spec_of(manifest)
+    if contract_of(spec):
+        raise _Refused(
+            f"{reference} promises a contract, which takes runs of its own; `enginery validate {reference}` on a node "
+            "with that GPU shows it"
+        )
+    proof = _proof(store, manifest, entry, spec, item)
+    built = as_built(entry)
+    host, proofs = _host(results), [published_proof(entry, store), proof]
+    report = make_report(built, manifest.golden, proofs, None, host.get(CPU_KIND, "a CPU of unknown kind"))
+    report = replace(report, created_at=item.created_at, host=host, versions=_versions(item))
+    return Imported(reference, entry.unit, report.verdict, report.reason, attest(store, manifest, _describe(report)))
+
+
+def _entry(manifest: Manifest, item: OfflineTrial) -> EngineEntry:
+    """The engine that the results are about, by digest. Raises _Refused where they are of something else."""
+    entry = next((entry for entry in manifest.engines if entry.digest == item.engine), None)
+    if entry is None:
+        raise _Refused(f"this version has no engine {item.engine[:80]}; was it published anew since?")
+    pairs = {
+        "manifest": (item.manifest, manifest.digest),
+        "golden set": (item.golden, manifest.golden),
+        "build key": (item.build_key, request_of(entry).key),
+    }
+    for what, (theirs, ours) in pairs.items():
+        if theirs != ours:
+            raise _Refused(f"its {what} is {theirs[:80]}, and this version's {ours}; carry the version anew")
+    return entry
+
+
+def _check_device(entry: EngineEntry, device: KitDevice) -> None:
+    """Raise _Refused where the device is none that the engine is for."""
+    capability = device.compute_capability
+    if capability != entry.compute_capability:
+        said = "a CPU" if capability is None else "sm_{}".format("".join(map(str, capability)))
+        raise _Refused(f"it ran on {said}, and the engine is for {entry.target}; run the kit on a node that has one")
+    if capability is not None and entry.product:
+        product = product_of(capability, device.label)
+        if product != entry.product:
+            raise _Refused(f"it ran on {device.name[:80]}, and the engine is tuned for {entry.product}")
+
+
+def _check_time(manifest: Manifest, stated: str) -> None:
+    try:
+        when, published = (datetime.fromisoformat(text) for text in (stated, manifest.created_at))
+        early, late = when < published - _CLOCKS, when > datetime.now(UTC) + _CLOCKS
+    except (ValueError, TypeError) as error:
+        raise _Refused(f"it was made at {stated[:40]!r}, which is no time with a zone") from error
+    if early or late:
+        raise _Refused(f"it was made at {stated}, {'before this version was' if early else 'which is yet to come'}")
+
+
+def _proof(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpec, item: OfflineTrial) -> Proof:
+    """The engine stage: measured from the answers, or how it broke there."""
+    if item.outcome in _BROKE:
+        return Proof((replace(CRASHED, note=str(item.reason)[:1000]),))
+    if item.outcome not in _ANSWERED or item.answers is None:
+        raise _Refused(f"its outcome is {item.outcome[:40]!r}, which this version does not know")
+    found = _judge(store, manifest, entry, spec, item.answers)
+    if not entry.hardware.is_cpu and _is_the_reference(found.checks):
+        raise _Refused(
+            "its answers are those of the CPU's reference, bit for bit in every case, where a GPU's differ in the last "
+            "places; run `enginery validate` on a node with that GPU"
+        )
+    return found
+
+
+def _judge(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpec, answers: Answers) -> Proof:
+    request = request_of(entry)
+    with tempfile.TemporaryDirectory(prefix="enginery-import-") as folder:
+        limits, golden = limits_of(spec, request.precision, "engine"), manifest.golden
+        check = CheckRecording(request, golden, limits, metric_of(spec), answers)
+        try:
+            return run_job(Job(f"judge {entry.unit}", check, store.uri, engine_limits(spec, "proof")), Path(folder))
+        except IntegrityError as error:
+            raise _Refused(str(error)) from error
+
+
+def _is_the_reference(checks: tuple[Check, ...]) -> bool:
+    """Whether every output in floating point is equal to the last bit, which arithmetic on another device is not."""
+    found = [check.value for check in checks if check.joint == "engine" and check.name == "sqnr_db"]
+    return bool(found) and all(value is not None and math.isinf(value) for value in found)
+
+
+def _host(results: Results) -> dict[str, str]:
+    """The machine where it ran, its GPU included: each machine's newest word counts."""
+    device = results.device
+    said = {"device_name": device.name, "device_driver": device.driver, "device_cuda": device.cuda}
+    return {**{name: value[:200] for name, value in results.host.items()}, **said}
+
+
+def _versions(item: OfflineTrial) -> dict[str, str]:
+    return {name: value[:100] for name, value in (item.versions or {}).items()}
+
+
+def _describe(report: Report) -> Report:
+    """The report, with where its answers come from in what stands behind its verdict."""
+    return replace(report, reason=f"{report.reason}; answers recorded on {report.host['device_name']}, judged here")
+
+
+def import_file(store: Store, path: Path) -> list[Imported]:
+    """Judge what a file holds. Raises IntegrityError for what is no result of the kit, is not whole, or
+    holds nothing to judge."""
+    with path.open("rb") as stream:
+        data = stream.read(MAX_BYTES + 1)
+    try:
+        results = Results.from_json(parse_json(data, MAX_BYTES))
+    except IntegrityError as error:
+        raise IntegrityError(f"{path}: {error}") from error
+    if not results.carried:
+        raise IntegrityError(
+            f"{path} holds no carried engines; run the kit with --carry FOLDER, which `enginery validate REF --carry "
+            "FOLDER` writes"
+        )
+    return list(import_results(store, results))

@@ -1,0 +1,164 @@
+"""Telling a Prefect server what the fleet lacks, so that its deployments build and prove it.
+
+`enginery.model.registered` for a model to be built again, `enginery.engine.unproven` for engines to be proven on their
+hardware; what is in them stands in `pipeline.orchestration.payloads`.
+
+The fleet against the registry: all that `enginery fleet` says, as one value, for the command and for a flow.
+
+Reconciling a fleet: the builds that nodes without an engine ask for.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from enginery.registry.store.base import Store
+from pipeline.fleet.catalog import Catalog, Served, load_catalog, read_served, whole_registry
+from pipeline.fleet.cluster import Access, read_cluster
+from pipeline.fleet.coverage import STATES, Coverage, find_unwanted_groups, list_coverage
+from pipeline.fleet.groups import Fleet, NodeGroup
+from pipeline.fleet.inventory import read_inventory
+from pipeline.fleet.work import FleetWork, Predictor, work_for
+from pipeline.orchestration.payloads import REGISTERED, UNPROVEN
+
+_BY = "enginery fleet"
+
+
+@dataclass(frozen=True)
+class Message:
+    """An event that is to be told. payload: JSON."""
+
+    event: str
+    model: str
+    payload: Mapping[str, object]
+
+    def to_json(self) -> dict[str, object]:
+        """A JSON object."""
+        return {"event": self.event, "model": self.model, "payload": dict(self.payload)}
+
+
+def messages(work: Iterable[FleetWork], registry: str) -> tuple[Message, ...]:
+    """One event for each model to build, and for each version and generation to prove, in the order of the work.
+
+    registry: its URI, which holds no credentials. What cannot be done as things are is left out.
+    """
+    builds: dict[str, list[str]] = {}
+    proofs: dict[tuple[str, str, str], list[str]] = {}
+    for item in work:
+        unit = item.unit
+        if not item.ready:
+            continue
+        if unit.kind == "build":
+            builds.setdefault(unit.model, []).append(item.name)
+        elif unit.version and item.engine:
+            proofs.setdefault((unit.model, unit.version, unit.target.sm), []).append(item.engine)
+    to_build = (
+        Message(REGISTERED, model, {"spec": f"registered:{model}", "registry": registry, "units": units, "by": _BY})
+        for model, units in builds.items()
+    )
+    to_prove = (
+        Message(
+            UNPROVEN,
+            model,
+            {"version": version, "target": target, "engines": engines, "registry": registry, "by": _BY},
+        )
+        for (model, version, target), engines in proofs.items()
+    )
+    return (*to_build, *to_prove)
+
+
+def tell(message: Message) -> str:
+    """Send an event, and wait until the Prefect server has taken it; its id.
+
+    Raises UnavailableError without a server (PREFECT_API_URL), or when it does not answer.
+    """
+    from pipeline.orchestration import events
+
+    return events.send_event(message.event, message.model, message.payload).id
+
+
+@dataclass(frozen=True)
+class FleetSources:
+    """What to compare. inventory: a file, '-' for standard input; None reads the cluster.  catalog: None is every model
+    with a channel.  runtimes: versions that serve, by the package's name, where no inventory says them."""
+
+    inventory: Path | None = None
+    access: Access = field(default_factory=Access)
+    catalog: Path | None = None
+    runtimes: Mapping[str, str] = field(default_factory=dict)
+
+    def fleet(self, catalog: Catalog) -> Fleet:
+        """The machines, with the runtimes that the catalog or these options state. An inventory's own come first.
+
+        Raises as `read_inventory` and `read_cluster`.
+        """
+        found = read_inventory(self.inventory) if self.inventory else read_cluster(self.access)
+        stated = {**dict(catalog.runtimes), **self.runtimes}
+        return found.with_groups(
+            group.with_versions(runtimes={**stated, **group.machine.runtimes}) for group in found.groups
+        )
+
+    def wanted(self, store: Store) -> Catalog:
+        """The catalog, with what the options state. Raises SpecError."""
+        found = load_catalog(self.catalog) if self.catalog else whole_registry(store)
+        return replace(found, runtimes=tuple({**dict(found.runtimes), **self.runtimes}.items()))
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """The fleet, how every demand stands on it, and what would have to be done."""
+
+    fleet: Fleet
+    catalog: Catalog
+    standings: tuple[Coverage, ...]
+    work: tuple[FleetWork, ...]
+    registry: str
+
+    @property
+    def good(self) -> bool:
+        """Whether every demand can be met on every group."""
+        return all(item.serves for item in self.standings)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Standings by state, from worst to best."""
+        found = Counter(item.state for item in self.standings)
+        return {state: found[state] for state in STATES if found[state]}
+
+    @property
+    def unwanted(self) -> tuple[NodeGroup, ...]:
+        """Groups on which nothing must be served."""
+        return find_unwanted_groups(self.fleet.groups, self.catalog.demands)
+
+    def to_json(self) -> dict[str, object]:
+        """A JSON object."""
+        return {
+            "fleet": {
+                "source": self.fleet.source,
+                "groups": [group.to_json() for group in self.fleet.groups],
+                "left_out": [vars(item) for item in self.fleet.left_out],
+            },
+            "catalog": self.catalog.source,
+            "registry": self.registry,
+            "good": self.good,
+            "counts": self.counts,
+            "unwanted": [group.name for group in self.unwanted],
+            "standings": [item.to_json() for item in self.standings],
+            "work": [item.to_json() for item in self.work],
+            "events": [item.to_json() for item in messages(self.work, self.registry)],
+        }
+
+
+def compare_deployments(store: Store, sources: FleetSources) -> tuple[Fleet, tuple[Served, ...], Catalog]:
+    """What there is, what is wanted, and what the registry has of it; each read once."""
+    catalog = sources.wanted(store)
+    fleet = sources.fleet(catalog)
+    return fleet, read_served(store, catalog.demands), catalog
+
+
+def reconcile(store: Store, sources: FleetSources, predict: Predictor) -> Reconciled:
+    """Compare. Raises InputError and SpecError for what cannot be read, UnavailableError for what is out of reach."""
+    fleet, served, catalog = compare_deployments(store, sources)
+    found = list_coverage(fleet.groups, served, catalog)
+    return Reconciled(fleet, catalog, found, work_for(found, predict), store.uri)

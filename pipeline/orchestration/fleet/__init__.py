@@ -1,1 +1,0 @@
-"""Reconciling a fleet: the builds that nodes without an engine ask for."""

@@ -1,1 +1,0 @@
-"""Builds that a spec's arrival or a catalog starts."""

@@ -1,1 +1,0 @@
-"""Reading and tidying ONNX graphs for a change of precision."""

@@ -1,1 +1,0 @@
-"""Where Q/DQ pairs go."""

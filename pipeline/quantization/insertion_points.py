@@ -1,0 +1,277 @@
+"""Where Q/DQ pairs go.
+
+Quantization sites: the nodes that int8 can take, and the tensors whose ranges that needs.
+
+Conv, ConvTranspose, Gemm and MatMul with a constant weight carry nearly all of the arithmetic of a convolutional net or
+a transformer.
+A product of two activations (attention scores) stays in float: its inputs follow a softmax or feed one, where a
+uniform step of 1/127 of the range costs most.
+
+Where Q/DQ pairs go besides the weighted nodes themselves, so that a backend's fusions stay whole.
+
+TensorRT runs convolution, bias, residual Add and Relu as one int8 kernel when the other operand of the Add is
+quantized too (its developer guide: "quantize the residual input in skip-connections").
+onnxruntime's x86 path stays in integers from one convolution to the next when what lies between them (Add, pooling,
+Concat) has Q/DQ on both sides: each detour through float costs two conversions and two changes of memory layout.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from builders.onnx_graphs.bodies import list_bodies
+from enginery.core.reports.quantization import FloatNode
+from pipeline.quantization.graph import constants, consumers, element_types, fold_constant_moves, tidy, tidy_from
+
+OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+# They multiply with weights too, and have no Q/DQ form.
+RECURRENT = ("GRU", "LSTM", "RNN")
+# Per-channel Q/DQ exists from this opset on; older models are lifted before anything is measured or quantized.
+LOWEST_OPSET = 13
+
+
+@dataclass(frozen=True)
+class Site:
+    """One node that int8 can take.
+
+    activation, weight: its two operands.  axis: the weight's output channels.
+    result: the tensor that a fused kernel writes: behind a Relu, or a Clip around zero, that is the only reader.
+    fused: that node, or None.
+    """
+
+    node: str
+    op_type: str
+    activation: str
+    weight: str
+    axis: int
+    result: str
+    fused: str | None
+
+
+def prepare_model(model: ModelProto) -> ModelProto:
+    """A tidy copy in an opset that int8 exists in: the graph whose tensor names calibration and insertion agree on."""
+    graph = tidy_from(tidy(model), LOWEST_OPSET)
+    fold_constant_moves(graph.graph)
+    return graph
+
+
+def find_sites(model: ModelProto) -> tuple[tuple[Site, ...], tuple[FloatNode, ...]]:
+    """The sites of a prepared model, and the candidates that are none, with the reason."""
+    graph, types = model.graph, element_types(model)
+    given, readers = constants(graph), consumers(graph)
+    outputs = {value.name for value in graph.output}
+    sites, kept = [], []
+    kept += [FloatNode(node.name, node.op_type, reason) for node in graph.node if (reason := _out_of_reach(node))]
+    for node in _candidates(graph):
+        reason = _obstacle(node, given, types)
+        if reason:
+            kept.append(FloatNode(node.name, node.op_type, reason))
+        else:
+            sites.append(_site(node, readers, outputs, given))
+    return tuple(sites), tuple(kept)
+
+
+def taps(sites: Sequence[Site]) -> tuple[str, ...]:
+    """The tensors to measure for these sites: each activation, and behind each convolution its result."""
+    results = {site.result for site in sites if site.op_type == "Conv"}
+    return tuple(sorted({site.activation for site in sites} | results))
+
+
+def activations(model: ModelProto) -> tuple[str, ...]:
+    """Every float activation of a model: what to measure so that the fp16 cast knows all ranges, not only int8's."""
+    copy = prepare_model(model)
+    types, given = element_types(copy), constants(copy.graph)
+    names = [value.name for value in copy.graph.input]
+    names += [name for node in copy.graph.node for name in node.output]
+    return tuple(sorted(name for name in names if types.get(name) == TensorProto.FLOAT and name not in given))
+
+
+def _candidates(graph: GraphProto) -> Iterator[NodeProto]:
+    return (node for node in graph.node if node.op_type in OP_TYPES and node.domain in ("", "ai.onnx"))
+
+
+def _out_of_reach(node: NodeProto) -> str | None:
+    """Why a node that multiplies, but is no candidate, stays in float; None for all others."""
+    if node.op_type in RECURRENT:
+        return "recurrent nodes have no int8 form here"
+    inside = sum(_multiplications_in(body) for body in list_bodies(node))
+    return f"{inside} of the nodes in its bodies multiply; control flow is not entered" if inside else None
+
+
+def _multiplications_in(body: GraphProto) -> int:
+    inner = sum(_multiplications_in(deeper) for node in body.node for deeper in list_bodies(node))
+    return inner + sum(node.op_type in (*OP_TYPES, *RECURRENT) for node in body.node)
+
+
+def _site(
+    node: NodeProto, readers: dict[str, list[NodeProto]], outputs: set[str], given: dict[str, TensorProto]
+) -> Site:
+    result, fused = node.output[0], None
+    after = readers.get(result, [])
+    if len(after) == 1 and result not in outputs and _saturates_around_zero(after[0], given):
+        result, fused = after[0].output[0], after[0].name
+    return Site(node.name, node.op_type, node.input[0], node.input[1], _channel_axis(node), result, fused)
+
+
+def _saturates_around_zero(node: NodeProto, given: dict[str, TensorProto]) -> bool:
+    """Whether a node is a Relu, or a Clip with constant bounds around zero.
+
+    uint8 saturation behind the node then does the node's work, so runtimes drop it. A Clip that shuts zero out must
+    stay: a quantized range always holds zero.
+    """
+    if node.op_type != "Clip":
+        return node.op_type == "Relu"
+    bounds = [given.get(name) for name in node.input[1:3]]
+    if len(bounds) != 2 or None in bounds:
+        return False
+    low, high = (float(numpy_helper.to_array(bound)) for bound in bounds if bound is not None)
+    return low <= 0 <= high
+
+
+def _channel_axis(node: NodeProto) -> int:
+    if node.op_type == "Gemm":
+        return 0 if _attribute(node, "transB", 0) else 1
+    return 0 if node.op_type == "Conv" else 1
+
+
+def _obstacle(node: NodeProto, given: dict[str, TensorProto], types: dict[str, int]) -> str | None:
+    """Why a candidate cannot be quantized, or None."""
+    activation, weight = node.input[0], given.get(node.input[1])
+    if weight is None and activation in given:
+        return "its weight is the first operand; only a second one is quantized"
+    if weight is None:
+        return "it multiplies two activations" if node.op_type == "MatMul" else "its weight is not a constant"
+    if activation in given:
+        return "both operands are constants"
+    if types.get(activation) != TensorProto.FLOAT or weight.data_type != TensorProto.FLOAT:
+        return "it does not compute in float32"
+    return _bias_obstacle(node, given) or _weight_obstacle(node, weight)
+
+
+def _bias_obstacle(node: NodeProto, given: dict[str, TensorProto]) -> str | None:
+    bias = given.get(node.input[2]) if len(node.input) > 2 else None
+    if bias is None:
+        return None
+    axis = _channel_axis(node)
+    if list(bias.dims) != [given[node.input[1]].dims[axis]]:
+        # onnxruntime's Q/DQ insertion expects one value for each scale of the weight, and fails on any other.
+        return f"its bias has the shape {list(bias.dims)}; per-channel scales need one value for each output"
+    return None
+
+
+def _weight_obstacle(node: NodeProto, weight: TensorProto) -> str | None:
+    if node.op_type == "MatMul" and len(weight.dims) != 2:
+        return f"its weight has {len(weight.dims)} dimensions; per-channel scales need 2"
+    if node.op_type == "Gemm" and _attribute(node, "beta", 1.0) != 1.0:
+        # onnxruntime's Q/DQ insertion resets beta to 1 without scaling the bias.
+        return "it has a beta other than 1; fold it into the bias"
+    if node.op_type == "ConvTranspose" and _attribute(node, "group", 1) != 1:
+        return "its weight's output channels lie in groups; per-channel scales need one axis"
+    values = numpy_helper.to_array(weight)
+    if values.size == 0:
+        return "its weight is empty"
+    return None if np.isfinite(values).all() else "its weight holds NaN or Inf"
+
+
+def _attribute(node: NodeProto, name: str, default: float) -> float:
+    for attribute in node.attribute:
+        if attribute.name == name:
+            return float(helper.get_attribute_value(attribute))
+    return default
+
+
+# Their results are some of their inputs' values: the range stays.
+_SELECTING = ("MaxPool",)
+_JOINING = ("Add", "Concat", *_SELECTING, "GlobalAveragePool", "AveragePool")
+
+
+@dataclass(frozen=True)
+class Residual:
+    """An Add that a weighted node's kernel can take in. operand: position of the other summand, `tensor` its name."""
+
+    node: str
+    operand: int
+    tensor: str
+
+
+@dataclass(frozen=True)
+class JoinNode:
+    """A node between integer kernels. result: what it writes, behind a Relu (`fused`) that is its only reader.
+
+    same_as: the input whose range the result has, or None where its own was measured.
+    """
+
+    node: str
+    result: str
+    fused: str | None = None
+    same_as: str | None = None
+
+
+def residuals(model: ModelProto, convolutions: Iterable[str]) -> tuple[Residual, ...]:
+    """The residual Adds behind these convolutions (by node name), each with the operand that the kernel does not make.
+
+    Of two convolutions the larger one takes the Add in: the smaller is the shortcut's projection.
+    """
+    given, readers = constants(model.graph), consumers(model.graph)
+    outputs = {value.name for value in model.graph.output}
+    chosen = set(convolutions)
+    made = {node.output[0]: node for node in model.graph.node if node.name in chosen}
+    found = []
+    for node in model.graph.node:
+        if node.op_type == "Add" and not any(name in given for name in node.input):
+            own = [name in made and len(readers[name]) == 1 and name not in outputs for name in node.input]
+            if any(own) and node.input[0] != node.input[1]:
+                main = own.index(True) if not all(own) else _larger(node, made, given)
+                found.append(Residual(node.name, 1 - main, node.input[1 - main]))
+    return tuple(found)
+
+
+def find_joins(model: ModelProto, written: Iterable[str]) -> tuple[JoinNode, ...]:
+    """The nodes all of whose inputs are quantized, given the tensors that integer kernels write; in graph order."""
+    readers = consumers(model.graph)
+    outputs = {value.name for value in model.graph.output}
+    quantized, found = set(written), []
+    for node in model.graph.node:
+        if node.op_type in _JOINING and _single(node) and all(name in quantized for name in node.input):
+            join = _find_join(node, readers, outputs)
+            quantized.add(join.result)
+            found.append(join)
+    return tuple(found)
+
+
+def _find_join(node: NodeProto, readers: Mapping[str, list[NodeProto]], outputs: set[str]) -> JoinNode:
+    result = node.output[0]
+    if node.op_type in _SELECTING:
+        return JoinNode(node.name, result, same_as=node.input[0])
+    after = readers.get(result, [])
+    if len(after) == 1 and after[0].op_type == "Relu" and result not in outputs:
+        return JoinNode(node.name, after[0].output[0], after[0].name)
+    return JoinNode(node.name, result)
+
+
+def _single(node: NodeProto) -> bool:
+    return node.domain in ("", "ai.onnx") and len([name for name in node.output if name]) == 1
+
+
+def _larger(node: NodeProto, made: Mapping[str, NodeProto], given: Mapping[str, TensorProto]) -> int:
+    sizes = []
+    for name in node.input:
+        weight = given.get(made[name].input[1])
+        count = 1
+        for size in weight.dims if weight else ():
+            count *= size
+        sizes.append(count)
+    return sizes.index(max(sizes))
+
+
+def tensors_to_measure(model: ModelProto) -> tuple[str, ...]:
+    """Every tensor of a prepared model whose range some backend's scheme wants: sites, residual operands, joins."""
+    sites = find_sites(model)[0]
+    convolutions = [site for site in sites if site.op_type == "Conv"]
+    beside = {item.tensor for item in residuals(model, [site.node for site in convolutions])}
+    between = {
+        item.result for item in find_joins(model, [site.result for site in convolutions]) if item.same_as is None
+    }
+    return tuple(sorted({*taps(sites), *beside, *between}))

@@ -1,1 +1,0 @@
-"""What quantizing a model did to it, tensor by tensor, read from the graph that was written."""

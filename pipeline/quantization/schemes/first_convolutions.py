@@ -1,0 +1,130 @@
+"""A strided first convolution over few channels, rewritten so that integer kernels take it at full width.
+
+onnxruntime's symmetric x86 kernel takes channels in fours; with three (an RGB image) it falls back to a slow path,
+2.5 of 12.9 ms on ResNet-18. SpaceToDepth of block 2 turns a 7x7 convolution of stride 2 over 3 channels into a 4x4 one
+of stride 1 over 12: the same products (and zeros), the same sums, and twice as fast: 1.2 ms.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+from enginery.arrays import Array
+from pipeline.quantization.graph import constants, consumers, sort_nodes
+from pipeline.quantization.insertion_points import Site
+from pipeline.quantization.ranges import Ranges
+
+_ALIGNMENT = 4
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One spatial axis. front: zeros before the kernel, so that it starts on a block; begin, end: the new padding."""
+
+    front: int
+    kernel: int
+    begin: int
+    end: int
+
+
+def fold_first_convolutions(
+    model: ModelProto, sites: Iterable[Site], ranges: Ranges
+) -> tuple[tuple[Site, ...], Ranges]:
+    """Rewrite in place each site that gains by it; gives the sites and ranges with the names that they have now."""
+    shapes = _static_shapes(model)
+    given = constants(model.graph)
+    by_name = {node.name: node for node in model.graph.node}
+    folded, tensors = [], dict(ranges.tensors)
+    for site in sites:
+        node = by_name[site.node]
+        axes = _axes(node, shapes.get(site.activation, ()), given[site.weight].dims)
+        if axes:
+            moved = _fold(model, node, site, axes)
+            tensors[moved.activation] = ranges.tensors[site.activation]
+        folded.append(moved if axes else site)
+    sort_nodes(model.graph)
+    return tuple(folded), replace(ranges, tensors=tensors)
+
+
+def quantize_before_blocks(model: ModelProto) -> None:
+    """In place: SpaceToDepth in front of QuantizeLinear moves behind it, and moves bytes instead of floats.
+
+    It only rearranges, so the numbers are equal. On ResNet-18 1.7 ms for eight images become 1.3.
+    """
+    readers = consumers(model.graph)
+    outputs = {value.name for value in model.graph.output}
+    for blocks in [node for node in model.graph.node if node.op_type == "SpaceToDepth"]:
+        after = readers.get(blocks.output[0], [])
+        if len(after) == 1 and after[0].op_type == "QuantizeLinear" and blocks.output[0] not in outputs:
+            quantizer = after[0]
+            quantizer.input[0], blocks.output[0] = blocks.input[0], quantizer.output[0]
+            quantizer.output[0] = blocks.input[0] = _fresh(f"{quantizer.input[0]}_quantized", model)
+    sort_nodes(model.graph)
+
+
+def _static_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
+    """Shapes by name; 0 where a size is not fixed."""
+    values = (*model.graph.input, *model.graph.value_info)
+    return {v.name: tuple(dim.dim_value for dim in v.type.tensor_type.shape.dim) for v in values}
+
+
+def _axes(node: NodeProto, shape: tuple[int, ...], weight: Iterable[int]) -> tuple[_Axis, ...] | None:
+    """How each spatial axis is folded, or None when the node is no such convolution."""
+    settings = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    kernel = tuple(weight)[2:]
+    if node.op_type != "Conv" or len(shape) != 4 or len(kernel) != 2 or shape[1] % _ALIGNMENT == 0:
+        return None
+    if settings.get("group", 1) != 1 or settings.get("auto_pad", b"NOTSET") != b"NOTSET":
+        return None
+    if settings.get("strides") != [2, 2] or settings.get("dilations", [1, 1]) != [1, 1]:
+        return None
+    pads = settings.get("pads", [0, 0, 0, 0])
+    axes = tuple(_axis(shape[i + 2], kernel[i], pads[i], pads[i + 2]) for i in range(2))
+    return None if None in axes else tuple(axis for axis in axes if axis)
+
+
+def _axis(size: int, kernel: int, begin: int, end: int) -> _Axis | None:
+    if size == 0 or size % 2:
+        return None
+    front = begin % 2
+    whole = kernel + front + (kernel + front) % 2
+    results = (size + begin + end - kernel) // 2 + 1
+    new_end = results - 1 + whole // 2 - size // 2 - (begin + front) // 2
+    return _Axis(front, whole, (begin + front) // 2, new_end) if new_end >= 0 else None
+
+
+def _fold(model: ModelProto, node: NodeProto, site: Site, axes: tuple[_Axis, ...]) -> Site:
+    given = constants(model.graph)
+    values = numpy_helper.to_array(given[site.weight])
+    blocks, weight = _fresh(f"{site.activation}_blocks", model), _fresh(f"{site.weight}_blocks", model)
+    model.graph.initializer.append(numpy_helper.from_array(_block_kernel(values, axes), weight))
+    model.graph.node.append(
+        helper.make_node("SpaceToDepth", [site.activation], [blocks], name=f"SpaceToDepth/{blocks}", blocksize=2)
+    )
+    node.input[0], node.input[1] = blocks, weight
+    kept = [item for item in node.attribute if item.name not in ("strides", "pads", "kernel_shape", "dilations")]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    upper, lower = axes
+    node.attribute.append(helper.make_attribute("strides", [1, 1]))
+    node.attribute.append(helper.make_attribute("pads", [upper.begin, lower.begin, upper.end, lower.end]))
+    node.attribute.append(helper.make_attribute("kernel_shape", [upper.kernel // 2, lower.kernel // 2]))
+    return replace(site, activation=blocks, weight=weight)
+
+
+def _block_kernel(values: Array, axes: tuple[_Axis, ...]) -> Array:
+    """The kernel over blocks: SpaceToDepth puts (row, column in the block, channel) into the channel axis."""
+    room = [(axis.front, axis.kernel - axis.front - size) for axis, size in zip(axes, values.shape[2:], strict=True)]
+    whole = np.pad(values, ((0, 0), (0, 0), *room))
+    out, channels, rows, columns = whole.shape
+    parted = whole.reshape(out, channels, rows // 2, 2, columns // 2, 2).transpose(0, 3, 5, 1, 2, 4)
+    return np.ascontiguousarray(parted.reshape(out, 4 * channels, rows // 2, columns // 2))
+
+
+def _fresh(name: str, model: ModelProto) -> str:
+    taken = {item for node in model.graph.node for item in (*node.input, *node.output)}
+    while name in taken:
+        name += "_"
+    return name

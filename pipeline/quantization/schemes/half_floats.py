@@ -1,0 +1,183 @@
+"""The two 16-bit float types that a graph can be cast to, and how numbers are rounded to them.
+
+What an operator's schema lets be narrowed to a 16-bit float.
+
+Which tensors do not fit a 16-bit float, and which nodes must therefore stay in fp32.
+
+Three sources, best first: a measured range; the value of a constant; and, where nothing was measured, propagation: an
+additive mask of -1e9 makes the sum it is added to just as large, until an operator that bounds its result ends it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, numpy_helper
+
+from builders.onnx_graphs.bodies import list_reads
+from enginery.arrays import Array
+from pipeline.quantization.graph import constants
+from pipeline.quantization.ranges import Ranges
+
+
+@dataclass(frozen=True)
+class HalfFormat:
+    """A 16-bit float type.
+
+    largest: its largest finite value.  tiny: its smallest normal value.
+    narrow_range: whether ordinary networks leave its range (fp16: 65504) or only extreme ones (bf16: 3.39e38).
+    """
+
+    name: str
+    element_type: int
+    dtype: np.dtype
+    largest: float
+    tiny: float
+    narrow_range: bool
+
+    @property
+    def type_name(self) -> str:
+        """The type as operator schemas write it: 'tensor(float16)'."""
+        return f"tensor({self.dtype.name})"
+
+    def narrow(self, values: Array) -> Array:
+        """Round to this type, to nearest even; what is too large becomes infinite, silently."""
+        with np.errstate(over="ignore", under="ignore"):
+            return values.astype(self.dtype)
+
+
+_BF16 = ml_dtypes.finfo(ml_dtypes.bfloat16)
+
+HALVES: Mapping[str, HalfFormat] = {
+    "fp16": HalfFormat("fp16", TensorProto.FLOAT16, np.dtype(np.float16), 65504.0, 2.0**-14, narrow_range=True),
+    "bf16": HalfFormat(
+        "bf16",
+        TensorProto.BFLOAT16,
+        np.dtype(ml_dtypes.bfloat16),
+        float(_BF16.max),
+        float(_BF16.smallest_normal),
+        narrow_range=False,
+    ),
+}
+
+
+FLOAT = TensorProto.FLOAT
+# Their result type follows an attribute, or the input in a way that the schema does not state.
+_UNCASTABLE = {"Bernoulli", "EyeLike", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+
+
+def can_narrow(node: NodeProto, half: HalfFormat, types: Mapping[str, int], opset: int) -> bool:
+    """Whether all float results of a node can be `half`, or, where it has none, some float input."""
+    if node.op_type in _UNCASTABLE:
+        return False
+    if typed_by_attribute(node):
+        return True
+    inputs, outputs = narrowable(node, half, types, opset)
+    floats = {i for i, name in enumerate(node.output) if types.get(name) == FLOAT}
+    return bool(inputs) and floats <= outputs
+
+
+def narrowable(node: NodeProto, half: HalfFormat, types: Mapping[str, int], opset: int) -> tuple[set[int], set[int]]:
+    """Positions of the float inputs that the schema lets be `half`, and of the results that follow them.
+
+    Both are empty for an operator that onnx does not know.
+    """
+    try:
+        schema = defs.get_schema(node.op_type, opset, node.domain)
+    except defs.SchemaError:
+        return set(), set()
+    allowed = {v.type_param_str for v in schema.type_constraints if half.type_name in v.allowed_type_strs}
+    formal = {i: _formal(schema.inputs, i) for i, name in enumerate(node.input) if types.get(name) == FLOAT}
+    inputs = {i for i, type_str in formal.items() if type_str in allowed}
+    turned = {formal[i] for i in inputs}
+    return inputs, {i for i in range(len(node.output)) if _formal(schema.outputs, i) in turned}
+
+
+def typed_by_attribute(node: NodeProto) -> bool:
+    """Whether the node's float result takes its type from an attribute that names fp32."""
+    if node.op_type == "Cast":
+        return any(a.name == "to" and a.i == FLOAT for a in node.attribute)
+    filled = [a.t.data_type for a in node.attribute if a.name == "value"]
+    return node.op_type == "ConstantOfShape" and filled == [FLOAT]
+
+
+def retype(node: NodeProto, half: HalfFormat) -> None:
+    """Let the attribute that names the result's type name `half`."""
+    for attribute in node.attribute:
+        if attribute.name == "to":
+            attribute.i = half.element_type
+        if attribute.name == "value":
+            attribute.t.CopyFrom(numpy_helper.from_array(half.narrow(numpy_helper.to_array(attribute.t))))
+
+
+def _formal(parameters: Sequence[defs.OpSchema.FormalParameter], index: int) -> str:
+    """Type variable of the formal parameter at a position; the last one repeats when it is variadic."""
+    return parameters[min(index, len(parameters) - 1)].type_str
+
+
+# Calibration sees a sample of what the model will meet: a measured range counts as too large from half the limit on.
+HEADROOM = 2.0
+
+_REDUCING = {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"}
+_ARITHMETIC = {"Abs", "Add", "Max", "Mean", "Min", "Mul", "Neg", "Sub", "Sum", *_REDUCING}
+_INDEXING = {"Gather", "GatherElements", "GatherND", "Pad", "Slice", "Split", "Tile", "Where"}
+_MOVING = {"Concat", "Expand", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+# Their results are as large as their inputs, or larger.
+_PASSING = _ARITHMETIC | _INDEXING | _MOVING | {"Cast", "Dropout", "Identity"}
+# Results that leave fp16 for quite ordinary inputs (a square passes it at 256, an exponential at 11.1).
+_EXPLOSIVE = {"CumSum", "Exp", "Pow", "ReduceL2", "ReduceProd", "ReduceSumSquare"}
+
+
+def too_large(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -> dict[str, str]:
+    """The tensors of a tidy model that `half` cannot hold, each with the reason."""
+    found = dict(_large_constants(model.graph, half))
+    for value in model.graph.input:
+        if reason := _check_measured(value.name, half, ranges):
+            found[value.name] = reason
+    for node in model.graph.node:
+        for name in node.output:
+            reason = _check_measured(name, half, ranges)
+            if reason is None:
+                reason = _find_inherited(node, found, half)
+            if reason:
+                found[name] = reason
+    return found
+
+
+def obstacle(node: NodeProto, large: Mapping[str, str]) -> str | None:
+    """Why a node must stay in fp32: the first tensor that it reads or writes and that is too large."""
+    return next((large[name] for name in (*list_reads(node), *node.output) if name in large), None)
+
+
+def _large_constants(graph: GraphProto, half: HalfFormat) -> Iterator[tuple[str, str]]:
+    for name, item in constants(graph).items():
+        if item.data_type == TensorProto.FLOAT:
+            reach = _finite_reach(numpy_helper.to_array(item))
+            if not np.isfinite(half.narrow(np.array(reach)).astype(np.float32)):
+                yield name, f"constant {name!r} reaches {reach:g}, {half.name} ends at {half.largest:g}"
+
+
+def _finite_reach(values: Array) -> float:
+    """Largest finite magnitude; infinities are representable and do not count."""
+    magnitudes = np.abs(values)
+    return float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))
+
+
+def _check_measured(name: str, half: HalfFormat, ranges: Ranges | None) -> str | None:
+    """The reason when a measured tensor is too large, '' when it is not, None when it was not measured."""
+    reach = ranges.reach(name) if ranges else None
+    if reach is None:
+        return None
+    if reach * HEADROOM <= half.largest:
+        return ""
+    return f"tensor {name!r} reached {reach:g} in calibration, {half.name} ends at {half.largest:g}"
+
+
+def _find_inherited(node: NodeProto, found: Mapping[str, str], half: HalfFormat) -> str | None:
+    """Why the unmeasured results of a node may be too large."""
+    if half.narrow_range and node.op_type in _EXPLOSIVE:
+        return f"{node.op_type} {node.name!r} may leave {half.name}, and its range was not measured"
+    if node.op_type not in _PASSING:
+        return None
+    return next((found[name] for name in node.input if name in found), None)

@@ -1,0 +1,128 @@
+"""What engines are compared with: the same graph run by PyTorch itself, op by op or through torch.compile.
+
+The graph is read by `builders.onnx_torch` and exported, so that both run a flat program and no interpreter of ours.
+
+Timing on a GPU: clocks, peak rates, peer compilers.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from enginery.arrays import Array, InputCheck
+from enginery.core.errors import EngineryError
+from enginery.core.types import BuildRequest, Session, Tensors, TensorSpec
+from validation.gpu.peaks import seconds_of
+
+if TYPE_CHECKING:
+    import torch
+
+    Recorded = tuple[torch.cuda.CUDAGraph, list[torch.Tensor], tuple[torch.Tensor, ...]]
+    Module = Callable[..., tuple[torch.Tensor, ...]]
+
+
+Peer = Literal["eager", "eager-graph", "compile", "compile-autotune"]
+# How PyTorch runs the graph; the second replays its kernels as one CUDA graph, the others are modes of torch.compile.
+PEERS: Mapping[str, str] = {
+    "eager": "PyTorch, op by op",
+    "eager-graph": "PyTorch, op by op, as a CUDA graph",
+    "compile": "torch.compile",
+    "compile-autotune": "torch.compile, max-autotune",
+}
+_MODES = {"compile": "default", "compile-autotune": "max-autotune"}
+
+
+class TorchSession(Session):
+    """A module on a device as a session: arrays in, arrays out, copies included."""
+
+    def __init__(self, request: BuildRequest, module: "Module", device: str) -> None:
+        self.inputs: Sequence[TensorSpec] = request.inputs
+        self.outputs: Sequence[TensorSpec] = request.outputs
+        self._module, self._device, self._check = module, device, InputCheck(request.inputs)
+
+    def run(self, inputs: Tensors) -> dict[str, Array]:
+        """Run once. Raises DataError for wrong arrays."""
+        import torch
+
+        self._check(inputs)
+        with torch.no_grad():
+            found = self._module(*self._place(inputs))
+        return {spec.name: np.asarray(value.cpu().numpy()) for spec, value in zip(self.outputs, found, strict=True)}
+
+    def device_seconds(self, inputs: Tensors, runs: int) -> list[float]:
+        """Seconds of each of `runs` runs, copies left out."""
+        import torch
+
+        placed = self._place(inputs)
+        with torch.no_grad():
+            return seconds_of(lambda: self._module(*placed), self._device, runs)
+
+    def _place(self, inputs: Tensors) -> "list[torch.Tensor]":
+        import torch
+
+        return [torch.from_numpy(np.array(inputs[spec.name], order="C")).to(self._device) for spec in self.inputs]
+
+
+@contextmanager
+def open_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> Iterator[Session]:
+    """The graph as PyTorch runs it. Raises EngineryError with torch's words where it cannot."""
+    yield TorchSession(request, make_peer(peer, model, request, device), device)
+
+
+def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> "Module":
+    """The callable behind a peer; what compiles is compiled at its first call for each shape."""
+    import torch
+
+    from builders.onnx_torch import to_program
+
+    try:
+        module = to_program(model, request).module().to(device)
+        if peer == "eager-graph":
+            return _Replayed(module)
+        if peer in _MODES:
+            # Compiled for each size, as it would be where that matters; else max-autotune leaves CUDA graphs out.
+            return torch.compile(module, mode=_MODES[peer], dynamic=False)
+    except (RuntimeError, AssertionError) as error:
+        raise EngineryError(
+            f"{PEERS[peer]} does not take {model.name}: {' '.join(str(error).split())[:300]}"
+        ) from error
+    return module
+
+
+class _Replayed:
+    """A module whose kernels are recorded once for each shape and replayed as a CUDA graph.
+
+    Inputs and outputs lie where they lay when it was recorded, so copies to and from there belong to a run.
+    """
+
+    def __init__(self, module: "Module") -> None:
+        self._module = module
+        self._recorded: dict[object, Recorded] = {}
+
+    def __call__(self, *given: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
+        key = tuple((tuple(item.shape), item.dtype) for item in given)
+        if key not in self._recorded:
+            self._recorded[key] = self._record(given)
+        graph, places, results = self._recorded[key]
+        for place, item in zip(places, given, strict=True):
+            place.copy_(item)
+        graph.replay()
+        return results
+
+    def _record(self, given: "tuple[torch.Tensor, ...]") -> "Recorded":
+        import torch
+
+        places = [item.clone() for item in given]
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # libraries allocate and tune on their first calls, which a graph may not hold
+            for _ in range(3):
+                self._module(*places)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = tuple(self._module(*places))
+        return graph, places, results

@@ -1,1 +1,0 @@
-"""Timing on a GPU: clocks, peak rates, peer compilers."""
