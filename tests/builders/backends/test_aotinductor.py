@@ -80,12 +80,16 @@ def built(model, tmp_path_factory):
     """The engine, and what the folders that a build might write to held before and after."""
     import torch._inductor.config
 
-    watched = [Path.home(), Path.home() / ".cache", Path(tempfile.gettempdir()) / "torchinductor_root"]
-    before = [_names(folder) for folder in watched], dict(os.environ)
+    home = tmp_path_factory.mktemp("home")  # a home of its own: tests beside this one make folders in the user's
+    watched = [home, home / ".cache", Path(tempfile.gettempdir()) / "torchinductor_root"]
     # The wrapper's own optimization is most of the time that a build of a small graph takes.
-    with torch._inductor.config.patch({"aot_inductor.compile_wrapper_opt_level": "O0"}):
+    wrapper = torch._inductor.config.patch({"aot_inductor.compile_wrapper_opt_level": "O0"})
+    with pytest.MonkeyPatch.context() as patch, wrapper:
+        patch.setenv("HOME", str(home))
+        before = [_names(folder) for folder in watched], dict(os.environ)
         engine = AotInductor().build(request(), model, tmp_path_factory.mktemp("build"))
-    return engine, before, ([_names(folder) for folder in watched], dict(os.environ))
+        after = [_names(folder) for folder in watched], dict(os.environ)
+    return engine, before, after
 
 
 @pytest.fixture(scope="module")

@@ -58,10 +58,10 @@ class Bytes:
 
 
 def is_timed(job: Job) -> bool:
-    """Whether what a job gives depends on how long something took."""
+    """Whether what a job gives depends on how long something took: a search's record says what it cost."""
     request = job.request
-    timed = isinstance(request, MeasureEngine | BuildEngine)
-    return timed or bool(getattr(request, "probe", None) or getattr(request, "calls", None))
+    timed = isinstance(request, MeasureEngine | BuildEngine | SearchQuantization)
+    return timed or bool(getattr(request, "calls", None))
 
 
 def behind(uri: str) -> Store:
@@ -75,7 +75,7 @@ def test_a_step_gives_the_same_through_a_store_that_only_holds_bytes(
     """So no code of a store decides what a step gives: where blobs lie, how they are fetched, what else is there."""
     assert list(CARRIERS) == ["enginery.registry"], "each carrier needs a test of its own"
     assert {type(job.request) for job, _ in ran.done} >= KEYED
-    for name in [name for name in sys.modules if name.startswith("pipeline.compile.steps.blobs.")]:
+    for name in [name for name in sys.modules if name.startswith("pipeline.compile.steps.")]:
         monkeypatch.setattr(f"{name}.open_store", Bytes, raising=False)
     again = [(job, value) for job, value in ran.done if not is_timed(job)]
     assert {type(job.request) for job, _ in again} >= KEYED - {SearchQuantization}
