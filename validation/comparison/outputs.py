@@ -1,9 +1,7 @@
-"""Whether an output is the same for every sample: an answer that does not depend on its inputs is no answer.
+"""Compares what two sides answered, case by case: the drift of each output, and the checks that follow from it.
 
-What two sides answered, case by case, merged into the drift of each output, and the checks that follow.
-
-Golden cases are merged per output. Edge cases are not: an error at one size must not vanish in the average, so each
-metric reports the edge where it is worst, and the others that break the limit are named beside it.
+Golden cases are merged per output. Edge cases are not, since an error at one size must not vanish in an average: each
+metric is checked at the edge where it is worst, and the note names the other edges that break the limit.
 """
 
 import math
@@ -17,50 +15,45 @@ from enginery.core.reports.proof import Check
 from enginery.core.types import Tensors
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budget, OutputLimits, at_most, within
-from validation.limits.measured import MeasuredDrift, Value, as_declared, of_edge, of_golden, still_share
+from validation.limits.measured import MeasuredDrift, Value, of_edge, of_golden, still_share
 from validation.metrics.drift import DECISIONS, Drift, measure
 from validation.metrics.tally import Spreads, samples_of
 
-# Samples that are compared together.
+# Samples that `Constancy` compares at a time.
 _ROWS = 1 << 10
-
-
-@dataclass
-class Constancy:
-    """Looks at the samples of one output as they come. samples: how many.  constant: whether all are equal so far."""
-
-    samples: int = 0
-    constant: bool = True
-    _first: Array | None = None
-
-    def add(self, output: Array, samples: int) -> None:
-        """Take an output of a case. samples: entries along axis 0 that are samples, or 1 where the whole is one."""
-        self.samples += samples
-        if not self.constant or not output.size:
-            return
-        rows = output if output.ndim and samples == output.shape[0] else output[None]
-        if self._first is None:
-            self._first = np.array(rows[0])
-        first = self._first
-        parts = (rows[1:2], *(rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)))
-        if not all(_equal(part, first) for part in parts):
-            self.constant, self._first = False, None
-
-
-def _equal(rows: Array, first: Array) -> bool:
-    """Whether all rows are `first`; where sizes differ, whether all elements are one number."""
-    if rows.shape[1:] == first.shape:
-        return bool((rows == first).all())
-    return bool((rows == first.flat[0]).all() and (first == first.flat[0]).all())
-
-
-# The checks whose lines say where limits come from.
+# Metrics whose check says in its note where the limit comes from.
 NOTED = ("sqnr_db", "agreement")
 
 
 @dataclass
+class Constancy:
+    """Whether all samples of one output are equal: an answer that does not depend on the inputs is no answer."""
+
+    constant: bool = True
+    _first: Array | None = None
+
+    def add(self, output: Array, samples: int) -> None:
+        """Take an output of a case. samples: how many lie along its axis 0; 1 where the whole array is one sample.
+
+        Samples of different sizes are equal where all elements of both are one number.
+        """
+        if not self.constant or not output.size:
+            return
+        rows = output if output.ndim and samples == output.shape[0] else output[None]
+        first = self._first = np.array(rows[0]) if self._first is None else self._first
+        single = rows.shape[1:] != first.shape
+        wanted = first.flat[0] if single else first
+        parts = (rows[1:2], *(rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)))
+        if (single and not (first == wanted).all()) or not all((part == wanted).all() for part in parts):
+            self.constant, self._first = False, None
+
+
+@dataclass
 class Compared:
-    """What was found of one output. edges: by case.  failures: that ended a comparison."""
+    """The comparison of one output. dtype: of the expected output.  golden: drift of all golden cases.
+
+    edges: drift by edge case.  expected, actual: whether each side is the same for all golden samples.
+    """
 
     dtype: np.dtype
     golden: Drift | None = None
@@ -69,7 +62,7 @@ class Compared:
     actual: Constancy = field(default_factory=Constancy)
 
     def add(self, case: Case, pair: tuple[Array, Array], samples: int) -> None:
-        """Take the expected and the actual output of a case."""
+        """Take the expected and the actual output of a case. Raises ValueError when their shapes or kinds differ."""
         drift = measure(*pair, also=DECISIONS, samples=samples)
         if case.kind == "edge":
             self.edges[case.name] = of_edge(drift, self.golden and of_golden(self.golden))
@@ -81,7 +74,10 @@ class Compared:
 
 @dataclass
 class StageComparison:
-    """The cases of one stage, as they are compared."""
+    """The cases of one stage that were compared so far. spreads: takes how errors spread, where a report shows it.
+
+    declared: by output, the dtype that the candidate declares.  failures: checks that failed without a value.
+    """
 
     stage: str
     spreads: Spreads | None
@@ -94,11 +90,11 @@ class StageComparison:
         self.failures.append(Check(self.stage, name, output, case, None, None, False, note))
 
     def add(self, case: Case, expected: Tensors, actual: Tensors) -> None:
-        """Compare the outputs of a case."""
+        """Compare the outputs of a case; what cannot be compared is a failure."""
         for output, value in expected.items():
             if output not in actual:
                 self.fail("outputs", output, case.name, "this output is missing")
-            elif not as_declared(value, actual[output], self.declared.get(output)):
+            elif not _is_comparable(value.dtype, actual[output].dtype, self.declared.get(output)):
                 self.fail("outputs", output, case.name, f"expected {value.dtype}, got {actual[output].dtype}")
             else:
                 self._compare(case, output, value, actual[output])
@@ -123,13 +119,15 @@ class StageComparison:
                 yield from of_kind(name, output, limits)
 
     def usual(self) -> dict[str, Drift]:
-        """By output, the drift of the golden cases: what a case beside the golden set is judged by."""
+        """The drift of the golden cases by output, which later cases are judged by (`edge_checks`)."""
         return {name: of_golden(output.golden) for name, output in self.outputs.items() if output.golden}
 
     def _check_measured(self) -> Iterator[Check]:
-        """Comparisons that say nothing: of infinities alone, and of no elements at all."""
-        drifts = {name: (found.golden, *found.edges.values()) for name, found in self.outputs.items()}
-        known = {name: [part for part in parts if part] for name, parts in drifts.items()}
+        """Failed checks of outputs whose expected values are all infinite, and of a stage without any element."""
+        known = {
+            name: [part for part in (found.golden, *found.edges.values()) if part]
+            for name, found in self.outputs.items()
+        }
         for name, parts in known.items():
             if any(part.infinite for part in parts) and not any(part.count or part.nonfinite for part in parts):
                 note = "nothing was measured: every expected value is infinite"
@@ -164,7 +162,10 @@ class StageComparison:
 
 
 def golden_drifts(golden: GoldenSet) -> dict[str, Drift]:
-    """By output, what the golden cases expect, without an error: what a case beside the golden set is judged by."""
+    """The drift of the golden cases' expected outputs from themselves, by output: energy and variation without error.
+
+    Cases beside the golden set are judged by it (`edge_checks`).
+    """
     found: dict[str, Drift] = {}
     for case in golden.of_kind("golden"):
         for name, value in case.expected.items():
@@ -181,10 +182,10 @@ def edge_checks(
     usual: Drift | None,
     held: tuple[Budget, Drift | None],
 ) -> tuple[Check, ...]:
-    """The checks of one output of a case beside the golden set, judged as an edge of it is. Raises ValueError when
-    shapes or kinds differ.
+    """The checks of one output of a case beside the golden set, judged as an edge case is.
 
-    case: its name and inputs.  pair: expected and actual.  usual: of the golden cases.  held: as `Limits.at` gives it.
+    case: its name and inputs.  pair: expected and actual output.  usual: drift of the golden cases.  held: budget and
+    honest drift, of `OutputLimits.at`. Raises ValueError when shapes or kinds differ.
     """
     name, inputs = case
     drift = of_edge(measure(*pair, also=DECISIONS, samples=samples_of(inputs, pair[0])), usual)
@@ -202,12 +203,17 @@ def _measure_drift(
     return MeasuredDrift(drift, budget, still, usual, honest, stage == "engine")
 
 
+def _is_comparable(expected: np.dtype, actual: np.dtype, declared: str | None) -> bool:
+    """Whether the dtypes are equal, or `actual` is another floating-point type that the candidate declares."""
+    return actual == expected or (actual.kind == expected.kind == "f" and actual.name == declared)
+
+
 def _is_empty(drift: Drift) -> bool:
     return not (drift.count or drift.nonfinite or drift.infinite)
 
 
 def _worst_edge(stage: str, output: str, values: Mapping[str, Value]) -> Check:
-    """One metric at the edge where it is worst; the others that break the limit are named beside it."""
+    """The check of one metric at the edge where it is worst. The note names the other edges that break the limit."""
     worst = min(values, key=lambda case: (_passes(values[case]), _goodness(values[case])))
     others = ", ".join(case for case, value in values.items() if case != worst and not _passes(value))
     where = values[worst].note if values[worst].name in ("sqnr_db", "slice_sqnr_db", "centered_sqnr_db") else ""
@@ -227,7 +233,7 @@ def _passes(value: Value) -> bool:
 
 
 def _goodness(value: Value) -> float:
-    """Greater is better; NaN is worst, and nothing measured is best."""
+    """A sort key by which a greater value is better; NaN is the worst value, and None the best."""
     if value.value is None:
         return math.inf
     if math.isnan(value.value):
