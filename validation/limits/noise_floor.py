@@ -157,7 +157,7 @@ def windows(
     padded = np.pad(x, [(0, 0), (0, 0), *pads], constant_values=fill)
     spans = tuple((size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True))
     view = sliding_window_view(padded, spans, tuple(range(2, x.ndim)))
-    return np.asarray(view[(..., *(slice(None, None, step) for step in (*strides, *dilations)))])
+    return np.asarray(view[:, :, *(slice(None, None, step) for step in (*strides, *dilations))])
 
 
 def _window(

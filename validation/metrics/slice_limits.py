@@ -27,10 +27,13 @@ import numpy as np
 from enginery.arrays import Array
 from validation.metrics.slices import AxisSums, Slices, fit_length
 
+# The least number of elements of a slice that is judged.
 FEWEST = 16
-# Of slices with 48 normal numbers behind Relu, where the error is a tenth of their deviation, 18 % of the sparse slices are within
-# 8 dB of it; of those of eight elements or more 0.004 %. Sixteen normal numbers count as eight or more in 97 %.
+# The least number of elements that a slice's energy comes from. Of 48 normal numbers behind Relu, where the error is a
+# tenth of their deviation, 18 % of the sparse slices are within 8 dB of it; of those of eight elements or more 0.004 %.
+# Sixteen normal numbers count as eight or more in 97 %.
 SEVERAL = 8.0
+# The share of the output's mean energy up to which a slice counts as zero.
 DEAD = 1e-12
 FINE_DB = 15.0
 # Of energy: an answer that explains less than half of what varies is none.
@@ -87,8 +90,8 @@ def worst_slice(
         if not len(judged):
             continue
         shared = _is_spread(slices if usual is None else usual, axis, len(sums.count))
-        others = (part.axes.get(axis) if part else None for part in (usual, honest))
-        sqnr_db, limits, lost = _values(sums, limit, *others, still, rounded, shared)
+        known, made = (part.axes.get(axis) if part else None for part in (usual, honest))
+        sqnr_db, limits, lost = _values(sums, limit, known, made, still, rounded, shared)
         with np.errstate(invalid="ignore"):
             margins = np.where(sums.error_sq == 0, math.inf, sqnr_db - limits)
         worst = int(judged[np.argmin(margins[judged])])

@@ -72,7 +72,7 @@ class Slices:
         return 0.0 if self.mean is None else (self.weight - 1) * self.mean.size
 
     def merge(self, other: "Slices") -> "Slices | None":
-        """The slices of both parts; None where their ranks differ. Without means, variation between them is left out."""
+        """The slices of both; None where their ranks differ. Without means, variation between the two is left out."""
         if self.mean is None or other.mean is None:
             sums = {axis: self.axes[axis].merge(other.axes[axis]) for axis in self.axes.keys() & other.axes.keys()}
             total = self.centered_sq + other.centered_sq
@@ -84,7 +84,7 @@ class Slices:
 
     def _pool_differing(self, other: "Slices") -> tuple["Slices", "Slices"]:
         """Both, with means taken over the axes in whose size they differ too."""
-        shapes = zip(np.shape(self.mean), np.shape(other.mean), strict=True)
+        shapes = zip(np.asarray(self.mean).shape, np.asarray(other.mean).shape, strict=True)
         differing = [axis for axis, (one, two) in enumerate(shapes) if one != two]
         return self.pool(differing), other.pool(differing)
 

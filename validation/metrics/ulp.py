@@ -1,8 +1,8 @@
 """Distances in units in the last place: how many representable numbers lie between what was expected and what came.
 
-Floating-point numbers of one type are ordered as their bit patterns are (IEEE 754-2019, 5.10; Dawson, "Comparing
-Floating Point Numbers", 2012), so the distance is a difference of integers; +0 and -0 are the same number. It is that
-of the expected type; what came in another type is rounded to it first.
+Floating-point numbers of one type have the order of their bit patterns (IEEE 754-2019, 5.10; Dawson, "Comparing
+Floating Point Numbers", 2012), so a distance is a difference of integers; +0 and -0 are the same number. The type is
+the expected one; values of another type are rounded to it first.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from enginery.arrays import Array
 from validation.metrics.pairs import pairs_of
 
 CHUNK = 1 << 16
-# Distances below are counted exactly; above, in eighths of a power of two.
+# Distances below EXACT have a bin each; above, bins are eighths of a power of two.
 EXACT = 256
 _EXACT_BITS, _PARTS = 8, 8
 BINS = EXACT + (64 - _EXACT_BITS) * _PARTS
@@ -24,18 +24,20 @@ _UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 @dataclass(frozen=True)
 class Ulps:
-    """A histogram of distances; elements that are not finite on either side are left out. `largest`: exact."""
+    """A histogram of the distances of elements that are finite on both sides: counts (BINS,). largest: exact."""
 
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BINS, np.int64))
     largest: int = 0
 
     def merge(self, other: "Ulps") -> "Ulps":
-        """Both parts together."""
+        """The distances of both."""
         return Ulps(self.counts + other.counts, max(self.largest, other.largest))
 
     def percentile(self, percent: float) -> int:
-        """A distance that at least `percent` percent of the elements do not exceed: exact below 256, above at most an
-        eighth too large. 0 without elements."""
+        """The distance that at least `percent` percent of the elements do not exceed; 0 without elements.
+
+        Exact below 256, above it at most an eighth too large.
+        """
         total = int(self.counts.sum())
         if not total:
             return 0
@@ -45,7 +47,7 @@ class Ulps:
 
 
 def measure_ulps(expected: Array, actual: Array) -> Ulps:
-    """Distances between two floating-point arrays of one shape. Raises ValueError for a type of another size."""
+    """The distances between floating-point arrays of one shape. Raises ValueError for a type not of 2, 4 or 8 bytes."""
     size = expected.dtype.itemsize
     if size not in _UNSIGNED:
         raise ValueError(f"{expected.dtype} has no units in the last place that are counted here")
@@ -62,7 +64,7 @@ def measure_ulps(expected: Array, actual: Array) -> Ulps:
 
 
 def _to_ordered_integers(values: Array, size: int) -> NDArray[np.uint64]:
-    """Bit patterns as integers in the order of the numbers."""
+    """The bit patterns as integers in the order of the numbers, for numbers of `size` bytes."""
     bits = values.view(_UNSIGNED[size]).astype(np.uint64)
     sign = np.uint64(1 << (8 * size - 1))
     magnitude = bits & (sign - np.uint64(1))
