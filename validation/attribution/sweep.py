@@ -1,7 +1,4 @@
-"""Segments cut apart: all in one session, each on activations that it is given.
-
-One sweep over the segments of a candidate: what each gives on the reference's activations, and what it inherits.
-"""
+"""Measures the segments of a candidate: the own error of each, on the reference's activations, and what it inherits."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +23,10 @@ from validation.metrics.drift import Drift, is_exact, measure
 
 @dataclass
 class Apart:
-    """Segments in one session, all on given activations; where that fails, one by one, to find which of them does."""
+    """Segments that are run on given activations: all in one session; where that fails, one by one, to find which does.
+
+    given: the activations' specs by name, in the candidate's dtypes.
+    """
 
     candidate: Tappable
     window: Sequence[GraphSegment]
@@ -41,20 +41,19 @@ class Apart:
         self.stack.close()
 
     def run(self, values: Tensors) -> dict[str, tuple[Array | None, str]]:
-        """What each segment gives, or why it gives nothing. values: the model's inputs and activations by name."""
-        names = [segment.target for segment in self.window]
+        """Each segment's tensor, or None and why there is none. values: inputs and activations of the model by name."""
         try:
             return {name: (value, "") for name, value in self._run(self.window, values).items()}
         except EngineryError as error:
-            if len(names) == 1:
-                return {names[0]: (None, str(error))}
-        return {segment.target: self._alone(segment, values) for segment in self.window}
-
-    def _alone(self, segment: GraphSegment, values: Tensors) -> tuple[Array | None, str]:
-        try:
-            return self._run([segment], values)[segment.target], ""
-        except EngineryError as error:
-            return None, str(error)
+            if len(self.window) == 1:
+                return {self.window[0].target: (None, str(error))}
+        found: dict[str, tuple[Array | None, str]] = {}
+        for segment in self.window:
+            try:
+                found[segment.target] = self._run([segment], values)[segment.target], ""
+            except EngineryError as error:
+                found[segment.target] = None, str(error)
+        return found
 
     def _run(self, window: Sequence[GraphSegment], values: Tensors) -> dict[str, Array]:
         names = tuple(segment.target for segment in window)

@@ -1,10 +1,8 @@
-"""The inputs that repeated calls take turns with: a few sizes of the golden set, each with two sets of values.
+"""The same calls again and again, between others: equal inputs have equal outputs, and no array changes afterwards.
 
-The same calls again and again, between others: equal inputs have equal answers, and nothing handed over changes.
-
-A session is called with a few sets of inputs in a drawn order. Each answer is compared with the first one of the same
-inputs; the very arrays that were answered are kept, and compared again some calls later, which shows an output buffer
-that is reused; the inputs are compared after each call.
+A session is called with a few sets of inputs in a drawn order: a few sizes of the golden set, each with two sets of
+values. Each output is compared with the first one of the same inputs. The returned arrays themselves are kept and
+compared again some calls later, which shows an output buffer that is reused; the inputs are compared after each call.
 """
 
 import math
@@ -26,16 +24,23 @@ from validation.fuzz.cases import FuzzCase, make
 from validation.golden.golden_set import edge_sizes
 from validation.limits.budget import StagedLimits
 
-# Edges beside the size of the golden cases, smallest first: small ones leave time for many calls.
+# Sizes of edge cases beside the golden cases' size, smallest first, because these leave time for many calls.
 MOST_EDGES = 3
-# Draws among which two that differ are looked for.
+# Draws of values, of which two that differ are taken.
 MOST_DRAWS = 4
 SEED = 0
+# Outputs that are kept at a time beside the first ones, and their bytes.
+MOST_KEPT, MOST_KEPT_BYTES = 32, 64 << 20
+# Turns that are drawn at a time.
+_AT_ONCE = 1024
+# Of no failures in n trials, the 95 % bound on their share is 3 / n (Hanley and Lippman-Hand, "If Nothing Goes Wrong,
+# Is Everything All Right?", 1983).
+RULE_OF_THREE = 3
 
 
 @dataclass(frozen=True)
 class Bits:
-    """A copy of an array: what it held, bit for bit."""
+    """A copy of an array, to compare bit for bit."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -43,19 +48,19 @@ class Bits:
 
     @classmethod
     def of(cls, array: Array) -> "Bits":
-        """What an array holds now."""
+        """A copy of an array as it is now."""
         return cls(array.dtype.str, array.shape, array.tobytes())
 
     def array(self) -> Array:
-        """A new array that holds it."""
+        """A new array with the same content."""
         return np.frombuffer(self.data, self.dtype).reshape(self.shape).copy()
 
 
 @dataclass
 class Repeated:
-    """One set of inputs: the arrays that are handed in, copies of them, and what was answered first.
+    """One set of inputs: the arrays that are passed to the session, copies of them, and the first outputs.
 
-    elements: of all inputs together.
+    elements: the number of elements of all inputs.
     """
 
     name: str
@@ -71,7 +76,7 @@ class Repeated:
 def pool_of(
     session: Session, specs: Sequence[TensorSpec], dims: Sequence[Dim], groups: Sequence[Tensors], precision: Precision
 ) -> list[Repeated]:
-    """Inputs of at most 1 + MOST_EDGES sizes, smallest last, as the session takes them. groups: real inputs."""
+    """Sets of inputs of at most 1 + MOST_EDGES sizes in the session's dtypes. groups: real inputs to draw from."""
     edges = sorted(edge_sizes(specs, dims), key=lambda sizes: _elements(specs, sizes))
     own = sizes_of(groups[0], specs)
     chosen = [own, *islice((sizes for sizes in edges if sizes != own), MOST_EDGES)]
@@ -86,17 +91,16 @@ def _elements(specs: Sequence[TensorSpec], sizes: dict[str, int]) -> int:
 def _two(
     sizes: dict[str, int], halves: set[str], of: tuple[Sequence[TensorSpec], Sequence[Tensors], Precision]
 ) -> Iterator[Repeated]:
-    """Two sets of inputs of one size that differ: a buffer that holds the same again does not show that it is shared.
+    """Two sets of inputs of one size that differ, since a shared buffer does not show where it gets the same content.
 
-    Where none differ among MOST_DRAWS, the second has half of each number; of integers alone there is one set then.
+    Where all MOST_DRAWS are equal, the second has half of each float; where there are none either, there is one set.
     """
     specs, groups, precision = of
     drawn = (FuzzCase(tuple(sizes.items()), draw=nth) for nth in range(MOST_DRAWS))
     made = [(str(case), make(case, specs, groups, SEED, precision)) for case in drawn]
     name, first = made[0]
-    made.append(
-        (f"{name} halved", {key: array / 2 if array.dtype.kind == "f" else array for key, array in first.items()})
-    )
+    halved = {key: array / 2 if array.dtype.kind == "f" else array for key, array in first.items()}
+    made.append((f"{name} halved", halved))
     taken: list[Repeated] = []
     for name, inputs in made:
         kinds = {key: np.dtype(np.float16) if key in halves else array.dtype for key, array in inputs.items()}
@@ -107,31 +111,24 @@ def _two(
     yield from taken[:2]
 
 
-# Answers that are kept at a time beside the first ones, and their bytes.
-MOST_KEPT, MOST_KEPT_BYTES = 32, 64 << 20
-_AT_ONCE = 1024
-# Of no failures in n trials, the 95 % bound on their share (Hanley and Lippman-Hand, "If Nothing Goes Wrong, Is
-# Everything All Right?", 1983).
-RULE_OF_THREE = 3
-
-
 @dataclass(frozen=True)
 class _Kept:
-    """An answer: the arrays themselves, and what they held when they were given."""
+    """The outputs of a call: the arrays themselves, and copies of them from when they were returned."""
 
     call: int
     name: str
     arrays: Mapping[str, Array]
     held: Mapping[str, Bits]
 
-    def find_changed(self) -> str:
-        """The first output that does not hold what it held; empty when all do."""
-        return next((name for name, array in self.arrays.items() if Bits.of(array) != self.held[name]), "")
+    @property
+    def size(self) -> int:
+        """Bytes of all copies."""
+        return sum(len(held.data) for held in self.held.values())
 
 
 @dataclass
 class _Fault:
-    """How often something was wrong, and the first time: where, and what."""
+    """How often something was wrong, and where and what it was the first time."""
 
     count: int = 0
     where: str = ""
@@ -145,9 +142,9 @@ class _Fault:
 
 @dataclass
 class RepeatedCalls:
-    """Calls of one session. bits: whether equal inputs must have equal bits; asked when bits differ for the first time.
+    """Calls of one session. bits: whether equal inputs must have outputs of equal bits; called only where bits differ.
 
-    limits: what answers of equal inputs are held to where bits may differ.
+    limits: of the differences between outputs of equal inputs, where their bits may differ.
     """
 
     session: Session
@@ -163,7 +160,7 @@ class RepeatedCalls:
     _other_bits: bool = False
 
     def run(self, pool: Sequence[Repeated], seed: int, more: Callable[[int], bool]) -> None:
-        """Call while there is `more` to do after so many calls."""
+        """Call with inputs of the pool while `more`, given the number of calls so far, says so."""
         for item in _turns(pool, seed):
             if not more(self.calls):
                 break
@@ -196,7 +193,7 @@ class RepeatedCalls:
         self._keep(_Kept(self.calls, item.name, outputs, held))
 
     def _answer(self, item: Repeated) -> dict[str, Array] | str:
-        """What the session answers; in words what it raises, or answers with instead of arrays."""
+        """The session's outputs; or in words its error, or what it returns instead of arrays by name."""
         try:
             found: Any = self.session.run(item.arrays)
         except Exception as error:  # a runtime behind a session raises whatever it has
@@ -206,7 +203,7 @@ class RepeatedCalls:
         return dict(found)
 
     def _differs(self, item: Repeated, now: Mapping[str, Bits]) -> str:
-        """How an answer differs from the first one by more than it may; empty when it does not."""
+        """How outputs differ from the first ones by more than they may; empty where they do not."""
         first = item.first or {}
         if _form(first) != _form(now):
             return f"outputs are {_form(now)}, and were {_form(first)}"
@@ -223,17 +220,17 @@ class RepeatedCalls:
 
     def _keep(self, kept: _Kept) -> None:
         self._kept.append(kept)
-        self._kept_bytes += _size(kept)
+        self._kept_bytes += kept.size
         while len(self._kept) > MOST_KEPT or (len(self._kept) > 1 and self._kept_bytes > MOST_KEPT_BYTES):
             self._look_again(self._kept.popleft())
 
     def _look_again(self, kept: _Kept) -> None:
-        self._kept_bytes -= _size(kept)
-        if changed := kept.find_changed():
+        self._kept_bytes -= kept.size
+        if changed := next((name for name, array in kept.arrays.items() if Bits.of(array) != kept.held[name]), ""):
             self.outputs.add(f"call {kept.call}, {kept.name}", f"{changed} changed after it was answered")
 
     def checks(self, pool: Sequence[Repeated], seconds: float) -> Iterator[Check]:
-        """The checks: answers, outputs kept, and inputs."""
+        """Three checks: of repeated outputs, of outputs that were kept, and of inputs."""
         summary = f"{self.calls} calls with {len(pool)} inputs in {seconds:.2g} s"
         same = "within the limits, other bits" if self._other_bits else "the same bits"
         odds = f"wrong calls of 1 in {self.calls // RULE_OF_THREE} or more show with 95 %"
@@ -249,17 +246,13 @@ def _check(name: str, found: _Fault, summary: str, passed: str) -> Check:
 
 
 def _turns(pool: Sequence[Repeated], seed: int) -> Iterator[Repeated]:
-    """Each once, then in a drawn order: small ones oftener, which leaves time for more."""
+    """Each set of inputs once, then in a drawn order without end, small ones more often, to make more calls."""
     yield from pool
     generator = np.random.default_rng(seed)
     weights = np.array([max(item.elements, 1) ** -0.75 for item in pool])
     while True:
         for index in generator.choice(len(pool), _AT_ONCE, p=weights / weights.sum()).tolist():
             yield pool[index]
-
-
-def _size(kept: _Kept) -> int:
-    return sum(len(held.data) for held in kept.held.values())
 
 
 def _form(held: Mapping[str, Bits]) -> str:
