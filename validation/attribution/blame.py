@@ -10,7 +10,6 @@ from validation.limits.budget import HONEST_DB, MARGIN_DB, MOST_DB, Budget, with
 from validation.metrics.drift import Drift, measure
 from validation.metrics.slice_limits import worst_slice
 
-
 # The ratio of a segment's noise energy to that of all others together, from which on it alone is blamed.
 LONE = 10.0
 

@@ -54,7 +54,7 @@ class Tappable(Protocol):
         ...
 
     def open_segment(self, tensors: Sequence[str], given: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:
-        """The model cut at the tensors `given`, which become inputs: gives `tensors`, each computed from those before."""
+        """The model cut at `given`, which become inputs: gives `tensors`, each computed from the cuts before it."""
         ...
 
 

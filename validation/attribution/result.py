@@ -16,6 +16,8 @@ from enginery.core.reports.proof import Check
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 
+# Rows that a version keeps of an attribution.
+MOST_ROWS = 400
 # blamed: segments break the stage's limits by themselves.  spread: none does, their errors add up.
 # nothing-failed: the outputs keep the limits.
 Finding = Literal["blamed", "spread", "nothing-failed"]
