@@ -17,7 +17,8 @@ from itertools import accumulate
 from enginery.core.errors import EngineryError
 from enginery.core.types import Tensors
 from validation.attribution.blame import blame_lone, blame_slice, measure_error
-from validation.attribution.cuts import Tappable, spread
+from validation.attribution.cuts import spread
+from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.result import Attribution, Finding, rank_segments
 from validation.attribution.sweep import USUAL, Size, Sweep, SweepCase
 from validation.comparison.sessions import run
@@ -34,8 +35,8 @@ Told = Callable[[str], None]
 def attribute(
     joint: str,
     precision: str,
-    reference: Tappable,
-    candidate: Tappable,
+    reference: OnnxGraph,
+    candidate: OnnxGraph,
     golden: GoldenSet,
     budget: Budget,
     failed: Sequence[str] = (),
@@ -86,7 +87,7 @@ def attribute(
 
 
 def _worst_cases(
-    reference: Tappable, candidate: Tappable, golden: GoldenSet, most: int, samples: int
+    reference: OnnxGraph, candidate: OnnxGraph, golden: GoldenSet, most: int, samples: int
 ) -> list[SweepCase]:
     """The cases on which the outputs differ most. most: how many, or more until they hold `samples` samples, which a
     slice needs to be judged."""

@@ -1,19 +1,12 @@
-"""Where to cut two models of one function, at tensors that both have under one name; and the protocol of such models.
+"""Where to cut two models of one function: at tensors that both have under one name.
 
 A segment is what a model computes between cuts. The candidate runs it on the reference's activations, so that its error
 is its own. Rewrites (Q/DQ, casts, fusions) keep the names of the tensors between them, and what they replaced is inside
 of a segment.
-
-`onnx_graph` has the protocol for ONNX graphs. Another kind of engine can have it too: TensorRT would mark inner tensors
-as outputs and build again, which may change fusions, so the outputs' bits are compared with those of the whole engine.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
-
-from enginery.core.types import Session, Tensors, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -28,34 +21,6 @@ class GraphStep:
     reads: tuple[str, ...]
     makes: tuple[str, ...]
     zero: float | None = None
-
-
-class Tappable(Protocol):
-    """A model whose inner tensors can be read and replaced.
-
-    steps: its nodes in an order in which they can run.  outputs: their names.  fuses: whether its runtime fuses nodes,
-    so that reading a tensor between two of them may change what they compute.
-    """
-
-    steps: Sequence[GraphStep]
-    outputs: Sequence[str]
-    fuses: bool
-
-    def whole(self) -> AbstractContextManager[Session]:
-        """The unchanged model."""
-        ...
-
-    def open_tapped(self, tensors: Sequence[str], whole: bool) -> AbstractContextManager[Session]:
-        """The model with these tensors as outputs. whole: beside its own; else without nodes that they do not need."""
-        ...
-
-    def shapes(self, tensors: Sequence[str], inputs: Tensors) -> Mapping[str, tuple[int, ...]]:
-        """The shapes of these tensors in a run on `inputs`."""
-        ...
-
-    def open_segment(self, tensors: Sequence[str], given: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:
-        """The model cut at `given`, which become inputs: gives `tensors`, each computed from the cuts before it."""
-        ...
 
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")

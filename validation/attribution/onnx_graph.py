@@ -1,4 +1,4 @@
-"""An ONNX graph whose inner tensors are read and replaced (`cuts.Tappable`), in whatever session runs it.
+"""An ONNX graph whose inner tensors can be read and replaced, in whatever session runs it.
 
 The weights are written to one file beside the graph, which every session made of it maps, so that this process never
 holds them twice. `whole` opens the original file, which is left as it is.
@@ -25,8 +25,10 @@ LOCAL, SHAPE = "@local", "@shape"
 
 
 class OnnxGraph:
-    """A `Tappable` of an ONNX file. opens: opens a session for a file like it.  fuses: whether that fuses nodes.
+    """An ONNX file that can be run whole, with inner tensors as outputs, and in segments on given activations.
 
+    opens: opens a session for a file like it.  fuses: whether that fuses nodes, so that reading a tensor between two of
+    them may change what they compute.  steps: its nodes in an order in which they can run.  outputs: their names.
     Files are written into `workdir`, which the caller removes. Raises ModelError where opening a session does.
     """
 

@@ -12,8 +12,8 @@ from enginery.arrays import Array
 from enginery.core.errors import EngineryError
 from enginery.core.types import Session, Tensors, TensorSpec
 from validation.attribution.blame import describe_drift, explain_blame, is_of_the_cut, measure_pair
-from validation.attribution.cuts import GraphSegment, Tappable, exclude_joined, list_shared, segments, spread, windows
-from validation.attribution.onnx_graph import LOCAL
+from validation.attribution.cuts import GraphSegment, exclude_joined, list_shared, segments, spread, windows
+from validation.attribution.onnx_graph import LOCAL, OnnxGraph
 from validation.attribution.result import SegmentRow, Taps, rank_segments
 from validation.comparison.sessions import run
 from validation.golden.golden_set import Case
@@ -36,7 +36,7 @@ class Apart:
     given: the activations' specs by name, in the candidate's dtypes.
     """
 
-    candidate: Tappable
+    candidate: OnnxGraph
     window: Sequence[GraphSegment]
     given: Mapping[str, TensorSpec]
     sessions: dict[tuple[str, ...], Session] = field(default_factory=dict)
@@ -109,8 +109,8 @@ class Sweep:
     held: bytes of each tensor.  zeros: the zero points of quantized tensors.
     """
 
-    reference: Tappable
-    candidate: Tappable
+    reference: OnnxGraph
+    candidate: OnnxGraph
     cases: Sequence[SweepCase]
     budget: Budget
     size: Size

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -51,7 +50,9 @@ def contract_checks(
 
     An error of the candidate is a failed check; one of the reference raises EngineryError.
     """
-    watches: list[CaseWatch] = [_Structured(name, item, shapes[0]) for name, item in contract.structured.items()]
+    watches: list[_Structured | Likeness] = [
+        _Structured(name, item, shapes[0]) for name, item in contract.structured.items()
+    ]
     watches += [Likeness(name, limits, golden.labels) for name, limits in contract.distributional.rows.items()]
     checks = list(_watch_runs(watches, reference, candidate, golden))
     if contract.bitwise is not None:
@@ -64,20 +65,8 @@ def contract_checks(
     return tuple(checks)
 
 
-class CaseWatch(Protocol):
-    """A promise about one output, checked over all cases."""
-
-    def see(self, case: Case, graph: Tensors, engine: Tensors) -> None:
-        """Take the outputs of the graph and of the engine in a case."""
-        ...
-
-    def checks(self) -> Iterator[Check]:
-        """The checks of all cases."""
-        ...
-
-
 def _watch_runs(
-    watches: Sequence[CaseWatch], reference: Session, candidate: Session, golden: GoldenSet
+    watches: "Sequence[_Structured | Likeness]", reference: Session, candidate: Session, golden: GoldenSet
 ) -> Iterator[Check]:
     """The checks of all promises, from one run of each session per case."""
     for case in golden.cases if watches else ():

@@ -5,7 +5,7 @@ holds one complete input per entry of axis 0. All arrays of a file must have the
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,7 +55,7 @@ class Samples:
     def open(
         cls, path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], extra: Sequence[str] = ()
     ) -> "Samples":
-        """The samples at a path. Checks the arrays' headers and reads no sample. extra: names of further arrays (labels).
+        """The samples at a path; of the arrays only headers are read. extra: names of further arrays, such as labels.
 
         Raises DataError, naming file, array, value and remedy, where they do not fit the model.
         """

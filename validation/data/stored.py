@@ -7,9 +7,8 @@ are streamed: memory depends on the rows that are asked for, not on the size or 
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -25,30 +24,9 @@ SAFETENSORS_DTYPES = {
 LARGEST_HEADER = 100_000_000  # safetensors' own limit
 
 
-class Stored(Protocol):
-    """An array in files, of which path, dtype and shape are known before it is read."""
-
-    @property
-    def path(self) -> Path: ...  # noqa: D102
-
-    @property
-    def dtype(self) -> np.dtype: ...  # noqa: D102
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
-
-    def blocks(self, rows: Iterable[int], skip: int = 0) -> Iterator[Array]:
-        """Consecutive pieces along axis 0, with the lengths `rows`, after the first `skip` entries."""
-        ...
-
-    def read(self) -> Array:
-        """The whole array, in memory."""
-        ...
-
-
 @dataclass(frozen=True)
 class FileSeries:
-    """An array of which each file holds one entry of axis 0."""
+    """An array of which each file holds one entry of axis 0; read as `StoredArray` is."""
 
     path: Path
     files: tuple[StoredArray, ...]
@@ -67,15 +45,20 @@ class FileSeries:
         return (len(self.files), *self.files[0].shape)
 
     def blocks(self, rows: Iterable[int], skip: int = 0) -> Iterator[Array]:
-        """See `Stored.blocks`. A file is opened only when its entry is read."""
+        """Consecutive pieces along axis 0, with the lengths `rows`, after the first `skip` entries.
+
+        A file is opened only when its entry is read.
+        """
         for count in rows:
-            entries = (replace(file, shape=(1, *file.shape)) for file in self.files[skip : skip + count])
-            yield np.concatenate([next(entry.blocks([1])) for entry in entries])
+            yield np.stack([file.whole() for file in self.files[skip : skip + count]])
             skip += count
 
     def read(self) -> Array:
-        """See `Stored.read`."""
+        """The whole array, in memory."""
         return next(self.blocks([len(self.files)]))
+
+
+Stored = StoredArray | FileSeries
 
 
 def find_arrays(path: Path, inputs: Sequence[str]) -> dict[str, Stored]:
