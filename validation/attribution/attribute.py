@@ -29,8 +29,6 @@ from validation.metrics.tally import samples_of
 
 MOST_ROUNDS = 8
 
-Told = Callable[[str], None]
-
 
 def attribute(
     joint: str,
@@ -41,7 +39,7 @@ def attribute(
     budget: Budget,
     failed: Sequence[str] = (),
     size: Size = USUAL,
-    tell: Told = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Attribution:
     """The candidate's segments ranked by their own error. joint: the stage.  failed: the failed checks in words.
 

@@ -57,7 +57,7 @@ class Bits:
 
 
 @dataclass
-class Repeated:
+class RepeatedInputs:
     """One set of inputs: the arrays that are passed to the session, copies of them, and the first outputs.
 
     elements: the number of elements of all inputs.
@@ -75,7 +75,7 @@ class Repeated:
 
 def pool_of(
     session: Session, specs: Sequence[TensorSpec], dims: Sequence[Dim], groups: Sequence[Tensors], precision: Precision
-) -> list[Repeated]:
+) -> list[RepeatedInputs]:
     """Sets of inputs of at most 1 + MOST_EDGES sizes in the session's dtypes. groups: real inputs to draw from."""
     edges = sorted(edge_sizes(specs, dims), key=lambda sizes: _elements(specs, sizes))
     own = sizes_of(groups[0], specs)
@@ -90,7 +90,7 @@ def _elements(specs: Sequence[TensorSpec], sizes: dict[str, int]) -> int:
 
 def _two(
     sizes: dict[str, int], halves: set[str], of: tuple[Sequence[TensorSpec], Sequence[Tensors], Precision]
-) -> Iterator[Repeated]:
+) -> Iterator[RepeatedInputs]:
     """Two sets of inputs of one size that differ, since a shared buffer does not show where it gets the same content.
 
     Where all MOST_DRAWS are equal, the second has half of each float; where there are none either, there is one set.
@@ -101,11 +101,11 @@ def _two(
     name, first = made[0]
     halved = {key: array / 2 if array.dtype.kind == "f" else array for key, array in first.items()}
     made.append((f"{name} halved", halved))
-    taken: list[Repeated] = []
+    taken: list[RepeatedInputs] = []
     for name, inputs in made:
         kinds = {key: np.dtype(np.float16) if key in halves else array.dtype for key, array in inputs.items()}
         arrays = {key: np.array(array, kinds[key], order="C") for key, array in inputs.items()}
-        found = Repeated(name, arrays, _elements(specs, sizes))
+        found = RepeatedInputs(name, arrays, _elements(specs, sizes))
         if not taken or found.copies != taken[0].copies:
             taken.append(found)
     yield from taken[:2]
@@ -159,7 +159,7 @@ class RepeatedCalls:
     _kept_bytes: int = 0
     _other_bits: bool = False
 
-    def run(self, pool: Sequence[Repeated], seed: int, more: Callable[[int], bool]) -> None:
+    def run(self, pool: Sequence[RepeatedInputs], seed: int, more: Callable[[int], bool]) -> None:
         """Call with inputs of the pool while `more`, given the number of calls so far, says so."""
         for item in _turns(pool, seed):
             if not more(self.calls):
@@ -170,7 +170,7 @@ class RepeatedCalls:
         for kept in self._firsts:
             self._look_again(kept)
 
-    def _call(self, item: Repeated) -> None:
+    def _call(self, item: RepeatedInputs) -> None:
         self.calls += 1
         where = f"call {self.calls}, {item.name}"
         outputs = self._answer(item)
@@ -190,9 +190,13 @@ class RepeatedCalls:
             held = item.first  # one copy of the bytes
         elif summary := self._differs(item, held):
             self.answers.add(where, summary)
-        self._keep(_Kept(self.calls, item.name, outputs, held))
+        kept = _Kept(self.calls, item.name, outputs, held)
+        self._kept.append(kept)
+        self._kept_bytes += kept.size
+        while len(self._kept) > MOST_KEPT or (len(self._kept) > 1 and self._kept_bytes > MOST_KEPT_BYTES):
+            self._look_again(self._kept.popleft())
 
-    def _answer(self, item: Repeated) -> dict[str, Array] | str:
+    def _answer(self, item: RepeatedInputs) -> dict[str, Array] | str:
         """The session's outputs; or in words its error, or what it returns instead of arrays by name."""
         try:
             found: Any = self.session.run(item.arrays)
@@ -202,7 +206,7 @@ class RepeatedCalls:
             return f"answers with a {type(found).__name__} that does not hold an array per output"
         return dict(found)
 
-    def _differs(self, item: Repeated, now: Mapping[str, Bits]) -> str:
+    def _differs(self, item: RepeatedInputs, now: Mapping[str, Bits]) -> str:
         """How outputs differ from the first ones by more than they may; empty where they do not."""
         first = item.first or {}
         if _form(first) != _form(now):
@@ -218,18 +222,12 @@ class RepeatedCalls:
                     return f"against the first answer, {describe(check)}"
         return ""
 
-    def _keep(self, kept: _Kept) -> None:
-        self._kept.append(kept)
-        self._kept_bytes += kept.size
-        while len(self._kept) > MOST_KEPT or (len(self._kept) > 1 and self._kept_bytes > MOST_KEPT_BYTES):
-            self._look_again(self._kept.popleft())
-
     def _look_again(self, kept: _Kept) -> None:
         self._kept_bytes -= kept.size
         if changed := next((name for name, array in kept.arrays.items() if Bits.of(array) != kept.held[name]), ""):
             self.outputs.add(f"call {kept.call}, {kept.name}", f"{changed} changed after it was answered")
 
-    def checks(self, pool: Sequence[Repeated], seconds: float) -> Iterator[Check]:
+    def checks(self, pool: Sequence[RepeatedInputs], seconds: float) -> Iterator[Check]:
         """Three checks: of repeated outputs, of outputs that were kept, and of inputs."""
         summary = f"{self.calls} calls with {len(pool)} inputs in {seconds:.2g} s"
         same = "within the limits, other bits" if self._other_bits else "the same bits"
@@ -245,7 +243,7 @@ def _check(name: str, found: _Fault, summary: str, passed: str) -> Check:
     return Check("engine", name, "", where, float(found.count), 0.0, not found.count, note)
 
 
-def _turns(pool: Sequence[Repeated], seed: int) -> Iterator[Repeated]:
+def _turns(pool: Sequence[RepeatedInputs], seed: int) -> Iterator[RepeatedInputs]:
     """Each set of inputs once, then in a drawn order without end, small ones more often, to make more calls."""
     yield from pool
     generator = np.random.default_rng(seed)

@@ -49,7 +49,7 @@ class Constancy:
 
 
 @dataclass
-class Compared:
+class OutputComparison:
     """The comparison of one output. dtype: of the expected output.  golden: drift of all golden cases.
 
     edges: drift by edge case.  expected, actual: whether each side is the same for all golden samples.
@@ -82,7 +82,7 @@ class StageComparison:
     stage: str
     spreads: Spreads | None
     declared: Mapping[str, str]
-    outputs: dict[str, Compared] = field(default_factory=dict)
+    outputs: dict[str, OutputComparison] = field(default_factory=dict)
     failures: list[Check] = field(default_factory=list)
 
     def fail(self, name: str, output: str, case: str, note: str) -> None:
@@ -97,19 +97,16 @@ class StageComparison:
             elif not _is_comparable(value.dtype, actual[output].dtype, self.declared.get(output)):
                 self.fail("outputs", output, case.name, f"expected {value.dtype}, got {actual[output].dtype}")
             else:
-                self._compare(case, output, value, actual[output])
+                pair, samples = (value, actual[output]), samples_of(case.inputs.values(), value)
+                try:
+                    self.outputs.setdefault(output, OutputComparison(value.dtype)).add(case, pair, samples)
+                except ValueError as error:
+                    self.fail("outputs", output, case.name, str(error))
+                    continue
+                if self.spreads is not None:
+                    self.spreads.add(output, case.name, case.kind == "golden", pair, samples)
         for output in actual.keys() - expected.keys():
             self.fail("outputs", output, case.name, "the model has no such output")
-
-    def _compare(self, case: Case, output: str, expected: Array, actual: Array) -> None:
-        samples = samples_of(case.inputs.values(), expected)
-        try:
-            self.outputs.setdefault(output, Compared(expected.dtype)).add(case, (expected, actual), samples)
-        except ValueError as error:
-            self.fail("outputs", output, case.name, str(error))
-            return
-        if self.spreads is not None:
-            self.spreads.add(output, case.name, case.kind == "golden", (expected, actual), samples)
 
     def checks(self, limits: OutputLimits) -> Iterator[Check]:
         """Failures first, then the golden cases of each output, then its edges."""
@@ -136,7 +133,7 @@ class StageComparison:
             note = "nothing was measured: every output is empty; give golden data with answers"
             yield Check(self.stage, "measured", "", "golden", 0.0, None, False, note)
 
-    def _golden(self, name: str, output: Compared, limits: OutputLimits) -> Iterator[Check]:
+    def _golden(self, name: str, output: OutputComparison, limits: OutputLimits) -> Iterator[Check]:
         if output.golden is None:
             return
         held = limits.at(name, "golden", output.golden.count)
@@ -150,15 +147,21 @@ class StageComparison:
             note = "nothing was measured: it is empty" if _is_empty(found.drift) else note
             yield check_of(self.stage, name, "golden", replace(value, note=note))
 
-    def _edges(self, name: str, output: Compared, limits: OutputLimits) -> Iterator[Check]:
+    def _edges(self, name: str, output: OutputComparison, limits: OutputLimits) -> Iterator[Check]:
+        """The check of each metric at the edge where it is worst. The note names other edges that break the limit."""
         usual = of_golden(output.golden) if output.golden else None
         columns: dict[str, dict[str, Value]] = {}
         for case, drift in output.edges.items():
             held = limits.at(name, "edge", drift.count)
             for value in _measure_drift(self.stage, output.dtype, drift, usual, held).values():
                 columns.setdefault(value.name, {})[case] = value
-        for values in columns.values():
-            yield _worst_edge(self.stage, name, values)
+        for metric, values in columns.items():
+            worst = min(values, key=lambda case: (_passes(values[case]), _goodness(values[case])))
+            others = ", ".join(case for case, value in values.items() if case != worst and not _passes(value))
+            where = values[worst].note if metric in ("sqnr_db", "slice_sqnr_db", "centered_sqnr_db") else ""
+            note = f"also {others}" if others else f"worst of {len(values)} edges"
+            note = f"{where}; {note}" if where else note
+            yield check_of(self.stage, name, worst, replace(values[worst], note=note))
 
 
 def golden_drifts(golden: GoldenSet) -> dict[str, Drift]:
@@ -210,17 +213,6 @@ def _is_comparable(expected: np.dtype, actual: np.dtype, declared: str | None) -
 
 def _is_empty(drift: Drift) -> bool:
     return not (drift.count or drift.nonfinite or drift.infinite)
-
-
-def _worst_edge(stage: str, output: str, values: Mapping[str, Value]) -> Check:
-    """The check of one metric at the edge where it is worst. The note names the other edges that break the limit."""
-    worst = min(values, key=lambda case: (_passes(values[case]), _goodness(values[case])))
-    others = ", ".join(case for case, value in values.items() if case != worst and not _passes(value))
-    where = values[worst].note if values[worst].name in ("sqnr_db", "slice_sqnr_db", "centered_sqnr_db") else ""
-    note = f"also {others}" if others else f"worst of {len(values)} edges"
-    return check_of(
-        stage, output, worst, replace(values[worst], note="; ".join(part for part in (where, note) if part))
-    )
 
 
 def check_of(stage: str, output: str, case: str, value: Value) -> Check:

@@ -51,9 +51,9 @@ def contract_checks(
     An error of the candidate is a failed check; one of the reference raises EngineryError.
     """
     watches: list[_Structured | Likeness] = [
-        _Structured(name, item, shapes[0]) for name, item in contract.structured.items()
+        *(_Structured(name, item, shapes[0]) for name, item in contract.structured.items()),
+        *(Likeness(name, limits, golden.labels) for name, limits in contract.distributional.rows.items()),
     ]
-    watches += [Likeness(name, limits, golden.labels) for name, limits in contract.distributional.rows.items()]
     checks = list(_watch_runs(watches, reference, candidate, golden))
     if contract.bitwise is not None:
         try:

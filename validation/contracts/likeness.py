@@ -89,7 +89,7 @@ class Likeness:
         self.output, self.limits = output, limits
         self.sides = {"engine": _Side(), "graph": _Side()}
         self.labels = None if labels is None else labels.reshape(-1)
-        self.with_labels, self.with_decisions = CalibrationSums(), CalibrationSums()
+        self.calibration = CalibrationSums(), CalibrationSums()
         self.rows = 0
         self.failure: Check | None = None
 
@@ -103,13 +103,17 @@ class Likeness:
         original, *sides = (as_logits(item[self.output], self.limits.values) for item in (case.expected, engine, graph))
         forecasts = [Forecasts(_softmax(item)) for item in (original, *sides)]
         answers = forecasts[0].decision
-        labels = self._labels(len(answers)) if case.kind == "golden" else None
-        if case.kind == "golden":
-            self.with_decisions.add(forecasts[0], answers)
+        for side, logits in zip(self.sides.values(), sides, strict=True):
+            side.see(case, original, logits)
+        if case.kind != "golden":
+            return
+        start, self.rows = self.rows, self.rows + len(answers)
+        labels = self.labels[start : self.rows] if self.labels is not None and self.rows <= self.labels.size else None
+        parts = self.calibration, *(side.calibration for side in self.sides.values())
+        for (by_decisions, by_labels), forecast in zip(parts, forecasts, strict=True):
+            by_decisions.add(forecast, answers)
             if labels is not None:
-                self.with_labels.add(forecasts[0], labels)
-        for side, logits, forecast in zip(self.sides.values(), sides, forecasts[1:], strict=True):
-            side.see(case, original, logits, (forecast, answers, labels))
+                by_labels.add(forecast, labels)
 
     def checks(self) -> Iterator[Check]:
         """A check for each limit that is set; a single failed one where a case had no such distribution."""
@@ -141,13 +145,9 @@ class Likeness:
             return f"the last axis of {arrays[0].shape} holds no distribution: it takes two entries or more"
         return ""
 
-    def _labels(self, count: int) -> Array | None:
-        start, self.rows = self.rows, self.rows + count
-        return None if self.labels is None or self.rows > self.labels.size else self.labels[start : self.rows]
-
     def _calibration(self, side: "_Side", labelled: bool) -> dict[str, tuple[float, str, str]]:
         """By how much ece and brier of a side differ from the original's, or are worse where there are labels."""
-        before, after = (self.with_labels, side.with_labels) if labelled else (self.with_decisions, side.with_decisions)
+        before, after = self.calibration[labelled], side.calibration[labelled]
         what = "labels" if labelled else "the original's decisions"
         found = {}
         for name in ("ece", "brier"):
@@ -158,28 +158,22 @@ class Likeness:
 
 
 class _Side:
-    """The rows of the engine or of the graph, against the original's."""
+    """The rows of the engine or of the graph, against the original's. calibration: by its decisions, and by labels."""
 
     def __init__(self) -> None:
         self.rows = RowSums()
         self.worst: tuple[float, str, str] = (0.0, "golden", "")
-        self.with_labels, self.with_decisions = CalibrationSums(), CalibrationSums()
+        self.calibration = CalibrationSums(), CalibrationSums()
 
-    def see(
-        self, case: Case, original: Array, logits: Array, calibration: tuple[Forecasts, Array, Array | None]
-    ) -> None:
+    def see(self, case: Case, original: Array, logits: Array) -> None:
+        """Take the logits (rows, classes) of a case."""
         k = min(TOP_K, logits.shape[1] - 1)  # all of them are always the same ones
         found = measure_rows(original, logits, k)
         js = found.js_max if found.finite == found.count else math.nan
         if not js <= self.worst[0] and not math.isnan(self.worst[0]):
             self.worst = (js, case.name, f"row {found.worst[0]}" if found.worst else "a row is not finite")
-        if case.kind != "golden":
-            return
-        forecasts, answers, labels = calibration
-        self.rows = self.rows.merge(found)
-        self.with_decisions.add(forecasts, answers)
-        if labels is not None:
-            self.with_labels.add(forecasts, labels)
+        if case.kind == "golden":
+            self.rows = self.rows.merge(found)
 
     def values(self) -> Mapping[str, tuple[float, str, str]]:
         """(value, case, note) by the name of the limit."""

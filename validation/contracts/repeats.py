@@ -125,7 +125,7 @@ def _bits(array: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Rebuilt:
+class EngineRebuild:
     """One build: the digest of its engine, and its outputs as the expected ones of a golden set."""
 
     engine: str
@@ -165,7 +165,7 @@ class Reproducibility:
         return encode_document(self)
 
 
-def reproducibility(built: Sequence[Rebuilt], budgets: Budgets) -> Reproducibility:
+def reproducibility(built: Sequence[EngineRebuild], budgets: Budgets) -> Reproducibility:
     """Compare the first build with the others, case by case."""
     engines = [item.engine for item in built]
     distinct: dict[str, set[str]] = {}

@@ -17,7 +17,7 @@ LARGEST = 0.5
 _DIGEST_BYTES = 16
 
 
-class Noted:
+class DigestCollector:
     """A source of samples that collects the digest of every run that passes, and of each of its rows."""
 
     def __init__(self, source: SampleSource) -> None:
@@ -53,7 +53,7 @@ def golden_digests(groups: Iterable[Tensors], complete: bool) -> bytes:
 
 
 def merge_digests(parts: Iterable[bytes]) -> bytes:
-    """The `Noted.seen` of all parts together."""
+    """The `DigestCollector.seen` of all parts together."""
     return b"".join(sorted(set().union(*map(_split, parts))))
 
 

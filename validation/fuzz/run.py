@@ -25,6 +25,9 @@ from validation.fuzz.cases import FuzzCase, Values, make, reach
 from validation.limits.budget import Budget, OutputLimits, StagedLimits
 from validation.metrics.drift import Drift, is_exact
 
+# Runs that shrinking one failure may take, and failures that are shrunk: others most likely have the same cause.
+MOST_TRIES, MOST_SHRUNK = 100, 3
+
 CaseVerdict = Literal["ok", "refused", "not judged", "failed"]
 
 
@@ -92,43 +95,35 @@ class FuzzSides:
 
 
 def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:
-    """The outcome of running both sides on a case, or of their errors."""
+    """The outcome of running both sides on a case, or of their errors.
+
+    Where the reference raises, a case is not judged; outside of all profiles the candidate must raise too.
+    """
     with np.errstate(all="ignore"):
         try:
             expected = run(sides.reference, inputs)
         except EngineryError as error:
-            return _both_refuse(case, inputs, sides, error)
+            verdict: CaseVerdict = "refused" if case.outside else "not judged"
+            unfit = FuzzOutcome(case, verdict, f"the graph itself does not run: {error}")
+            try:
+                run(sides.candidate, inputs)
+            except EngineryError:
+                return unfit
+            why = f"the engine answers where the graph it was built from does not run: {error}"
+            return FuzzOutcome(case, "failed", why) if case.outside else unfit
         try:
             actual = run(sides.candidate, inputs)
         except DataError as error:
-            verdict: CaseVerdict = "refused" if case.outside else "failed"
-            return FuzzOutcome(case, verdict, str(error))
+            return FuzzOutcome(case, "refused" if case.outside else "failed", str(error))
         except Exception as error:  # a runtime behind a session raises whatever it has
             return FuzzOutcome(case, "failed", f"the engine breaks instead of answering or refusing: {error}")
-        return _compare_case(case, inputs, expected, actual, sides)
-
-
-def _both_refuse(case: FuzzCase, inputs: Tensors, sides: FuzzSides, error: EngineryError) -> FuzzOutcome:
-    """The outcome where the reference raised: the candidate must raise too, on a case outside of its profiles."""
-    try:
-        run(sides.candidate, inputs)
-    except EngineryError:
-        pass
-    else:
-        if case.outside:
-            why = f"the engine answers where the graph it was built from does not run: {error}"
-            return FuzzOutcome(case, "failed", why)
-    return FuzzOutcome(case, "refused" if case.outside else "not judged", f"the graph itself does not run: {error}")
-
-
-def _compare_case(case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensors, sides: FuzzSides) -> FuzzOutcome:
-    checks = sides.limits.judge(lambda limits: _checks(case, inputs, expected, actual, sides, limits))
-    failed = [check for check in checks if not check.passed]
-    if not failed:
-        return FuzzOutcome(case, "ok", "", checks)
-    if case.values not in ("realistic", "nan") and (why := _beyond_float32(case, inputs, expected, sides)):
-        return FuzzOutcome(case, "not judged", why, checks)
-    return FuzzOutcome(case, "failed", describe(failed[0]), checks)
+        checks = sides.limits.judge(lambda limits: _checks(case, inputs, expected, actual, sides, limits))
+        failed = [check for check in checks if not check.passed]
+        if not failed:
+            return FuzzOutcome(case, "ok", "", checks)
+        if case.values not in ("realistic", "nan") and (why := _beyond_float32(case, inputs, expected, sides)):
+            return FuzzOutcome(case, "not judged", why, checks)
+        return FuzzOutcome(case, "failed", describe(failed[0]), checks)
 
 
 def _checks(
@@ -169,10 +164,6 @@ def _beyond_float32(case: FuzzCase, inputs: Tensors, expected: Tensors, sides: F
     narrow = {name: expected[name] for name in wide if name in expected}
     broken = [check for check in _checks(case, inputs, wide, narrow, sides, sides.limits.current) if not check.passed]
     return f"float32 itself is not right here: {describe(broken[0])} against float64" if broken else ""
-
-
-# Runs that one failure may cost to shrink, and failures that are shrunk: the rest is most likely the same fault.
-MOST_TRIES, MOST_SHRUNK = 100, 3
 
 
 @dataclass(frozen=True)
@@ -257,22 +248,13 @@ def shrink(
 
 
 def _smaller(case: FuzzCase, specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[FuzzCase]:
-    """Cases with one dim smaller, from its least size up, then the case with real values."""
+    """Cases with one dim smaller, from its least size up (of many sizes, ever closer ones), then with real values."""
     sizes = dict(case.sizes)
     for dim in dims:
         least = max(dim.min, 2) if case.values == "nan" and dim.name == leading_dim(specs) else dim.min
-        for size in _sizes_below(least, sizes[dim.name]):
+        gap = sizes[dim.name] - least
+        gaps = range(gap, 0, -1) if gap <= 16 else [gap >> shift for shift in range(gap.bit_length())]
+        for size in (sizes[dim.name] - item for item in gaps):
             yield replace(case, sizes=tuple((sizes | {dim.name: size}).items()))
     if case.values != "realistic":
         yield replace(case, values="realistic")
-
-
-def _sizes_below(least: int, size: int) -> Iterator[int]:
-    """All sizes from `least` to below `size` where these are few; else `least`, and then half as far from `size`."""
-    if size - least <= 16:
-        yield from range(least, size)
-        return
-    gap = size - least
-    while gap:
-        yield size - gap
-        gap //= 2

@@ -202,10 +202,6 @@ class Noise:
     floors: Mapping[str, Mapping[str, OutputFloor]] = field(default_factory=dict)
     reason: str = ""
 
-    def of(self, output: str, kind: str) -> OutputFloor | None:
-        """The floor of an output in a kind of case; None where it was not measured, or is not finite."""
-        return self.floors.get(output, {}).get(kind)
-
 
 def noise_floor(
     exact: Callable[[Tensors], Tensors],
