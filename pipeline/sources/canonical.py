@@ -74,8 +74,16 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     if len(functions) < len(model.functions):
         raise ModelError("the model defines a function twice; export it again")
     sizes: dict[_Name, tuple[int, int]] = {}
-    for name in _callees_first(functions):
-        sizes[name] = _size(functions[name].node, sizes)
+    calls = {
+        name: {called for node in nodes_in(function.node) if (called := _called_name(node)) in functions}
+        for name, function in functions.items()
+    }
+    try:
+        for name in TopologicalSorter(calls).static_order():
+            sizes[name] = _size(functions[name].node, sizes)
+    except CycleError as error:
+        circle = " -> ".join(f"{domain}::{name}"[:80] for domain, name, _ in error.args[1][:5])
+        raise ModelError(f"the model's functions call themselves: {circle}; export it again") from error
     nodes, depth = _size(model.graph.node, sizes)
     if nodes > MOST_NODES or depth > DEEPEST:
         raise ModelError(
@@ -83,19 +91,6 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
             f"{MOST_NODES} and {DEEPEST} can be built: export it with fewer"
         )
     return inliner.inline_local_functions(model) if functions else model
-
-
-def _callees_first(functions: Mapping[_Name, onnx.FunctionProto]) -> Iterable[_Name]:
-    """The functions' names, each after those that it calls. Raises ModelError for a cycle of calls."""
-    calls = {
-        name: {called for node in nodes_in(function.node) if (called := _called_name(node)) in functions}
-        for name, function in functions.items()
-    }
-    try:
-        return tuple(TopologicalSorter(calls).static_order())
-    except CycleError as error:
-        circle = " -> ".join(f"{domain}::{name}"[:80] for domain, name, _ in error.args[1][:5])
-        raise ModelError(f"the model's functions call themselves: {circle}; export it again") from error
 
 
 def _size(nodes: Iterable[onnx.NodeProto], known: Mapping[_Name, tuple[int, int]]) -> tuple[int, int]:
@@ -209,7 +204,11 @@ def check_names(own: Iterable[str], wanted: Iterable[str]) -> None:
 
 def _match(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
     """The spec's dims of an input by the model's names for them. Raises ModelError where dtype or shape differ."""
-    if _dtype(value) != spec.dtype:
+    try:
+        dtype = None if value.dtype is None else str(value.dtype.numpy().name)
+    except TypeError:  # numpy has no such dtype
+        dtype = None
+    if dtype != spec.dtype:
         raise ModelError(
             f"input {spec.name!r} is {value.dtype} in the model and {spec.dtype} in the spec; correct the spec"
         )
@@ -223,14 +222,6 @@ def _match(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
             "correct the spec, or export the model with that axis dynamic"
         )
     return {own: dim for own, dim in zip(shape, spec.shape, strict=True) if isinstance(own, str)}
-
-
-def _dtype(value: ir.Value) -> str | None:
-    """numpy's name of a value's dtype; None for one that numpy lacks."""
-    try:
-        return None if value.dtype is None else str(value.dtype.numpy().name)
-    except TypeError:
-        return None
 
 
 def _format(shape: Sequence[int | str | None]) -> str:
@@ -265,15 +256,10 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     plain.graph.name = "model"
     plain.graph.initializer.sort(key=lambda tensor: tensor.name)
     del plain.graph.value_info[:]
-    for tensor in all_tensors(plain):
-        _write_bytes(tensor)
+    for tensor in all_tensors(plain):  # numbers as bytes, as most exporters store them, and not in lists by type
+        if not tensor.HasField("raw_data") and tensor.data_type != onnx.TensorProto.STRING:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
     return plain
-
-
-def _write_bytes(tensor: onnx.TensorProto) -> None:
-    """Store a tensor's numbers as bytes, as most exporters do, where they are in a list of their type."""
-    if not tensor.HasField("raw_data") and tensor.data_type != onnx.TensorProto.STRING:
-        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
 
 
 def _check(model: onnx.ModelProto) -> onnx.ModelProto:

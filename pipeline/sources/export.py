@@ -25,10 +25,11 @@ from pipeline.sources.onnx_model import canonical, check_weights, load_onnx, sav
 from pipeline.sources.request import ExportRequest
 from pipeline.sources.user_process import start_user_process
 from validation.comparison.sessions import expected_checks
+from validation.data.batches import leading_dim
 from validation.data.samples import Samples, resize, sizes_of
 from validation.golden.golden_set import Case, GoldenSet, freeze
 from validation.limits.budget import budgets
-from validation.limits.noise_floor import Noise, noise_floor
+from validation.limits.noise_floor import DoubleSession, Noise, noise_floor
 from validation.metrics.tally import Spreads
 
 # Groups of random inputs where no golden data is given, and their seed.
@@ -122,8 +123,6 @@ def _noise(request: ExportRequest, model: Path, single: Session, golden: GoldenS
 
     Of the edges, the smallest and the largest are measured: between them lies what all sizes lose.
     """
-    from validation.limits.noise_floor import DoubleSession
-
     try:
         exact = DoubleSession(model)
     except ValueError as error:
@@ -136,8 +135,7 @@ def _noise(request: ExportRequest, model: Path, single: Session, golden: GoldenS
 
 def _singles(request: ExportRequest, cases: Iterable[Case]) -> Iterator[Tensors]:
     """The inputs of cases with the leading dim at its min; of edge cases, each combination of the other sizes once."""
-    leading = {spec.shape[0] if spec.shape else None for spec in request.inputs}
-    batch = next((dim for dim in request.dims if leading == {dim.name}), None)
+    batch = next((dim for dim in request.dims if dim.name == leading_dim(request.inputs)), None)
     seen = set[tuple[tuple[str, int], ...]]()
     for case in cases:
         sizes = sizes_of(case.inputs, request.inputs) | ({batch.name: batch.min} if batch else {})

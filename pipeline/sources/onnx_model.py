@@ -20,6 +20,12 @@ from enginery.core.types import TensorSpec
 from pipeline.sources.canonical import canonical
 from pipeline.sources.walk import all_graphs, all_nodes, all_tensors, has_sparse, texts
 
+__all__ = ["canonical", "external_files", "load_onnx", "newest_opset", "save_onnx", "specs_of"]
+
+# The greatest size that protobuf can hold, in bytes.
+LARGEST_BYTES = (1 << 31) - 1
+# Operator domains of onnxruntime's CPU kernels; any other one needs a custom library.
+DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
 # Operators that multiply with their constants, which should not be infinite. Elsewhere one may be a mask or a bound.
 _WEIGHTED = frozenset(
     {
@@ -53,9 +59,6 @@ def _drop_infinities(array: Array) -> Array:
     return np.where(np.isinf(array), 0, array) if array.size > 1 else np.zeros_like(array)
 
 
-LARGEST_BYTES = (1 << 31) - 1
-
-
 def inside(path: Path, folder: Path, what: str) -> Path:
     """The path, if it is a file in `folder` with links followed; else ModelError. what: names the folder."""
     try:
@@ -69,12 +72,12 @@ def inside(path: Path, folder: Path, what: str) -> Path:
     return path
 
 
-def checked_files(model: onnx.ModelProto, path: Path) -> set[Path]:
-    """The external files of a model; none is read.
+def _list_external(model: onnx.ModelProto, path: Path) -> list[tuple[onnx.TensorProto, Path, int, int]]:
+    """Each external tensor of the model in `path`, with file, offset and length in bytes; no file is read.
 
-    Raises ModelError for one outside of the model's folder, one that is too short, and over 2 GB in all.
+    Raises ModelError for a file outside of the model's folder, one that is too short, and over 2 GB in all.
     """
-    found, embedded = set(), 0
+    found = []
     for tensor in all_tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             file, offset, length = _place(tensor, path.parent)
@@ -85,30 +88,18 @@ def checked_files(model: onnx.ModelProto, path: Path) -> set[Path]:
                     f"{path}: tensor {tensor.name[:80]!r} ends at byte {offset + length} of {file.name}, which has "
                     f"{size}; the file is truncated or belongs to another model: copy both again"
                 )
-            found.add(file)
-            embedded += length
+            found.append((tensor, file, offset, length))
     # Many tensors may name the same bytes: what counts is what the model will hold.
-    if max(path.stat().st_size + embedded, sum(file.stat().st_size for file in {path, *found})) > LARGEST_BYTES:
+    held = path.stat().st_size + sum(length for *_, length in found)
+    if max(held, sum(file.stat().st_size for file in {path, *(file for _, file, *_ in found)})) > LARGEST_BYTES:
         raise ModelError(
             f"{path}: the model and its external data are over 2 GB; models that large cannot be built yet"
         )
     return found
 
 
-def embed(model: onnx.ModelProto, path: Path) -> None:
-    """Read external data into the model, after `checked_files`."""
-    for tensor in all_tensors(model):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            file, offset, length = _place(tensor, path.parent)
-            with file.open("rb") as stream:
-                stream.seek(offset)
-                tensor.raw_data = stream.read(length)
-            tensor.ClearField("data_location")
-            del tensor.external_data[:]
-
-
 def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
-    """File, offset and length in bytes of an external tensor."""
+    """The file of an external tensor, and offset and length in it, in bytes."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         offset, length = _number(entries, "offset"), _number(entries, "length") or _bytes_of(tensor)
@@ -137,12 +128,6 @@ def _bytes_of(tensor: onnx.TensorProto) -> int:
     return count
 
 
-__all__ = ["canonical", "external_files", "load_onnx", "newest_opset", "save_onnx", "specs_of"]
-
-# Operator domains of onnxruntime's CPU kernels; any other one needs a custom library.
-DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
-
-
 def load_onnx(path: Path, root: Path) -> onnx.ModelProto:
     """Read a model and its external data into memory. root: the spec's folder, which the model must be in.
 
@@ -151,14 +136,19 @@ def load_onnx(path: Path, root: Path) -> onnx.ModelProto:
     """
     model = _parse(inside(path, root, "the spec's folder"))
     _check_operators(model, path)
-    checked_files(model, path)
-    embed(model, path)
+    for tensor, file, offset, length in _list_external(model, path):
+        with file.open("rb") as stream:
+            stream.seek(offset)
+            tensor.raw_data = stream.read(length)
+        tensor.ClearField("data_location")
+        del tensor.external_data[:]
     return model
 
 
 def external_files(path: Path, root: Path) -> tuple[Path, ...]:
     """The files of a model's external data, sorted; none is read. Raises ModelError as `load_onnx`."""
-    return tuple(sorted(checked_files(_parse(inside(path, root, "the spec's folder")), path)))
+    model = _parse(inside(path, root, "the spec's folder"))
+    return tuple(sorted({file for _, file, *_ in _list_external(model, path)}))
 
 
 def save_onnx(model: onnx.ModelProto, path: Path) -> str:

@@ -27,6 +27,7 @@ from validation.limits.budget import Budget
 from validation.metrics.slice_limits import FEWEST
 from validation.metrics.tally import samples_of
 
+# Rounds of cutting, each finer than the one before.
 MOST_ROUNDS = 8
 
 
