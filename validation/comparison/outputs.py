@@ -16,7 +16,7 @@ from enginery.core.types import Tensors
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budget, OutputLimits, at_most, within
 from validation.limits.measured import MeasuredDrift, Value, of_edge, of_golden, still_share
-from validation.metrics.drift import DECISIONS, Drift, measure
+from validation.metrics.drift import Drift, measure
 from validation.metrics.tally import Spreads, samples_of
 
 # Samples that `Constancy` compares at a time.
@@ -63,7 +63,7 @@ class OutputComparison:
 
     def add(self, case: Case, pair: tuple[Array, Array], samples: int) -> None:
         """Take the expected and the actual output of a case. Raises ValueError when their shapes or kinds differ."""
-        drift = measure(*pair, also=DECISIONS, samples=samples)
+        drift = measure(*pair, decisions=True, samples=samples)
         if case.kind == "edge":
             self.edges[case.name] = of_edge(drift, self.golden and of_golden(self.golden))
             return
@@ -191,7 +191,7 @@ def edge_checks(
     honest drift, of `OutputLimits.at`. Raises ValueError when shapes or kinds differ.
     """
     name, inputs = case
-    drift = of_edge(measure(*pair, also=DECISIONS, samples=samples_of(inputs, pair[0])), usual)
+    drift = of_edge(measure(*pair, decisions=True, samples=samples_of(inputs, pair[0])), usual)
     values = _measure_drift(stage, pair[0].dtype, drift, usual, held).values()
     return tuple(check_of(stage, output, name, value) for value in values)
 

@@ -21,7 +21,7 @@ from validation.comparison.terms import TaskMetric
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budget, Budgets, OutputLimits, StagedLimits
 from validation.limits.measured import MeasuredDrift
-from validation.metrics.drift import DECISIONS, Drift, is_exact, measure
+from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.tally import Spreads
 from validation.statistics.rates import lower
 
@@ -103,7 +103,7 @@ def case_checks(
     stage: str, case: str, output: str, expected: Array, actual: Array, budget: Budget
 ) -> tuple[Check, ...]:
     """The checks of one output of one case against a budget. Raises ValueError when shapes or kinds differ."""
-    found = MeasuredDrift(measure(expected, actual, also=DECISIONS), budget)
+    found = MeasuredDrift(measure(expected, actual, decisions=True), budget)
     return tuple(check_of(stage, output, case, value) for value in found.values())
 
 

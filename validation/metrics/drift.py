@@ -14,8 +14,7 @@ Definitions (e expected, a actual, sums over all finite elements, float64 throug
 - quartile_sqnr_db  centered_sqnr_db that three of four samples have or more: the mean squared error of a sample against
             the variation of all. A few samples with much greater errors do not hide what most have (`SampleErrors`)
 
-The last three need to know the number of samples. On request, since they cost more: decisions and distributions along
-the last axis (`rows`), and distances in units in the last place (`ulp`).
+The last three need to know the number of samples. On request, since they cost more: decisions along the last axis.
 
 Sums of squares of float64 that would overflow or underflow are taken in units of a power of two (`exponent`).
 
@@ -27,9 +26,9 @@ The arrays are read once, in order, and never copied whole.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -38,7 +37,6 @@ from validation.metrics.passes import exponent_of, flat_parts, sampled_parts
 from validation.metrics.rows import RowSums, measure_rows
 from validation.metrics.slice_limits import worst_slice
 from validation.metrics.slices import Slices, SliceSums
-from validation.metrics.ulp import Ulps, measure_ulps
 
 # Entries of `SampleErrors` for a factor of two: 0.1 dB each.
 STEPS = 32
@@ -87,9 +85,6 @@ class SampleErrors:
         return math.inf
 
 
-Extra = Literal["argmax", "rows", "ulp"]
-# What is measured for checks, beside the metrics that cost little.
-DECISIONS: tuple[Extra, ...] = ("argmax",)
 _SQUARES = ("error_sq", "expected_sq", "actual_sq", "dot", "centered_sq")
 _SUMS = ("count", "error_sq", "expected_sq", "actual_sq", "dot", "nonfinite", "infinite")
 
@@ -101,7 +96,7 @@ class Drift:
     count: elements compared.  peak: max |e|.  error_sq, expected_sq, actual_sq, dot: sums.  centered_sq: sum of
     (e - m)^2, m the mean of that feature over the samples.  nonfinite: elements that are NaN or an infinity where none
     is expected.  infinite: equal infinities, left out.  worst_index: of max_abs, or of the first non-finite element.
-    mismatches: unequal elements of an integer output; None for floating point.  rows, ulps: where they were asked for.
+    mismatches: unequal elements of an integer output; None for floating point.  rows: of decisions, if asked for.
     slices, samples: where the number of samples is known.  exponent: sums are in units of 2^exponent, those of squares
     and products in its square.
     """
@@ -119,7 +114,6 @@ class Drift:
     worst_index: tuple[int, ...] | None = None
     mismatches: int | None = None
     rows: RowSums | None = None
-    ulps: Ulps | None = None
     slices: Slices | None = field(default=None, compare=False)
     samples: SampleErrors | None = field(default=None, compare=False)
     exponent: int = 0
@@ -168,7 +162,7 @@ class Drift:
     def argmax_agreement(self) -> float:
         """Share of rows with the same argmax; of integer outputs, share of equal elements. 1 without any.
 
-        NaN, which passes no limit, for floating point without "argmax" or "rows" measured.
+        NaN, which passes no limit, for floating point of which decisions were not measured.
         """
         if self.mismatches is not None:
             return 1 - self.mismatches / self.count if self.count else 1.0
@@ -198,7 +192,6 @@ class Drift:
             worst_index=worst.worst_index,
             mismatches=None if self.mismatches is None and other.mismatches is None else mismatches,
             rows=_merge(self.rows, other.rows),
-            ulps=_merge(self.ulps, other.ulps),
             centered_sq=slices.centered_sq if slices else self.centered_sq + other.centered_sq,
             slices=slices,
             samples=_merge(self.samples, other.samples),
@@ -207,11 +200,11 @@ class Drift:
 
 
 def measure(
-    expected: Array, actual: Array, also: Collection[Extra] = (), threads: int = 0, samples: int | None = None
+    expected: Array, actual: Array, decisions: bool = False, threads: int = 0, samples: int | None = None
 ) -> Drift:
     """The drift of an output from what is expected: two arrays of one shape, which may be memory-mapped.
 
-    also: what else to measure of floating point: decisions (argmax), with their distributions (rows), and ulp.
+    decisions: whether to compare the argmax of rows along the last axis too, of floating point.
     threads: how many to use; 0 for as many as pay.  samples: entries along axis 0 that are samples, or 1 where the
     whole array is one; with it, slices and the variation over the samples are measured. Raises ValueError when shapes
     or kinds differ, and for complex numbers.
@@ -239,11 +232,9 @@ def measure(
         slices = sums.slices()
         errors = SampleErrors.of(energies * (sums.samples / max(expected.size, 1)), exponent)
         total = replace(total, slices=slices, centered_sq=slices.centered_sq, samples=errors)
-    if exact:
+    if exact or not decisions:
         return total
-    wanted = "rows" in also or "argmax" in also
-    rows = measure_rows(expected, actual, divergences="rows" in also) if wanted else None
-    return replace(total, rows=rows, ulps=measure_ulps(expected, actual) if "ulp" in also else None)
+    return replace(total, rows=measure_rows(expected, actual, divergences=False))
 
 
 def is_exact(array: Array) -> bool:
@@ -251,7 +242,7 @@ def is_exact(array: Array) -> bool:
     return array.dtype.kind in "biu"
 
 
-Part = TypeVar("Part", Slices, RowSums, Ulps, SampleErrors)
+Part = TypeVar("Part", Slices, RowSums, SampleErrors)
 
 
 def _merge(left: Part | None, right: Part | None) -> Part | None:

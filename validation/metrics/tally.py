@@ -68,16 +68,6 @@ class OutputTally:
         found = [_at(case, int(row), e[row], a[row], float(quality[row]), expected.shape, rows) for row in order]
         self.worst = _most([*self.worst, *(item for item in found if not item.fine)])
 
-    def merge(self, other: "OutputTally") -> "OutputTally":
-        """The counts of both."""
-        total = OutputTally()
-        total.buckets = self.buckets + other.buckets
-        for name in ("elements", "equal", "nonfinite", "samples", "sqnr"):
-            setattr(total, name, getattr(self, name) + getattr(other, name))
-        total.greatest, total.exact = max(self.greatest, other.greatest), self.exact or other.exact
-        total.worst = _most([*self.worst, *other.worst])
-        return total
-
     def spread(self, stage: str, output: str) -> Spread:
         """The spread of what was added."""
         known = np.sort(np.array([value for value in self.sqnr if not math.isnan(value)]))

@@ -5,9 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 from enginery.core.codec import decode, encode_document
 from enginery.core.errors import IntegrityError
@@ -52,19 +50,6 @@ def test_the_sqnr_of_each_sample_is_its_own():
 def test_squares_that_float64_cannot_hold(scale):
     expected = np.random.default_rng(0).normal(size=(5, 8)) * scale
     assert spread((expected, 1.1 * expected)).sqnr_db == pytest.approx((20,) * 5)
-
-
-@settings(max_examples=30, deadline=None)
-@given(arrays.arrays(np.float32, (9, 4), elements=FLOATS), st.integers(1, 8))
-def test_parts_merge_into_the_whole(expected, cut):
-    actual = expected * np.float32(1.001)
-    whole, first, second = OutputTally(), OutputTally(), OutputTally()
-    whole.add("c", expected, actual, samples=9)
-    first.add("c", expected[:cut], actual[:cut], samples=cut)
-    second.add("c", expected[cut:], actual[cut:], samples=9 - cut)
-    one, other = whole.spread("j", "y"), first.merge(second).spread("j", "y")
-    for name in ("elements", "equal", "samples", "nonfinite", "abs_error", "sqnr_db"):
-        assert getattr(one, name) == getattr(other, name), name
 
 
 def test_long_rows_and_many_rows_are_cut_the_same_way():
