@@ -1,18 +1,15 @@
-"""Spreads of errors: quantiles near the true ones, parts that merge into the whole, worst samples with their place."""
+"""Spreads of errors: quantiles near the true ones, worst samples with their place."""
 
 import json
 import math
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from enginery.core.codec import decode, encode_document
 from enginery.core.errors import IntegrityError
 from enginery.core.reports.proof import Spread
 from validation.metrics.tally import CHUNK, MOST_OUTPUTS, OutputTally, Spreads, samples_of
-
-FLOATS = st.floats(-1e4, 1e4, width=32)
 
 
 def pair(seed: int = 0, rows: int = 40, length: int = 300) -> tuple[np.ndarray, np.ndarray]:
