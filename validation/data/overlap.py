@@ -21,14 +21,9 @@ class DigestCollector:
     """A source of samples that collects the digest of every run that passes, and of each of its rows."""
 
     def __init__(self, source: SampleSource) -> None:
-        self._source = source
+        self._source, self.name = source, source.name
         self._whole = isinstance(source, Samples) and source.complete
         self._seen: set[bytes] = set()
-
-    @property
-    def name(self) -> str:
-        """See `SampleSource`."""
-        return self._source.name
 
     @property
     def digest(self) -> str:

@@ -139,7 +139,7 @@ class Budgets:
 
     @property
     def tightest(self) -> Budget:
-        """The budget with the highest SQNR of all outputs, which part of a model is held to."""
+        """The budget with the highest SQNR of all outputs, which parts of a model must keep."""
         budgets = self.measured.values() or (self.default,)
         return max(budgets, key=lambda budget: -math.inf if budget.sqnr_db is None else budget.sqnr_db)
 

@@ -18,11 +18,10 @@ from validation.metrics.drift import Drift
 from validation.metrics.slice_limits import FEWEST, WorstSlice, worst_slice
 from validation.metrics.slices import Slices
 
-STILL = 8.0
+# Units of the output's type in amplitude: up to STILL a variation is not judged, up to MOVES it counts as none.
+STILL, MOVES = 8.0, 2.0
 _FEW = "too few samples to judge"
 _WORST = "as the worst golden sample"
-# The same, for an answer that does not vary at all.
-MOVES = 2.0
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ MOST = 1.0
 @dataclass(frozen=True)
 class Decisions:
     """How many integers of one output honest rounding changes in the golden cases, by the way to round that changes
-    most, and the agreement that an engine is held to.
+    most, and the agreement that an engine must have.
 
     changed, elements: of the measured cases.  together: the most that changed in one sample, since one near tie may
     move all that is sorted behind it.  unmeasured: elements of the other golden cases.  case: elements of one case; 0
@@ -118,7 +118,7 @@ def greatest(drifts: Sequence[Drift], usual: Drift) -> Drift:
 
 
 def sqnr_of_most(drift: Drift) -> float | None:
-    """The SQNR against the variation, in decibels, that all but an eighth of the samples, plus two, have or exceed.
+    """The SQNR against the variation, in decibels, that all but `count // ONE_OF - LESS` of the samples have or exceed.
 
     None with fewer than FEWEST_SAMPLES samples. In a small net, an element that falls to the other side of a
     quantization step moves few samples and a fault moves most: the energy of the whole then shows the former, a
@@ -166,6 +166,7 @@ def _chance(count: Array) -> Array:
 
 
 def _greatest_slices(found: Sequence[Slices]) -> Slices | None:
+    """Slices with the greatest error energy per element of several; all other sums are 1."""
     if not found:
         return None
     axes = {}

@@ -35,13 +35,14 @@ FEWEST = 16
 SEVERAL = 8.0
 # The share of the output's mean energy up to which a slice counts as zero.
 DEAD = 1e-12
+# The least limit under which a variation is judged without measured rounding.
 FINE_DB = 15.0
-# Of energy: an answer that explains less than half of what varies is none.
+# The share of a slice's variation that its error energy may reach: then half of what varies is explained.
 VARIATION = 0.5
-# Of energy: twice the amplitude of the error that an honest kernel makes.
+# The factor of energy over the errors of an honest kernel: twice their amplitude.
 HONEST_MARGIN = 4.0
-# Of energy: an edge is a few samples, tiled. The squared error of a slice of four elements exceeds six times its mean
-# in one case of ten thousand (chi-squared with four degrees of freedom).
+# The factor of energy for an edge case, which is a few samples, tiled: the squared error of a slice of four elements
+# exceeds six times its mean in one case of ten thousand (chi-squared with four degrees of freedom).
 EDGE_MARGIN = 10.0
 
 

@@ -43,7 +43,7 @@ class Spreads:
 
 
 class OutputTally:
-    """The running counts of one output."""
+    """The running counts of one output: a histogram of its errors, the SQNR of its samples, and the worst samples."""
 
     def __init__(self) -> None:
         self.buckets = np.zeros(_BUCKETS, np.int64)
