@@ -16,7 +16,7 @@ from itertools import accumulate
 
 from enginery.core.errors import EngineryError
 from enginery.core.types import Tensors
-from validation.attribution.blame import blame_lone, blame_slice, measure_error
+from validation.attribution.blame import blame_lone, blame_slice, describe_drift, measure_pair
 from validation.attribution.cuts import spread
 from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.result import Attribution, Finding, rank_segments
@@ -99,7 +99,8 @@ def _worst_cases(
                 given: Tensors | None = run(actual, case.inputs)
             except EngineryError:
                 given = None
-            rank = min((measure_error(wanted[name], (given or {}).get(name)).rank for name in wanted), default=())
+            errors = (describe_drift(*measure_pair(wanted[name], (given or {}).get(name))) for name in wanted)
+            rank = min((error.rank for error in errors), default=())
             counts[index] = min((samples_of(case.inputs.values(), array) for array in wanted.values()), default=1)
             found = sorted([*found, (rank, index, SweepCase(case, given))], key=lambda item: item[:2])
             held = accumulate(counts[place] for _, place, _ in found)

@@ -25,11 +25,6 @@ def describe_drift(drift: Drift | None, note: str = "") -> TensorError:
     return TensorError(drift.sqnr_db, drift.max_rel, drift.nonfinite, 0.0, note, *of_slice)
 
 
-def measure_error(expected: Array, actual: Array | None) -> TensorError:
-    """The error of a value; one with a note where it is missing or cannot be compared."""
-    return describe_drift(*measure_pair(expected, actual))
-
-
 def measure_pair(expected: Array, actual: Array | None) -> tuple[Drift | None, str]:
     """The drift of a value, or None and a note where it is missing or cannot be compared."""
     if actual is None:

@@ -32,26 +32,44 @@ _REPEATS = "the same session answers the same inputs otherwise when it runs agai
 
 def drift_checks(
     stage: str,
-    reference: Session,
+    reference: Session | None,
     candidate: Session,
     golden: GoldenSet,
     limits: Budget | Budgets | OutputLimits | StagedLimits,
     spreads: Spreads | None = None,
     usual: dict[str, Drift] | None = None,
 ) -> tuple[Check, ...]:
-    """The checks of a candidate against a reference on every case. The reference's errors raise; the candidate's are
-    failed checks, and so are a reference's answers that differ when it runs again.
+    """The checks of a candidate against a reference on every case; without one, against the golden set's outputs.
 
-    spreads: is filled with how the errors spread.  usual: is filled with the drift of the golden cases by output.
+    The reference, or without one the candidate, runs twice on the first case and must give the same. Errors of the
+    candidate are failed checks; those of the reference raise. spreads: is filled with how the errors spread.  usual: is
+    filled with the drift of the golden cases by output.
     """
-    return _checks(stage, candidate, golden, StagedLimits.of(limits), spreads, reference, usual)
+    held = StagedLimits.of(limits)
+    found = StageComparison(stage, spreads, {spec.name: spec.dtype for spec in candidate.outputs})
+    for index, case in enumerate(golden.cases):
+        expected = case.expected if reference is None else run(reference, case.inputs)
+        again = run(reference, case.inputs) if index == 0 and reference is not None else None
+        try:
+            actual = run(candidate, case.inputs)
+            twice = run(candidate, case.inputs) if index == 0 and reference is None else None
+        except EngineryError as error:
+            found.fail("runs", "", case.name, str(error))
+            continue
+        found.add(case, expected, actual)
+        for first, second in ((expected, again), (actual, twice)):
+            if second is not None:
+                found.failures += _check_repeats(stage, case, first, second, held)
+    if usual is not None:
+        usual.update(found.usual())
+    return held.judge(found.checks)
 
 
 def expected_checks(
     stage: str, candidate: Session, golden: GoldenSet, budget: Budget | Budgets, spreads: Spreads | None = None
 ) -> tuple[Check, ...]:
     """The checks of a session against the golden set's own expected outputs."""
-    return _checks(stage, candidate, golden, StagedLimits.of(budget), spreads)
+    return drift_checks(stage, None, candidate, golden, budget, spreads)
 
 
 def task_check(session: Session, golden: GoldenSet, metric: TaskMetric) -> Check:
@@ -113,36 +131,6 @@ def limited_checks(
     """`case_checks` of a case, given by its name and kind, under the limits of its output."""
     name, kind = case
     return case_checks(stage, name, output, *pair, limits.budgets.of(output, kind, pair[0].size))
-
-
-def _checks(
-    stage: str,
-    candidate: Session,
-    golden: GoldenSet,
-    limits: StagedLimits,
-    spreads: Spreads | None,
-    reference: Session | None = None,
-    usual: dict[str, Drift] | None = None,
-) -> tuple[Check, ...]:
-    """The checks of all cases, and of the first one's answers in a second run: of the reference, which gives the
-    expected outputs; without one, those are the golden set's, and the candidate runs twice."""
-    found = StageComparison(stage, spreads, {spec.name: spec.dtype for spec in candidate.outputs})
-    for index, case in enumerate(golden.cases):
-        expected = run(reference, case.inputs) if reference else case.expected
-        again = run(reference, case.inputs) if index == 0 and reference else None
-        try:
-            actual = run(candidate, case.inputs)
-            twice = run(candidate, case.inputs) if index == 0 and not reference else None
-        except EngineryError as error:
-            found.fail("runs", "", case.name, str(error))
-            continue
-        found.add(case, expected, actual)
-        for first, second in ((expected, again), (actual, twice)):
-            if second is not None:
-                found.failures += _check_repeats(stage, case, first, second, limits)
-    if usual is not None:
-        usual.update(found.usual())
-    return limits.judge(found.checks)
 
 
 def _check_repeats(stage: str, case: Case, first: Tensors, again: Tensors, limits: StagedLimits) -> Iterator[Check]:

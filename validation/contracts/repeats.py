@@ -19,7 +19,7 @@ import numpy as np
 from enginery.arrays import Array
 from enginery.core.codec import encode_document
 from enginery.core.reports.proof import Check
-from enginery.core.types import Dim, Session, Tensors
+from enginery.core.types import Dim, Session, Tensors, TensorSpec
 from validation.comparison.sessions import case_checks, run
 from validation.data.samples import resize
 from validation.golden.golden_set import GoldenSet
@@ -88,7 +88,7 @@ def _in_batches(
 def _answers(session: Session, inputs: Tensors, size: int, place: int, batch: Dim) -> dict[str, Array]:
     """The outputs of the first sample of `inputs` at `place` in a batch of `size`; those with the batch in front."""
     specs = [spec for spec in session.inputs if spec.name in inputs]
-    named = [type(spec)(spec.name, spec.dtype, (batch.name, *spec.shape[1:])) for spec in specs]
+    named = [TensorSpec(spec.name, spec.dtype, (batch.name, *spec.shape[1:])) for spec in specs]
     filled = resize(inputs, named, {batch.name: size})
     outputs = run(session, {name: np.roll(array, place, axis=0) for name, array in filled.items()})
     return {name: array[place] for name, array in outputs.items() if array.ndim and len(array) == size}

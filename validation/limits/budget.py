@@ -153,11 +153,11 @@ class Budgets:
         default, measured = self.default, self.measured
         if "sqnr_db" in limits:
             default, measured = default.with_sqnr(limits["sqnr_db"]), {}
-        told = {(output, "golden") for output in decisions} | measured.keys()
+        kept = {(output, "golden") for output in decisions} | measured.keys()
         return Budgets(
             default.override(limits),
             {key: budget.override(limits) for key, budget in measured.items()},
-            {key: note for key, note in self.notes.items() if key in told},
+            {key: note for key, note in self.notes.items() if key in kept},
             decisions,
         )
 

@@ -214,8 +214,15 @@ def noise_floor(
     """
     floors: dict[str, dict[str, OutputFloor]] = {}
     for kind, inputs in cases.items():
+        found: dict[str, list[Drift]] = {}
         try:
-            found = _drifts(exact, single, islice(inputs, MOST_CASES))
+            for tensors in islice(inputs, MOST_CASES):
+                wide, narrow = exact(tensors), single(tensors)
+                for name, array in wide.items():
+                    if not is_exact(array) and array.shape == narrow[name].shape:
+                        drift = measure(array, narrow[name])
+                        if drift.nonfinite == 0 and drift.count:
+                            found.setdefault(name, []).append(drift)
         except ValueError as error:
             return Noise(reason=str(error).splitlines()[0][:200])
         for output, drifts in found.items():
@@ -223,17 +230,3 @@ def noise_floor(
             if math.isfinite(floor.sqnr_db) and math.isfinite(floor.max_rel):
                 floors.setdefault(output, {})[kind] = floor
     return Noise(floors)
-
-
-def _drifts(
-    exact: Callable[[Tensors], Tensors], single: Callable[[Tensors], Tensors], inputs: Iterable[Tensors]
-) -> dict[str, list[Drift]]:
-    found: dict[str, list[Drift]] = {}
-    for tensors in inputs:
-        wide, narrow = exact(tensors), single(tensors)
-        for name, array in wide.items():
-            if not is_exact(array) and array.shape == narrow[name].shape:
-                drift = measure(array, narrow[name])
-                if drift.nonfinite == 0 and drift.count:
-                    found.setdefault(name, []).append(drift)
-    return found
