@@ -25,7 +25,7 @@ MOST_OBJECTS = 100_000
 
 
 @dataclass(frozen=True)
-class Here:
+class FolderPlace:
     """A place that is a folder of this machine, used as it is."""
 
     folder: Path
@@ -56,7 +56,7 @@ class Bucket:
         from enginery.registry.store.s3.place import parse_place
 
         place = parse_place(self.uri)
-        found = {item.name: item for item in objects_below(place) if _good(item.name)}
+        found = {item.name: item for item in objects_below(place) if _can_be_file(item.name)}
         size = sum(item.size for item in found.values())
         if len(found) > MOST_OBJECTS or size > self.most_bytes:
             raise InputError(
@@ -94,7 +94,7 @@ class Bucket:
                 file.commit(path)
 
 
-Place = Here | Bucket
+Place = FolderPlace | Bucket
 
 
 @contextmanager
@@ -105,12 +105,12 @@ def place_at(text: str) -> Iterator[Place]:
             yield Bucket(text, folder / "copy")
         return
     if "://" not in text:
-        yield Here(Path(text).expanduser())
+        yield FolderPlace(Path(text).expanduser())
         return
     parts = urlsplit(text)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InputError(f"{text[:200]!r} is not a place; give a folder, file:///folder or s3://bucket/prefix")
-    yield Here(Path(unquote(parts.path)))
+    yield FolderPlace(Path(unquote(parts.path)))
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -120,7 +120,7 @@ def files_below(folder: Path) -> Iterator[Path]:
         yield from (Path(root) / name for name in sorted(names) if not name.startswith("."))
 
 
-def _good(name: str) -> bool:
+def _can_be_file(name: str) -> bool:
     """Whether an object's name can be a file below a folder; other objects are left out."""
     try:
         inside(name)
