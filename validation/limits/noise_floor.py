@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from onnx.reference.op_run import OpRun
 
 
+# Cases of each kind that are measured: one in float64 takes as long as several inferences.
+MOST_CASES = 2
 # Operators with a random result, so that two runs differ by more than rounding.
 _RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 
@@ -98,6 +100,7 @@ def _widen_attribute(
 
 
 def _operators() -> "list[type[OpRun]]":
+    """Conv and MaxPool for the evaluator."""
     from onnx.reference.op_run import OpRun
     from onnx.reference.ops.op_max_pool import MaxPool as AnyMaxPool
 
@@ -181,10 +184,6 @@ def _window(
 
 def _ints(value: object) -> tuple[int, ...]:
     return tuple(map(int, value)) if isinstance(value, Iterable) else (int(str(value)),)
-
-
-# Cases of each kind that are measured: one in float64 takes as long as several inferences.
-MOST_CASES = 2
 
 
 @dataclass(frozen=True)
