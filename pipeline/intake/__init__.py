@@ -1,1 +1,1 @@
-"""How a spec gets from where a person wrote it to the worker that builds it: bundles, registrations, catalogs."""
+"""How a spec gets to the worker that builds it: bundles, registrations, places of specs."""

@@ -1,10 +1,8 @@
-"""The files that make up a spec, so that they can be carried to a worker elsewhere.
+"""The files that make up a spec, and a registry that keeps them, so that workers elsewhere can build it.
 
-In a bundle are the spec, the source (an entry point with the local modules that it imports, or the model file with its
-external data), weights, calibration data (a generator with its modules) and golden data. Not in it is what only running
-the code would show: installed packages, modules imported by a computed name, and files that the code opens by itself.
-
-Putting a spec and its files into a registry, from where any worker that reaches it can build them.
+A bundle holds the spec, the source (an entry point with the local modules that it imports, or the model file with its
+external data), weights, calibration data (a generator with its modules) and golden data. It lacks what only running the
+code would show: installed packages, modules imported by a computed name, and files that the code opens.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,6 +20,7 @@ from enginery.registry.store.layout import registered_key
 from enginery.user_code.entry_point import source_files
 from pipeline.spec.model import ModelSpec
 
+# The greatest number of files of a bundle, and of their bytes.
 MOST_FILES = 5000
 MOST_BYTES = 64 << 30
 
@@ -29,11 +28,10 @@ MOST_BYTES = 64 << 30
 def bundle_of(
     spec: ModelSpec, digest: Callable[[Path], str] = digest_of_file, most_bytes: int = MOST_BYTES
 ) -> SpecBundle:
-    """The bundle of a spec as its files are now.
+    """The bundle of a spec's files as they are now. digest: gives a file's digest, and may store the file.
 
-    digest: gives a file's digest, and may store the file as it does.
-    Raises InputError for more than `MOST_FILES` files, more than `most_bytes`, or a file outside the spec's folder;
-    ModelError for a source that cannot be read; UnavailableError.
+    Raises InputError for over `MOST_FILES` files or `most_bytes` bytes and for a file outside of the spec's folder,
+    ModelError for a source that cannot be read, and UnavailableError.
     """
     files = dict(sorted(named_files(spec)))
     if len(files) > MOST_FILES:
@@ -52,7 +50,7 @@ def bundle_of(
 
 
 def named_files(spec: ModelSpec) -> Iterator[tuple[str, Path]]:
-    """Name and place of each file of a spec; a name is as the spec has it, relative to its folder.
+    """(name, path) of each file of a spec; the name is relative to the spec's folder, as the spec has it.
 
     Raises InputError for a file that leads out of the folder, ModelError for a source that cannot be read.
     """
@@ -67,7 +65,14 @@ def named_files(spec: ModelSpec) -> Iterator[tuple[str, Path]]:
 
 def _paths(spec: ModelSpec) -> Iterator[Path]:
     yield spec.path.resolve()
-    yield from _source_paths(spec)
+    source = spec.file(spec.source.file)
+    yield source
+    if spec.source.kind == "torch":
+        yield from source_files(spec.folder, source)
+    elif spec.source.kind == "onnx":
+        from pipeline.sources.onnx_model import external_files
+
+        yield from external_files(source, spec.folder)
     golden = spec.golden.data if spec.golden else None
     for name in (spec.source.weights, golden, spec.calibration.file if spec.calibration else None):
         if name is not None:
@@ -77,21 +82,10 @@ def _paths(spec: ModelSpec) -> Iterator[Path]:
         yield from source_files(spec.folder, spec.file(spec.calibration.file))
 
 
-def _source_paths(spec: ModelSpec) -> Iterator[Path]:
-    path = spec.file(spec.source.file)
-    yield path
-    if spec.source.kind == "torch":
-        yield from source_files(spec.folder, path)
-    elif spec.source.kind == "onnx":
-        from pipeline.sources.onnx_model import external_files
-
-        yield from external_files(path, spec.folder)
-
-
 def register(store: Store, spec: ModelSpec, most_bytes: int = MOST_BYTES) -> tuple[Registration, bool]:
-    """Keep a spec and its files in a registry; and whether it was the newest there already.
+    """Store a spec and its files in a registry: the newest registration of its model, and whether it existed before.
 
-    Raises InputError and ModelError as `bundle_of`, ConflictError when files change or vanish meanwhile.
+    Raises InputError and ModelError as `bundle_of`, and ConflictError when files are collected meanwhile.
     """
     with hold_lease(store, f"registering {spec.model}") as guard:
         bundle = bundle_of(spec, store.put_file, most_bytes)
@@ -102,7 +96,7 @@ def register(store: Store, spec: ModelSpec, most_bytes: int = MOST_BYTES) -> tup
 
 
 def _append(store: Store, new: Registration) -> tuple[Registration, bool]:
-    """Make it the newest, unless that is the same; and whether it was."""
+    """Add a registration, unless the newest one is the same: the newest one, and whether it existed before."""
     model, tried = new.bundle.model, False
 
     def appended(data: bytes | None) -> bytes | None:

@@ -1,11 +1,7 @@
-"""Folders and `s3://` prefixes that people put files into: specs of a catalog, recorded traffic.
+"""Where specs and their data are: folders, `s3://` prefixes, and `registered:MODEL[@DIGEST]` of a registry.
 
-No registries: nothing here writes, and nothing is promised about what lies there.
-
-Where a spec is: a path on this machine, `registered:MODEL[@DIGEST]` of a registry, or a file below `s3://bucket/prefix`.
-
-Whatever is not a file here is copied for as long as it is worked on. What people are told is the address, which can be
-typed again, and never the copy's path.
+What is not on this machine is copied for as long as it is used. Messages have the address, which can be typed again,
+and never the copy's path. Nothing here writes to a place.
 """
 
 import os
@@ -13,15 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from builders.execution.workdir import workdir
 from enginery.core.digest import check_digest
 from enginery.core.errors import InputError, IntegrityError, SpecError, UnavailableError
 from enginery.core.names import check_model, inside
-from enginery.registry.registered_specs import SpecBundle, find
-from enginery.registry.store.base import Store, open_store
+from enginery.registry.registered_specs import find
+from enginery.registry.store.base import open_store
 from enginery.registry.store.files import make_folder, reachable, start_atomic_write
 from pipeline.intake.bundle import MOST_BYTES
 from pipeline.spec.model import ModelSpec, load_spec
@@ -29,43 +24,26 @@ from pipeline.spec.model import ModelSpec, load_spec
 MOST_OBJECTS = 100_000
 
 
-class Place(Protocol):
-    """A place whose files can be had as local ones."""
-
-    @property
-    def folder(self) -> Path:
-        """Where they are."""
-        ...
-
-    def refresh(self) -> None:
-        """Make `folder` hold what the place holds now. Raises UnavailableError, InputError for too much."""
-        ...
-
-    def has(self, name: str) -> bool:
-        """Whether a file is there now; none is fetched for that. Raises UnavailableError."""
-        ...
-
-
 @dataclass(frozen=True)
-class Here:
-    """A folder of this machine, used as it is."""
+class FolderPlace:
+    """A place that is a folder of this machine, used as it is."""
 
     folder: Path
 
     def refresh(self) -> None:
-        """Look that it is there. Raises UnavailableError."""
+        """Raise UnavailableError where the folder is missing."""
         if not self.folder.is_dir():
             raise UnavailableError(f"{self.folder} is not a folder, or not there; make it, or name another one")
 
     def has(self, name: str) -> bool:
-        """See `Place.has`."""
+        """Whether the folder holds a file. Raises UnavailableError where the folder is missing."""
         self.refresh()
         return (self.folder / name).is_file()
 
 
 @dataclass
 class Bucket:
-    """A copy of what lies under an `s3://` prefix. Only what changed is fetched again."""
+    """A place that is an `s3://` prefix, with a local copy of its files, of which only changed ones are fetched."""
 
     uri: str
     folder: Path
@@ -73,12 +51,12 @@ class Bucket:
     _known: dict[str, str] = field(default_factory=dict)
 
     def refresh(self) -> None:
-        """Fetch what is new, delete what is gone."""
+        """Make the copy equal to the bucket. Raises UnavailableError, and InputError for too much data."""
         from enginery.registry.store.s3.listing import objects_below
         from enginery.registry.store.s3.place import parse_place
 
         place = parse_place(self.uri)
-        found = {item.name: item for item in objects_below(place) if _good(item.name)}
+        found = {item.name: item for item in objects_below(place) if _can_be_file(item.name)}
         size = sum(item.size for item in found.values())
         if len(found) > MOST_OBJECTS or size > self.most_bytes:
             raise InputError(
@@ -94,7 +72,7 @@ class Bucket:
                 self._known[name] = item.tag
 
     def has(self, name: str) -> bool:
-        """See `Place.has`."""
+        """Whether the bucket holds a file; none is fetched. Raises UnavailableError."""
         from enginery.registry.store.s3.listing import objects_below
         from enginery.registry.store.s3.place import parse_place
 
@@ -116,20 +94,23 @@ class Bucket:
                 file.commit(path)
 
 
+Place = FolderPlace | Bucket
+
+
 @contextmanager
 def place_at(text: str) -> Iterator[Place]:
-    """The place that a path, `file://` or `s3://` URI names; a copy is gone afterwards. Raises InputError."""
+    """The place of a path, `file://` or `s3://` URI; a copy is deleted with the context. Raises InputError."""
     if text.startswith("s3://"):
         with workdir() as folder:
             yield Bucket(text, folder / "copy")
         return
     if "://" not in text:
-        yield Here(Path(text).expanduser())
+        yield FolderPlace(Path(text).expanduser())
         return
     parts = urlsplit(text)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InputError(f"{text[:200]!r} is not a place; give a folder, file:///folder or s3://bucket/prefix")
-    yield Here(Path(unquote(parts.path)))
+    yield FolderPlace(Path(unquote(parts.path)))
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -139,8 +120,8 @@ def files_below(folder: Path) -> Iterator[Path]:
         yield from (Path(root) / name for name in sorted(names) if not name.startswith("."))
 
 
-def _good(name: str) -> bool:
-    """Whether an object's name can be a file below a folder; what cannot is passed over."""
+def _can_be_file(name: str) -> bool:
+    """Whether an object's name can be a file below a folder; other objects are left out."""
     try:
         inside(name)
     except ValueError:
@@ -153,7 +134,7 @@ SCHEME = "registered:"
 
 @dataclass(frozen=True)
 class Found:
-    """A spec's file. address: what `enginery build` takes for the same spec; the path itself unless it is a copy."""
+    """A spec's local file. address: what `enginery build` takes for the same spec; the path unless it is a copy."""
 
     address: str
     path: Path
@@ -162,41 +143,25 @@ class Found:
         return self.address
 
     def load(self) -> ModelSpec:
-        """Read it. Raises SpecError."""
+        """The spec. Raises SpecError."""
         return load_spec(self.path, self.address)
 
 
 @contextmanager
 def spec_at(address: "str | Path | Found", registry: str | None) -> Iterator[Found]:
-    """The spec file of an address; a copy is gone afterwards. What was found already stays with whoever found it.
+    """The spec file of an address; a copy is deleted with the context. A `Found` is given back as it is.
 
     Raises SpecError for a registered spec without a registry, UnknownNameError for one that is not registered,
-    IntegrityError when a file of it is lost or damaged, UnavailableError, InputError.
+    IntegrityError when a file of it is lost or damaged, UnavailableError, and InputError for an object that is missing.
     """
+    text = str(address)
     if isinstance(address, Found):
         yield address
-    elif str(address).startswith(SCHEME):
-        with _open_registered(str(address), registry) as found:
-            yield found
-    elif str(address).startswith("s3://"):
-        with _in_bucket(str(address)) as found:
+    elif text.startswith((SCHEME, "s3://")):
+        with _open_registered(text, registry) if text.startswith(SCHEME) else _in_bucket(text) as found:
             yield found
     else:
-        yield Found(str(address), Path(address))
-
-
-def unpack(store: Store, bundle: SpecBundle, folder: Path) -> Path:
-    """Write a bundle's files into a folder, each verified; the spec file's path."""
-    for name, digest in bundle.files.items():
-        path = folder / name
-        with reachable(f"writing {path}"):
-            make_folder(path.parent)
-        if not store.has(digest):
-            raise IntegrityError(
-                f"{name} of the registered {bundle.model} ({bundle.digest[:12]}) is lost; register it again"
-            )
-        store.fetch(digest, path)
-    return folder / bundle.spec
+        yield Found(text, Path(address))
 
 
 def below(place: str, name: str) -> str:
@@ -207,25 +172,37 @@ def below(place: str, name: str) -> str:
 
 @contextmanager
 def _open_registered(address: str, registry: str | None) -> Iterator[Found]:
-    """With its digest in its address, also where the newest was asked for: another may be the newest tomorrow."""
+    """A copy of a registered spec's files, each verified. The newest one's address has its digest too, since another
+    spec may be the newest tomorrow."""
     if registry is None:
         raise SpecError([f"{address}: lies in a registry; say in which (--registry, ENGINERY_REGISTRY)"])
     model, _, digest = address.removeprefix(SCHEME).partition("@")
     store = open_store(registry)
     found = find(store, check_model(model), check_digest(digest) if digest else None)
+    bundle = found.bundle
     with workdir() as folder:
-        yield Found(found.address, unpack(store, found.bundle, folder / "spec"))
+        for name, file_digest in bundle.files.items():
+            path = folder / "spec" / name
+            with reachable(f"writing {path}"):
+                make_folder(path.parent)
+            if not store.has(file_digest):
+                short = bundle.digest[:12]
+                raise IntegrityError(f"{name} of the registered {bundle.model} ({short}) is lost; register it again")
+            store.fetch(file_digest, path)
+        yield Found(found.address, folder / "spec" / bundle.spec)
 
 
 @contextmanager
 def _in_bucket(address: str) -> Iterator[Found]:
+    """A copy of the files beside a spec in a bucket."""
     prefix, question, options = address.partition("?")
     folder, _, name = prefix.rpartition("/")
+    missing = InputError(f"{address}: there is no such file; `enginery catalog` takes a place of many specs")
     if not name.endswith((".yaml", ".yml")):  # all that lies beside it would be copied first: perhaps the whole bucket
-        raise InputError(f"{address}: there is no such file; `enginery catalog` takes a place of many specs")
+        raise missing
     with place_at(f"{folder}{question}{options}") as place:
         place.refresh()
         path = place.folder / name
         if not path.is_file():
-            raise InputError(f"{address}: there is no such file; `enginery catalog` takes a place of many specs")
+            raise missing
         yield Found(address, path)

@@ -81,7 +81,7 @@ def rebuild(chosen: ChosenEngine, times: int, context: RunContext) -> RebuiltEng
 
     Raises StepError for a build that crashes, and what the backend raises for one that fails.
     """
-    from validation.contracts.repeats import Rebuilt, reproducibility
+    from validation.contracts.repeats import EngineRebuild, reproducibility
     from validation.golden.golden_set import GoldenSet
     from validation.limits.budget import budgets
 
@@ -95,7 +95,7 @@ def rebuild(chosen: ChosenEngine, times: int, context: RunContext) -> RebuiltEng
         for index in range(times):
             name, out = f"rebuild {index + 1} of {entry.unit}", Path(folder) / f"answers {index}"
             job = Job(name, RebuildEngine(request, golden, out), context.store.uri, limits)
-            built.append(Rebuilt(context.run_job(context.local, name, job), GoldenSet.load(out)))
+            built.append(EngineRebuild(context.run_job(context.local, name, job), GoldenSet.load(out)))
             context.progress.emit(Finished(name, words=built[-1].engine[:12]))
         budget = budgets("engine", request.precision, noise).override(overrides(spec, request.precision, "engine"))
         report = reproducibility(built, budget)

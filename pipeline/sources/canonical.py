@@ -1,17 +1,12 @@
-"""A bound on the memory that a library may take for one call, where a few bytes of input can ask for any amount.
+"""The canonical form of an ONNX model: one that the checker accepts, with shapes inferred and the spec's names.
 
-Local functions of an ONNX model put in where they are called.
+Local functions are inlined; dead nodes, unused initializers, doc strings, metadata and stack traces are removed;
+constants are in name order, and as bytes; the inputs have the spec's shapes; the IR version is the oldest that the
+opset allows. Canonicalising twice changes nothing, and the same input gives the same bytes in every process.
 
-A model of a few kilobytes can stand for more nodes than fit into any memory (each function calls the one before it
-twice), or call itself: what comes out is measured first. onnx's own inliner does the work, since onnx_ir's takes time
-that grows with the square of the nodes (10,000: 37 s, against 0.03 s).
-
-The canonical form of an ONNX model: one that the checker accepts, with shapes inferred and the spec's names on it.
-
-Canonical: local functions inlined; dead nodes, unused initializers, doc strings, metadata and stack traces gone;
-constants in name order, and as bytes; the inputs' shapes as the spec says them; the IR version the oldest that the
-opset allows.
-Canonicalising twice changes nothing, and the same input gives the same bytes in every process.
+A model of a few kilobytes can stand for more nodes than any memory holds, because each function calls the one before it
+twice, or for functions that call themselves: the result is measured before anything is inlined. onnx's own inliner does
+it, since onnx_ir's takes time that grows with the square of the nodes (10,000: 37 s, against 0.03 s).
 """
 
 import re
@@ -32,88 +27,11 @@ from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
 from pipeline.sources.walk import all_tensors, nodes_in
 
-
-@contextmanager
-def at_most(extra_bytes: int) -> Iterator[None]:
-    """Inside, the process gets so much more memory than it has, and then MemoryError.
-
-    The limit (RLIMIT_AS) is the whole process's for that time: for processes that do nothing else meanwhile.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else None
-    if pages is None:  # not Linux: whoever started this process limits it
-        yield
-        return
-    wanted = pages * resource.getpagesize() + extra_bytes
-    known = [limit for limit in (wanted, soft, hard) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(known), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-MOST_NODES = 1_000_000
-# Protobuf reads 100 messages inside each other, and a graph inside a node is three deeper.
-DEEPEST = 30
-
-_Name = tuple[str, str, str]
-
-
-def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without local functions; the same object where it has none.
-
-    Raises ModelError for functions that call themselves, are defined twice, or stand for too much.
-    """
-    functions = {_name(function.domain, function.name, function.overload): function for function in model.functions}
-    if len(functions) < len(model.functions):
-        raise ModelError("the model defines a function twice; export it again")
-    sizes: dict[_Name, tuple[int, int]] = {}
-    for name in _callees_first(functions):
-        sizes[name] = _size(functions[name].node, sizes)
-    nodes, depth = _size(model.graph.node, sizes)
-    if nodes > MOST_NODES or depth > DEEPEST:
-        raise ModelError(
-            f"the model has {min(nodes, 10**18)} nodes or more in graphs {depth} deep, its functions put in; at most "
-            f"{MOST_NODES} and {DEEPEST} can be built: export it with fewer"
-        )
-    return inliner.inline_local_functions(model) if functions else model
-
-
-def _callees_first(functions: Mapping[_Name, onnx.FunctionProto]) -> Iterable[_Name]:
-    calls = {
-        name: {called for node in nodes_in(function.node) if (called := _find_called(node)) in functions}
-        for name, function in functions.items()
-    }
-    try:
-        return tuple(TopologicalSorter(calls).static_order())
-    except CycleError as error:
-        circle = " -> ".join(f"{domain}::{name}"[:80] for domain, name, _ in error.args[1][:5])
-        raise ModelError(f"the model's functions call themselves: {circle}; export it again") from error
-
-
-def _size(nodes: Iterable[onnx.NodeProto], known: Mapping[_Name, tuple[int, int]]) -> tuple[int, int]:
-    """How many nodes these stand for, and how deep their graphs go."""
-    count = depth = 0
-    for node in nodes:
-        own, deep = known.get(_find_called(node), (1, 0))
-        for graph in list_bodies(node):
-            more, deeper = _size(graph.node, known)
-            own, deep = own + more, max(deep, deeper + 1)
-        count, depth = count + own, max(depth, deep)
-    return count, depth
-
-
-def _find_called(node: onnx.NodeProto) -> _Name:
-    return _name(node.domain, node.op_type, node.overload)
-
-
-def _name(domain: str, name: str, overload: str) -> _Name:
-    return ("" if domain == "ai.onnx" else domain, name, overload)
-
-
+# The greatest number of nodes after inlining. Protobuf reads 100 messages inside each other, and a graph inside a node
+# is three deeper.
+MOST_NODES, DEEPEST = 1_000_000, 30
 OLDEST_IR_VERSION = 8
-# What checking may take beside a few copies of the model. The largest of our examples takes 0.1 GiB.
+# The memory that checking may take beside a few copies of the model. The largest of our examples takes 0.1 GiB.
 _CHECKING_BYTES = 2 << 30
 _REFUSALS = (
     onnx.checker.ValidationError,
@@ -123,14 +41,85 @@ _REFUSALS = (
     RuntimeError,
 )
 
+_Name = tuple[str, str, str]
+
+
+@contextmanager
+def limit_memory(extra_bytes: int) -> Iterator[None]:
+    """A context in which the process gets `extra_bytes` more memory than it has, and MemoryError beyond that.
+
+    A library may ask for any amount where a few bytes of input say so. The limit (RLIMIT_AS) holds for the whole
+    process, which should do nothing else meanwhile. It is set on Linux only.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        yield
+        return
+    wanted = int(statm.read_text().split()[0]) * resource.getpagesize() + extra_bytes
+    known = [limit for limit in (wanted, soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(known), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its local functions inlined; the same object where it has none.
+
+    Raises ModelError for functions that call themselves or are defined twice, and for a result that is too large.
+    """
+    functions = {_name(function.domain, function.name, function.overload): function for function in model.functions}
+    if len(functions) < len(model.functions):
+        raise ModelError("the model defines a function twice; export it again")
+    sizes: dict[_Name, tuple[int, int]] = {}
+    calls = {
+        name: {called for node in nodes_in(function.node) if (called := _called_name(node)) in functions}
+        for name, function in functions.items()
+    }
+    try:
+        for name in TopologicalSorter(calls).static_order():
+            sizes[name] = _size(functions[name].node, sizes)
+    except CycleError as error:
+        circle = " -> ".join(f"{domain}::{name}"[:80] for domain, name, _ in error.args[1][:5])
+        raise ModelError(f"the model's functions call themselves: {circle}; export it again") from error
+    nodes, depth = _size(model.graph.node, sizes)
+    if nodes > MOST_NODES or depth > DEEPEST:
+        raise ModelError(
+            f"the model has {min(nodes, 10**18)} nodes or more in graphs {depth} deep, its functions put in; at most "
+            f"{MOST_NODES} and {DEEPEST} can be built: export it with fewer"
+        )
+    return inliner.inline_local_functions(model) if functions else model
+
+
+def _size(nodes: Iterable[onnx.NodeProto], known: Mapping[_Name, tuple[int, int]]) -> tuple[int, int]:
+    """The number of nodes after inlining, and how deep graphs lie inside them. known: those of functions."""
+    count = depth = 0
+    for node in nodes:
+        own, deep = known.get(_called_name(node), (1, 0))
+        for graph in list_bodies(node):
+            more, deeper = _size(graph.node, known)
+            own, deep = own + more, max(deep, deeper + 1)
+        count, depth = count + own, max(depth, deep)
+    return count, depth
+
+
+def _called_name(node: onnx.NodeProto) -> _Name:
+    return _name(node.domain, node.op_type, node.overload)
+
+
+def _name(domain: str, name: str, overload: str) -> _Name:
+    return ("" if domain == "ai.onnx" else domain, name, overload)
+
 
 def canonical(
     model: onnx.ModelProto, inputs: Sequence[TensorSpec] = (), outputs: Sequence[str] = ()
 ) -> onnx.ModelProto:
-    """Bring a model into canonical form. The argument is left as it is.
+    """A model in canonical form; the argument is left as it is.
 
-    inputs: the spec's inputs, which the model's must match by name, dtype and rank; order and dims are taken from them.
-    outputs: new names for the outputs, in order; an inner value that has such a name already gets another.
+    inputs: the spec's, which the model's must match by name, dtype and rank, and from which order and dims are taken.
+    outputs: new names for the outputs, in order; an inner value with such a name gets another one.
     Raises ModelError for models that do not fit the spec, or that the ONNX checker or strict shape inference refuse.
     """
     with _convert_errors():
@@ -150,7 +139,7 @@ def canonical(
 
 @contextmanager
 def _convert_errors() -> Iterator[None]:
-    """onnx_ir trusts its input: what a file should not hold ends it with whatever error comes of that."""
+    """Turn errors of onnx_ir into ModelError: it does not check its input, so a malformed one raises any of these."""
     try:
         yield
     except (*_REFUSALS, LookupError, TypeError, AttributeError) as error:
@@ -158,7 +147,7 @@ def _convert_errors() -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """The words of the error that started a chain."""
+    """The message of the first error of a chain, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())[:400] or type(error).__name__
@@ -166,7 +155,7 @@ def _reason(error: BaseException) -> str:
 
 def _tidy(model: ir.Model) -> None:
     for tidy in (
-        common.InlinePass(),  # functions of another opset than the model's, which `inlined` leaves
+        common.InlinePass(),  # functions of another opset than the model's, which `inline_functions` leaves
         common.RemoveInitializersFromInputsPass(),
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
@@ -182,9 +171,9 @@ def _tidy(model: ir.Model) -> None:
 
 
 def _keep_names(passed_on: Mapping[ir.Value, str | None], outputs: Sequence[str]) -> None:
-    """Give inputs that are outputs as well their names back, which `OutputFixPass` leaves to the outputs.
+    """Restore the names of inputs that are outputs too, which `OutputFixPass` gives to the outputs.
 
-    Raises ModelError where no other names of outputs were asked for.
+    Raises ModelError where the outputs get no other names.
     """
     for value, name in passed_on.items():
         if value.name != name and not outputs:
@@ -193,7 +182,7 @@ def _keep_names(passed_on: Mapping[ir.Value, str | None], outputs: Sequence[str]
 
 
 def _take_inputs(graph: ir.Graph, specs: Sequence[TensorSpec]) -> None:
-    """Put the inputs into the spec's order and shapes, and the spec's dim names wherever the model's own stood."""
+    """Give the inputs the spec's order and shapes, and the outputs' shapes the spec's names of dims."""
     values = {value.name: value for value in graph.inputs}
     wanted = [spec.name for spec in specs]
     check_names([str(name) for name in values], wanted)
@@ -208,14 +197,18 @@ def _take_inputs(graph: ir.Graph, specs: Sequence[TensorSpec]) -> None:
 
 
 def check_names(own: Iterable[str], wanted: Iterable[str]) -> None:
-    """Raise ModelError where a model's inputs have other names than the spec's."""
+    """Raise ModelError unless a model's inputs have the spec's names."""
     if sorted(own) != sorted(wanted):
         raise ModelError(f"the model's inputs are {sorted(own)}, the spec's {sorted(wanted)}; make them equal")
 
 
 def _match(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
-    """The model's names of this input's dims, and what the spec calls them."""
-    if _dtype(value) != spec.dtype:
+    """The spec's dims of an input by the model's names for them. Raises ModelError where dtype or shape differ."""
+    try:
+        dtype = None if value.dtype is None else str(value.dtype.numpy().name)
+    except TypeError:  # numpy has no such dtype
+        dtype = None
+    if dtype != spec.dtype:
         raise ModelError(
             f"input {spec.name!r} is {value.dtype} in the model and {spec.dtype} in the spec; correct the spec"
         )
@@ -231,21 +224,13 @@ def _match(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
     return {own: dim for own, dim in zip(shape, spec.shape, strict=True) if isinstance(own, str)}
 
 
-def _dtype(value: ir.Value) -> str | None:
-    """numpy's name of a value's type; None for one that numpy does not know."""
-    try:
-        return None if value.dtype is None else str(value.dtype.numpy().name)
-    except TypeError:
-        return None
-
-
 def _format(shape: Sequence[int | str | None]) -> str:
     dims = ["?" if dim is None else str(dim)[:80] for dim in shape[:16]]
     return "[{}]".format(", ".join([*dims, "..."] if len(shape) > 16 else dims))
 
 
 def _rename(dim: int | ir.SymbolicDim, names: Mapping[str, int | str]) -> int | str | None:
-    """A dim, or an expression such as 's40*4', in the spec's names."""
+    """A dim, or an expression of dims such as 's40*4', with the spec's names."""
     if isinstance(dim, int) or dim.value is None:
         return dim if isinstance(dim, int) else None
     text = re.sub(r"[A-Za-z_]\w*", lambda word: str(names.get(word[0], word[0])), dim.value)
@@ -263,7 +248,7 @@ def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
 
 
 def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Leave nothing in the file but the function it stands for."""
+    """The model without anything that does not affect what it computes."""
     plain = onnx.ModelProto(producer_name="enginery", graph=model.graph)
     plain.opset_import.extend(sorted(model.opset_import, key=lambda entry: entry.domain))
     oldest: int = onnx.helper.find_min_ir_version_for(plain.opset_import, ignore_unknown=True)
@@ -271,22 +256,18 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     plain.graph.name = "model"
     plain.graph.initializer.sort(key=lambda tensor: tensor.name)
     del plain.graph.value_info[:]
-    for tensor in all_tensors(plain):
-        _write_bytes(tensor)
+    for tensor in all_tensors(plain):  # numbers as bytes, as most exporters store them, and not in lists by type
+        if not tensor.HasField("raw_data") and tensor.data_type != onnx.TensorProto.STRING:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
     return plain
 
 
-def _write_bytes(tensor: onnx.TensorProto) -> None:
-    """Numbers that stand in a list of their type, as the bytes that most writers leave."""
-    if not tensor.HasField("raw_data") and tensor.data_type != onnx.TensorProto.STRING:
-        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
-
-
 def _check(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with shapes inferred. Raises ModelError where that or the checker fails, or takes too much memory."""
     infer, size = onnx.shape_inference.infer_shapes, model.ByteSize()
     try:
-        # It works out the values of small tensors, too, which a Range or a row of Concats makes large.
-        with at_most(_CHECKING_BYTES + 8 * size):
+        # Inference computes the values of small tensors too, which a Range or a row of Concats makes large.
+        with limit_memory(_CHECKING_BYTES + 8 * size):
             inferred = infer(model, check_type=True, strict_mode=True, data_prop=True)
             onnx.checker.check_model(inferred)
     except MemoryError as error:

@@ -1,11 +1,8 @@
-"""Weights that hold NaN or infinities, by name: otherwise the first sample that they spoil is blamed.
+"""ONNX models on disk: read with every check that a hostile file needs, written with equal bytes for equal models.
 
-External data of an ONNX model: bytes of its tensors in other files, which must lie in the model's folder.
-
-ONNX models on disk: read with suspicion, written with equal bytes for equal models.
-
-`canonical` (its own module) is what lies between the two. Models of 2 GB and more are refused: protobuf cannot hold
-them in one piece.
+External data, which are tensors' bytes in other files, must lie in the model's folder. Weights with NaN or infinities
+are refused by name, because otherwise the first sample that shows them is blamed. Models of 2 GB and more are refused,
+which protobuf cannot hold in one piece.
 """
 
 from collections.abc import Iterator
@@ -23,7 +20,13 @@ from enginery.core.types import TensorSpec
 from pipeline.sources.canonical import canonical
 from pipeline.sources.walk import all_graphs, all_nodes, all_tensors, has_sparse, texts
 
-# Operators that multiply with their constants, where no infinity is meant. Elsewhere one may be a mask or a bound.
+__all__ = ["canonical", "external_files", "load_onnx", "newest_opset", "save_onnx", "specs_of"]
+
+# The greatest size that protobuf can hold, in bytes.
+LARGEST_BYTES = (1 << 31) - 1
+# Operator domains of onnxruntime's CPU kernels; any other one needs a custom library.
+DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
+# Operators that multiply with their constants, which should not be infinite. Elsewhere one may be a mask or a bound.
 _WEIGHTED = frozenset(
     {
         "BatchNormalization", "Conv", "ConvTranspose", "Div", "GRU", "Gemm", "GroupNormalization",
@@ -33,40 +36,31 @@ _WEIGHTED = frozenset(
 
 
 def check_weights(model: onnx.ModelProto) -> None:
-    """Raise ModelError for a weight with NaN, or with an infinity that is multiplied with. A lone NaN, which may mark
-    what is missing, counts where it is multiplied with."""
+    """Raise ModelError for a constant with NaN, and for one with an infinity that nodes multiply with. A NaN scalar,
+    which may mark a missing value, is refused only where nodes multiply with it."""
     weights = {name for node in all_nodes(model) if node.op_type in _WEIGHTED for name in node.input}
-    check_finite(
-        (name, array if name in weights else _without_infinities(array)) for name, array in nonfinite_constants(model)
-    )
+    found = nonfinite_constants(model)
+    check_finite((name, array if name in weights else _drop_infinities(array)) for name, array in found)
 
 
 def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, Array]]:
     """The floating-point constants of a model that hold NaN or infinities, by name."""
-    for name, tensor in _constants(model):
+    constants = [(tensor.name, tensor) for graph in all_graphs(model) for tensor in graph.initializer]
+    nodes = [node for node in all_nodes(model) if node.op_type == "Constant"]
+    constants += [(node.output[0], item.t) for node in nodes for item in node.attribute if item.HasField("t")]
+    for name, tensor in constants:
         if onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).kind not in "iubOSU":
             array = onnx.numpy_helper.to_array(tensor)
             if not np.isfinite(array).all():
                 yield name, array
 
 
-def _constants(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    for graph in all_graphs(model):
-        yield from ((tensor.name, tensor) for tensor in graph.initializer)
-    for node in all_nodes(model):
-        if node.op_type == "Constant":
-            yield from ((node.output[0], item.t) for item in node.attribute if item.HasField("t"))
-
-
-def _without_infinities(array: Array) -> Array:
+def _drop_infinities(array: Array) -> Array:
     return np.where(np.isinf(array), 0, array) if array.size > 1 else np.zeros_like(array)
 
 
-LARGEST_BYTES = (1 << 31) - 1
-
-
 def inside(path: Path, folder: Path, what: str) -> Path:
-    """Return `path` if it is a file in `folder`, links followed. Raises ModelError."""
+    """The path, if it is a file in `folder` with links followed; else ModelError. what: names the folder."""
     try:
         within, there = path.resolve().is_relative_to(folder.resolve()), path.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL inside, links in a circle
@@ -78,11 +72,12 @@ def inside(path: Path, folder: Path, what: str) -> Path:
     return path
 
 
-def checked_files(model: onnx.ModelProto, path: Path) -> set[Path]:
-    """The external files of a model, each checked to be where it may be, long enough, and not too much; none is read.
+def _list_external(model: onnx.ModelProto, path: Path) -> list[tuple[onnx.TensorProto, Path, int, int]]:
+    """Each external tensor of the model in `path`, with file, offset and length in bytes; no file is read.
 
-    Raises ModelError."""
-    found, embedded = set(), 0
+    Raises ModelError for a file outside of the model's folder, one that is too short, and over 2 GB in all.
+    """
+    found = []
     for tensor in all_tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             file, offset, length = _place(tensor, path.parent)
@@ -93,30 +88,18 @@ def checked_files(model: onnx.ModelProto, path: Path) -> set[Path]:
                     f"{path}: tensor {tensor.name[:80]!r} ends at byte {offset + length} of {file.name}, which has "
                     f"{size}; the file is truncated or belongs to another model: copy both again"
                 )
-            found.add(file)
-            embedded += length
+            found.append((tensor, file, offset, length))
     # Many tensors may name the same bytes: what counts is what the model will hold.
-    if max(path.stat().st_size + embedded, sum(file.stat().st_size for file in {path, *found})) > LARGEST_BYTES:
+    held = path.stat().st_size + sum(length for *_, length in found)
+    if max(held, sum(file.stat().st_size for file in {path, *(file for _, file, *_ in found)})) > LARGEST_BYTES:
         raise ModelError(
             f"{path}: the model and its external data are over 2 GB; models that large cannot be built yet"
         )
     return found
 
 
-def embed(model: onnx.ModelProto, path: Path) -> None:
-    """Read external data that `checked_files` found sound into the model."""
-    for tensor in all_tensors(model):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            file, offset, length = _place(tensor, path.parent)
-            with file.open("rb") as stream:
-                stream.seek(offset)
-                tensor.raw_data = stream.read(length)
-            tensor.ClearField("data_location")
-            del tensor.external_data[:]
-
-
 def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
-    """File, offset and length in bytes of an external tensor."""
+    """The file of an external tensor, and offset and length in it, in bytes."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         offset, length = _number(entries, "offset"), _number(entries, "length") or _bytes_of(tensor)
@@ -128,7 +111,7 @@ def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
 
 
 def _number(entries: dict[str, str], key: str) -> int:
-    """A number of bytes; 0 where none is given. Raises ValueError."""
+    """A number of bytes of an external entry; 0 without one. Raises ValueError."""
     found = int(entries.get(key, 0))
     if not 0 <= found < 1 << 63:
         raise ValueError(f"{key} is {entries[key][:80]}, and no number of bytes")
@@ -136,7 +119,7 @@ def _number(entries: dict[str, str], key: str) -> int:
 
 
 def _bytes_of(tensor: onnx.TensorProto) -> int:
-    """The size that its dims ask for. Raises ValueError for one that no tensor has, KeyError for an unknown type."""
+    """The bytes of a tensor's shape. Raises ValueError for an impossible one, KeyError for an unknown type."""
     count = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     for size in tensor.dims:
         count *= size
@@ -145,33 +128,31 @@ def _bytes_of(tensor: onnx.TensorProto) -> int:
     return count
 
 
-__all__ = ["canonical", "external_files", "load_onnx", "newest_opset", "save_onnx", "specs_of"]
-
-# Operator sets that onnxruntime's CPU kernels implement; anything else needs a custom library.
-DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
-
-
 def load_onnx(path: Path, root: Path) -> onnx.ModelProto:
-    """Read a model and its external data into memory.
+    """Read a model and its external data into memory. root: the spec's folder, which the model must be in.
 
-    root: the spec's folder, which the model must be in; external data must be in the model's folder or below.
     Raises ModelError, with the remedy, for a file that is missing, empty, truncated or no ONNX; for external data that
-    is missing, too short or elsewhere (through a link too); for an opset or operator domain that nothing here knows.
+    is missing, too short or outside of the model's folder (through a link too); for an unknown opset or domain.
     """
     model = _parse(inside(path, root, "the spec's folder"))
     _check_operators(model, path)
-    checked_files(model, path)
-    embed(model, path)
+    for tensor, file, offset, length in _list_external(model, path):
+        with file.open("rb") as stream:
+            stream.seek(offset)
+            tensor.raw_data = stream.read(length)
+        tensor.ClearField("data_location")
+        del tensor.external_data[:]
     return model
 
 
 def external_files(path: Path, root: Path) -> tuple[Path, ...]:
-    """The files that hold a model's external data, sorted; none of them is read. Raises like `load_onnx`."""
-    return tuple(sorted(checked_files(_parse(inside(path, root, "the spec's folder")), path)))
+    """The files of a model's external data, sorted; none is read. Raises ModelError as `load_onnx`."""
+    model = _parse(inside(path, root, "the spec's folder"))
+    return tuple(sorted({file for _, file, *_ in _list_external(model, path)}))
 
 
 def save_onnx(model: onnx.ModelProto, path: Path) -> str:
-    """Write a model, equal bytes for equal models, and return the digest of the file. Raises ModelError above 2 GB."""
+    """Write a model, with equal bytes for equal models; the file's digest. Raises ModelError above 2 GB."""
     try:
         data = model.SerializeToString(deterministic=True)
     except (ValueError, EncodeError) as error:
@@ -181,9 +162,9 @@ def save_onnx(model: onnx.ModelProto, path: Path) -> str:
 
 
 def specs_of(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """The model's inputs and outputs, initializers left out. An axis without size and name becomes '?'.
+    """The model's inputs without initializers, and its outputs. An axis without size and name is '?'.
 
-    Raises ModelError for inputs and outputs that are not tensors of numbers, or whose rank is unknown.
+    Raises ModelError for one that is not a tensor of numbers of known rank.
     """
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs = tuple(_spec(value, "input") for value in model.graph.input if value.name not in constants)
@@ -205,6 +186,7 @@ def _spec(value: onnx.ValueInfoProto, role: str) -> TensorSpec:
 
 
 def _parse(path: Path) -> onnx.ModelProto:
+    """A model without its external data. Raises ModelError for a damaged file and for what no backend reads."""
     if path.stat().st_size == 0:
         raise ModelError(f"{path} is empty; export the model again")
     if path.stat().st_size > LARGEST_BYTES:
@@ -241,20 +223,16 @@ def _check_operators(model: onnx.ModelProto, path: Path) -> None:
 
 @cache
 def newest_opset() -> int:
-    """The newest ONNX opset that the installed onnxruntime accepts, found by offering it empty models."""
-    for opset in range(onnx.defs.onnx_opset_version(), 1, -1):
-        if _accept(opset):
-            return opset
-    return 1
-
-
-def _accept(opset: int) -> bool:
+    """The newest ONNX opset that the installed onnxruntime accepts, found by opening a one-node model of each."""
     from builders.reference import accepts
 
     value = onnx.helper.make_tensor_value_info
     node = onnx.helper.make_node("Identity", ["x"], ["y"])
     graph = onnx.helper.make_graph([node], "probe", [value("x", 1, [1])], [value("y", 1, [1])])
-    opsets = [onnx.helper.make_opsetid("", opset)]
-    oldest = onnx.helper.find_min_ir_version_for(opsets)
-    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=oldest)
-    return accepts(model.SerializeToString())
+    for opset in range(onnx.defs.onnx_opset_version(), 1, -1):
+        opsets = [onnx.helper.make_opsetid("", opset)]
+        oldest = onnx.helper.find_min_ir_version_for(opsets)
+        model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=oldest)
+        if accepts(model.SerializeToString()):
+            return opset
+    return 1

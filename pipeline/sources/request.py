@@ -1,4 +1,4 @@
-"""What an export is asked for."""
+"""The request of an export."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,9 +10,10 @@ from enginery.core.types import Dim, Scalar, TensorSpec
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What to export. root: the spec's folder.  file, weights: relative to it.  function, arguments: of a torch source.
+    """A source and the form that its ONNX model gets. root: the spec's folder.  file, weights: relative to it.
 
-    outputs: names in order; None takes the model's own.  opset: of the ONNX model made from a torch or pt2 source.
+    function, arguments: the entry point of a torch source.  outputs: names in order; None keeps the model's own.
+    opset: of the ONNX model of a torch or pt2 source.
     """
 
     kind: Literal["torch", "pt2", "onnx"]

@@ -1,4 +1,4 @@
-"""The job's side of a process that runs a user's code (`enginery.user_code`): starting it, asking it, ending it."""
+"""Starts, asks and ends a process that runs a user's code (`enginery.user_code`)."""
 
 import os
 import signal
@@ -16,38 +16,36 @@ from enginery.user_code.channel import Arrays, Channel
 from enginery.user_code.task import Task
 
 T = TypeVar("T")
-# What a user's code may take to end, once there are no more questions.
+# Seconds that a user's code may take to end, once there are no more questions.
 GRACE_S = 5.0
 
 
 class UserProcess:
-    """A running process of a user's code. file: the code, as messages name it."""
+    """A running process of a user's code. file: the code's, as messages name it."""
 
     def __init__(self, channel: Channel, process: "subprocess.Popen[bytes]", file: str) -> None:
         self._channel, self._process, self._file = channel, process, file
         self._killed_before = oom_kills()
 
     def ask(self, question: object, kind: type[T], arrays: Mapping[str, Array] | None = None) -> tuple[T, Arrays]:
-        """The answer to a question, of the type `kind`, and the arrays that came with it.
+        """The answer of type `kind` to a question, and the arrays that come with it.
 
-        Raises the EngineryError of the user's code, UserCodeError for a bug, StepError when the process has ended.
+        Raises an EngineryError of the user's code, UserCodeError for a bug in it, StepError when the process ended.
         """
         try:
             self._channel.send(question, arrays)
             return self._channel.receive(kind)
         except (EOFError, OSError) as error:
-            raise self._ended_error() from error
-
-    def _ended_error(self) -> StepError:
-        status = self._process.wait()
-        if status == -signal.SIGKILL and oom_kills() > self._killed_before:
-            return StepError(f"{self._file}: killed by the kernel, which ran out of memory", "node-memory")
-        return ended_error(self._file, status)
+            status = self._process.wait()
+            if status == -signal.SIGKILL and oom_kills() > self._killed_before:
+                words = f"{self._file}: killed by the kernel, which ran out of memory"
+                raise StepError(words, "node-memory") from error
+            raise ended_error(self._file, status) from error
 
 
 @contextmanager
 def start_user_process(task: Task) -> Iterator[UserProcess]:
-    """A process for the code of `task`, which it is the first question of; it ends with this context."""
+    """A process for the user's code that `task` names; `task` must be its first question. It ends with the context."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(

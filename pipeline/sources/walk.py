@@ -1,4 +1,4 @@
-"""What an ONNX model is made of, wherever it is: in its graph, in the graphs inside nodes, in its functions."""
+"""The parts of an ONNX model wherever they are: in its graph, in the graphs inside nodes, in its functions."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,7 +8,7 @@ from builders.onnx_graphs.bodies import list_bodies
 
 
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of the graph and of every function, those in inner graphs included."""
+    """The nodes of the graph and of every function, with those of graphs inside nodes."""
     yield from nodes_in(model.graph.node)
     for function in model.functions:
         yield from nodes_in(function.node)
@@ -23,7 +23,7 @@ def nodes_in(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The graph, and every graph inside a node, those of functions too."""
+    """The graph, and every graph inside a node, of functions too."""
     yield model.graph
     for node in all_nodes(model):
         yield from list_bodies(node)
@@ -38,7 +38,7 @@ def all_attributes(model: onnx.ModelProto) -> Iterator[onnx.AttributeProto]:
 
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every dense tensor that a model carries."""
+    """Every dense tensor of initializers and attributes."""
     for graph in all_graphs(model):
         yield from graph.initializer
     for attribute in all_attributes(model):
@@ -46,14 +46,14 @@ def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def has_sparse(model: onnx.ModelProto) -> bool:
-    """Whether a sparse tensor is anywhere."""
+    """Whether the model has a sparse tensor."""
     return any(graph.sparse_initializer for graph in all_graphs(model)) or any(
         attribute.HasField("sparse_tensor") or attribute.sparse_tensors for attribute in all_attributes(model)
     )
 
 
 def texts(model: onnx.ModelProto) -> Iterator[str | bytes]:
-    """The names that give a model its meaning. Protobuf gives bytes for one that is no UTF-8."""
+    """All names in the model that its meaning depends on. Protobuf gives bytes for one that is not UTF-8."""
     for node in all_nodes(model):
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
     for attribute in all_attributes(model):

@@ -1,1 +1,1 @@
-"""Which node drifted: local error against inherited error at cut points, and the smallest set of parts that repairs."""
+"""Which node drifted: the own error of segments beside the inherited one, and small subsets that repair a graph."""

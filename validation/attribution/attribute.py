@@ -1,23 +1,24 @@
-"""Which node drifted: every segment run on the reference's activations (its own error), beside what it inherits.
+"""Which node drifted: the error of every segment on the reference's activations, beside the error that it inherits.
 
 Errors of a deep model grow and mix, so the place where an output is wrong says little about the cause. Each segment of
-the candidate is given what the reference computed at its inputs: what is then wrong at its end is its own doing. All
-segments are cut apart in one graph and run together, so a sweep costs one more run of the candidate and not one per
-node. Long models are cut coarsely first, and then only where it is worst (`sweep.MOST_CUTS` at a time); memory is
-bounded by windows of `sweep.MOST_BYTES`, whatever the model's size.
+the candidate is given what the reference computed at its inputs, so that the error at its end is its own. All segments
+are cut apart in one graph and run together: a sweep costs one more run of the candidate, not one per node. Long models
+are cut coarsely first, and then only where they are worst (`sweep.Size.cuts` at a time). Windows of `sweep.Size.held`
+bytes bound the memory, whatever the model's size.
 
 A segment is blamed when its own error breaks the limits that the stage has for the whole model. Where none does and an
-output fails by one slice, that is the segment with the worst slice. When none does and the outputs fail all the same,
-the errors add up, and the ranking says where most of them come from.
+output fails by one slice, that is the segment with the worst slice. Where none does and the outputs fail all the same,
+the errors add up, and the ranking shows where most of them come from.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from enginery.core.errors import EngineryError
 from enginery.core.types import Tensors
-from validation.attribution.blame import blame_lone, blame_slice, measure_error
-from validation.attribution.cuts import Tappable, spread
+from validation.attribution.blame import blame_lone, blame_slice, describe_drift, measure_pair
+from validation.attribution.cuts import spread
+from validation.attribution.onnx_graph import OnnxGraph
 from validation.attribution.result import Attribution, Finding, rank_segments
 from validation.attribution.sweep import USUAL, Size, Sweep, SweepCase
 from validation.comparison.sessions import run
@@ -26,26 +27,25 @@ from validation.limits.budget import Budget
 from validation.metrics.slice_limits import FEWEST
 from validation.metrics.tally import samples_of
 
+# Rounds of cutting, each finer than the one before.
 MOST_ROUNDS = 8
-
-Told = Callable[[str], None]
 
 
 def attribute(
     joint: str,
     precision: str,
-    reference: Tappable,
-    candidate: Tappable,
+    reference: OnnxGraph,
+    candidate: OnnxGraph,
     golden: GoldenSet,
     budget: Budget,
     failed: Sequence[str] = (),
     size: Size = USUAL,
-    tell: Told = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Attribution:
-    """Rank the candidate's segments by their own error. failed: the checks that broke their limit, in words.
+    """The candidate's segments ranked by their own error. joint: the stage.  failed: the failed checks in words.
 
-    budget: the limits of the stage, which a segment alone is held to.  tell: is told what goes on.
-    Raises what the reference raises; a candidate that fails to run has a row that says where.
+    budget: the limits of the stage, which each segment must keep alone.  tell: takes lines about the progress.
+    Raises what the reference raises; a segment that the candidate fails to run has a row that says so.
     """
     tell("running both on the golden set")
     by_slice = any("slice_sqnr_db" in text for text in failed)
@@ -65,7 +65,11 @@ def attribute(
     if failed and joint == "engine" and not any(row.blamed for row in rows):
         rows = blame_lone(rows)
     found: Finding = "nothing-failed" if not failed else "blamed" if any(row.blamed for row in rows) else "spread"
-    notes = _notes(candidate, points)
+    notes = []
+    if not points:
+        notes.append("the two models share no inner tensor by name, so only the outputs could be compared")
+    if candidate.fuses:
+        notes.append("no cut lies between a weighted node and the one that its kernel absorbs; the two are one row")
     return Attribution(
         joint=joint,
         precision=precision,
@@ -81,18 +85,11 @@ def attribute(
     )
 
 
-def _notes(candidate: Tappable, points: Sequence[str]) -> Iterable[str]:
-    if not points:
-        yield "the two models share no inner tensor by name, so only the outputs could be compared"
-    if candidate.fuses:
-        yield "no cut lies between a weighted node and the one that its kernel absorbs; the two are one row"
-
-
 def _worst_cases(
-    reference: Tappable, candidate: Tappable, golden: GoldenSet, most: int, samples: int
+    reference: OnnxGraph, candidate: OnnxGraph, golden: GoldenSet, most: int, samples: int
 ) -> list[SweepCase]:
-    """The cases on which the outputs are furthest apart; few of them tell as much as all. most: of them, or more until
-    they hold so many samples, of fewer of which no slice is judged."""
+    """The cases on which the outputs differ most. most: how many, or more until they hold `samples` samples, which a
+    slice needs to be judged."""
     found: list[tuple[tuple[float, ...], int, SweepCase]] = []
     counts: dict[int, int] = {}
     with reference.whole() as expected, candidate.whole() as actual:
@@ -102,7 +99,8 @@ def _worst_cases(
                 given: Tensors | None = run(actual, case.inputs)
             except EngineryError:
                 given = None
-            rank = min((measure_error(wanted[name], (given or {}).get(name)).rank for name in wanted), default=())
+            errors = (describe_drift(*measure_pair(wanted[name], (given or {}).get(name))) for name in wanted)
+            rank = min((error.rank for error in errors), default=())
             counts[index] = min((samples_of(case.inputs.values(), array) for array in wanted.values()), default=1)
             found = sorted([*found, (rank, index, SweepCase(case, given))], key=lambda item: item[:2])
             held = accumulate(counts[place] for _, place, _ in found)

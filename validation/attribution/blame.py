@@ -1,7 +1,4 @@
-"""How far one tensor is off, as a value that is kept.
-
-Which segments are to blame: whose own error breaks a limit of the whole model.
-"""
+"""The error of one tensor as a value that is kept, and the segments whose own error breaks a limit of the model."""
 
 import math
 from collections.abc import Sequence
@@ -13,9 +10,12 @@ from validation.limits.budget import HONEST_DB, MARGIN_DB, MOST_DB, Budget, with
 from validation.metrics.drift import Drift, measure
 from validation.metrics.slice_limits import worst_slice
 
+# The ratio of a segment's noise energy to that of all others together, from which on it alone is blamed.
+LONE = 10.0
+
 
 def describe_drift(drift: Drift | None, note: str = "") -> TensorError:
-    """The error of a measurement; without one, the note says why."""
+    """The error that a drift describes; without a drift, one with the note that says why."""
     if drift is None:
         return TensorError(math.nan, math.nan, 0, 0.0, note or "not measured")
     if drift.mismatches is not None:
@@ -25,13 +25,8 @@ def describe_drift(drift: Drift | None, note: str = "") -> TensorError:
     return TensorError(drift.sqnr_db, drift.max_rel, drift.nonfinite, 0.0, note, *of_slice)
 
 
-def measure_error(expected: Array, actual: Array | None) -> TensorError:
-    """How far a value is from what was expected; with a note where that cannot be said."""
-    return describe_drift(*measure_pair(expected, actual))
-
-
 def measure_pair(expected: Array, actual: Array | None) -> tuple[Drift | None, str]:
-    """The drift of a value from what was expected, with a note in its place where it cannot be measured."""
+    """The drift of a value, or None and a note where it is missing or cannot be compared."""
     if actual is None:
         return None, "it is missing"
     try:
@@ -41,22 +36,18 @@ def measure_pair(expected: Array, actual: Array | None) -> tuple[Drift | None, s
         return None, str(error)
 
 
-# Of noise energies: a segment that is alone to blame has so many times those of all others together.
-LONE = 10.0
-
-
 def is_of_the_cut(local: TensorError, inherited: TensorError) -> bool:
-    """Whether a segment by itself is off by over twice what the whole candidate is at the same tensor.
+    """Whether a segment by itself is off by over twice what the whole candidate is off at the same tensor.
 
-    A segment's own error is part of what the whole has there, so such a segment was computed by another kernel once it
-    was cut off: a product whose activation is no longer dequantized before it, for one.
+    Its own error is part of the whole's there, so the cut made the runtime choose another kernel: for one, for a
+    product whose activation is no longer dequantized before it.
     """
     known = not (local.note or inherited.note or local.nonfinite or inherited.nonfinite)
     return known and local.sqnr_db < inherited.sqnr_db - HONEST_DB
 
 
 def explain_blame(local: TensorError, budget: Budget) -> str:
-    """Why a segment's own error breaks a limit of the whole model; '' when it keeps all. NaN keeps none."""
+    """Why a segment's own error breaks a limit of the whole model; '' where it keeps all. NaN keeps none."""
     if local.note:
         return local.note
     if local.nonfinite:
@@ -71,9 +62,9 @@ def explain_blame(local: TensorError, budget: Budget) -> str:
 
 
 def blame_slice(rows: Sequence[SegmentRow], budget: Budget) -> list[SegmentRow]:
-    """The rows with the one blamed whose worst slice is off most, where that breaks the limit on slices.
+    """The rows, with the one blamed whose worst slice is off most, if that breaks the limit on slices.
 
-    For an output that fails by one slice, while the energy of every segment keeps its limit.
+    For an output that fails by one slice while the error energy of every segment keeps its limit.
     """
     if budget.slice_sqnr_db is None or not rows:
         return list(rows)
@@ -85,10 +76,10 @@ def blame_slice(rows: Sequence[SegmentRow], budget: Budget) -> list[SegmentRow]:
 
 
 def blame_lone(rows: Sequence[SegmentRow]) -> list[SegmentRow]:
-    """The rows with the one blamed whose own noise is ten times that of all others together.
+    """The rows, with the one blamed whose noise energy is LONE times that of all others together, if there is one.
 
-    For an engine whose segments keep the limit one by one: what is quantized behind an error makes more of it. An error
-    that float32 kernels may have by right is none.
+    For an engine whose segments each keep the limit: quantization behind an error enlarges it. Errors that float32
+    kernels may have are not blamed.
     """
     ratios = [10 ** (-row.local.sqnr_db / 10) if row.local.sqnr_db < math.inf else 0.0 for row in rows]
     most = max(ratios, default=0.0)

@@ -1,7 +1,4 @@
-"""What attribution found, for people: a headline, the table as text, and what was proposed.
-
-What the page says of an attribution: plain values.
-"""
+"""What attribution found, in words: a headline, the table as text, the proposal; and the section of an HTML page."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -28,7 +25,7 @@ def summarize(found: Attribution) -> str:
 
 
 def describe_taps(found: Attribution) -> str:
-    """Whether tapping changed the outputs."""
+    """A line that says whether reading inner tensors changed the outputs."""
     if not found.taps.compared:
         return "the candidate did not run, so it is not known whether tapping changes its outputs"
     if not found.taps.changed:
@@ -38,7 +35,7 @@ def describe_taps(found: Attribution) -> str:
 
 
 def describe_attribution(found: Attribution) -> Iterator[str]:
-    """Everything but the table."""
+    """The lines beside the table: headline, failed checks, what was measured, the proposal."""
     yield summarize(found)
     yield from (f"failed: {text}" for text in found.failed)
     yield f"cut at {found.cut} of {found.points} tensors that both have; measured on {', '.join(found.cases)}"
@@ -49,14 +46,14 @@ def describe_attribution(found: Attribution) -> Iterator[str]:
 
 
 def format_row(index: int, row: SegmentRow) -> tuple[str, ...]:
-    """A row of the table: COLUMNS."""
+    """The texts of a row of the table, in the order of COLUMNS. index: from 0."""
     more = f" + {len(row.nodes) - 1}" if len(row.nodes) > 1 else ""
     own, inherited = format_error(row.local), format_error(row.inherited)
     return str(index + 1), f"{row.node}{more}", row.op_type, own, inherited, row.tensor, row.blamed
 
 
 def format_error(error: TensorError) -> str:
-    """An error for people: what is wrong with the numbers, else their SQNR."""
+    """An error in a few words: non-finite or unequal elements, else the SQNR."""
     if error.note:
         return "no result"
     if error.nonfinite:
@@ -67,7 +64,7 @@ def format_error(error: TensorError) -> str:
 
 
 def describe_proposal(proposal: Proposal) -> Iterator[str]:
-    """What to leave in float, what that gives, and the lines for the spec."""
+    """The lines of a proposal: what to leave in float, how checks change, and the YAML for the spec."""
     if proposal.leave is None:
         yield (
             f"no proposal: in {proposal.runs} runs no choice among the {proposal.groups} groups passed; "
@@ -87,7 +84,7 @@ def describe_proposal(proposal: Proposal) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class AttributionView:
-    """A section of the page. snippet: for the spec, or ''.  rows: by column; more: how many are not shown."""
+    """The section of a page. snippet: YAML for the spec, or ''.  rows: texts by column.  more: rows not shown."""
 
     name: str
     units: tuple[str, ...]
@@ -99,7 +96,7 @@ class AttributionView:
 
 
 def view_attribution(found: NamedAttribution) -> AttributionView:
-    """The section of one graph or engine."""
+    """The section of one graph's or engine's attribution."""
     rows = tuple(dict(zip(COLUMNS, format_row(*each), strict=True)) for each in enumerate(found.rows[:SHOWN]))
     snippet = (found.proposal.snippet if found.proposal else None) or ""
     lines = tuple(describe_attribution(found))[1:]

@@ -1,7 +1,7 @@
-"""Taps and cuts of an ONNX graph, in whatever session runs it.
+"""An ONNX graph whose inner tensors can be read and replaced, in whatever session runs it.
 
-The weights are written to one file beside the graph, which every session that is made of it maps: they are never held
-twice by this process. The original file is left as it is, and is what `whole` opens.
+The weights are written to one file beside the graph, which every session made of it maps, so that this process never
+holds them twice. `whole` opens the original file, which is left as it is.
 """
 
 import math
@@ -25,9 +25,11 @@ LOCAL, SHAPE = "@local", "@shape"
 
 
 class OnnxGraph:
-    """A `Tappable` of an ONNX file. opens: how a file like it is run.  fuses: whether that joins nodes.
+    """An ONNX file that can be run whole, with inner tensors as outputs, and in segments on given activations.
 
-    Files are written into `workdir`, which is the caller's to remove. Raises ModelError where a session does.
+    opens: opens a session for a file like it.  fuses: whether that fuses nodes, so that reading a tensor between two of
+    them may change what they compute.  steps: its nodes in an order in which they can run.  outputs: their names.
+    Files are written into `workdir`, which the caller removes. Raises ModelError where opening a session does.
     """
 
     def __init__(self, path: Path, workdir: Path, opens: Opener, *, fuses: bool) -> None:
@@ -55,18 +57,23 @@ class OnnxGraph:
         constant = {item.name for item in graph.initializer}
         constant |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
         self.steps: Sequence[GraphStep] = [
-            GraphStep(_name(node), node.op_type, reads, _makes(node), _zero(node, scalars))
+            GraphStep(
+                name=_name(node),
+                op_type=node.op_type,
+                reads=tuple(name for name in list_reads(node) if name not in constant),
+                makes=tuple(name for name in node.output if name),
+                zero=_zero(node, scalars),
+            )
             for node in graph.node
             if node.op_type != "Constant"
-            for reads in [tuple(name for name in list_reads(node) if name not in constant)]
         ]
 
     def whole(self) -> AbstractContextManager[Session]:
-        """The file itself."""
+        """The original file."""
         return self._opens(self._path)
 
     def open_tapped(self, tensors: Sequence[str], whole: bool) -> AbstractContextManager[Session]:
-        """The graph with these tensors as outputs. whole: beside its own, and with every node."""
+        """The graph with these tensors as outputs. whole: beside its own, with every node; else with needed ones."""
         from onnx import ValueInfoProto
 
         model = deepcopy(self._model)
@@ -90,7 +97,7 @@ class OnnxGraph:
         return {name: tuple(int(size) for size in found[f"{name}{SHAPE}"]) for name in tensors}
 
     def open_segment(self, tensors: Sequence[str], given: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:
-        """The graph cut at `given`; a tensor that is both given and computed is computed under its name + '@local'."""
+        """The graph cut at `given`. A tensor that is both given and computed is an output named NAME@local."""
         from onnx import ValueInfoProto
 
         model = deepcopy(self._model)
@@ -112,15 +119,12 @@ class OnnxGraph:
 
 
 def _name(node: "NodeProto") -> str:
-    """Its name, or what a rewrite would call it (`pipeline.quantization.graph.tidy`)."""
+    """The node's name, or the one that a rewrite gives it (`pipeline.graphs`)."""
     return node.name or f"{node.op_type}_{next((name for name in node.output if name), '')}"
 
 
-def _makes(node: "NodeProto") -> tuple[str, ...]:
-    return tuple(name for name in node.output if name)
-
-
 def _zero(node: "NodeProto", scalars: "Mapping[str, TensorProto]") -> float | None:
+    """The zero point of a QuantizeLinear node; None of others, and where it is no scalar constant."""
     from onnx import numpy_helper
 
     if node.op_type != "QuantizeLinear":
@@ -143,7 +147,7 @@ def _select_needed(graph: "GraphProto", tensors: Sequence[str], given: frozenset
 
 
 def _set(graph: "GraphProto", nodes: "list[NodeProto] | None", outputs: "Sequence[ValueInfoProto]") -> None:
-    """Replace outputs and, where given, nodes; and drop what nothing reads any more."""
+    """Replace a graph's outputs and, if any are given, its nodes; constants and inputs that these do not read go."""
     kept = [deepcopy(value) for value in outputs]
     del graph.output[:]
     graph.output.extend(kept)
@@ -161,7 +165,7 @@ def _set(graph: "GraphProto", nodes: "list[NodeProto] | None", outputs: "Sequenc
 
 
 def _input(spec: TensorSpec) -> "ValueInfoProto":
-    """An input of a known rank, with all sizes open: the same activation has other sizes in other cases."""
+    """An input of the spec's rank with unknown sizes, since an activation has other sizes in other cases."""
     import numpy as np
     from onnx import helper
 

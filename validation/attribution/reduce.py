@@ -1,7 +1,7 @@
-"""Delta debugging: the smallest part of a set that still makes a test pass.
+"""Delta debugging: a small subset of items for which a test still passes.
 
 ddmin of Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input" (IEEE Transactions on Software
-Engineering 28(2), 2002): try each of n subsets, then each complement, then twice as many subsets. What comes out is
+Engineering 28(2), 2002): try each of n subsets, then each complement, then twice as many subsets. The result is
 1-minimal: without any one of its items the test fails. It need not be the smallest of all such sets.
 """
 
@@ -15,9 +15,9 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Reduction(Generic[Item]):
-    """items: the set that was found, None when not even all of them pass.  runs: how often the test was run.
+    """The subset found. items: None where not even all items pass.  runs: how often the test was run.
 
-    minimal: whether each item was shown to be needed; not when the runs ran out.
+    minimal: whether each item was shown to be needed; false where the runs ran out.
     """
 
     items: tuple[Item, ...] | None
@@ -26,7 +26,7 @@ class Reduction(Generic[Item]):
 
 
 class _Spent(Exception):  # noqa: N818 - no error: it ends the search
-    """No run is left."""
+    """No run of the test is left."""
 
 
 def reduce(
@@ -35,12 +35,11 @@ def reduce(
     most_runs: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> Reduction[Item]:
-    """A 1-minimal subset of `items` for which `passes` holds. items: the likeliest first, each once; none at all is
-    known to fail.
+    """A 1-minimal subset of `items` for which `passes` holds. items: the likeliest first, each once.
 
-    The first 1, 2, 4, ... items are tried before the search, so that a good order saves most of its runs. A test of the
-    same subset is run once. `most_runs` bounds the runs, and no run begins once `stop` says so; the best set so far is
-    then the answer.
+    The empty set is known to fail. The first 1, 2, 4, ... items are tried before the search, so that a good order saves
+    most of its runs; the same subset is tested once. After `most_runs` runs, or once `stop` returns true, the result is
+    the smallest set so far.
     """
     known: dict[tuple[int, ...], bool] = {}
 
@@ -80,7 +79,7 @@ def _first_that_passes(count: int, test: Callable[[Sequence[int]], bool]) -> lis
 
 
 def _smaller(best: Sequence[int], parts: int, test: Callable[[Sequence[int]], bool]) -> tuple[list[int], int] | None:
-    """A subset, or a complement of one, that passes; with the number of parts to go on with."""
+    """A part of `best`, or the rest without one, that passes, with the number of parts to go on with."""
     edges = [index * len(best) // parts for index in range(parts + 1)]
     subsets = [best[low:high] for low, high in pairwise(edges)]
     for subset in subsets:

@@ -1,9 +1,7 @@
-"""What attribution found: a ranked table, and what it rests on. Plain values with the names of the kept JSON.
+"""What attribution found, as plain values with the names of the kept JSON; and the attributions of a version.
 
-`core.codec` writes and reads them (`encode_document`: an error of nothing at all is 'inf' decibels). No numpy here:
-a registry reads attributions where nothing is measured.
-
-The attributions of a version: which node drifted, per graph and engine that failed, kept as blobs beside them.
+`core.codec` writes and reads them (`encode_document`; the SQNR of no error is 'inf'). Without numpy, because a
+registry reads attributions where nothing is measured.
 """
 
 import math
@@ -18,9 +16,8 @@ from enginery.core.reports.proof import Check
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 
-# Rows that are kept.
+# Rows that a version keeps of an attribution.
 MOST_ROWS = 400
-
 # blamed: segments break the stage's limits by themselves.  spread: none does, their errors add up.
 # nothing-failed: the outputs keep the limits.
 Finding = Literal["blamed", "spread", "nothing-failed"]
@@ -28,9 +25,10 @@ Finding = Literal["blamed", "spread", "nothing-failed"]
 
 @dataclass(frozen=True)
 class TensorError:
-    """How far one tensor is off. sqnr_db: inf when it is equal.  note: why there is no number.
+    """How far one tensor is off. sqnr_db: in decibels, inf without error.  max_rel: relative to the peak.
 
-    slice_sqnr_db, slice: of its worst slice, and which that is.
+    nonfinite: elements that are NaN or infinite and should not be.  unequal: share of unequal integers.  note: why
+    there is no number.  slice_sqnr_db, slice: SQNR and name of the worst slice.
     """
 
     sqnr_db: float = math.inf
@@ -43,15 +41,16 @@ class TensorError:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Worst first."""
+        """A sort key that puts the worst error first."""
         return (-bool(self.note), -min(self.nonfinite, 1), -self.unequal, self.sqnr_db)
 
 
 @dataclass(frozen=True)
 class SegmentRow:
-    """One segment. tensor: what it ends in.  node, op_type: what it is named after, in the original's names.
+    """One segment. tensor: the one that it computes.  node, op_type: the reference's node that names it.
 
-    nodes: of the original.  computed_by: nodes of the candidate.  blamed: why its own error breaks a limit, or ''.
+    local: its error on the reference's activations.  inherited: the whole candidate's error at the tensor.  blamed: why
+    its own error breaks a limit, or ''.  nodes, computed_by: the segment's nodes in the reference and the candidate.
     """
 
     tensor: str
@@ -66,7 +65,7 @@ class SegmentRow:
 
 @dataclass(frozen=True)
 class Taps:
-    """Whether tapping changed the outputs. changed: output -> how far the tapped run is from the untapped one."""
+    """Whether reading inner tensors changed the outputs. compared: outputs in all runs.  changed: error by output."""
 
     compared: int = 0
     changed: Mapping[str, TensorError] = field(default_factory=dict)
@@ -82,7 +81,7 @@ class ProposedOverride:
 
 @dataclass(frozen=True)
 class CheckChange:
-    """A check of the graph as it is, and with the proposal; None where that was not measured."""
+    """A check of the graph as it is, and with the proposal, None where it was not measured."""
 
     before: Check
     after: Check | None
@@ -90,11 +89,11 @@ class CheckChange:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Groups of nodes to leave in float. groups: that could be.  runs: graphs that were tried.
+    """Groups of nodes to leave in float. groups: how many there are.  runs: how many graphs were tried.
 
-    leave: the nodes of each chosen group; None where no choice passed, and then there is nothing more.
-    minimal: whether each was shown to be needed.  overrides, snippet: the rules, and as YAML for the spec.
-    searched: whether a search wrote the graph, which these rules will run again.
+    leave: the nodes of each chosen group; None where no choice passed, and the fields after `minimal` are empty.
+    minimal: whether each was shown to be needed.  overrides, snippet: the rules for the spec, and their YAML.
+    searched: whether a quantization search wrote the graph, so that these rules start it again.
     """
 
     groups: int
@@ -109,11 +108,10 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Attribution:
-    """Rows ranked by their own error, worst first. joint: the stage, 'quantization' or 'engine'.
+    """Which nodes drifted: segments ranked by their own error, worst first. joint: 'quantization' or 'engine'.
 
-    failed: the checks that broke their limit, in words.  cases: golden cases that it was measured on, worst first.
-    points: tensors where both could be cut; cut: where they were.  segments: the number of all rows, of which the worst
-    are kept.  notes: for people.
+    failed: the failed checks in words.  cases: the golden cases that were measured, worst first.  points: how many
+    tensors could be cut.  cut: how many were.  segments: the number of all rows, of which the worst are kept.
     """
 
     joint: str
@@ -138,31 +136,31 @@ class Attribution:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedAttribution(Attribution):
-    """An attribution as a page has it. name: of the graph or unit.  units: that it is about."""
+    """An attribution of a version's page. name: of the graph or unit.  units: those that it is about."""
 
     name: str
     units: tuple[str, ...]
 
 
 def rank_segments(rows: Sequence[SegmentRow]) -> tuple[SegmentRow, ...]:
-    """Worst own error first; among equals, in the model's order."""
+    """The rows by their own error, worst first; among equals, in the model's order."""
     return tuple(sorted(rows, key=lambda row: row.local.rank))
 
 
-# The manifest's sources of this name, with the graph or the unit behind it, are attributions.
+# The manifest's sources 'attribution NAME' are digests of attributions; NAME is a graph or a unit.
 ATTRIBUTION = "attribution"
 MAX_BYTES = 64 << 20
 
 
 def attributions(store: Store, manifest: Manifest) -> dict[str, Attribution]:
-    """Attribution by the name of the graph or unit. Raises IntegrityError."""
+    """The attributions of a version by the name of their graph or unit. Raises IntegrityError."""
     start = f"{ATTRIBUTION} "
     names = {name.removeprefix(start): digest for name, digest in manifest.sources.items() if name.startswith(start)}
     return {name: read_attribution(store, digest) for name, digest in sorted(names.items())}
 
 
 def read_attribution(store: Store, digest: str) -> Attribution:
-    """One of them. Raises IntegrityError for a damaged blob and another format."""
+    """The attribution in a blob. Raises IntegrityError for a damaged one and for another format."""
     try:
         return decode(parsing.parse_json(store.read_blob(digest), MAX_BYTES), Attribution)
     except IntegrityError as error:

@@ -1,1 +1,1 @@
-"""What the golden set alone does not ask of an engine: sizes between its own, and the same calls again and again."""
+"""Calls of an engine beside its golden set: sizes that the set lacks, and repeated calls."""

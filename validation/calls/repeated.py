@@ -1,10 +1,8 @@
-"""The inputs that repeated calls take turns with: a few sizes of the golden set, each with two sets of values.
+"""The same calls again and again, between others: equal inputs have equal outputs, and no array changes afterwards.
 
-The same calls again and again, between others: equal inputs have equal answers, and nothing handed over changes.
-
-A session is called with a few sets of inputs in a drawn order. Each answer is compared with the first one of the same
-inputs; the very arrays that were answered are kept, and compared again some calls later, which shows an output buffer
-that is reused; the inputs are compared after each call.
+A session is called with a few sets of inputs in a drawn order: a few sizes of the golden set, each with two sets of
+values. Each output is compared with the first one of the same inputs. The returned arrays themselves are kept and
+compared again some calls later, which shows an output buffer that is reused; the inputs are compared after each call.
 """
 
 import math
@@ -26,16 +24,23 @@ from validation.fuzz.cases import FuzzCase, make
 from validation.golden.golden_set import edge_sizes
 from validation.limits.budget import StagedLimits
 
-# Edges beside the size of the golden cases, smallest first: small ones leave time for many calls.
+# Sizes of edge cases beside the golden cases' size, smallest first, because these leave time for many calls.
 MOST_EDGES = 3
-# Draws among which two that differ are looked for.
+# Draws of values, of which two that differ are taken.
 MOST_DRAWS = 4
 SEED = 0
+# Outputs that are kept at a time beside the first ones, and their bytes.
+MOST_KEPT, MOST_KEPT_BYTES = 32, 64 << 20
+# Turns that are drawn at a time.
+_AT_ONCE = 1024
+# Of no failures in n trials, the 95 % bound on their share is 3 / n (Hanley and Lippman-Hand, "If Nothing Goes Wrong,
+# Is Everything All Right?", 1983).
+RULE_OF_THREE = 3
 
 
 @dataclass(frozen=True)
 class Bits:
-    """A copy of an array: what it held, bit for bit."""
+    """A copy of an array, to compare bit for bit."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -43,19 +48,19 @@ class Bits:
 
     @classmethod
     def of(cls, array: Array) -> "Bits":
-        """What an array holds now."""
+        """A copy of an array as it is now."""
         return cls(array.dtype.str, array.shape, array.tobytes())
 
     def array(self) -> Array:
-        """A new array that holds it."""
+        """A new array with the same content."""
         return np.frombuffer(self.data, self.dtype).reshape(self.shape).copy()
 
 
 @dataclass
-class Repeated:
-    """One set of inputs: the arrays that are handed in, copies of them, and what was answered first.
+class RepeatedInputs:
+    """One set of inputs: the arrays that are passed to the session, copies of them, and the first outputs.
 
-    elements: of all inputs together.
+    elements: the number of elements of all inputs.
     """
 
     name: str
@@ -70,8 +75,8 @@ class Repeated:
 
 def pool_of(
     session: Session, specs: Sequence[TensorSpec], dims: Sequence[Dim], groups: Sequence[Tensors], precision: Precision
-) -> list[Repeated]:
-    """Inputs of at most 1 + MOST_EDGES sizes, smallest last, as the session takes them. groups: real inputs."""
+) -> list[RepeatedInputs]:
+    """Sets of inputs of at most 1 + MOST_EDGES sizes in the session's dtypes. groups: real inputs to draw from."""
     edges = sorted(edge_sizes(specs, dims), key=lambda sizes: _elements(specs, sizes))
     own = sizes_of(groups[0], specs)
     chosen = [own, *islice((sizes for sizes in edges if sizes != own), MOST_EDGES)]
@@ -85,53 +90,45 @@ def _elements(specs: Sequence[TensorSpec], sizes: dict[str, int]) -> int:
 
 def _two(
     sizes: dict[str, int], halves: set[str], of: tuple[Sequence[TensorSpec], Sequence[Tensors], Precision]
-) -> Iterator[Repeated]:
-    """Two sets of inputs of one size that differ: a buffer that holds the same again does not show that it is shared.
+) -> Iterator[RepeatedInputs]:
+    """Two sets of inputs of one size that differ, since a shared buffer does not show where it gets the same content.
 
-    Where none differ among MOST_DRAWS, the second has half of each number; of integers alone there is one set then.
+    Where all MOST_DRAWS are equal, the second has half of each float; where there are none either, there is one set.
     """
     specs, groups, precision = of
     drawn = (FuzzCase(tuple(sizes.items()), draw=nth) for nth in range(MOST_DRAWS))
     made = [(str(case), make(case, specs, groups, SEED, precision)) for case in drawn]
     name, first = made[0]
-    made.append(
-        (f"{name} halved", {key: array / 2 if array.dtype.kind == "f" else array for key, array in first.items()})
-    )
-    taken: list[Repeated] = []
+    halved = {key: array / 2 if array.dtype.kind == "f" else array for key, array in first.items()}
+    made.append((f"{name} halved", halved))
+    taken: list[RepeatedInputs] = []
     for name, inputs in made:
         kinds = {key: np.dtype(np.float16) if key in halves else array.dtype for key, array in inputs.items()}
         arrays = {key: np.array(array, kinds[key], order="C") for key, array in inputs.items()}
-        found = Repeated(name, arrays, _elements(specs, sizes))
+        found = RepeatedInputs(name, arrays, _elements(specs, sizes))
         if not taken or found.copies != taken[0].copies:
             taken.append(found)
     yield from taken[:2]
 
 
-# Answers that are kept at a time beside the first ones, and their bytes.
-MOST_KEPT, MOST_KEPT_BYTES = 32, 64 << 20
-_AT_ONCE = 1024
-# Of no failures in n trials, the 95 % bound on their share (Hanley and Lippman-Hand, "If Nothing Goes Wrong, Is
-# Everything All Right?", 1983).
-RULE_OF_THREE = 3
-
-
 @dataclass(frozen=True)
 class _Kept:
-    """An answer: the arrays themselves, and what they held when they were given."""
+    """The outputs of a call: the arrays themselves, and copies of them from when they were returned."""
 
     call: int
     name: str
     arrays: Mapping[str, Array]
     held: Mapping[str, Bits]
 
-    def find_changed(self) -> str:
-        """The first output that does not hold what it held; empty when all do."""
-        return next((name for name, array in self.arrays.items() if Bits.of(array) != self.held[name]), "")
+    @property
+    def size(self) -> int:
+        """Bytes of all copies."""
+        return sum(len(held.data) for held in self.held.values())
 
 
 @dataclass
 class _Fault:
-    """How often something was wrong, and the first time: where, and what."""
+    """How often something was wrong, and where and what it was the first time."""
 
     count: int = 0
     where: str = ""
@@ -145,9 +142,9 @@ class _Fault:
 
 @dataclass
 class RepeatedCalls:
-    """Calls of one session. bits: whether equal inputs must have equal bits; asked when bits differ for the first time.
+    """Calls of one session. bits: whether equal inputs must have outputs of equal bits; called only where bits differ.
 
-    limits: what answers of equal inputs are held to where bits may differ.
+    limits: of the differences between outputs of equal inputs, where their bits may differ.
     """
 
     session: Session
@@ -162,8 +159,8 @@ class RepeatedCalls:
     _kept_bytes: int = 0
     _other_bits: bool = False
 
-    def run(self, pool: Sequence[Repeated], seed: int, more: Callable[[int], bool]) -> None:
-        """Call while there is `more` to do after so many calls."""
+    def run(self, pool: Sequence[RepeatedInputs], seed: int, more: Callable[[int], bool]) -> None:
+        """Call with inputs of the pool while `more`, given the number of calls so far, says so."""
         for item in _turns(pool, seed):
             if not more(self.calls):
                 break
@@ -173,7 +170,7 @@ class RepeatedCalls:
         for kept in self._firsts:
             self._look_again(kept)
 
-    def _call(self, item: Repeated) -> None:
+    def _call(self, item: RepeatedInputs) -> None:
         self.calls += 1
         where = f"call {self.calls}, {item.name}"
         outputs = self._answer(item)
@@ -193,10 +190,14 @@ class RepeatedCalls:
             held = item.first  # one copy of the bytes
         elif summary := self._differs(item, held):
             self.answers.add(where, summary)
-        self._keep(_Kept(self.calls, item.name, outputs, held))
+        kept = _Kept(self.calls, item.name, outputs, held)
+        self._kept.append(kept)
+        self._kept_bytes += kept.size
+        while len(self._kept) > MOST_KEPT or (len(self._kept) > 1 and self._kept_bytes > MOST_KEPT_BYTES):
+            self._look_again(self._kept.popleft())
 
-    def _answer(self, item: Repeated) -> dict[str, Array] | str:
-        """What the session answers; in words what it raises, or answers with instead of arrays."""
+    def _answer(self, item: RepeatedInputs) -> dict[str, Array] | str:
+        """The session's outputs; or in words its error, or what it returns instead of arrays by name."""
         try:
             found: Any = self.session.run(item.arrays)
         except Exception as error:  # a runtime behind a session raises whatever it has
@@ -205,8 +206,8 @@ class RepeatedCalls:
             return f"answers with a {type(found).__name__} that does not hold an array per output"
         return dict(found)
 
-    def _differs(self, item: Repeated, now: Mapping[str, Bits]) -> str:
-        """How an answer differs from the first one by more than it may; empty when it does not."""
+    def _differs(self, item: RepeatedInputs, now: Mapping[str, Bits]) -> str:
+        """How outputs differ from the first ones by more than they may; empty where they do not."""
         first = item.first or {}
         if _form(first) != _form(now):
             return f"outputs are {_form(now)}, and were {_form(first)}"
@@ -221,19 +222,13 @@ class RepeatedCalls:
                     return f"against the first answer, {describe(check)}"
         return ""
 
-    def _keep(self, kept: _Kept) -> None:
-        self._kept.append(kept)
-        self._kept_bytes += _size(kept)
-        while len(self._kept) > MOST_KEPT or (len(self._kept) > 1 and self._kept_bytes > MOST_KEPT_BYTES):
-            self._look_again(self._kept.popleft())
-
     def _look_again(self, kept: _Kept) -> None:
-        self._kept_bytes -= _size(kept)
-        if changed := kept.find_changed():
+        self._kept_bytes -= kept.size
+        if changed := next((name for name, array in kept.arrays.items() if Bits.of(array) != kept.held[name]), ""):
             self.outputs.add(f"call {kept.call}, {kept.name}", f"{changed} changed after it was answered")
 
-    def checks(self, pool: Sequence[Repeated], seconds: float) -> Iterator[Check]:
-        """The checks: answers, outputs kept, and inputs."""
+    def checks(self, pool: Sequence[RepeatedInputs], seconds: float) -> Iterator[Check]:
+        """Three checks: of repeated outputs, of outputs that were kept, and of inputs."""
         summary = f"{self.calls} calls with {len(pool)} inputs in {seconds:.2g} s"
         same = "within the limits, other bits" if self._other_bits else "the same bits"
         odds = f"wrong calls of 1 in {self.calls // RULE_OF_THREE} or more show with 95 %"
@@ -248,18 +243,14 @@ def _check(name: str, found: _Fault, summary: str, passed: str) -> Check:
     return Check("engine", name, "", where, float(found.count), 0.0, not found.count, note)
 
 
-def _turns(pool: Sequence[Repeated], seed: int) -> Iterator[Repeated]:
-    """Each once, then in a drawn order: small ones oftener, which leaves time for more."""
+def _turns(pool: Sequence[RepeatedInputs], seed: int) -> Iterator[RepeatedInputs]:
+    """Each set of inputs once, then in a drawn order without end, small ones more often, to make more calls."""
     yield from pool
     generator = np.random.default_rng(seed)
     weights = np.array([max(item.elements, 1) ** -0.75 for item in pool])
     while True:
         for index in generator.choice(len(pool), _AT_ONCE, p=weights / weights.sum()).tolist():
             yield pool[index]
-
-
-def _size(kept: _Kept) -> int:
-    return sum(len(held.data) for held in kept.held.values())
 
 
 def _form(held: Mapping[str, Bits]) -> str:

@@ -1,1 +1,1 @@
-"""Two sessions on the same inputs: their drift as checks."""
+"""Compares two sessions on the same inputs: their drift as checks."""

@@ -1,9 +1,7 @@
-"""Whether an output is the same for every sample: an answer that does not depend on its inputs is no answer.
+"""Compares what two sides answered, case by case: the drift of each output, and the checks that follow from it.
 
-What two sides answered, case by case, merged into the drift of each output, and the checks that follow.
-
-Golden cases are merged per output. Edge cases are not: an error at one size must not vanish in the average, so each
-metric reports the edge where it is worst, and the others that break the limit are named beside it.
+Golden cases are merged per output. Edge cases are not, since an error at one size must not vanish in an average: each
+metric is checked at the edge where it is worst, and the note names the other edges that break the limit.
 """
 
 import math
@@ -17,50 +15,45 @@ from enginery.core.reports.proof import Check
 from enginery.core.types import Tensors
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budget, OutputLimits, at_most, within
-from validation.limits.measured import MeasuredDrift, Value, as_declared, of_edge, of_golden, still_share
-from validation.metrics.drift import DECISIONS, Drift, measure
+from validation.limits.measured import MeasuredDrift, Value, of_edge, of_golden, still_share
+from validation.metrics.drift import Drift, measure
 from validation.metrics.tally import Spreads, samples_of
 
-# Samples that are compared together.
+# Samples that `Constancy` compares at a time.
 _ROWS = 1 << 10
-
-
-@dataclass
-class Constancy:
-    """Looks at the samples of one output as they come. samples: how many.  constant: whether all are equal so far."""
-
-    samples: int = 0
-    constant: bool = True
-    _first: Array | None = None
-
-    def add(self, output: Array, samples: int) -> None:
-        """Take an output of a case. samples: entries along axis 0 that are samples, or 1 where the whole is one."""
-        self.samples += samples
-        if not self.constant or not output.size:
-            return
-        rows = output if output.ndim and samples == output.shape[0] else output[None]
-        if self._first is None:
-            self._first = np.array(rows[0])
-        first = self._first
-        parts = (rows[1:2], *(rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)))
-        if not all(_equal(part, first) for part in parts):
-            self.constant, self._first = False, None
-
-
-def _equal(rows: Array, first: Array) -> bool:
-    """Whether all rows are `first`; where sizes differ, whether all elements are one number."""
-    if rows.shape[1:] == first.shape:
-        return bool((rows == first).all())
-    return bool((rows == first.flat[0]).all() and (first == first.flat[0]).all())
-
-
-# The checks whose lines say where limits come from.
+# Metrics whose check says in its note where the limit comes from.
 NOTED = ("sqnr_db", "agreement")
 
 
 @dataclass
-class Compared:
-    """What was found of one output. edges: by case.  failures: that ended a comparison."""
+class Constancy:
+    """Whether all samples of one output are equal: an answer that does not depend on the inputs is no answer."""
+
+    constant: bool = True
+    _first: Array | None = None
+
+    def add(self, output: Array, samples: int) -> None:
+        """Take an output of a case. samples: how many lie along its axis 0; 1 where the whole array is one sample.
+
+        Samples of different sizes are equal where all elements of both are one number.
+        """
+        if not self.constant or not output.size:
+            return
+        rows = output if output.ndim and samples == output.shape[0] else output[None]
+        first = self._first = np.array(rows[0]) if self._first is None else self._first
+        single = rows.shape[1:] != first.shape
+        wanted = first.flat[0] if single else first
+        parts = (rows[1:2], *(rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)))
+        if (single and not (first == wanted).all()) or not all((part == wanted).all() for part in parts):
+            self.constant, self._first = False, None
+
+
+@dataclass
+class OutputComparison:
+    """The comparison of one output. dtype: of the expected output.  golden: drift of all golden cases.
+
+    edges: drift by edge case.  expected, actual: whether each side is the same for all golden samples.
+    """
 
     dtype: np.dtype
     golden: Drift | None = None
@@ -69,8 +62,8 @@ class Compared:
     actual: Constancy = field(default_factory=Constancy)
 
     def add(self, case: Case, pair: tuple[Array, Array], samples: int) -> None:
-        """Take the expected and the actual output of a case."""
-        drift = measure(*pair, also=DECISIONS, samples=samples)
+        """Take the expected and the actual output of a case. Raises ValueError when their shapes or kinds differ."""
+        drift = measure(*pair, decisions=True, samples=samples)
         if case.kind == "edge":
             self.edges[case.name] = of_edge(drift, self.golden and of_golden(self.golden))
             return
@@ -81,12 +74,15 @@ class Compared:
 
 @dataclass
 class StageComparison:
-    """The cases of one stage, as they are compared."""
+    """The cases of one stage that were compared so far. spreads: takes how errors spread, where a report shows it.
+
+    declared: by output, the dtype that the candidate declares.  failures: checks that failed without a value.
+    """
 
     stage: str
     spreads: Spreads | None
     declared: Mapping[str, str]
-    outputs: dict[str, Compared] = field(default_factory=dict)
+    outputs: dict[str, OutputComparison] = field(default_factory=dict)
     failures: list[Check] = field(default_factory=list)
 
     def fail(self, name: str, output: str, case: str, note: str) -> None:
@@ -94,26 +90,23 @@ class StageComparison:
         self.failures.append(Check(self.stage, name, output, case, None, None, False, note))
 
     def add(self, case: Case, expected: Tensors, actual: Tensors) -> None:
-        """Compare the outputs of a case."""
+        """Compare the outputs of a case; what cannot be compared is a failure."""
         for output, value in expected.items():
             if output not in actual:
                 self.fail("outputs", output, case.name, "this output is missing")
-            elif not as_declared(value, actual[output], self.declared.get(output)):
+            elif not _is_comparable(value.dtype, actual[output].dtype, self.declared.get(output)):
                 self.fail("outputs", output, case.name, f"expected {value.dtype}, got {actual[output].dtype}")
             else:
-                self._compare(case, output, value, actual[output])
+                pair, samples = (value, actual[output]), samples_of(case.inputs.values(), value)
+                try:
+                    self.outputs.setdefault(output, OutputComparison(value.dtype)).add(case, pair, samples)
+                except ValueError as error:
+                    self.fail("outputs", output, case.name, str(error))
+                    continue
+                if self.spreads is not None:
+                    self.spreads.add(output, case.name, case.kind == "golden", pair, samples)
         for output in actual.keys() - expected.keys():
             self.fail("outputs", output, case.name, "the model has no such output")
-
-    def _compare(self, case: Case, output: str, expected: Array, actual: Array) -> None:
-        samples = samples_of(case.inputs.values(), expected)
-        try:
-            self.outputs.setdefault(output, Compared(expected.dtype)).add(case, (expected, actual), samples)
-        except ValueError as error:
-            self.fail("outputs", output, case.name, str(error))
-            return
-        if self.spreads is not None:
-            self.spreads.add(output, case.name, case.kind == "golden", (expected, actual), samples)
 
     def checks(self, limits: OutputLimits) -> Iterator[Check]:
         """Failures first, then the golden cases of each output, then its edges."""
@@ -123,13 +116,15 @@ class StageComparison:
                 yield from of_kind(name, output, limits)
 
     def usual(self) -> dict[str, Drift]:
-        """By output, the drift of the golden cases: what a case beside the golden set is judged by."""
+        """The drift of the golden cases by output, which later cases are judged by (`edge_checks`)."""
         return {name: of_golden(output.golden) for name, output in self.outputs.items() if output.golden}
 
     def _check_measured(self) -> Iterator[Check]:
-        """Comparisons that say nothing: of infinities alone, and of no elements at all."""
-        drifts = {name: (found.golden, *found.edges.values()) for name, found in self.outputs.items()}
-        known = {name: [part for part in parts if part] for name, parts in drifts.items()}
+        """Failed checks of outputs whose expected values are all infinite, and of a stage without any element."""
+        known = {
+            name: [part for part in (found.golden, *found.edges.values()) if part]
+            for name, found in self.outputs.items()
+        }
         for name, parts in known.items():
             if any(part.infinite for part in parts) and not any(part.count or part.nonfinite for part in parts):
                 note = "nothing was measured: every expected value is infinite"
@@ -138,7 +133,7 @@ class StageComparison:
             note = "nothing was measured: every output is empty; give golden data with answers"
             yield Check(self.stage, "measured", "", "golden", 0.0, None, False, note)
 
-    def _golden(self, name: str, output: Compared, limits: OutputLimits) -> Iterator[Check]:
+    def _golden(self, name: str, output: OutputComparison, limits: OutputLimits) -> Iterator[Check]:
         if output.golden is None:
             return
         held = limits.at(name, "golden", output.golden.count)
@@ -152,19 +147,28 @@ class StageComparison:
             note = "nothing was measured: it is empty" if _is_empty(found.drift) else note
             yield check_of(self.stage, name, "golden", replace(value, note=note))
 
-    def _edges(self, name: str, output: Compared, limits: OutputLimits) -> Iterator[Check]:
+    def _edges(self, name: str, output: OutputComparison, limits: OutputLimits) -> Iterator[Check]:
+        """The check of each metric at the edge where it is worst. The note names other edges that break the limit."""
         usual = of_golden(output.golden) if output.golden else None
         columns: dict[str, dict[str, Value]] = {}
         for case, drift in output.edges.items():
             held = limits.at(name, "edge", drift.count)
             for value in _measure_drift(self.stage, output.dtype, drift, usual, held).values():
                 columns.setdefault(value.name, {})[case] = value
-        for values in columns.values():
-            yield _worst_edge(self.stage, name, values)
+        for metric, values in columns.items():
+            worst = min(values, key=lambda case: (_passes(values[case]), _goodness(values[case])))
+            others = ", ".join(case for case, value in values.items() if case != worst and not _passes(value))
+            where = values[worst].note if metric in ("sqnr_db", "slice_sqnr_db", "centered_sqnr_db") else ""
+            note = f"also {others}" if others else f"worst of {len(values)} edges"
+            note = f"{where}; {note}" if where else note
+            yield check_of(self.stage, name, worst, replace(values[worst], note=note))
 
 
 def golden_drifts(golden: GoldenSet) -> dict[str, Drift]:
-    """By output, what the golden cases expect, without an error: what a case beside the golden set is judged by."""
+    """The drift of the golden cases' expected outputs from themselves, by output: energy and variation without error.
+
+    Cases beside the golden set are judged by it (`edge_checks`).
+    """
     found: dict[str, Drift] = {}
     for case in golden.of_kind("golden"):
         for name, value in case.expected.items():
@@ -181,13 +185,13 @@ def edge_checks(
     usual: Drift | None,
     held: tuple[Budget, Drift | None],
 ) -> tuple[Check, ...]:
-    """The checks of one output of a case beside the golden set, judged as an edge of it is. Raises ValueError when
-    shapes or kinds differ.
+    """The checks of one output of a case beside the golden set, judged as an edge case is.
 
-    case: its name and inputs.  pair: expected and actual.  usual: of the golden cases.  held: as `Limits.at` gives it.
+    case: its name and inputs.  pair: expected and actual output.  usual: drift of the golden cases.  held: budget and
+    honest drift, of `OutputLimits.at`. Raises ValueError when shapes or kinds differ.
     """
     name, inputs = case
-    drift = of_edge(measure(*pair, also=DECISIONS, samples=samples_of(inputs, pair[0])), usual)
+    drift = of_edge(measure(*pair, decisions=True, samples=samples_of(inputs, pair[0])), usual)
     values = _measure_drift(stage, pair[0].dtype, drift, usual, held).values()
     return tuple(check_of(stage, output, name, value) for value in values)
 
@@ -202,19 +206,13 @@ def _measure_drift(
     return MeasuredDrift(drift, budget, still, usual, honest, stage == "engine")
 
 
+def _is_comparable(expected: np.dtype, actual: np.dtype, declared: str | None) -> bool:
+    """Whether the dtypes are equal, or `actual` is another floating-point type that the candidate declares."""
+    return actual == expected or (actual.kind == expected.kind == "f" and actual.name == declared)
+
+
 def _is_empty(drift: Drift) -> bool:
     return not (drift.count or drift.nonfinite or drift.infinite)
-
-
-def _worst_edge(stage: str, output: str, values: Mapping[str, Value]) -> Check:
-    """One metric at the edge where it is worst; the others that break the limit are named beside it."""
-    worst = min(values, key=lambda case: (_passes(values[case]), _goodness(values[case])))
-    others = ", ".join(case for case, value in values.items() if case != worst and not _passes(value))
-    where = values[worst].note if values[worst].name in ("sqnr_db", "slice_sqnr_db", "centered_sqnr_db") else ""
-    note = f"also {others}" if others else f"worst of {len(values)} edges"
-    return check_of(
-        stage, output, worst, replace(values[worst], note="; ".join(part for part in (where, note) if part))
-    )
 
 
 def check_of(stage: str, output: str, case: str, value: Value) -> Check:
@@ -227,7 +225,7 @@ def _passes(value: Value) -> bool:
 
 
 def _goodness(value: Value) -> float:
-    """Greater is better; NaN is worst, and nothing measured is best."""
+    """A sort key by which a greater value is better; NaN is the worst value, and None the best."""
     if value.value is None:
         return math.inf
     if math.isnan(value.value):

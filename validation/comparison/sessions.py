@@ -1,12 +1,11 @@
-"""Runs two sessions over a golden set, case by case, and turns their drift into checks.
+"""Runs two sessions over a golden set, case by case, and turns their drift into checks; and the task metric.
 
-How many of a model's decisions a quantized graph changes: what its task sees of quantization.
-
-A golden set is small, and one near tie of 48 is 2 %. So what is judged is the lower bound of Clopper and Pearson
-(Biometrika 26, 1934): a graph fails when the data shows, at LEVEL, that more than MOST of all decisions are others.
+Whether a quantized graph decides as the model does is judged by a lower bound of the changed decisions (Clopper and
+Pearson, Biometrika 26, 1934), because a golden set is small and one near tie of 48 is 2 %: a graph fails when the data
+shows, at LEVEL, that it changes more than MOST of all decisions.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,43 +21,63 @@ from validation.comparison.terms import TaskMetric
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budget, Budgets, OutputLimits, StagedLimits
 from validation.limits.measured import MeasuredDrift
-from validation.metrics.drift import DECISIONS, Drift, is_exact, measure
+from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.tally import Spreads
 from validation.statistics.rates import lower
 
+# The greatest share of changed decisions, and the chance that a graph that keeps it fails.
+MOST, LEVEL = 0.01, 0.01
 _REPEATS = "the same session answers the same inputs otherwise when it runs again, so that nothing can be proven"
 
 
 def drift_checks(
     stage: str,
-    reference: Session,
+    reference: Session | None,
     candidate: Session,
     golden: GoldenSet,
     limits: Budget | Budgets | OutputLimits | StagedLimits,
     spreads: Spreads | None = None,
     usual: dict[str, Drift] | None = None,
 ) -> tuple[Check, ...]:
-    """Compare two sessions on every case. Errors of the reference raise; those of the candidate are failed checks.
+    """The checks of a candidate against a reference on every case; without one, against the golden set's outputs.
 
-    spreads: takes how the errors spread, for a report to show.  usual: takes the drift of the golden cases by output.
+    The reference, or without one the candidate, runs twice on the first case and must give the same. Errors of the
+    candidate are failed checks; those of the reference raise. spreads: is filled with how the errors spread.  usual: is
+    filled with the drift of the golden cases by output.
     """
-    run_reference = lambda case: run(reference, case.inputs)  # noqa: E731 - as short as it is
-    return _checks(stage, run_reference, candidate, golden, StagedLimits.of(limits), spreads, reference, usual)
+    held = StagedLimits.of(limits)
+    found = StageComparison(stage, spreads, {spec.name: spec.dtype for spec in candidate.outputs})
+    for index, case in enumerate(golden.cases):
+        expected = case.expected if reference is None else run(reference, case.inputs)
+        again = run(reference, case.inputs) if index == 0 and reference is not None else None
+        try:
+            actual = run(candidate, case.inputs)
+            twice = run(candidate, case.inputs) if index == 0 and reference is None else None
+        except EngineryError as error:
+            found.fail("runs", "", case.name, str(error))
+            continue
+        found.add(case, expected, actual)
+        for first, second in ((expected, again), (actual, twice)):
+            if second is not None:
+                found.failures += _check_repeats(stage, case, first, second, held)
+    if usual is not None:
+        usual.update(found.usual())
+    return held.judge(found.checks)
 
 
 def expected_checks(
     stage: str, candidate: Session, golden: GoldenSet, budget: Budget | Budgets, spreads: Spreads | None = None
 ) -> tuple[Check, ...]:
-    """Compare a session with the golden set's own expected outputs."""
-    return _checks(stage, lambda case: case.expected, candidate, golden, StagedLimits.of(budget), spreads)
+    """The checks of a session against the golden set's own expected outputs."""
+    return drift_checks(stage, None, candidate, golden, budget, spreads)
 
 
 def task_check(session: Session, golden: GoldenSet, metric: TaskMetric) -> Check:
-    """The task metric over all golden cases.
+    """The task metric over all golden cases, as a check against its floor.
 
     Accuracy is the share of labels equal to the argmax over the output's last axis (an integer output is taken as it
-    is). Raises DataError without fitting labels and InputError for another output; a session that does not
-    answer as the original does is a failed check.
+    is). A session that fails is a failed check. Raises DataError without as many labels as answers, and InputError for
+    an output that the model lacks.
     """
     name, output, floor = metric.name, metric.output, metric.floor
     original = _accuracy((case.expected for case in golden.of_kind("golden")), output, golden.labels)
@@ -71,9 +90,9 @@ def task_check(session: Session, golden: GoldenSet, metric: TaskMetric) -> Check
 
 
 def run(session: Session, inputs: Tensors) -> dict[str, Array]:
-    """Run a session on golden inputs, narrowed where it takes fp16: golden data is what the original model takes.
+    """Run a session on inputs of the original model, converted to float16 where the session takes that.
 
-    Raises EngineryError, whatever the session raises, and for an answer that is no arrays by name.
+    Raises EngineryError for whatever the session raises, and for an answer other than plain arrays by name.
     """
     halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
     narrowed = {name: array.astype(np.float16) for name, array in inputs.items() if name in halves}
@@ -101,51 +120,21 @@ def run(session: Session, inputs: Tensors) -> dict[str, Array]:
 def case_checks(
     stage: str, case: str, output: str, expected: Array, actual: Array, budget: Budget
 ) -> tuple[Check, ...]:
-    """The checks of one output of one case. Raises ValueError when shapes or kinds differ."""
-    found = MeasuredDrift(measure(expected, actual, also=DECISIONS), budget)
+    """The checks of one output of one case against a budget. Raises ValueError when shapes or kinds differ."""
+    found = MeasuredDrift(measure(expected, actual, decisions=True), budget)
     return tuple(check_of(stage, output, case, value) for value in found.values())
 
 
 def limited_checks(
     stage: str, case: tuple[str, str], output: str, pair: tuple[Array, Array], limits: OutputLimits
 ) -> tuple[Check, ...]:
-    """`case_checks` of a case by name and kind."""
+    """`case_checks` of a case, given by its name and kind, under the limits of its output."""
     name, kind = case
     return case_checks(stage, name, output, *pair, limits.budgets.of(output, kind, pair[0].size))
 
 
-def _checks(
-    stage: str,
-    expected_of: Callable[[Case], Tensors],
-    candidate: Session,
-    golden: GoldenSet,
-    limits: StagedLimits,
-    spreads: Spreads | None,
-    reference: Session | None = None,
-    usual: dict[str, Drift] | None = None,
-) -> tuple[Check, ...]:
-    """reference: the session that expected outputs come from, which must give them twice; without one the candidate."""
-    found = StageComparison(stage, spreads, {spec.name: spec.dtype for spec in candidate.outputs})
-    for index, case in enumerate(golden.cases):
-        expected = expected_of(case)
-        again = run(reference, case.inputs) if index == 0 and reference else None
-        try:
-            actual = run(candidate, case.inputs)
-            twice = run(candidate, case.inputs) if index == 0 and not reference else None
-        except EngineryError as error:
-            found.fail("runs", "", case.name, str(error))
-            continue
-        found.add(case, expected, actual)
-        for first, second in ((expected, again), (actual, twice)):
-            if second is not None:
-                found.failures += _check_repeats(stage, case, first, second, limits)
-    if usual is not None:
-        usual.update(found.usual())
-    return limits.judge(found.checks)
-
-
 def _check_repeats(stage: str, case: Case, first: Tensors, again: Tensors, limits: StagedLimits) -> Iterator[Check]:
-    """Failed checks of the outputs of one session that differ from run to run by more than their limits allow."""
+    """Failed checks of the outputs by which two runs of one session differ more than the limits allow."""
     for output, value in first.items():
         try:
             pair = value, again[output]
@@ -178,15 +167,12 @@ def _answers(tensors: Tensors, output: str) -> Array:
     return np.where(np.isnan(value).any(axis=-1), np.nan, np.argmax(value, axis=-1)).reshape(-1)
 
 
-MOST, LEVEL = 0.01, 0.01
-
-
 def decision_checks(
     checks: Sequence[Check], golden: GoldenSet, metric: TaskMetric | None, limits: Mapping[str, object]
 ) -> list[Check]:
-    """Whether a graph decides as the model does on the metric's output; nothing without a metric and its labels.
+    """The check that a graph changes few of the model's decisions on the metric's output; none without labels.
 
-    checks: of the graph's drift.  limits: of the spec; one on argmax_agreement takes this one's place.
+    checks: of the graph's drift.  limits: the spec's; where they have argmax_agreement, that is checked in its place.
     """
     if metric is None or golden.labels is None or "argmax_agreement" in limits:
         return []

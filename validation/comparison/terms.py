@@ -1,6 +1,6 @@
-"""The task metric that a spec asks for: how right a model's answers are by their labels, and the least that passes.
+"""What a spec may ask of a model's outputs beside drift: a task metric and limits on distributions.
 
-What is promised of an output as a distribution, with the default of each number (docs/concepts/validation.md).
+The defaults are explained in docs/concepts/validation.md.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class TaskMetric:
-    """output: whose argmax over the last axis is the predicted class.  floor: the lowest value that passes, 0 to 1;
-    None where it is only measured."""
+    """How right a model's answers are by their labels. output: its argmax over the last axis is the predicted class.
+
+    floor: the lowest value that passes, from 0 to 1; None where the value is only reported.
+    """
 
     output: str
     floor: float | None = None
@@ -20,27 +22,27 @@ class TaskMetric:
 
 Values = Literal["logits", "probabilities"]
 
-# The perplexity on text drawn from the original model grows by e^KL: by 1 %.
+# The default limits. KL: the perplexity on text drawn from the original model grows by e^KL, 1 %.
 KL = 0.01
 # No event of any row gains or loses more than 0.2 of probability: JS >= TV^2 / 2, by Pinsker's inequality.
 JS = 0.02
-# One decision, and one entry of four top-5 lists, in a hundred and in twenty.
+# One decision of a hundred; one entry of four top-5 lists.
 FLIPS, TOP_K = 0.01, 0.05
 # About what temperature scaling leaves of a network's calibration error (Guo et al. 2017, table 1).
 ECE = 0.02
-# Of calibrated probabilities, an error of 0.1 (root mean square, over the row) costs 0.01.
+# What an error of 0.1 (root mean square over the row) costs calibrated probabilities.
 BRIER = 0.01
-# One false alarm in a thousand engines; it then repeats, because the draws are seeded.
+# One false alarm in a thousand engines, which repeats for the same engine because the draws are seeded.
 DRAWS, ALPHA = 100, 0.001
 
 
 @dataclass(frozen=True)
 class RowLimits:
-    """Limits of one output whose last axis holds a distribution, against the original model's; None is not asked for.
+    """Limits of one output whose last axis holds a distribution, against the original model's; None: not checked.
 
     values: what the output holds.  kl: mean over the rows, in nats.  js: of the worst row, in nats.  flips: share of
-    rows with another decision.  top_k: share of the five likeliest that are others.  ece, brier: by how much the
-    calibration error and the Brier score may differ (with labels: be worse).
+    rows with another argmax.  top_k: share of the five likeliest that are others.  ece, brier: by how much the
+    calibration error and the Brier score may differ, or get worse where there are labels.
     """
 
     values: Values = "logits"
@@ -54,10 +56,10 @@ class RowLimits:
 
 @dataclass(frozen=True)
 class SampledOutputs:
-    """Two samples of a stochastic model's outputs, the graph's and the engine's, must look alike.
+    """A two-sample test of a stochastic model: the graph's and the engine's outputs have one distribution.
 
-    outputs: names.  vary: the input that is a seed or noise; None: repeated runs differ by themselves.  draws: of each
-    side.  alpha: the rate of false alarms, over all outputs together.
+    outputs: their names.  vary: the input that is a seed or noise; None where repeated runs differ by themselves.
+    draws: runs of each side.  alpha: the rate of false alarms over all outputs together.
     """
 
     outputs: tuple[str, ...]
@@ -68,7 +70,7 @@ class SampledOutputs:
 
 @dataclass(frozen=True)
 class DistributionalLimits:
-    """The distributional part of a contract. rows: by output."""
+    """The distributional part of a contract. rows: limits by output.  seeds: the two-sample test, if any."""
 
     rows: Mapping[str, RowLimits] = field(default_factory=dict)
     seeds: SampledOutputs | None = None

@@ -1,1 +1,1 @@
-"""What an engine promises besides being near its graph: the same bits again, and outputs of a certain form."""
+"""What an engine promises beside being near its graph: equal bits, and the form and distribution of its outputs."""

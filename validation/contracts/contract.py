@@ -1,8 +1,7 @@
-"""The contract of a spec, as checks of the engine stage: a broken one fails the engine."""
+"""The contract of a spec as checks of the engine stage: what it promises of bits, structure and distributions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -23,7 +22,8 @@ from validation.limits.budget import Budgets
 
 @dataclass(frozen=True)
 class EngineContract:
-    """What is promised. bitwise: None when no bits are.  structured: by output.  distributional: rows and samples."""
+    """What a spec promises. bitwise: None where equal bits are not.  structured: by output.  distributional: of rows
+    and of samples."""
 
     bitwise: BitwiseRepeats | None = None
     structured: Mapping[str, StructureLimits] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class EngineContract:
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> "EngineContract":
-        """Read `validation.contract` of a spec. Raises InputError for an unknown predicate."""
+        """The contract of a spec's `validation.contract`. Raises InputError for an unknown predicate."""
         try:
             return decode(dict(data), cls)
         except IntegrityError as error:
@@ -46,12 +46,14 @@ def contract_checks(
     shapes: tuple[tuple[TensorSpec, ...], Dim | None],
     budgets: Budgets,
 ) -> tuple[Check, ...]:
-    """Every check of a contract. shapes: inputs with the names of the dims, and the dim of the batch.
+    """Every check of a contract. shapes: the inputs with the names of their dims, and the dim of the batch, if any.
 
-    What the candidate raises is a failed check; errors of the reference raise.
+    An error of the candidate is a failed check; one of the reference raises EngineryError.
     """
-    watches: list[CaseWatch] = [_Structured(name, item, shapes[0]) for name, item in contract.structured.items()]
-    watches += [Likeness(name, limits, golden.labels) for name, limits in contract.distributional.rows.items()]
+    watches: list[_Structured | Likeness] = [
+        *(_Structured(name, item, shapes[0]) for name, item in contract.structured.items()),
+        *(Likeness(name, limits, golden.labels) for name, limits in contract.distributional.rows.items()),
+    ]
     checks = list(_watch_runs(watches, reference, candidate, golden))
     if contract.bitwise is not None:
         try:
@@ -63,22 +65,10 @@ def contract_checks(
     return tuple(checks)
 
 
-class CaseWatch(Protocol):
-    """Something promised of one output, that is shown every case and then says what it found."""
-
-    def see(self, case: Case, graph: Tensors, engine: Tensors) -> None:
-        """One case: what the graph and the engine answered."""
-        ...
-
-    def checks(self) -> Iterator[Check]:
-        """What came of all cases."""
-        ...
-
-
 def _watch_runs(
-    watches: Sequence[CaseWatch], reference: Session, candidate: Session, golden: GoldenSet
+    watches: "Sequence[_Structured | Likeness]", reference: Session, candidate: Session, golden: GoldenSet
 ) -> Iterator[Check]:
-    """Both run once per case, whatever is promised."""
+    """The checks of all promises, from one run of each session per case."""
     for case in golden.cases if watches else ():
         graph = run(reference, case.inputs)
         try:
@@ -98,7 +88,7 @@ def _does_not_run(case: str, error: EngineryError) -> Check:
 
 @dataclass
 class _Structured:
-    """The predicates of one output, each on the case that breaks it most."""
+    """The predicates of one output, each checked on the case that breaks it most."""
 
     output: str
     structure: StructureLimits
@@ -113,15 +103,14 @@ class _Structured:
         sizes = sizes_of(case.inputs, self.inputs)
         broken = self.structure.broken(graph[self.output], engine[self.output], sizes, (graph, engine))
         for name, value, limit in broken:
-            check = Check("engine", f"contract {name}", self.output, case.name, value, limit, value <= limit)
-            self.worst[name] = _worse(self.worst.get(name), check)
+            before = self.worst.get(name)
+            if before is None or _badness(value) > _badness(before.value):
+                check = Check("engine", f"contract {name}", self.output, case.name, value, limit, value <= limit)
+                self.worst[name] = check
 
     def checks(self) -> Iterator[Check]:
         yield from self.worst.values()
 
 
-def _worse(before: Check | None, now: Check) -> Check:
-    if before is None:
-        return now
-    rank = [np.inf if item.value is None or np.isnan(item.value) else item.value for item in (before, now)]
-    return now if rank[1] > rank[0] else before
+def _badness(value: float | None) -> float:
+    return np.inf if value is None or np.isnan(value) else value

@@ -1,27 +1,25 @@
-"""Whether probabilities mean what they say: calibration error and Brier score of rows of probabilities.
+"""An output as a distribution: the engine's rows against the original model's.
+
+The promise is about the original model, because errors of quantization and of the engine add up. The note of each
+check has the graph's own value, which shows which of the two broke the promise. Beside divergences of rows
+(`metrics.rows`) these are measured:
 
 - ece    sum over bins of |share that is right - mean confidence| * share of rows, over 15 bins of equal width of the
          greatest probability (Naeini et al., "Obtaining Well Calibrated Probabilities Using Bayesian Binning", 2015;
          Guo et al., "On Calibration of Modern Neural Networks", 2017, who use 15)
 - brier  mean over the rows of sum_i (p_i - [i is the answer])^2 (Brier, "Verification of Forecasts Expressed in Terms
          of Probability", 1950); from 0 to 2
-
-An output as a distribution: the engine's rows, and beside them the graph's, against the original model's.
-
-The promise is about what the original model says, because errors of quantization and of the engine add up. What the
-graph has by itself stands in each note, so that it shows which of the two broke the promise.
 """
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from enginery.arrays import Array
 from enginery.core.reports.proof import Check
 from enginery.core.types import Tensors
-from validation.comparison.terms import RowLimits as Limits
+from validation.comparison.terms import RowLimits
 from validation.contracts.sequences import rows_of
 from validation.golden.golden_set import Case
 from validation.metrics.drift import is_exact
@@ -30,28 +28,15 @@ from validation.metrics.rows import TOP_K, RowSums, measure_rows
 BINS = 15
 
 
-@dataclass(frozen=True, eq=False)
 class Forecasts:
-    """Of rows of probabilities: confidence (the greatest), decision (its index) and squares (sum of p^2) of each."""
+    """Rows of probabilities (n, classes), with the greatest of each row (`confidence`) and its index (`decision`)."""
 
-    probabilities: Array
-
-    @property
-    def confidence(self) -> Array:
-        """The greatest probability of each row."""
-        return np.asarray(self.probabilities.max(axis=1))
-
-    @property
-    def decision(self) -> Array:
-        """The index of the greatest probability of each row."""
-        return np.asarray(self.probabilities.argmax(axis=1))
-
-    def right(self, answers: Array) -> Array:
-        """Whether each row decides for its answer. answers: an index per row."""
-        return np.asarray(self.decision == answers)
+    def __init__(self, probabilities: Array) -> None:
+        self.probabilities = probabilities
+        self.confidence, self.decision = probabilities.max(axis=1), probabilities.argmax(axis=1)
 
     def losses(self, answers: Array) -> Array:
-        """The Brier loss of each row; an answer that is no class costs as if every class were wrong."""
+        """The Brier loss of each row. answers: (n,), a class each; one that is no class counts as all classes wrong."""
         known = (answers >= 0) & (answers < self.probabilities.shape[1])
         at = np.where(known, answers, 0).astype(np.int64)[:, None]
         given = np.take_along_axis(self.probabilities, at, axis=1)[:, 0] * known
@@ -59,19 +44,19 @@ class Forecasts:
 
 
 class CalibrationSums:
-    """Sums over rows as they come; `ece` and `brier` of all of them. bins: rows, right ones and confidence by bin."""
+    """Sums over rows as they come. bins: number of rows, of right ones, and confidence, by bin of the confidence."""
 
     def __init__(self) -> None:
         self.bins = np.zeros((3, BINS))
         self.loss, self.broken = 0.0, 0
 
     def add(self, forecasts: Forecasts, answers: Array) -> None:
-        """More rows, with the index that is right for each. Rows with NaN make both results NaN."""
+        """Add rows. answers: (n,), the right class of each row. A row with NaN makes both results NaN."""
         confidence = forecasts.confidence
         finite = np.isfinite(confidence)
         self.broken += int((~finite).sum())
         bins = np.minimum((confidence[finite] * BINS).astype(np.int64), BINS - 1)
-        right = forecasts.right(answers)[finite].astype(np.float64)
+        right = (forecasts.decision == answers)[finite].astype(np.float64)
         for index, weights in enumerate((np.ones(len(bins)), right, confidence[finite])):
             self.bins[index] += np.bincount(bins, weights, BINS)
         self.loss += float(forecasts.losses(answers)[finite].sum())
@@ -91,25 +76,25 @@ class CalibrationSums:
         return float("nan") if self.broken else total / count if count else 0.0
 
 
-# Nats that an impossible entry (a logit of -inf) lies below its row's greatest: e^-200 is far below float32's smallest.
+# Where a logit is -inf, how many nats below its row's greatest it counts: e^-200 is far below float32's smallest.
 IMPOSSIBLE = 200.0
-# The smallest positive fp16: probabilities below it are the same.
+# The smallest positive float16: probabilities below it count as this one.
 LEAST = 2.0**-24
 
 
 class Likeness:
-    """Collects one output over the cases of a golden set. limits: asked for.  labels: true answers, or None."""
+    """One output over the cases of a golden set. limits: what is checked.  labels: true classes of the golden rows."""
 
-    def __init__(self, output: str, limits: Limits, labels: Array | None) -> None:
+    def __init__(self, output: str, limits: RowLimits, labels: Array | None) -> None:
         self.output, self.limits = output, limits
         self.sides = {"engine": _Side(), "graph": _Side()}
         self.labels = None if labels is None else labels.reshape(-1)
-        self.with_labels, self.with_decisions = CalibrationSums(), CalibrationSums()
+        self.calibration = CalibrationSums(), CalibrationSums()
         self.rows = 0
         self.failure: Check | None = None
 
     def see(self, case: Case, graph: Tensors, engine: Tensors) -> None:
-        """One case: what the graph and the engine answered."""
+        """Take the outputs of the graph and of the engine in a case."""
         if self.failure is not None:
             return
         if told := self._unfit(case, graph, engine):
@@ -118,16 +103,20 @@ class Likeness:
         original, *sides = (as_logits(item[self.output], self.limits.values) for item in (case.expected, engine, graph))
         forecasts = [Forecasts(_softmax(item)) for item in (original, *sides)]
         answers = forecasts[0].decision
-        labels = self._labels(len(answers)) if case.kind == "golden" else None
-        if case.kind == "golden":
-            self.with_decisions.add(forecasts[0], answers)
+        for side, logits in zip(self.sides.values(), sides, strict=True):
+            side.see(case, original, logits)
+        if case.kind != "golden":
+            return
+        start, self.rows = self.rows, self.rows + len(answers)
+        labels = self.labels[start : self.rows] if self.labels is not None and self.rows <= self.labels.size else None
+        parts = self.calibration, *(side.calibration for side in self.sides.values())
+        for (by_decisions, by_labels), forecast in zip(parts, forecasts, strict=True):
+            by_decisions.add(forecast, answers)
             if labels is not None:
-                self.with_labels.add(forecasts[0], labels)
-        for side, logits, forecast in zip(self.sides.values(), sides, forecasts[1:], strict=True):
-            side.see(case, original, logits, (forecast, answers, labels))
+                by_labels.add(forecast, labels)
 
     def checks(self) -> Iterator[Check]:
-        """A check for each limit that was asked for."""
+        """A check for each limit that is set; a single failed one where a case had no such distribution."""
         if self.failure is not None:
             yield self.failure
             return
@@ -138,15 +127,12 @@ class Likeness:
             if limit is None:
                 continue
             alone = graph[name][0]
-            parts = [
-                told,
-                f"the graph alone has {alone:.3g}",
-                *(["so it is the graph's"] if not alone <= limit else []),
-            ]
+            parts = (told, f"the graph alone has {alone:.3g}", "" if alone <= limit else "so it is the graph's")
             note = ", ".join(part for part in parts if part)
             yield Check("engine", f"contract {name}", self.output, place, value, limit, value <= limit, note)
 
     def _unfit(self, case: Case, graph: Tensors, engine: Tensors) -> str:
+        """Why the output has no distributions that can be compared; '' where it has."""
         found = [item.get(self.output) for item in (case.expected, graph, engine)]
         arrays = [item for item in found if item is not None]
         if len(arrays) < len(found):
@@ -159,13 +145,9 @@ class Likeness:
             return f"the last axis of {arrays[0].shape} holds no distribution: it takes two entries or more"
         return ""
 
-    def _labels(self, count: int) -> Array | None:
-        start, self.rows = self.rows, self.rows + count
-        return None if self.labels is None or self.rows > self.labels.size else self.labels[start : self.rows]
-
     def _calibration(self, side: "_Side", labelled: bool) -> dict[str, tuple[float, str, str]]:
-        """By how much calibration differs: with labels, is worse."""
-        before, after = (self.with_labels, side.with_labels) if labelled else (self.with_decisions, side.with_decisions)
+        """By how much ece and brier of a side differ from the original's, or are worse where there are labels."""
+        before, after = self.calibration[labelled], side.calibration[labelled]
         what = "labels" if labelled else "the original's decisions"
         found = {}
         for name in ("ece", "brier"):
@@ -176,31 +158,25 @@ class Likeness:
 
 
 class _Side:
-    """The rows of one side against the original's."""
+    """The rows of the engine or of the graph, against the original's. calibration: by its decisions, and by labels."""
 
     def __init__(self) -> None:
         self.rows = RowSums()
         self.worst: tuple[float, str, str] = (0.0, "golden", "")
-        self.with_labels, self.with_decisions = CalibrationSums(), CalibrationSums()
+        self.calibration = CalibrationSums(), CalibrationSums()
 
-    def see(
-        self, case: Case, original: Array, logits: Array, calibration: tuple[Forecasts, Array, Array | None]
-    ) -> None:
+    def see(self, case: Case, original: Array, logits: Array) -> None:
+        """Take the logits (rows, classes) of a case."""
         k = min(TOP_K, logits.shape[1] - 1)  # all of them are always the same ones
         found = measure_rows(original, logits, k)
         js = found.js_max if found.finite == found.count else math.nan
         if not js <= self.worst[0] and not math.isnan(self.worst[0]):
             self.worst = (js, case.name, f"row {found.worst[0]}" if found.worst else "a row is not finite")
-        if case.kind != "golden":
-            return
-        forecasts, answers, labels = calibration
-        self.rows = self.rows.merge(found)
-        self.with_decisions.add(forecasts, answers)
-        if labels is not None:
-            self.with_labels.add(forecasts, labels)
+        if case.kind == "golden":
+            self.rows = self.rows.merge(found)
 
     def values(self) -> Mapping[str, tuple[float, str, str]]:
-        """(value, case, note) by name."""
+        """(value, case, note) by the name of the limit."""
         rows = self.rows
         return {
             "kl": (rows.kl, "golden", f"mean of {rows.count} rows"),
@@ -211,7 +187,10 @@ class _Side:
 
 
 def as_logits(array: Array, values: str) -> Array:
-    """Rows of float64 logits (n, classes) whose softmax is the distribution. A negative probability gives NaN."""
+    """The rows of an output (..., classes) as float64 logits (n, classes), whose softmax is the distribution.
+
+    values: 'logits' or 'probabilities', of which a negative one gives NaN.
+    """
     rows = rows_of(np.asarray(array, np.float64))
     if values == "probabilities":
         with np.errstate(invalid="ignore"):

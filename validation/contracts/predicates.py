@@ -1,13 +1,12 @@
-"""Whether two detectors found the same boxes: matched greedily within each class by intersection over union.
+"""Predicates over one output. Each is the amount by which it is broken, so that a report shows how far off it is.
 
-As COCO's evaluation does (Lin et al., "Microsoft COCO: Common Objects in Context", 2014): the candidate's boxes,
-likeliest first, each take the free box of the reference, of their class, with the greatest IoU, if it is large enough.
-
-Predicates over one output: each measures by how much it is broken, so that a report shows how far it was from it.
+Boxes of two detectors are matched greedily within each class by intersection over union (IoU), as in COCO's evaluation
+(Lin et al., "Microsoft COCO: Common Objects in Context", 2014): the candidate's boxes, likeliest first, each take the
+free box of the reference of their class with the greatest IoU, if that is large enough.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,12 +21,12 @@ Form = Literal["xyxy", "xywh", "cxcywh"]
 
 @dataclass(frozen=True)
 class BoxLimits:
-    """Boxes along the last axis of an output (.., n, 4), and what may differ.
+    """How far the boxes (..., n, 4) of two detectors may differ.
 
-    form: two corners; a corner and the size; or the centre and the size.  classes, scores: outputs (.., n) beside it;
-    None: one class, and in the order given.  iou: least overlap of a match.  matched: least share of boxes, of both
-    sides, that have one.  score: greatest difference between matched boxes; None: any.  least_score: boxes below do
-    not count, on either side, because padding and noise are no detections.
+    form: two corners; a corner and the size; or the centre and the size.  classes, scores: outputs (..., n) with the
+    boxes' classes and scores; None: one class, in the given order.  iou: least IoU of a match.  matched: least share of
+    the boxes of both sides that have a match.  score: greatest difference between the scores of a match; None: any.
+    least_score: boxes with a lower score are left out on both sides, because padding and noise are no detections.
     """
 
     form: Form = "xyxy"
@@ -39,29 +38,26 @@ class BoxLimits:
     least_score: float = 0.0
 
     def broken(self, expected: Array, actual: Array, beside: tuple[Tensors, Tensors]) -> list[tuple[str, float, float]]:
-        """(name, by how much, limit): the share without a match, and the greatest difference of scores.
+        """(name, value, limit) of each limit: the share of boxes without a match; the greatest difference of scores.
 
-        beside: all outputs of the reference and of the candidate. NaN, another number of images, or an output that is
-        missing or does not fit is NaN, which no limit passes.
+        beside: all outputs of the reference and of the candidate. The values are NaN, which no limit passes, where a
+        number is not finite, the numbers of images differ, or an output is missing or has another shape.
         """
-        unmatched, apart = self._match_images(expected, actual, beside)
+        ours, theirs = (self._images(*side) for side in ((actual, beside[1]), (expected, beside[0])))
+        unmatched = apart = np.nan
+        if ours is not None and theirs is not None and len(ours) == len(theirs):
+            total, matches, apart = 0, 0, 0.0
+            for candidate, reference in zip(ours, theirs, strict=True):
+                pairs = list(_matches(candidate, reference, self.iou))
+                total += len(candidate.corners) + len(reference.corners)
+                matches += len(pairs)
+                apart = max([apart, *(abs(float(candidate.scores[i] - reference.scores[j])) for i, j in pairs)])
+            unmatched = 1 - 2 * matches / total if total else 0.0
         found = [("boxes", unmatched, round(1 - self.matched, 12))]
         return found if self.score is None else [*found, ("boxes score", apart, self.score)]
 
-    def _match_images(self, expected: Array, actual: Array, beside: tuple[Tensors, Tensors]) -> tuple[float, float]:
-        ours, theirs = (self._images(*side) for side in ((actual, beside[1]), (expected, beside[0])))
-        if ours is None or theirs is None or len(ours) != len(theirs):
-            return np.nan, np.nan
-        total = matches = 0
-        apart = 0.0
-        for candidate, reference in zip(ours, theirs, strict=True):
-            pairs = list(_matches(candidate, reference, self.iou))
-            total += len(candidate.corners) + len(reference.corners)
-            matches += len(pairs)
-            apart = max([apart, *(abs(float(candidate.scores[i] - reference.scores[j])) for i, j in pairs)])
-        return (1 - 2 * matches / total if total else 0.0), apart
-
     def _images(self, boxes: Array, outputs: Tensors) -> "list[_Image] | None":
+        """The boxes that count, by image; None where they are not of this form."""
         if boxes.ndim < 2 or boxes.shape[-1] != 4:
             return None
         count, shape = boxes.shape[-2], boxes.shape[:-1]
@@ -83,13 +79,15 @@ class BoxLimits:
 
 @dataclass(frozen=True, eq=False)
 class _Image:
+    """The boxes of one image. corners: (n, 4).  classes, scores: (n,)."""
+
     corners: Array
     classes: Array
     scores: Array
 
 
 def corners_of(boxes: Array, form: Form) -> Array:
-    """Boxes of a form as (x1, y1, x2, y2) in float64."""
+    """Boxes (..., 4) of a form as corners (x1, y1, x2, y2) in float64."""
     wide = np.asarray(boxes, np.float64)
     if form == "xyxy":
         return wide
@@ -100,7 +98,7 @@ def corners_of(boxes: Array, form: Form) -> Array:
 
 
 def overlaps(left: Array, right: Array) -> Array:
-    """IoU of each of (n, 4) corners with each of (m, 4): (n, m). A box without area overlaps with its equal only."""
+    """The IoU (n, m) of corners (n, 4) with corners (m, 4). A box without area overlaps only with its equal."""
     low = np.maximum(left[:, None, :2], right[None, :, :2])
     high = np.minimum(left[:, None, 2:], right[None, :, 2:])
     shared = np.prod(np.maximum(high - low, 0), axis=-1)
@@ -126,12 +124,12 @@ Order = Literal["ascending", "descending", "strictly ascending", "strictly desce
 
 @dataclass(frozen=True)
 class StructureLimits:
-    """What one output must be, in every case. What is None is not asked for.
+    """What one output must be in every case; None is not checked.
 
-    finite: no NaN, no infinity.  range: least and greatest value; None leaves an end open.  sums_to_one, unit_norm: how
-    far the sum, or the Euclidean norm, over the last axis may be from 1.  sorted: along the last axis.  shape: sizes,
-    and names of dims.  dtype: numpy's name of it.  equal_until: a token: sequences equal the graph's up to it, what
-    follows is free.  sequence, eos, boxes: of what is no more than nearly the graph's.
+    finite: without NaN and infinities.  range: least and greatest value; None leaves an end open.  sums_to_one,
+    unit_norm: how far the sum, or the Euclidean norm, over the last axis may be from 1.  sorted: along the last axis.
+    shape: sizes, and names of dims.  dtype: numpy's name of it.  equal_until: the token up to whose first place
+    sequences must equal the graph's.  sequence, eos, boxes: how far the output may differ from the graph's.
     """
 
     finite: bool | None = None
@@ -153,29 +151,28 @@ class StructureLimits:
         sizes: Mapping[str, int],
         beside: tuple[Tensors, Tensors] = ({}, {}),
     ) -> list[tuple[str, float, float]]:
-        """(predicate, by how much it is broken, the limit) for each that is asked for.
+        """(predicate, amount by which it is broken, limit of that) for each predicate that is set.
 
-        expected: the graph's own output, for what compares with it.  sizes: of the named dims in this case.
-        beside: all outputs of the graph and of the engine, for `boxes`.
+        expected: the graph's output.  actual: the engine's.  sizes: of the named dims in this case.  beside: all
+        outputs of the graph and of the engine, for `boxes`.
         """
-        asked: list[tuple[str, Callable[[], float], float]] = []
+        found: list[tuple[str, float, float]] = []
         if self.finite:
-            asked.append(("finite", lambda: float(np.size(actual) - np.isfinite(actual).sum()), 0.0))
-        if (ends := self.range) is not None:
-            asked.append(("range", lambda: _outside(actual, ends), 0.0))
+            found.append(("finite", float(np.size(actual) - np.isfinite(actual).sum()), 0.0))
+        if self.range is not None:
+            found.append(("range", _outside(_wide(actual), *self.range), 0.0))
         if self.sums_to_one is not None:
-            asked.append(("sums_to_one", lambda: _from_one(_wide(actual).sum(-1)), self.sums_to_one))
+            found.append(("sums_to_one", _from_one(_wide(actual).sum(-1)), self.sums_to_one))
         if self.unit_norm is not None:
-            asked.append(("unit_norm", lambda: _from_one(np.linalg.norm(_wide(actual), axis=-1)), self.unit_norm))
-        if (order := self.sorted) is not None:
-            asked.append(("sorted", lambda: _count_unsorted(actual, order), 0.0))
-        if (shape := self.shape) is not None:
-            asked.append(("shape", lambda: _other_sizes(actual, shape, sizes), 0.0))
-        if (token := self.equal_until) is not None:
-            asked.append(("equal_until", lambda: _share_differing(expected, actual, token), 0.0))
-        if (dtype := self.dtype) is not None:
-            asked.append(("dtype", lambda: float(actual.dtype.name != dtype), 0.0))
-        found = [(name, measure(), limit) for name, measure, limit in asked]
+            found.append(("unit_norm", _from_one(np.linalg.norm(_wide(actual), axis=-1)), self.unit_norm))
+        if self.sorted is not None:
+            found.append(("sorted", _count_unsorted(_wide(actual), self.sorted), 0.0))
+        if self.shape is not None:
+            found.append(("shape", _count_other_sizes(actual.shape, self.shape, sizes), 0.0))
+        if self.equal_until is not None:
+            found.append(("equal_until", _share_differing(expected, actual, self.equal_until), 0.0))
+        if self.dtype is not None:
+            found.append(("dtype", float(actual.dtype.name != self.dtype), 0.0))
         found += self.sequence.broken(expected, actual) if self.sequence else []
         found += self.eos.broken(expected, actual) if self.eos else []
         return found + (self.boxes.broken(expected, actual, beside) if self.boxes else [])
@@ -185,16 +182,14 @@ def _wide(array: Array) -> Array:
     return np.asarray(array, np.float64)
 
 
-def _outside(array: Array, ends: tuple[float | None, float | None]) -> float:
-    """The greatest distance of a value from the range."""
-    low, high = ends
-    wide = _wide(array)
-    if wide.size == 0:
+def _outside(values: Array, low: float | None, high: float | None) -> float:
+    """The greatest distance of a value from the range low to high."""
+    if values.size == 0:
         return 0.0
-    if np.isnan(wide).any():
+    if np.isnan(values).any():
         return np.nan
-    below = 0.0 if low is None else low - wide.min()
-    above = 0.0 if high is None else wide.max() - high
+    below = 0.0 if low is None else low - values.min()
+    above = 0.0 if high is None else values.max() - high
     return float(max(below, above, 0.0))
 
 
@@ -202,28 +197,25 @@ def _from_one(values: Array) -> float:
     return float(np.abs(values - 1).max()) if values.size else 0.0
 
 
-def _count_unsorted(array: Array, order: Order) -> float:
-    """Neighbours along the last axis that are out of order; one with NaN is."""
-    wide = _wide(array)
-    left, right = wide[..., :-1], wide[..., 1:]
+def _count_unsorted(values: Array, order: Order) -> float:
+    """How many neighbours along the last axis are out of order, as all are with NaN."""
+    left, right = values[..., :-1], values[..., 1:]
     if order.endswith("descending"):
         left, right = right, left
     good = left < right if order.startswith("strictly") else left <= right
     return float(good.size - good.sum())
 
 
-def _other_sizes(array: Array, shape: tuple[int | str, ...], sizes: Mapping[str, int]) -> float:
-    """Axes of another size than declared; all of them for another rank. A dim that no input has may be any size."""
-    if array.ndim != len(shape):
-        return float(max(array.ndim, len(shape)))
-    wanted = [
-        sizes.get(dim, length) if isinstance(dim, str) else dim for dim, length in zip(shape, array.shape, strict=True)
-    ]
-    return float(sum(size != length for size, length in zip(wanted, array.shape, strict=True)))
+def _count_other_sizes(actual: tuple[int, ...], shape: tuple[int | str, ...], sizes: Mapping[str, int]) -> float:
+    """How many axes have another size than declared; all for another rank. A dim that no input has may be any size."""
+    if len(actual) != len(shape):
+        return float(max(len(actual), len(shape)))
+    wanted = (sizes.get(dim, size) if isinstance(dim, str) else dim for dim, size in zip(shape, actual, strict=True))
+    return float(sum(one != other for one, other in zip(wanted, actual, strict=True)))
 
 
 def _share_differing(expected: Array, actual: Array, token: int) -> float:
-    """Share of sequences (last axis) that differ before or at the first `token` of the reference."""
+    """The share of sequences along the last axis that differ up to the first `token`; NaN for other shapes."""
     if expected.shape[:-1] != actual.shape[:-1] or not expected.ndim:
         return np.nan
     pairs = list(zip(rows_of(expected), rows_of(actual), strict=True))

@@ -1,12 +1,11 @@
-"""The same bits again: of the same inputs, and of the same sample elsewhere in a batch or in a larger one.
+"""Whether an engine gives the same bits again, and whether building it again gives the same engine.
 
-Sums in another order give other last bits (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, chapter 4),
-and kernels are chosen by batch size; so position and size are held to the drift budget unless a spec asks for bits.
+Equal inputs in equal batches must have equal bits. The same sample at another place of a batch, or in a larger one, is
+held to the drift budget unless a spec asks for bits: sums in another order give other last bits (Higham, "Accuracy and
+Stability of Numerical Algorithms", 2002, chapter 4), and kernels are chosen by batch size.
 
-Whether building the same again gives the same: bytes of the engines, digests of their outputs, and their spread.
-
-Nobody is promised equal bytes: compilers choose kernels by measuring, and write times and paths. What is held is that
-the outputs of all rebuilds stay within the limits of drift of each other.
+Rebuilt engines need not have equal bytes, because compilers choose kernels by measuring and write times and paths; the
+outputs of all rebuilds must stay within the limits of drift of each other.
 """
 
 import hashlib
@@ -20,22 +19,22 @@ import numpy as np
 from enginery.arrays import Array
 from enginery.core.codec import encode_document
 from enginery.core.reports.proof import Check
-from enginery.core.types import Dim, Session, Tensors
+from enginery.core.types import Dim, Session, Tensors, TensorSpec
 from validation.comparison.sessions import case_checks, run
 from validation.data.samples import resize
 from validation.golden.golden_set import GoldenSet
-from validation.limits.budget import Budget, Budgets, within
+from validation.limits.budget import Budgets, within
 from validation.metrics.drift import is_exact, measure
 
-# Of the golden set; each costs some runs, and shows the same kernels.
+# Golden cases, and edge cases, that are repeated: each costs some runs and shows the same kernels.
 MOST_CASES = 4
 
 
 @dataclass(frozen=True)
 class BitwiseRepeats:
-    """runs: of each case, whose outputs must be equal in every bit.
+    """Which outputs must be equal in every bit. runs: those of so many runs of a case.
 
-    position, size: whether a sample's outputs must be, too, wherever it lies in a batch, and however large that is.
+    position, size: whether those of a sample must be, wherever it lies in a batch, and whatever the batch's size.
     """
 
     runs: int = 3
@@ -46,7 +45,7 @@ class BitwiseRepeats:
 def repeat_checks(
     wanted: BitwiseRepeats, session: Session, golden: GoldenSet, batch: Dim | None, budgets: Budgets
 ) -> Iterator[Check]:
-    """Checks per output: digests over runs, then batch size and position. batch: the dim in front."""
+    """Checks of each output: equal digests over runs, then batch size and position. batch: the inputs' dim in front."""
     cases = [case for kind in ("golden", "edge") for case in islice(golden.of_kind(kind), MOST_CASES)]
     seen: dict[str, list[tuple[str, int, str]]] = {}
     for case in cases:
@@ -69,7 +68,7 @@ def digest(array: Array) -> str:
 def _in_batches(
     wanted: BitwiseRepeats, session: Session, inputs: Tensors, batch: Dim | None, budgets: Budgets
 ) -> Iterator[Check]:
-    """One sample alone, then first and last in batches of `opt` and `max`."""
+    """Checks of one sample in a batch of the least size, and at places of batches of `opt` and `max`."""
     if batch is None or batch.max < 2 or batch.static:
         if wanted.position or wanted.size:
             note = "the inputs have no dynamic dim in front that they share; leave position and size out"
@@ -87,18 +86,18 @@ def _in_batches(
 
 
 def _answers(session: Session, inputs: Tensors, size: int, place: int, batch: Dim) -> dict[str, Array]:
-    """What the first golden sample gets at a place in a batch of a size: outputs that have the batch in front."""
+    """The outputs of the first sample of `inputs` at `place` in a batch of `size`; those with the batch in front."""
     specs = [spec for spec in session.inputs if spec.name in inputs]
-    named = [type(spec)(spec.name, spec.dtype, (batch.name, *spec.shape[1:])) for spec in specs]
+    named = [TensorSpec(spec.name, spec.dtype, (batch.name, *spec.shape[1:])) for spec in specs]
     filled = resize(inputs, named, {batch.name: size})
-    moved = {name: np.roll(array, place, axis=0) for name, array in filled.items()}
-    outputs = run(session, moved)
+    outputs = run(session, {name: np.roll(array, place, axis=0) for name, array in filled.items()})
     return {name: array[place] for name, array in outputs.items() if array.ndim and len(array) == size}
 
 
 def _worst(
     name: str, output: str, expected: Array, found: Mapping[str, dict[str, Array]], bits: bool, budgets: Budgets
 ) -> Check:
+    """The check of the place whose output is furthest from `expected`. found: outputs by place and name."""
     values = {place: answers[output] for place, answers in found.items() if output in answers}
     if not values:
         return Check("engine", name, output, "golden", None, None, not bits, "this output has no batch in front")
@@ -106,12 +105,8 @@ def _worst(
         differ = {place: float(np.sum(_bits(expected) != _bits(value))) for place, value in values.items()}
         place = max(differ, key=lambda item: differ[item])
         return Check("engine", name, output, place, differ[place], 0.0, differ[place] == 0, "elements with other bits")
-    return _within(name, output, expected, values, budgets.of(output, "golden", expected.size))
-
-
-def _within(name: str, output: str, expected: Array, values: Mapping[str, Array], budget: Budget) -> Check:
+    budget, limit = budgets.of(output, "golden", expected.size), None
     drifts = {place: measure(expected, value) for place, value in values.items()}
-    limit: float | None
     if is_exact(expected):
         metric, limit = "agreement", 1.0 if budget.argmax_agreement is None else budget.argmax_agreement
         figures = {place: drift.argmax_agreement for place, drift in drifts.items()}
@@ -130,8 +125,8 @@ def _bits(array: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Rebuilt:
-    """One build: the digest of its engine, and what it answered, as the expected outputs of a golden set."""
+class EngineRebuild:
+    """One build: the digest of its engine, and its outputs as the expected ones of a golden set."""
 
     engine: str
     answers: GoldenSet
@@ -139,10 +134,9 @@ class Rebuilt:
 
 @dataclass(frozen=True)
 class OutputSpread:
-    """How one output of several builds differs. distinct: the number of different answers, over all cases.
+    """How one output differs between builds. distinct: the number of different outputs, all cases together.
 
-    sqnr_db, max_abs: the least SQNR in decibels, and the greatest absolute difference; None where nothing finite was
-    measured.
+    sqnr_db, max_abs: the least SQNR in decibels and the greatest absolute difference; None where none is finite.
     """
 
     distinct: int
@@ -153,9 +147,10 @@ class OutputSpread:
 
 @dataclass(frozen=True)
 class Reproducibility:
-    """What several builds of one engine share. engines: how often each digest came.  outputs: by name.
+    """How several builds of one engine agree. times: their number.  engines: the number of builds by digest.
 
-    passed: whether the outputs are within the limits of drift of each other.  failed: the checks that are not.
+    outputs: by name.  passed: whether the outputs stay within the limits of drift of each other.  failed: the failed
+    checks.
     """
 
     times: int
@@ -166,11 +161,11 @@ class Reproducibility:
     failed: tuple[Check, ...]
 
     def to_json(self) -> dict[str, object]:
-        """What `enginery rebuild --json` prints of it."""
+        """The fields that `enginery rebuild --json` prints."""
         return encode_document(self)
 
 
-def reproducibility(built: Sequence[Rebuilt], budgets: Budgets) -> Reproducibility:
+def reproducibility(built: Sequence[EngineRebuild], budgets: Budgets) -> Reproducibility:
     """Compare the first build with the others, case by case."""
     engines = [item.engine for item in built]
     distinct: dict[str, set[str]] = {}

@@ -1,7 +1,6 @@
-"""Sequences of tokens along the last axis: how far they are equal, and where they end."""
+"""Sequences of tokens along an output's last axis: how far two are equal, and where they end."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +10,11 @@ from enginery.arrays import Array
 
 @dataclass(frozen=True)
 class SequenceLimits:
-    """How far a sequence must be the graph's. until: a token; what follows its first place is free; None: to the end.
+    """How far the engine's sequences must equal the graph's; the worst one counts.
 
-    first: so many tokens must be equal, or all up to `until` where that is fewer.  edits: insertions, deletions and
-    replacements (Levenshtein 1966), as a share of the longer sequence, at most. Of both, the worst sequence counts.
+    until: a token, after whose first place tokens may differ; None: none may.  first: the number of leading tokens that
+    must be equal, or all up to `until` where these are fewer.  edits: the greatest number of insertions, deletions and
+    replacements (Levenshtein 1966), as a share of the longer sequence.
     """
 
     until: int | None = None
@@ -22,9 +22,14 @@ class SequenceLimits:
     edits: float | None = None
 
     def broken(self, expected: Array, actual: Array) -> list[tuple[str, float, float]]:
-        """(name, by how much, limit): tokens by which the first difference comes too early, and the share of edits."""
-        pairs = list(_pairs(expected, actual, self.until))
+        """(name, value, limit) of each limit: tokens by which the first difference is too early; the share of edits.
+
+        expected, actual: (..., tokens); NaN where they hold different numbers of sequences.
+        """
         fits = expected.shape[:-1] == actual.shape[:-1] and expected.ndim
+        pairs = list(zip(rows_of(expected), rows_of(actual), strict=True)) if fits else []
+        if (token := self.until) is not None:
+            pairs = [(up_to(left, token), up_to(right, token)) for left, right in pairs]
         found = []
         if (first := self.first) is not None:
             early = [max(0, min(first, max(map(len, pair))) - _first_difference(*pair)) for pair in pairs]
@@ -37,9 +42,10 @@ class SequenceLimits:
 
 @dataclass(frozen=True)
 class SequenceEnd:
-    """Where sequences end. token: the end.  apart: places by which the ends may differ from the graph's; None: any.
+    """Where the engine's sequences must end. An end in only one of the two sides always breaks it.
 
-    pad: what must fill the rest after it; None: anything. An end that only one of the two has is a broken one, always.
+    token: the one that ends a sequence.  apart: places by which ends may differ from the graph's; None: any number.
+    pad: the token that must fill the places after the end; None: any.
     """
 
     token: int
@@ -47,7 +53,10 @@ class SequenceEnd:
     pad: int | None = None
 
     def broken(self, expected: Array, actual: Array) -> list[tuple[str, float, float]]:
-        """(name, by how much, limit): sequences where one side alone ends, places between ends, tokens after one."""
+        """(name, value, limit): sequences that end on one side alone; most places between ends; other tokens after one.
+
+        expected, actual: (..., tokens); NaN where they hold different numbers of sequences.
+        """
         if expected.shape[:-1] != actual.shape[:-1] or not expected.ndim:
             return [("eos", np.nan, 0.0)]
         ends = [_ends(side, self.token) for side in (expected, actual)]
@@ -63,16 +72,8 @@ class SequenceEnd:
         return found
 
 
-def _pairs(expected: Array, actual: Array, until: int | None) -> Iterator[tuple[Array, Array]]:
-    if expected.shape[:-1] != actual.shape[:-1] or not expected.ndim:
-        return
-    for pair in zip(rows_of(expected), rows_of(actual), strict=True):
-        left, right = pair if until is None else (up_to(item, until) for item in pair)
-        yield left, right
-
-
 def rows_of(array: Array) -> Array:
-    """The sequences of an array, one per row."""
+    """The sequences of an array (..., n) as rows (m, n)."""
     return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
 
 
@@ -83,22 +84,21 @@ def up_to(sequence: Array, token: int) -> Array:
 
 
 def _ends(side: Array, token: int) -> Array:
-    """The place of the first `token` of each sequence; -1 where there is none."""
+    """The place of the first `token` of each sequence (m,); -1 without one."""
     found = np.pad(rows_of(side) == token, ((0, 0), (0, 1)))  # an empty sequence has no greatest place
     return np.where(found.any(axis=1), found.argmax(axis=1), -1)
 
 
 def _first_difference(left: Array, right: Array) -> int:
-    """The place of the first difference; the length of the longer one when there is none."""
+    """The place of the first difference; the length of the shorter sequence where all of it is equal."""
     shorter = min(len(left), len(right))
     differ = np.flatnonzero(left[:shorter] != right[:shorter])
-    return int(differ[0]) if differ.size else shorter if len(left) != len(right) else len(left)
+    return int(differ[0]) if differ.size else shorter
 
 
 def _edits(left: Array, right: Array) -> int:
-    """Levenshtein's distance, a row of its table at a time."""
-    before = np.arange(len(right) + 1)
-    steps = np.arange(len(right) + 1)
+    """Levenshtein's distance, computed a row of its table at a time."""
+    before = steps = np.arange(len(right) + 1)
     for index, token in enumerate(left):
         now = np.concatenate([[index + 1], np.minimum(before[1:] + 1, before[:-1] + (right != token))])
         # An insertion continues from the left: min over j' <= j of now[j'] + (j - j').

@@ -1,13 +1,14 @@
-"""Two samples of a stochastic model: are the engine's outputs drawn from the graph's distribution?
+"""A two-sample test of a stochastic model: are the engine's outputs drawn from the graph's distribution?
 
-The maximum mean discrepancy (Gretton et al., "A Kernel Two-Sample Test", 2012) with a Gaussian kernel whose width is
-the median distance of the pooled sample (their section 8), tested by permuting which side each draw came from. The
-p-value (1 + as large) / (1 + permutations) makes the test exact: of equal distributions it is below alpha in at most
-alpha of the cases (Phipson and Smyth, "Permutation P-values Should Never Be Zero", 2010). Over several outputs Holm's
-correction ("A Simple Sequentially Rejective Multiple Test Procedure", 1979) holds alpha for all of them together.
+The statistic is the maximum mean discrepancy (Gretton et al., "A Kernel Two-Sample Test", 2012) with a Gaussian kernel
+whose width is the median distance of the pooled sample (their section 8). Its distribution comes from permutations of
+which side each draw is of. The p-value (1 + as large) / (1 + permutations) makes the test exact: for equal
+distributions it is below alpha in at most alpha of the cases (Phipson and Smyth, "Permutation P-values Should Never Be
+Zero", 2010). Over several outputs Holm's correction ("A Simple Sequentially Rejective Multiple Test Procedure", 1979)
+keeps alpha for all of them together.
 
-The two sides draw with other seeds each: the test asks for independent samples, and equal seeds are no promise of an
-engine (its generator may be another one). Everything that is drawn here follows from SEED.
+Each side draws with seeds of its own: the test needs independent samples, and an engine may have another generator.
+All random numbers drawn here follow from SEED.
 """
 
 import math
@@ -25,19 +26,19 @@ from validation.golden.golden_set import GoldenSet
 from validation.metrics.drift import is_exact
 
 SEED = 0
-# Permutations for each step of alpha that is to be told apart, and how many are held at once.
+# Permutations times alpha, so that the p-value resolves a tenth of it; and how many are held in memory at a time.
 PER_STEP, AT_ONCE = 10, 2048
-# Elements of an output that are compared; of larger ones, that many are chosen once, at random.
+# Elements of an output that are compared; of a larger one, as many are drawn at random, once.
 MOST_ELEMENTS = 1 << 14
 
 
 def two_sample_checks(
     wanted: SampledOutputs, reference: Session, candidate: Session, golden: GoldenSet
 ) -> Iterator[Check]:
-    """One check per output: the p-value after Holm's correction, which must not be below alpha.
+    """A check of each output: the p-value after Holm's correction, which must not be below alpha.
 
-    The inputs are the first case's. What the candidate raises is a failed check; errors of the reference raise, and
-    so does (InputError) a `vary` that is no input.
+    The inputs are those of the first case. An error of the candidate is a failed check; one of the reference raises.
+    Raises InputError for a `vary` that is no input.
     """
     case = golden.cases[0]
     generator = np.random.default_rng(SEED)
@@ -57,14 +58,15 @@ def two_sample_checks(
             yield Check("engine", "contract seeds", output, case.name, None, wanted.alpha, False, reason)
             continue
         permutations = math.ceil(PER_STEP * len(wanted.outputs) / wanted.alpha)
-        p_values[output] = p_value(_rows(sides[0]), _rows(sides[1]), permutations)
+        rows, others = (np.stack([np.asarray(item).reshape(-1) for item in side]) for side in sides)
+        p_values[output] = p_value(rows, others, permutations)
     note = f"p-value of {wanted.draws} draws of each side, over {len(wanted.outputs)} outputs"
     for output, p in holm(p_values, len(wanted.outputs)).items():
         yield Check("engine", "contract seeds", output, case.name, p, wanted.alpha, p >= wanted.alpha, note)
 
 
 def p_value(expected: Array, actual: Array, permutations: int) -> float:
-    """That two samples (draws, elements) of one distribution are as far apart as these. Exact for any sizes."""
+    """The chance that two samples (draws, elements) of one distribution differ as much as these; exact at any size."""
     pooled = np.concatenate([expected, actual])
     generator = np.random.default_rng(SEED)
     kernel = _kernel(pooled, generator)
@@ -84,7 +86,7 @@ def p_value(expected: Array, actual: Array, permutations: int) -> float:
 
 
 def holm(p_values: Mapping[str, float], tests: int) -> dict[str, float]:
-    """P-values after Holm's step-down correction for so many tests, by name, in the order they were given."""
+    """The p-values by name after Holm's step-down correction for `tests` tests, in their given order."""
     adjusted, least = dict[str, float](), 0.0
     for index, name in enumerate(sorted(p_values, key=lambda item: p_values[item])):
         least = max(least, min(1.0, (tests - index) * p_values[name]))
@@ -93,7 +95,7 @@ def holm(p_values: Mapping[str, float], tests: int) -> dict[str, float]:
 
 
 def _draw_inputs(wanted: SampledOutputs, inputs: Tensors, generator: np.random.Generator) -> Iterator[Tensors]:
-    """The inputs, once per draw: with whole random numbers in an integer `vary`, and normal ones in another."""
+    """The inputs of each draw, with random numbers in `vary`: uniform integers, or standard normal floats."""
     for _ in range(wanted.draws):
         if wanted.vary is None:
             yield inputs
@@ -108,7 +110,7 @@ def _draw_inputs(wanted: SampledOutputs, inputs: Tensors, generator: np.random.G
 
 
 def _unfit(expected: Sequence[Array | None], actual: Sequence[Array | None]) -> str:
-    """Why two samples cannot be compared; '' when they can."""
+    """Why two samples of an output cannot be compared; '' where they can."""
     known = [item for item in (*expected, *actual) if item is not None]
     if len(known) < len(expected) + len(actual):
         return "there is no such output"
@@ -125,12 +127,8 @@ def _unfit(expected: Sequence[Array | None], actual: Sequence[Array | None]) -> 
     return "the engine gives the same in every draw, and the graph does not" if still[1] else ""
 
 
-def _rows(side: Sequence[Array | None]) -> Array:
-    return np.stack([np.asarray(item).reshape(-1) for item in side])
-
-
 def _kernel(pooled: Array, generator: np.random.Generator) -> Array:
-    """exp(-d^2 / 2 w^2) of all pairs, w^2 the median d^2; of integers, d^2 counts the places that differ."""
+    """exp(-d^2 / 2 w^2) of all pairs of draws (n, n), w^2 the median d^2; of integers, d^2 counts unequal elements."""
     if pooled.shape[1] > MOST_ELEMENTS:
         pooled = pooled[:, np.sort(generator.choice(pooled.shape[1], MOST_ELEMENTS, replace=False))]
     if is_exact(pooled):

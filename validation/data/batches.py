@@ -1,7 +1,7 @@
-"""Inputs of a given batch from golden groups: each real sample once before any comes again.
+"""Inputs of a given batch size from groups of golden samples, in which each sample comes once before any comes again.
 
-Tiled from one group, a batch holds the same sample at places that are a group apart, and an engine that answers one of
-them with another's answer is not seen.
+A batch tiled from one group would hold each sample several times, and an engine that swaps the outputs of two equal
+samples would pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from enginery.core.types import Tensors, TensorSpec
 
 
 def leading_dim(specs: Sequence[TensorSpec]) -> str | None:
-    """The dim that all inputs have first, when it is a named one: the batch."""
+    """The named dim that all inputs have as their first axis, the batch; None without one."""
     first = {spec.shape[0] if spec.shape else None for spec in specs}
     only = first.pop() if len(first) == 1 else None
     return only if isinstance(only, str) else None
@@ -21,26 +21,23 @@ def leading_dim(specs: Sequence[TensorSpec]) -> str | None:
 def enough_samples(
     groups: Sequence[Tensors], start: int, specs: Sequence[TensorSpec], sizes: Mapping[str, int]
 ) -> Tensors:
-    """A group of inputs, followed by those after it until it has as many samples as `sizes` asks for, or all there are.
+    """The inputs of group `start`, and of those after it until there are as many samples as `sizes` has for the batch.
 
-    start: the group's index; after the last comes the first. Where no batch is asked for, or where it is the length of
-    another axis too, the group alone; groups whose samples have another shape are left out.
+    After the last group comes the first; all groups together may hold fewer samples. Only the one group where `sizes`
+    lacks the batch dim, or where it is another axis too. Groups whose samples have another shape are left out.
     """
     first, batch = groups[start], leading_dim(specs)
     if batch is None or batch not in sizes or any(batch in spec.shape[1:] for spec in specs):
         return first
-    taken, count, wanted = [first], _count(first, specs), sizes[batch]
+    name = specs[0].name
+    taken, count, wanted = [first], len(first[name]), sizes[batch]
     for step in range(1, len(groups)):
         if count >= wanted:
             break
         group = groups[(start + step) % len(groups)]
         if all(group[spec.name].shape[1:] == first[spec.name].shape[1:] for spec in specs):
             taken.append(group)
-            count += _count(group, specs)
+            count += len(group[name])
     if len(taken) == 1:
         return first
     return {spec.name: np.concatenate([group[spec.name] for group in taken]) for spec in specs}
-
-
-def _count(group: Tensors, specs: Sequence[TensorSpec]) -> int:
-    return len(group[specs[0].name])

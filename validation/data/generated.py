@@ -1,10 +1,10 @@
-"""Samples that a Python generator makes: each a dict with one array per input, checked as it comes.
+"""Samples from a Python generator: each a dict with one array per input, which is checked when it comes.
 
-An array has its input's rank (a whole batch, of any size that the model takes), or one rank less: then it is one
-sample of the batch, which gets its leading axis here.
+An array has its input's rank (a whole batch, of any size that the model takes) or one rank less: one sample of a batch,
+to which the leading axis is added here.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +18,9 @@ from validation.data.samples import sizes_of
 
 @dataclass(frozen=True)
 class GeneratedSamples:
-    """Samples from calling `make`, afresh for each pass; it must give the same ones each time.
+    """Samples of the generator function `make`, which is called for each pass and must give the same ones each time.
 
-    name: how messages call it.  digest: of the code behind it; data that the code reads by itself is not in it.
+    name: as messages name it.  digest: of the function's code, without data that the code reads.
     """
 
     make: Callable[[], Iterable[object]]
@@ -30,7 +30,7 @@ class GeneratedSamples:
     dims: tuple[Dim, ...]
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
-        """Each item as a run of its own, counted as one sample. Raises DataError for a bad one, or when none comes."""
+        """See `SampleSource.runs`; each item is a run and counts as one sample. Raises DataError also without any."""
         index = -1
         for index, item in enumerate(sample_items(self.make, self.name)):
             if stop is not None and index >= stop:
@@ -48,7 +48,9 @@ class GeneratedSamples:
             sizes = sizes_of(batch, self.inputs)
         except DataError as error:
             raise DataError(f"{where}: {error}") from error
-        _check_sizes(sizes, self.dims, where)
+        for dim in self.dims:
+            if (size := sizes.get(dim.name, dim.min)) < dim.min or size > dim.max:
+                raise DataError(f"{where}: {dim.name} is {size}, outside {dim.min}..{dim.max}; widen dims.{dim.name}")
         return batch
 
 
@@ -60,17 +62,5 @@ def _to_batch(value: object, spec: TensorSpec, where: str) -> Array:
         raise DataError(f"{where}: {spec.name!r} is {array.dtype.name}; the input is {spec.dtype}: convert it")
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
         raise DataError(f"{where}: {spec.name!r} holds NaN or Inf; remove or repair that sample")
-    alone = array.ndim == len(spec.shape) - 1 and spec.shape[0] in (1, *_names(spec))
+    alone = array.ndim == len(spec.shape) - 1 and (spec.shape[0] == 1 or isinstance(spec.shape[0], str))
     return array[None] if alone else array
-
-
-def _names(spec: TensorSpec) -> Sequence[str]:
-    return [dim for dim in spec.shape if isinstance(dim, str)]
-
-
-def _check_sizes(sizes: Mapping[str, int], dims: Sequence[Dim], where: str) -> None:
-    for dim in dims:
-        if dim.name in sizes and not dim.min <= sizes[dim.name] <= dim.max:
-            raise DataError(
-                f"{where}: {dim.name} is {sizes[dim.name]}, outside {dim.min}..{dim.max}; widen dims.{dim.name}"
-            )

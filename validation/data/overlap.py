@@ -1,7 +1,4 @@
-"""Whether golden samples are calibration samples too.
-
-Scales fit the samples that they were chosen with best, so that the errors measured on those say little about others.
-"""
+"""Whether golden samples are calibration samples too: errors on samples that scales were chosen with are too small."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -13,25 +10,20 @@ from enginery.core.reports.proof import OVERLAP, Check
 from enginery.core.types import Tensors
 from validation.data.samples import Samples, SampleSource
 
-# The share of golden samples that may be calibration samples too. Where data repeats itself, single ones are; beyond a
-# half, most of what is measured are errors on samples that the scales were chosen with.
+# The greatest share of golden samples that may be calibration samples too. A few are where data repeats itself; beyond
+# a half, the measured errors are mostly those on samples that the scales were chosen with.
 LARGEST = 0.5
 
 _DIGEST_BYTES = 16
 
 
-class Noted:
-    """A source of samples that notes the digest of each as it passes: of every run, and of each of its rows."""
+class DigestCollector:
+    """A source of samples that collects the digest of every run that passes, and of each of its rows."""
 
     def __init__(self, source: SampleSource) -> None:
-        self._source = source
+        self._source, self.name = source, source.name
         self._whole = isinstance(source, Samples) and source.complete
         self._seen: set[bytes] = set()
-
-    @property
-    def name(self) -> str:
-        """See `SampleSource`."""
-        return self._source.name
 
     @property
     def digest(self) -> str:
@@ -40,7 +32,7 @@ class Noted:
 
     @property
     def seen(self) -> bytes:
-        """The digests of the samples that passed, each once, sorted."""
+        """The digests of the samples that passed, each once, sorted and joined."""
         return b"".join(sorted(self._seen))
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
@@ -51,17 +43,17 @@ class Noted:
 
 
 def golden_digests(groups: Iterable[Tensors], complete: bool) -> bytes:
-    """The digest of each golden sample, in order. complete: each group is one sample; else samples lie along axis 0."""
+    """The digests of the golden samples, in order and joined. complete: a group is one sample; else its rows are."""
     return b"".join(_digests(groups, complete))
 
 
 def merge_digests(parts: Iterable[bytes]) -> bytes:
-    """What `Noted.seen` of all parts would be in one pass."""
+    """The `DigestCollector.seen` of all parts together."""
     return b"".join(sorted(set().union(*map(_split, parts))))
 
 
 def overlap_check(golden: bytes, calibration: bytes) -> Check:
-    """The share of golden samples that are calibration samples too, against its limit. Both as digests."""
+    """The check of the share of golden samples that are calibration samples too. Both are given as joined digests."""
     known, samples = set(_split(calibration)), _split(golden)
     count = sum(sample in known for sample in samples)
     share = count / max(len(samples), 1)

@@ -1,11 +1,11 @@
-"""Real inputs for a model, streamed from files or from a generator: calibration data and golden data.
+"""Real inputs for a model, streamed from files: calibration data and golden data.
 
-An array whose rank is its input's holds samples along axis 0, fed in groups. An array of one rank more holds one
-complete input per entry of axis 0. All inputs of a file follow the same one of these two layouts.
+An array with the rank of its input holds samples along axis 0, which runs take in groups. An array of one rank more
+holds one complete input per entry of axis 0. All arrays of a file must have the same one of these two layouts.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from validation.data.stored import Stored, find_arrays
 
 
 class SampleSource(Protocol):
-    """Where samples come from. name: how messages call it.  digest: of the data, or of the code that makes it."""
+    """A source of samples. name: as messages name it.  digest: of the data, or of the code that generates it."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -31,18 +31,17 @@ class SampleSource(Protocol):
     def digest(self) -> str: ...  # noqa: D102
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
-        """The inputs of one run after the other, each of as few samples as the model takes, and where each run ends.
-
-        start, stop: the samples to give, as a half-open range; by default all. Raises DataError for a bad sample.
+        """(index behind its last sample, inputs by name) of one run after the other, each of as few samples as the
+        model takes. start, stop: the samples to give, by default all. Raises DataError for a bad sample.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of one file or folder, checked against a model's inputs; open with `Samples.open`.
+    """The samples of one file or folder, checked against a model's inputs; opened by `Samples.open`.
 
-    count: samples in it.  complete: whether each entry of axis 0 is a complete input (one rank more than it).
+    count: the length of axis 0.  complete: whether each entry of axis 0 is a complete input.
     """
 
     path: Path
@@ -56,9 +55,9 @@ class Samples:
     def open(
         cls, path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], extra: Sequence[str] = ()
     ) -> "Samples":
-        """Check the headers of every array; no sample is read yet. `extra` names further arrays, such as labels.
+        """The samples at a path; of the arrays only headers are read. extra: names of further arrays, such as labels.
 
-        Raises DataError naming file, array, value and remedy.
+        Raises DataError, naming file, array, value and remedy, where they do not fit the model.
         """
         arrays = _name_arrays(find_arrays(path, [spec.name for spec in inputs]), inputs, extra, path)
         complete = _layout([arrays[spec.name] for spec in inputs], inputs)
@@ -69,7 +68,7 @@ class Samples:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the file, or over the files of the folder."""
+        """The digest of the file or of the folder's files."""
         return digest_of_path(self.path)
 
     @property
@@ -78,10 +77,10 @@ class Samples:
         return str(self.path)
 
     def batches(self, size: int | None = None) -> Iterator[dict[str, Array]]:
-        """Inputs for one run after the other, holding one group in memory at a time.
+        """The inputs of one run after the other by name, with one group in memory at a time.
 
-        size: samples in a group where the leading dim is dynamic; default the dim's opt, kept within its min and max.
-        Raises DataError for groups that do not fit the dim, and on the way for NaN, infinities and unreadable bytes.
+        size: samples in a group where the leading dim is dynamic, limited to its min and max; default its opt.
+        Raises DataError for groups that do not fit the dim, and while reading for NaN, infinities and damaged files.
         """
         return (inputs for _, inputs in self._stream(self._sizes(size), 0))
 
@@ -91,7 +90,7 @@ class Samples:
         return self._stream(self._sizes(1, last - start), start)
 
     def part(self, index: int, of: int) -> tuple[int, int]:
-        """The samples [start, stop) of one of several parts of about equal size; parts end where runs do.
+        """The samples [start, stop) of part `index` of `of` parts of about equal size, which end where runs end.
 
         With more parts than runs, some are empty.
         """
@@ -100,24 +99,24 @@ class Samples:
         return ends[first], ends[last]
 
     def column(self, name: str) -> Array:
-        """One whole array, in memory: for labels. Raises DataError when the file has no such array or it has NaN."""
+        """One whole array in memory, such as labels. Raises DataError without such an array of finite numbers."""
         if name not in self.arrays:
             raise DataError(f"{self.path} has no array {name!r}; {suggest(name, self.arrays)}")
-        if self.arrays[name].dtype.kind not in "biuf":
-            raise DataError(
-                f"{self.arrays[name]} is {self.arrays[name].dtype}; labels are class indices: store integers"
-            )
-        column = self.arrays[name].read()
-        _check_finite(column, self.arrays[name], 0)
+        array = self.arrays[name]
+        if array.dtype.kind not in "biuf":
+            raise DataError(f"{array} is {array.dtype}; labels are class indices: store integers")
+        column = array.read()
+        _check_finite(column, array, 0)
         return column
 
     def _stream(self, sizes: Sequence[int], start: int) -> Iterator[tuple[int, dict[str, Array]]]:
         names = [spec.name for spec in self.inputs]
         for blocks in zip(*(self.arrays[name].blocks(sizes, start) for name in names), strict=True):
-            for name, block in zip(names, blocks, strict=True):
+            group = dict(zip(names, blocks, strict=True))
+            for name, block in group.items():
                 _check_finite(block, self.arrays[name], start)
             start += len(blocks[0])
-            yield start, {name: block[0] if self.complete else block for name, block in zip(names, blocks, strict=True)}
+            yield start, {name: block[0] for name, block in group.items()} if self.complete else group
 
     def _check_arrays(self) -> None:
         seen: dict[str, int] = {}
@@ -126,30 +125,24 @@ class Samples:
             if array.dtype.name != spec.dtype:
                 raise DataError(f"{array} is {array.dtype.name}; the input is {spec.dtype}: convert it with astype")
             for axis, length, declared in self._axes(spec):
-                self._check_axis(array, axis, length, declared)
-                if isinstance(declared, str) and seen.setdefault(declared, length) != length:
-                    raise DataError(
-                        f"{array} has {declared} = {length} on axis {axis} and {seen[declared]} elsewhere; make equal"
-                    )
+                here = f"{array} has {declared} = {length} on axis {axis}"
+                if isinstance(declared, int):
+                    if length != declared:
+                        shape = f"{array} has shape {array.shape}"
+                        raise DataError(f"{shape}: axis {axis} must be {declared}; reshape or crop it")
+                    continue
+                dim = self._dim(declared)
+                if not dim.min <= length <= dim.max:
+                    remedy = f"crop or pad it, or widen dims.{declared}"
+                    raise DataError(f"{here}, outside {dim.min}..{dim.max}; {remedy}")
+                if seen.setdefault(declared, length) != length:
+                    raise DataError(f"{here} and {seen[declared]} elsewhere; make equal")
 
     def _axes(self, spec: TensorSpec) -> Iterator[tuple[int, int, int | str]]:
-        """(axis, length, declared size) of the axes of one sample; axis 0 of a grouped array is left out."""
-        shape = self.arrays[spec.name].shape
+        """(axis, length, declared size) of the axes of one sample: all but axis 0."""
         declared = spec.shape if self.complete else spec.shape[1:]
-        for axis, (length, dim) in enumerate(zip(shape[1:], declared, strict=True), start=1):
+        for axis, (length, dim) in enumerate(zip(self.arrays[spec.name].shape[1:], declared, strict=True), start=1):
             yield axis, length, dim
-
-    def _check_axis(self, array: Stored, axis: int, length: int, declared: int | str) -> None:
-        if isinstance(declared, int):
-            if length != declared:
-                raise DataError(f"{array} has shape {array.shape}: axis {axis} must be {declared}; reshape or crop it")
-            return
-        dim = self._dim(declared)
-        if not dim.min <= length <= dim.max:
-            raise DataError(
-                f"{array} has {declared} = {length} on axis {axis}, outside {dim.min}..{dim.max}; "
-                f"crop or pad it, or widen dims.{declared}"
-            )
 
     def _dim(self, name: str) -> Dim:
         found = next((dim for dim in self.dims if dim.name == name), None)
@@ -158,7 +151,7 @@ class Samples:
         return found
 
     def _sizes(self, wanted: int | None, among: int | None = None) -> list[int]:
-        """How many entries of axis 0 go into each run, when `among` entries (default: all) are divided."""
+        """The number of entries of axis 0 in each run, of `among` entries (default all). wanted: as in `batches`."""
         count = self.count if among is None else max(among, 0)
         if self.complete:
             return [1] * count
@@ -173,7 +166,13 @@ class Samples:
 
     def _group(self, wanted: int | None) -> tuple[int, int]:
         """The least and the usual length of a group."""
-        leading = self._read_leading_size()
+        firsts = {spec.shape[0] for spec in self.inputs}
+        if len(firsts) > 1:
+            raise DataError(
+                f"{self.path}: the inputs' leading sizes differ ({', '.join(sorted(map(str, firsts)))}), so samples "
+                "cannot be grouped; store one complete input per entry of a new axis 0, in every array"
+            )
+        leading = firsts.pop()
         if isinstance(leading, int):
             return leading, leading
         inner = {dim: length for spec in self.inputs for _, length, dim in self._axes(spec) if isinstance(dim, str)}
@@ -182,40 +181,30 @@ class Samples:
         dim = self._dim(leading)
         return dim.min, max(dim.min, min(wanted or dim.opt, dim.max))
 
-    def _read_leading_size(self) -> int | str:
-        leading = {spec.shape[0] for spec in self.inputs}
-        if len(leading) > 1:
-            sizes = ", ".join(sorted(map(str, leading)))
-            raise DataError(
-                f"{self.path}: the inputs' leading sizes differ ({sizes}), so samples cannot be grouped; "
-                "store one complete input per entry of a new axis 0, in every array"
-            )
-        return leading.pop()
-
 
 def resize(tensors: Tensors, specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> dict[str, Array]:
-    """Make tensors fit `sizes` of the named dims by taking elements modulo length: real data, sliced or tiled.
+    """The tensors of `specs`, sliced or tiled to `sizes` of the named dims: element i is element i modulo the length.
 
-    Dims that `sizes` leaves out keep their length. Raises DataError when an axis to be filled is empty.
+    Dims that `sizes` lacks keep their length. Raises DataError where an axis to be filled is empty.
     """
-    return {spec.name: _resize_tensor(tensors[spec.name], spec, sizes) for spec in specs}
-
-
-def _resize_tensor(tensor: Array, spec: TensorSpec, sizes: Mapping[str, int]) -> Array:
-    for axis, dim in enumerate(spec.shape):
-        if isinstance(dim, str) and sizes.get(dim, tensor.shape[axis]) != tensor.shape[axis]:
-            if tensor.shape[axis] == 0:
-                raise DataError(
-                    f"tensor {spec.name!r} is empty along {dim!r}; there is nothing to fill {sizes[dim]} from"
-                )
-            tensor = np.take(tensor, np.arange(sizes[dim]) % tensor.shape[axis], axis)
-    return tensor
+    found = {}
+    for spec in specs:
+        tensor = tensors[spec.name]
+        for axis, dim in enumerate(spec.shape):
+            length = tensor.shape[axis]
+            if isinstance(dim, str) and sizes.get(dim, length) != length:
+                if length == 0:
+                    missing = f"there is nothing to fill {sizes[dim]} from"
+                    raise DataError(f"tensor {spec.name!r} is empty along {dim!r}; {missing}")
+                tensor = np.take(tensor, np.arange(sizes[dim]) % length, axis)
+        found[spec.name] = tensor
+    return found
 
 
 def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
-    """The size of each named dim, read from the tensors' shapes.
+    """The size of each named dim, from the tensors' shapes.
 
-    Raises DataError for a missing tensor, a wrong rank, a static size that differs, and a name with two sizes.
+    Raises DataError for a missing tensor, another rank, another static size, and a name with two sizes.
     """
     sizes: dict[str, int] = {}
     for spec in specs:
@@ -236,6 +225,9 @@ def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
 def _name_arrays(
     found: Mapping[str, Stored], inputs: Sequence[TensorSpec], extra: Sequence[str], path: Path
 ) -> dict[str, Stored]:
+    """The arrays of the inputs and of `extra` by name, which must be exactly those found."""
+    beside = f", and of labels {', '.join(extra)}" if extra else ""
+    both = f"it holds {', '.join(found) or 'none'}; the model wants {', '.join(spec.name for spec in inputs)}{beside}"
     wanted = [*(spec.name for spec in inputs), *extra]
     if list(found) == [""]:
         if len(wanted) != 1:
@@ -244,41 +236,31 @@ def _name_arrays(
     for name in wanted:
         if name not in found:
             remedy = f"{suggest(name, found, '')} rename the array, or correct the name in the spec".lstrip()
-            raise DataError(f"{path} has no array {name!r}: {_both(found, inputs, extra)}; {remedy}")
+            raise DataError(f"{path} has no array {name!r}: {both}; {remedy}")
     for name in found:
         if name not in wanted:
             remedy = f"{suggest(name, wanted, '')} leave it out, or name it in the spec".lstrip()
-            raise DataError(
-                f"{path} has an array {name!r} that nothing asks for: {_both(found, inputs, extra)}; {remedy}"
-            )
+            raise DataError(f"{path} has an array {name!r} that nothing asks for: {both}; {remedy}")
     return {name: found[name] for name in wanted}
 
 
-def _both(found: Iterable[str], inputs: Sequence[TensorSpec], extra: Sequence[str]) -> str:
-    """The names that a file has, and those that it should have."""
-    beside = f", and of labels {', '.join(extra)}" if extra else ""
-    return f"it holds {', '.join(found) or 'none'}; the model wants {', '.join(spec.name for spec in inputs)}{beside}"
-
-
 def _layout(arrays: Sequence[Stored], inputs: Sequence[TensorSpec]) -> bool:
-    """Whether arrays hold one complete input per entry; all of them must agree."""
-    layouts = {_is_complete(array, spec) for array, spec in zip(arrays, inputs, strict=True)}
+    """Whether the arrays hold one complete input per entry; raises DataError where they differ in that."""
+    layouts = set()
+    for array, spec in zip(arrays, inputs, strict=True):
+        more = len(array.shape) - len(spec.shape)
+        if more not in (0, 1) or not array.shape:
+            raise DataError(
+                f"{array} has shape {array.shape}; input {spec.name!r} has shape {spec.shape}: give the same rank "
+                "(samples along axis 0) or one rank more (one complete input per entry)"
+            )
+        layouts.add(more == 1)
     if len(layouts) > 1:
         raise DataError(
             f"{arrays[0].path}: some arrays hold one complete input per entry of axis 0, others samples along it; "
             "store all of them the same way"
         )
     return layouts.pop()
-
-
-def _is_complete(array: Stored, spec: TensorSpec) -> bool:
-    more = len(array.shape) - len(spec.shape)
-    if more not in (0, 1) or not array.shape:
-        raise DataError(
-            f"{array} has shape {array.shape}; input {spec.name!r} has shape {spec.shape}: give the same rank "
-            "(samples along axis 0) or one rank more (one complete input per entry)"
-        )
-    return more == 1
 
 
 def _count(arrays: Mapping[str, Stored]) -> int:

@@ -1,15 +1,14 @@
-"""Arrays in files, whatever the kind of file: .npz, .npy, safetensors, or a folder of .npy files.
+"""Arrays stored in .npz, .npy and safetensors files, or in a folder of .npy files.
 
 A folder holds `INPUT.npy` for each input, or a folder `INPUT/` for each, or, for a single input, just .npy files. A
-file of the first kind is a whole array; the others are one entry of axis 0 each, in the order of their names.
-Everything is streamed: memory depends on what is asked for, never on the size of a file or their number.
+file of the first kind is a whole array; the others are one entry of axis 0 each, in the order of their names. Arrays
+are streamed: memory depends on the rows that are asked for, not on the size or number of files.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -25,30 +24,9 @@ SAFETENSORS_DTYPES = {
 LARGEST_HEADER = 100_000_000  # safetensors' own limit
 
 
-class Stored(Protocol):
-    """An array that is somewhere in files, known by its shape and dtype."""
-
-    @property
-    def path(self) -> Path: ...  # noqa: D102
-
-    @property
-    def dtype(self) -> np.dtype: ...  # noqa: D102
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
-
-    def blocks(self, rows: Iterable[int], skip: int = 0) -> Iterator[Array]:
-        """Consecutive pieces along axis 0, of the given lengths, the first of them behind `skip` entries."""
-        ...
-
-    def read(self) -> Array:
-        """The whole array, in memory."""
-        ...
-
-
 @dataclass(frozen=True)
 class FileSeries:
-    """One entry of axis 0 per file."""
+    """An array of which each file holds one entry of axis 0; read as `StoredArray` is."""
 
     path: Path
     files: tuple[StoredArray, ...]
@@ -58,29 +36,35 @@ class FileSeries:
 
     @property
     def dtype(self) -> np.dtype:
-        """That of the first file, which all share."""
+        """The files' dtype."""
         return self.files[0].dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of files, and the shape that they share."""
+        """The number of files, followed by the files' shape."""
         return (len(self.files), *self.files[0].shape)
 
     def blocks(self, rows: Iterable[int], skip: int = 0) -> Iterator[Array]:
-        """Consecutive pieces along axis 0; a file is opened when its turn comes."""
+        """Consecutive pieces along axis 0, with the lengths `rows`, after the first `skip` entries.
+
+        A file is opened only when its entry is read.
+        """
         for count in rows:
-            yield np.stack([_whole(file) for file in self.files[skip : skip + count]])
+            yield np.stack([file.whole() for file in self.files[skip : skip + count]])
             skip += count
 
     def read(self) -> Array:
-        """All of them, in memory."""
+        """The whole array, in memory."""
         return next(self.blocks([len(self.files)]))
 
 
-def find_arrays(path: Path, inputs: Sequence[str]) -> dict[str, Stored]:
-    """The arrays at a path by name; the only array of an .npy file or of a folder is named ''.
+Stored = StoredArray | FileSeries
 
-    Raises DataError when there is nothing, or anything but plain arrays.
+
+def find_arrays(path: Path, inputs: Sequence[str]) -> dict[str, Stored]:
+    """The arrays at a path by name; the single array of an .npy file or of a folder is named ''. inputs: their names.
+
+    Raises DataError without any, and for anything but plain arrays.
     """
     if path.is_dir():
         return _in_folder(path, inputs)
@@ -114,15 +98,9 @@ def _series(path: Path) -> FileSeries:
     return FileSeries(path, files)
 
 
-def _whole(file: StoredArray) -> Array:
-    """An entry, which may be a number without axes."""
-    (entry,) = next(replace(file, shape=(1, *file.shape)).blocks([1]))
-    return np.asarray(entry)
-
-
 @dataclass(frozen=True)
 class _SafetensorsEntry:
-    """An array in a safetensors header. data_offsets: begin and end behind the header, in bytes."""
+    """An array's entry in a safetensors header. data_offsets: its begin and end in bytes, from the header's end."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -1,1 +1,1 @@
-"""Seeded shapes and values for an engine, against the graph it was built from: what golden data alone does not try."""
+"""Fuzzing: seeded shapes and values for an engine, whose outputs are compared with the graph it was built from."""

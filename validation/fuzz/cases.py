@@ -1,14 +1,10 @@
-"""Which shapes and which values are tried. A case is its sizes, its kind of values and the seed: nothing else is drawn.
+"""Which shapes and values an engine is tried with: fuzz cases, and the inputs that follow from a case and a seed.
 
 Sizes are boundary values first (each edge of a bucket and its neighbours: Myers, "The Art of Software Testing", 1979,
 chapter 4), then interior ones at random, by a histogram of real traffic where there is one.
 
-The values of a case: a function of the seed, its sizes and its kind, so that a report's line makes them again.
-
-Integers are mostly indices, which have no extremes of their own: they get the least and the greatest that the golden
-data holds. A NaN goes into one sample of every floating-point input.
-
-Groups of a golden set's inputs for cases to draw from, read when they are asked for.
+Values are made from real ones of a golden set. Integers are mostly indices, which have no extremes of their own: they
+get the least and the greatest of the golden data. A NaN goes into one sample of every floating-point input.
 """
 
 import re
@@ -31,14 +27,14 @@ Values = Literal["realistic", "zeros", "ones", "extreme", "denormal", "nan"]
 VALUES: tuple[Values, ...] = get_args(Values)
 Histogram = Mapping[str, Mapping[int, float]]
 
-# Corners of all dims at once grow as 2^dims; beyond this many the first ones stand for the rest.
+# Corners of all dims at once number 2^dims; of more than these, only the first are tried.
 MOST_CORNERS = 16
 _ONLY = re.compile(r"(\w+)=(\w+)")
 
 
 @dataclass(frozen=True)
 class FuzzCase:
-    """The size of each dim, the kind of values, and which draw of them. outside: no profile covers the sizes."""
+    """The size of each dim, the kind of values, and the number of their draw. outside: no profile covers the sizes."""
 
     sizes: tuple[tuple[str, int], ...]
     values: Values = "realistic"
@@ -53,11 +49,12 @@ class FuzzCase:
 def draw(
     dims: Sequence[Dim], seed: int, count: int, histogram: Histogram | None = None, values: Sequence[Values] = VALUES
 ) -> list[FuzzCase]:
-    """Every boundary with real values, every kind of values at each dim's opt, `count` at random, and one step outside.
+    """Cases at every boundary with real values, of every kind of values at opt, `count` random ones, and those outside.
 
     The same arguments give the same cases. Raises InputError for a histogram that does not fit the dims.
     """
-    weights = check_histogram(histogram or {}, dims)
+    weights = histogram or {}
+    _check_histogram(weights, dims)
     generator = np.random.default_rng(seed)
     inner = [FuzzCase(tuple(sizes.items())) for sizes in boundaries(dims)]
     inner += [FuzzCase(_opt(dims), kind) for kind in values]
@@ -90,7 +87,7 @@ def just_outside(dims: Sequence[Dim]) -> Iterator[dict[str, int]]:
 
 
 def parse_only(text: str, dims: Sequence[Dim]) -> FuzzCase:
-    """A case as a report writes it: 'batch=5 values=ones'. Raises InputError for anything else."""
+    """The case that a report writes as 'batch=5 values=ones'. Raises InputError for text that is none of this model."""
     given = dict(_ONLY.findall(text))
     rest = _ONLY.sub("", text).replace(",", " ").strip()
     values, nth = given.pop("values", "realistic"), given.pop("draw", "0")
@@ -105,7 +102,7 @@ def parse_only(text: str, dims: Sequence[Dim]) -> FuzzCase:
 
 
 def parse_histogram(data: object) -> dict[str, dict[int, float]]:
-    """A histogram of traffic: {dim: {size: count}}. Raises InputError for anything else."""
+    """A histogram of traffic, {dim: {size: count}}, from JSON. Raises InputError for anything else."""
     try:
         wanted = decode(data, dict[str, dict[str, float]])
         return {name: {int(size): count for size, count in counts.items()} for name, counts in wanted.items()}
@@ -115,8 +112,7 @@ def parse_histogram(data: object) -> dict[str, dict[int, float]]:
         ) from error
 
 
-def check_histogram(histogram: Histogram, dims: Sequence[Dim]) -> Histogram:
-    """The histogram, when it names dims of the model and sizes within them. Raises InputError."""
+def _check_histogram(histogram: Histogram, dims: Sequence[Dim]) -> None:
     known = {dim.name: dim for dim in dims}
     for name, counts in histogram.items():
         if name not in known:
@@ -127,7 +123,6 @@ def check_histogram(histogram: Histogram, dims: Sequence[Dim]) -> Histogram:
             raise InputError(f"histogram: {name} = {wrong[0]} is outside {dim.min}..{dim.max}; widen dims.{name}")
         if not all(np.isfinite(count) and count >= 0 for count in counts.values()) or not sum(counts.values()) > 0:
             raise InputError(f"histogram: the counts of {name} must be finite, not negative, and not all 0")
-    return histogram
 
 
 def _opt(dims: Sequence[Dim]) -> tuple[tuple[str, int], ...]:
@@ -142,7 +137,8 @@ def _size(generator: np.random.Generator, dim: Dim, counts: Mapping[int, float])
     return int(generator.choice(sizes, p=weights / weights.sum()))
 
 
-# Largest finite numbers, and smallest normal ones, of what an engine computes in. int8 and fp8 compute around in fp32.
+# The largest finite and the smallest normal number of float16 and of float32, in which int8 and fp8 engines compute
+# what is not quantized.
 _HALF = (65504.0, 2.0**-14)
 _SINGLE = (float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny))
 
@@ -155,42 +151,30 @@ def reach(precision: Precision) -> tuple[float, float]:
 def make(
     case: FuzzCase, specs: Sequence[TensorSpec], golden: Sequence[Tensors], seed: int, precision: Precision
 ) -> dict[str, Array]:
-    """The inputs of a case. golden: groups of real inputs, which are drawn from and give integers their range."""
+    """The inputs of a case by name. golden: groups of real inputs, from which values and ranges of integers come."""
     generator = np.random.default_rng([seed, VALUES.index(case.values), case.draw, *(size for _, size in case.sizes)])
     sizes = dict(case.sizes)
     known = enough_samples(golden, int(generator.integers(len(golden))), specs, sizes)
-    real = _resample(generator, known, specs, sizes)
+    if leading_dim(specs) is not None:  # real samples in another order
+        order = generator.permutation(len(known[specs[0].name]))
+        known = {spec.name: known[spec.name][order] for spec in specs}
+    real = resize(known, specs, sizes)
     if case.values == "realistic":
         return real
     if case.values == "nan":
-        return _with_nan(real, nan_at(case, specs, seed))
+        position = nan_at(case, specs, seed)
+        for name, array in real.items() if position is not None else ():
+            if array.dtype.kind == "f":
+                real[name] = array.copy()
+                real[name][position] = np.nan
+        return real
     return {spec.name: _fill(generator, real[spec.name], case, golden, spec.name, precision) for spec in specs}
 
 
 def nan_at(case: FuzzCase, specs: Sequence[TensorSpec], seed: int) -> int | None:
-    """The batch position that gets NaN; None where nothing could leak: no batch, or a batch of one."""
+    """The sample of the batch that gets NaN; None without a batch of two or more, where it could leak to no other."""
     size = dict(case.sizes).get(leading_dim(specs) or "", 1)
     return int(np.random.default_rng([seed, case.draw, size]).integers(size)) if size > 1 else None
-
-
-def _resample(
-    generator: np.random.Generator, tensors: Tensors, specs: Sequence[TensorSpec], sizes: dict[str, int]
-) -> dict[str, Array]:
-    """Real samples in another order, then cut or repeated to the sizes."""
-    if leading_dim(specs) is not None:
-        order = generator.permutation(len(tensors[specs[0].name]))
-        tensors = {spec.name: tensors[spec.name][order] for spec in specs}
-    return resize(tensors, specs, sizes)
-
-
-def _with_nan(tensors: dict[str, Array], position: int | None) -> dict[str, Array]:
-    if position is None:
-        return tensors
-    copies = {name: array.copy() for name, array in tensors.items()}
-    for array in copies.values():
-        if array.dtype.kind == "f":
-            array[position] = np.nan
-    return copies
 
 
 def _fill(
@@ -201,6 +185,7 @@ def _fill(
     name: str,
     precision: Precision,
 ) -> Array:
+    """Values of the case's kind in the shape and dtype of the input `real`, which they are where the kind has none."""
     if case.values in ("zeros", "ones"):
         return np.full_like(real, case.values == "ones")
     if real.dtype.kind == "f":
@@ -214,14 +199,14 @@ def _fill(
     return real
 
 
-# More of them stay on disk. Part of what a case is: another number draws other groups.
+# Groups that cases draw from; with another number, the same case draws another group.
 MOST_GROUPS = 32
-# Groups of no more bytes are kept once they were read.
+# Groups of at most so many bytes are kept in memory once they were read.
 MOST_KEPT = 1 << 20
 
 
 class Groups(Sequence[Tensors]):
-    """The inputs of the first golden cases."""
+    """The inputs of the first golden cases of a golden set, read when they are asked for."""
 
     def __init__(self, golden: GoldenSet) -> None:
         kinds = enumerate(case_kinds(golden))

@@ -1,14 +1,10 @@
-"""The report of fuzzing one engine: every case with its verdict, and the smallest failing ones. Plain values.
+"""Fuzzing one engine: its outputs against those of the graph it was built from, and failing cases made small.
 
-What came of a case: whether the engine said what its graph says, wherever the graph says anything.
+Elements that are not finite in the reference are not judged, nor are cases of extremes or denormals where float32
+itself breaks the limits against float64.
 
-An element that is not finite in the reference is required of nobody: both sides have left the numbers. A case of
-extremes or denormals where float32 itself, against float64, breaks the limits is not judged.
-
-Fuzzing one engine: draw, try, and make what fails as small as it gets.
-
-Shrinking is greedy over sizes, then over kinds of values (Hughes and Claessen's QuickCheck, 2000, does the same): it
-ends at a case of which no single smaller size that was tried fails.
+Shrinking is greedy over sizes, then over kinds of values (as in Hughes and Claessen's QuickCheck, 2000): it ends at a
+case of which no smaller size that was tried fails.
 """
 
 from collections import Counter
@@ -29,14 +25,17 @@ from validation.fuzz.cases import FuzzCase, Values, make, reach
 from validation.limits.budget import Budget, OutputLimits, StagedLimits
 from validation.metrics.drift import Drift, is_exact
 
+# Runs that shrinking one failure may take, and failures that are shrunk: others most likely have the same cause.
+MOST_TRIES, MOST_SHRUNK = 100, 3
+
 CaseVerdict = Literal["ok", "refused", "not judged", "failed"]
 
 
 @dataclass(frozen=True)
 class FuzzedCase:
-    """A case and what came of it. case: as `parse_only` reads it.  outside: no profile covers the sizes.
+    """A case and its verdict. case: in the words that `parse_only` reads.  outside: no profile covers the sizes.
 
-    failed: the checks that broke their limit.
+    failed: the failed checks.
     """
 
     sizes: Mapping[str, int]
@@ -51,7 +50,7 @@ class FuzzedCase:
 
 @dataclass(frozen=True, kw_only=True)
 class SmallestCase(FuzzedCase):
-    """A failing case that was made small. from_: the case that was drawn.  reproduce: the command that tries this."""
+    """A failing case made small. from_: the case that was drawn.  reproduce: the command that tries this one."""
 
     from_: str
     reproduce: str
@@ -59,7 +58,7 @@ class SmallestCase(FuzzedCase):
 
 @dataclass(frozen=True)
 class FuzzReport:
-    """All cases in order. passed: no case failed.  counts: of cases by verdict."""
+    """The report of fuzzing one engine: all cases in order. passed: no case failed.  counts: of cases by verdict."""
 
     seed: int
     passed: bool
@@ -80,10 +79,10 @@ class FuzzOutcome:
 
 @dataclass(frozen=True)
 class FuzzSides:
-    """The two sides: a reference, a candidate, and the model in float64 where that is known.
+    """The graph (reference) and the engine (candidate), with their limits. exact: the model in float64, if available.
 
-    limits: of real data, measured on the model.  documented: of values that they were not measured on.
-    usual: by output the drift of the golden cases (`golden_drifts`), for real data to be judged as edges are.
+    limits: for real values.  documented: for other values, which no limits were measured on.  usual: by output, the
+    drift of the golden cases (`golden_drifts`), by which real values are judged as edge cases are.
     """
 
     reference: Session
@@ -96,43 +95,35 @@ class FuzzSides:
 
 
 def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:
-    """Run both sides and compare. What they raise is an outcome too."""
+    """The outcome of running both sides on a case, or of their errors.
+
+    Where the reference raises, a case is not judged; outside of all profiles the candidate must raise too.
+    """
     with np.errstate(all="ignore"):
         try:
             expected = run(sides.reference, inputs)
         except EngineryError as error:
-            return _both_refuse(case, inputs, sides, error)
+            verdict: CaseVerdict = "refused" if case.outside else "not judged"
+            unfit = FuzzOutcome(case, verdict, f"the graph itself does not run: {error}")
+            try:
+                run(sides.candidate, inputs)
+            except EngineryError:
+                return unfit
+            why = f"the engine answers where the graph it was built from does not run: {error}"
+            return FuzzOutcome(case, "failed", why) if case.outside else unfit
         try:
-            actual: object = run(sides.candidate, inputs)
+            actual = run(sides.candidate, inputs)
         except DataError as error:
-            verdict: CaseVerdict = "refused" if case.outside else "failed"
-            return FuzzOutcome(case, verdict, str(error))
+            return FuzzOutcome(case, "refused" if case.outside else "failed", str(error))
         except Exception as error:  # a runtime behind a session raises whatever it has
             return FuzzOutcome(case, "failed", f"the engine breaks instead of answering or refusing: {error}")
-        if not isinstance(actual, Mapping):
-            why = f"the engine answers with a {type(actual).__name__}, and no outputs by name"
-            return FuzzOutcome(case, "failed", why)
-        return _compare_case(case, inputs, expected, actual, sides)
-
-
-def _both_refuse(case: FuzzCase, inputs: Tensors, sides: FuzzSides, error: EngineryError) -> FuzzOutcome:
-    try:
-        run(sides.candidate, inputs)
-    except EngineryError:
-        return FuzzOutcome(case, "refused" if case.outside else "not judged", f"the graph itself does not run: {error}")
-    if not case.outside:
-        return FuzzOutcome(case, "not judged", f"the graph itself does not run: {error}")
-    return FuzzOutcome(case, "failed", f"the engine answers where the graph it was built from does not run: {error}")
-
-
-def _compare_case(case: FuzzCase, inputs: Tensors, expected: Tensors, actual: Tensors, sides: FuzzSides) -> FuzzOutcome:
-    checks = sides.limits.judge(lambda limits: _checks(case, inputs, expected, actual, sides, limits))
-    failed = [check for check in checks if not check.passed]
-    if not failed:
-        return FuzzOutcome(case, "ok", "", checks)
-    if case.values not in ("realistic", "nan") and (why := _beyond_float32(case, inputs, expected, sides)):
-        return FuzzOutcome(case, "not judged", why, checks)
-    return FuzzOutcome(case, "failed", describe(failed[0]), checks)
+        checks = sides.limits.judge(lambda limits: _checks(case, inputs, expected, actual, sides, limits))
+        failed = [check for check in checks if not check.passed]
+        if not failed:
+            return FuzzOutcome(case, "ok", "", checks)
+        if case.values not in ("realistic", "nan") and (why := _beyond_float32(case, inputs, expected, sides)):
+            return FuzzOutcome(case, "not judged", why, checks)
+        return FuzzOutcome(case, "failed", describe(failed[0]), checks)
 
 
 def _checks(
@@ -156,16 +147,14 @@ def _checks(
 
 
 def _mask_unjudged(expected: Array, actual: Array, sides: FuzzSides) -> tuple[Array, Array]:
-    """Both sides where the reference is a number; below the smallest normal one, 0 and a denormal are the same."""
+    """Both sides with 0 where the reference is not finite, and where both are below the smallest normal number."""
     tiny = reach(sides.precision)[1]
-    finite = np.isfinite(expected)
-    small = finite & (np.abs(expected) < tiny) & (np.abs(actual) < tiny)
-    keep = finite & ~small
+    keep = np.isfinite(expected) & ~((np.abs(expected) < tiny) & (np.abs(actual) < tiny))
     return np.where(keep, expected, 0), np.where(keep, actual, 0)
 
 
 def _beyond_float32(case: FuzzCase, inputs: Tensors, expected: Tensors, sides: FuzzSides) -> str:
-    """Why float32 is no reference for these inputs; empty when it is, or when it cannot be known."""
+    """Why float32 is no reference for these inputs; empty where it is one, or where float64 cannot be run."""
     if sides.exact is None:
         return ""
     try:
@@ -177,13 +166,9 @@ def _beyond_float32(case: FuzzCase, inputs: Tensors, expected: Tensors, sides: F
     return f"float32 itself is not right here: {describe(broken[0])} against float64" if broken else ""
 
 
-# Runs that one failure may cost to shrink, and failures that are shrunk: the rest is most likely the same fault.
-MOST_TRIES, MOST_SHRUNK = 100, 3
-
-
 @dataclass(frozen=True)
 class FuzzRun:
-    """All outcomes in order, and the smallest failing case of the first failures, by the case that it came from."""
+    """All outcomes in order, and of the first failures the drawn case with the outcome of the smallest failing one."""
 
     seed: int
     outcomes: tuple[FuzzOutcome, ...]
@@ -191,11 +176,11 @@ class FuzzRun:
 
     @property
     def failed(self) -> tuple[FuzzOutcome, ...]:
-        """The cases that the engine did not answer rightly."""
+        """The outcomes of the failed cases."""
         return tuple(item for item in self.outcomes if item.verdict == "failed")
 
     def report(self, command: Callable[[FuzzCase], str]) -> FuzzReport:
-        """The report. command: the words that try one case again."""
+        """The report. command: gives the command that tries a case again."""
         return FuzzReport(
             seed=self.seed,
             passed=not self.failed,
@@ -229,7 +214,7 @@ def fuzz(
     sides: FuzzSides,
     seed: int,
 ) -> FuzzRun:
-    """Try every case. specs: inputs of the model.  golden: groups of its real inputs."""
+    """Try every case, and make the first failures small. specs: inputs of the model.  golden: groups of real inputs."""
 
     def attempt(case: FuzzCase) -> FuzzOutcome:
         return try_case(case, make(case, specs, golden, seed, sides.precision), sides)
@@ -246,7 +231,7 @@ def fuzz(
 def shrink(
     failing: FuzzOutcome, specs: Sequence[TensorSpec], dims: Sequence[Dim], attempt: Callable[[FuzzCase], FuzzOutcome]
 ) -> FuzzOutcome:
-    """The smallest case that was found to fail as well; a case outside every profile stays as it is."""
+    """The outcome of the smallest case that was found to fail too; a case outside of all profiles stays as it is."""
     if failing.case.outside:
         return failing
     tries = iter(range(MOST_TRIES))
@@ -263,23 +248,13 @@ def shrink(
 
 
 def _smaller(case: FuzzCase, specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[FuzzCase]:
-    """Cases that are simpler by one step: each dim from its least size up, then plainer values."""
+    """Cases with one dim smaller, from its least size up (of many sizes, ever closer ones), then with real values."""
     sizes = dict(case.sizes)
     for dim in dims:
         least = max(dim.min, 2) if case.values == "nan" and dim.name == leading_dim(specs) else dim.min
-        for size in _sizes_below(least, sizes[dim.name]):
+        gap = sizes[dim.name] - least
+        gaps = range(gap, 0, -1) if gap <= 16 else [gap >> shift for shift in range(gap.bit_length())]
+        for size in (sizes[dim.name] - item for item in gaps):
             yield replace(case, sizes=tuple((sizes | {dim.name: size}).items()))
-    if case.values == "realistic":
-        return
-    yield replace(case, values="realistic")
-
-
-def _sizes_below(least: int, size: int) -> Iterator[int]:
-    """All of them when they are few; else the least, and ever closer to the size."""
-    if size - least <= 16:
-        yield from range(least, size)
-        return
-    gap = size - least
-    while gap:
-        yield size - gap
-        gap //= 2
+    if case.values != "realistic":
+        yield replace(case, values="realistic")

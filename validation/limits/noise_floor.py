@@ -1,13 +1,11 @@
-"""An ONNX graph in float64: the reference that tells how much of a difference is only the rounding of float32.
+"""The noise floor: how far a model's float32 outputs are from exact ones, which no engine is responsible for.
 
-ONNX's own reference evaluator carries it out in numpy. Convolutions and pooling, which it does element by element, are
-done here by matrix products and windows.
-
-The noise floor: how far a model's float32 outputs are from exact ones, which no engine is to blame for.
-
-The model is run in float64 and in float32 on cases of the golden set. What an engine may differ by follows from that
+The model is run in float64 and in float32 on cases of the golden set. An engine's limits follow from the difference
 (`budget`): a rounding unit of float16 is 2^13 times that of float32 and one of bfloat16 2^16 times (Higham,
 "Accuracy and Stability of Numerical Algorithms", 2002, chapters 2 and 3: to first order, errors grow with the unit).
+
+ONNX's own reference evaluator runs the graph in float64 with numpy. Convolutions and max pooling, which it computes
+element by element, are done here by matrix products and windows.
 """
 
 import math
@@ -30,17 +28,19 @@ if TYPE_CHECKING:
     from onnx.reference.op_run import OpRun
 
 
-# Operators whose result is drawn, so that two runs differ by more than rounding.
+# Cases of each kind that are measured: one in float64 takes as long as several inferences.
+MOST_CASES = 2
+# Operators with a random result, so that two runs differ by more than rounding.
 _RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 
 
 def random_operator(model: "ModelProto") -> str | None:
-    """The first operator of a model that draws its result; None without any."""
+    """The type of the first operator of a model with a random result; None without any."""
     return next((node.op_type for node in walk_nodes(model.graph) if node.op_type in _RANDOM), None)
 
 
 class DoubleSession:
-    """Runs a float32 model in float64; outputs come in float64. Raises ValueError for a model that cannot be."""
+    """Runs a float32 ONNX model in float64. Raises ValueError for a model with random operators."""
 
     def __init__(self, model: Path) -> None:
         import onnx
@@ -53,8 +53,8 @@ class DoubleSession:
         self._evaluator = ReferenceEvaluator(wide, new_ops=_operators())
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
-        """All outputs. Raises ValueError, with the evaluator's words, for what it cannot carry out."""
-        given = {name: _wide(array) for name, array in inputs.items()}
+        """All outputs, float32 ones as float64. Raises ValueError with the evaluator's error where that fails."""
+        given = {name: a.astype(np.float64) if a.dtype == np.float32 else a for name, a in inputs.items()}
         try:
             with np.errstate(all="ignore"):
                 found = self._evaluator.run(None, given)
@@ -63,12 +63,8 @@ class DoubleSession:
         return dict(zip(self._evaluator.output_names, found, strict=True))
 
 
-def _wide(array: Array) -> Array:
-    return array.astype(np.float64) if array.dtype == np.float32 else array
-
-
 def _widen(model: "ModelProto") -> None:
-    """In place: float32 becomes float64 in constants, casts, inputs and outputs; shapes that were inferred go."""
+    """Replace float32 by float64 in constants, casts, inputs and outputs, in place, and drop inferred shapes."""
     from onnx import TensorProto, numpy_helper
 
     def widen(tensor: TensorProto) -> TensorProto:
@@ -104,6 +100,7 @@ def _widen_attribute(
 
 
 def _operators() -> "list[type[OpRun]]":
+    """Conv and MaxPool for the evaluator."""
     from onnx.reference.op_run import OpRun
     from onnx.reference.ops.op_max_pool import MaxPool as AnyMaxPool
 
@@ -133,9 +130,9 @@ def convolve(
     dilations: Sequence[int],
     pads: Sequence[tuple[int, int]],
 ) -> Array:
-    """A convolution as matrix products, sample by sample.
+    """A convolution as matrix products, one sample at a time: (n, out, places...).
 
-    x: (n, c, ...).  w: (out, c / group, ...).  b: (out,).  pads: before and behind, for each spatial axis.
+    x: (n, c, ...).  w: (out, c / group, kernel...).  b: (out,).  pads: before and behind, for each spatial axis.
     """
     kernel = w.shape[2:]
     matrices = w.reshape(group, w.shape[0] // group, -1)
@@ -159,20 +156,17 @@ def windows(
     pads: Sequence[tuple[int, int]],
     fill: float,
 ) -> Array:
-    """A view of all windows of (n, c, ...): (n, c, places..., kernel...)."""
+    """A view of all windows of x, which is (n, c, ...), padded with `fill`: (n, c, places..., kernel...)."""
     padded = np.pad(x, [(0, 0), (0, 0), *pads], constant_values=fill)
     spans = tuple((size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True))
-    axes = tuple(range(2, x.ndim))
-    view = sliding_window_view(padded, spans, axes)
-    places = tuple(slice(None, None, stride) for stride in strides)
-    inside = tuple(slice(None, None, dilation) for dilation in dilations)
-    return np.asarray(view[(slice(None), slice(None), *places, *inside)])
+    view = sliding_window_view(padded, spans, tuple(range(2, x.ndim)))
+    return np.asarray(view[:, :, *(slice(None, None, step) for step in (*strides, *dilations))])
 
 
 def _window(
     given: dict[str, object], sizes: Sequence[int], kernel: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]:
-    """Strides, dilations and padding of each spatial axis, as the node's attributes say (ONNX operators, Conv)."""
+    """Strides, dilations and padding of each spatial axis, from a node's attributes (ONNX operators, Conv)."""
     rank = len(kernel)
     strides, dilations = (_ints(given.get(name) or [1] * rank) for name in ("strides", "dilations"))
     auto = given.get("auto_pad") or "NOTSET"
@@ -192,13 +186,9 @@ def _ints(value: object) -> tuple[int, ...]:
     return tuple(map(int, value)) if isinstance(value, Iterable) else (int(str(value)),)
 
 
-# Of each kind. float64 in numpy costs several inferences each.
-MOST_CASES = 2
-
-
 @dataclass(frozen=True)
 class OutputFloor:
-    """Of one output over some cases, float32 against float64: the least SQNR, in decibels, and the greatest max_rel."""
+    """One output in float32 against float64, over some cases: the least SQNR in decibels, the greatest max_rel."""
 
     sqnr_db: float
     max_rel: float
@@ -206,14 +196,10 @@ class OutputFloor:
 
 @dataclass(frozen=True)
 class Noise:
-    """The floor of each output, by kind of case ('golden', 'edge'). reason: why there is none; empty when there is."""
+    """The floor by output and kind of case ('golden', 'edge'). reason: why nothing was measured; empty where it was."""
 
     floors: Mapping[str, Mapping[str, OutputFloor]] = field(default_factory=dict)
     reason: str = ""
-
-    def of(self, output: str, kind: str) -> OutputFloor | None:
-        """The floor of an output in a kind of case; None where it was not measured, or is no number."""
-        return self.floors.get(output, {}).get(kind)
 
 
 def noise_floor(
@@ -223,12 +209,19 @@ def noise_floor(
 ) -> Noise:
     """Compare two ways to run one model. exact: in float64.  single: in float32.  cases: inputs by kind of case.
 
-    Where `exact` raises ValueError, no floor is known, for the reason that it gives.
+    The result has no floors where `exact` raises ValueError, whose first line is then the reason.
     """
     floors: dict[str, dict[str, OutputFloor]] = {}
     for kind, inputs in cases.items():
+        found: dict[str, list[Drift]] = {}
         try:
-            found = _drifts(exact, single, islice(inputs, MOST_CASES))
+            for tensors in islice(inputs, MOST_CASES):
+                wide, narrow = exact(tensors), single(tensors)
+                for name, array in wide.items():
+                    if not is_exact(array) and array.shape == narrow[name].shape:
+                        drift = measure(array, narrow[name])
+                        if drift.nonfinite == 0 and drift.count:
+                            found.setdefault(name, []).append(drift)
         except ValueError as error:
             return Noise(reason=str(error).splitlines()[0][:200])
         for output, drifts in found.items():
@@ -236,17 +229,3 @@ def noise_floor(
             if math.isfinite(floor.sqnr_db) and math.isfinite(floor.max_rel):
                 floors.setdefault(output, {})[kind] = floor
     return Noise(floors)
-
-
-def _drifts(
-    exact: Callable[[Tensors], Tensors], single: Callable[[Tensors], Tensors], inputs: Iterable[Tensors]
-) -> dict[str, list[Drift]]:
-    found: dict[str, list[Drift]] = {}
-    for tensors in inputs:
-        wide, narrow = exact(tensors), single(tensors)
-        for name, array in wide.items():
-            if not is_exact(array) and array.shape == narrow[name].shape:
-                drift = measure(array, narrow[name])
-                if drift.nonfinite == 0 and drift.count:
-                    found.setdefault(name, []).append(drift)
-    return found

@@ -1,9 +1,4 @@
-"""What rounding an honest kernel may add to a graph, as values: an engine's limits follow from it.
-
-How many integers of an output an honest kernel decides otherwise, and the agreement that an engine is held to.
-
-What `honest_rounding` finds.
-"""
+"""What rounding by an honest kernel changes in a graph's outputs, as values that an engine's limits follow from."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,21 +13,26 @@ from validation.metrics.slices import AxisSums, Slices
 from validation.statistics.distributions import beta_cdf
 from validation.statistics.rates import upper
 
-# As of the other errors of honest rounding: how often near ties fall elsewhere grows with the error's amplitude.
+# The factor allowed over the measured number of changed integers: like the other errors of honest rounding, near ties
+# fall to the other side in proportion to the error's amplitude.
 MARGIN = 2
-# Elements that one near tie moves, where there are several: two change places.
+# Elements that one near tie changes where there are several: two change places.
 PAIR = 2
-# Of a bound that is wrong: one engine in a hundred.
+# The chance that a bound is wrong: one engine in a hundred.
 LEVEL = 0.01
-# What no measurement makes stricter.
+# Agreement where honest rounding changes nothing.
 MOST = 1.0
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """Of one output: how many elements changed of how many, in the golden cases and by the way to round that changes
-    most. together: the most that changed in one sample, since one near tie may move all that is sorted behind it.
-    unmeasured: elements of the other golden cases.  case: those of one, 0 for all that were measured."""
+    """How many integers of one output honest rounding changes in the golden cases, by the way to round that changes
+    most, and the agreement that an engine must have.
+
+    changed, elements: of the measured cases.  together: the most that changed in one sample, since one near tie may
+    move all that is sorted behind it.  unmeasured: elements of the other golden cases.  case: elements of one case; 0
+    where all measured ones are one case.
+    """
 
     changed: int
     elements: int
@@ -41,11 +41,11 @@ class Decisions:
     case: int = 0
 
     def limit(self, kind: str, elements: int) -> float:
-        """The agreement that an engine must have on so many elements of a kind of case, at most MOST.
+        """The share of equal elements that an engine must have in a case of `elements` elements, at most MOST.
 
-        Edges are made of the golden samples: where no near tie was found in all of these, none is there. Else as many
-        elements as the golden cases' share gives in 99 of 100 edges (binomial), since a few may hold more than their
-        share, and as often as a case is repeated in an edge that is larger.
+        kind: 'golden' or 'edge'. Edges are made of the golden samples, so they hold no near tie where those hold none.
+        Otherwise as many elements may change as do in 99 of 100 edges (binomial distribution with the golden cases'
+        share), for each repetition of a case in a larger edge.
         """
         allowed = 0.0
         if kind == "golden":
@@ -59,23 +59,22 @@ class Decisions:
     def share(self) -> float:
         """The share of the golden cases' elements that may change.
 
-        Of those that were measured twice as many as did, and no less than one near tie more. Of the others the upper
-        bound of Clopper and Pearson (Biometrika 26, 1934), because no near tie among few elements is no proof that the
-        rest has none. Elements that change together are one piece of evidence, as in a design effect of that size
+        Of the measured elements: twice as many as changed, and at least one near tie more. Of the others: the upper
+        bound of Clopper and Pearson (Biometrika 26, 1934), because no near tie among few elements does not prove that
+        the rest has none. Elements that change together count as one observation, as a design effect of that size
         (Korn and Graubard, Survey Methodology 24, 1998).
         """
+        if not self.elements:
+            return 1.0
         known = max(MARGIN * self.changed, self.changed + max(self.together, PAIR))
-        others = self._bound_share(self.changed, self.elements) * self.unmeasured
-        return min(1.0, (known + others) / (self.elements + self.unmeasured)) if self.elements else 1.0
+        others = upper(self.changed / self.together, self.elements / self.together, LEVEL) * self.unmeasured
+        return min(1.0, (known + others) / (self.elements + self.unmeasured))
 
     def _most(self, elements: int) -> int:
-        """The least count of elements that is exceeded in a case of so many with a chance of at most LEVEL."""
+        """The least number of changes that a case of `elements` elements exceeds with a chance of at most LEVEL."""
         ties = math.ceil(elements / self.together)
         seldom = (beta_cdf(self.share, count + 1.0, float(ties - count)) <= LEVEL for count in range(ties))
         return min(elements, self.together * next((count for count, found in enumerate(seldom) if found), ties))
-
-    def _bound_share(self, changed: float, elements: int) -> float:
-        return upper(changed / self.together, elements / self.together, LEVEL)
 
     def __str__(self) -> str:
         found = f"honest rounding decides {self.changed} of {self.elements} elements otherwise"
@@ -83,17 +82,16 @@ class Decisions:
 
 
 _THOUSANDTH, _OTHER = 3.09, 1.3
-# Of so many samples one, less two, may be further off than three of four of an engine's samples must be; from so many
-# samples on. See `sqnr_of_most`.
+# `sqnr_of_most` leaves out one of ONE_OF samples, less LESS; it needs FEWEST_SAMPLES.
 ONE_OF, LESS, FEWEST_SAMPLES = 8, 2, 16
 
 
 @dataclass(frozen=True)
 class Honest:
-    """By output and kind of case ('golden', 'edge'), the drift that honest rounding adds.
+    """What honest rounding adds: the drift by output and kind of case ('golden', 'edge').
 
-    most_samples: by output, the SQNR of most golden samples.  decisions: by output of integers.
-    reason: why it is not known; empty where it is.
+    most_samples: by output, the SQNR in decibels of most golden samples (`sqnr_of_most`).  decisions: by output of
+    integers.  reason: why nothing was measured; empty where it was.
     """
 
     drifts: Mapping[tuple[str, str], Drift] = field(default_factory=dict)
@@ -103,9 +101,9 @@ class Honest:
 
 
 def greatest(drifts: Sequence[Drift], usual: Drift) -> Drift:
-    """A drift that has the worst of some in each metric, of slices the most energy per element.
+    """A drift that has the worst of several in each metric, and in each slice their greatest energy per element.
 
-    usual: of the golden set, by whose variation over the samples all are measured: an edge may hold one sample.
+    usual: the drift of the golden set, whose variation over the samples counts, since an edge may hold one sample.
     """
     worst = min(drifts, key=lambda drift: drift.sqnr_db)
     drifts = [item.scale_to(worst.exponent) for item in drifts]
@@ -120,14 +118,14 @@ def greatest(drifts: Sequence[Drift], usual: Drift) -> Drift:
 
 
 def sqnr_of_most(drift: Drift) -> float | None:
-    """SQNR against the variation that most samples have at least: all but an eighth of them, less two. None of fewer
-    than FEWEST_SAMPLES.
+    """The SQNR against the variation, in decibels, that all but `count // ONE_OF - LESS` of the samples have or exceed.
 
-    drift: with no more elements falling to the other side of a quantization step than do by right. In a small net that
-    moves few samples, where a fault moves most of them: the energy of the whole then shows rounding, and a quartile the
-    fault. In a large one it moves all. Another kernel moves other samples. If each moves with the same chance in both,
-    whichever chance that is, then most do not here while over a quarter does there in at most 7 of 1,000 engines, and
-    of 48 samples or more in 2 to 4 (sums of two binomial distributions; in practice the chance is not the worst one).
+    None with fewer than FEWEST_SAMPLES samples. In a small net, an element that falls to the other side of a
+    quantization step moves few samples and a fault moves most: the energy of the whole then shows the former, a
+    quartile of the samples the latter. In a large net such elements move all samples. Another kernel moves other
+    samples: if each moves with the same chance in both, whichever it is, then over a quarter of an engine's samples
+    move although most do not here in at most 7 of 1,000 engines, and with 48 samples or more in 2 to 4 (sums of two
+    binomial distributions at the worst chance).
     """
     if drift.samples is None or (count := drift.samples.samples) < FEWEST_SAMPLES:
         return None
@@ -135,14 +133,14 @@ def sqnr_of_most(drift: Drift) -> float | None:
 
 
 def sqnr_of_worst(drift: Drift) -> float:
-    """The same of the sample that is worst: to be asked where few samples are known, of runs that move them all."""
+    """The SQNR against the variation of the worst sample, for runs of few samples in which all of them move."""
     return drift.sample_sqnr_db(drift.samples.samples) if drift.samples else math.inf
 
 
 def with_chance(drift: Drift, filled: int) -> Drift:
-    """A drift whose energies are greater where few elements show them, in the whole and in each slice.
+    """The drift with greater error energies where few elements show them, in the whole and in each slice.
 
-    filled: elements of the whole that are not zero on both sides: those of a sparse output alone can be off.
+    filled: elements of the whole that are not zero on both sides; only those of a sparse output can be off.
     """
     slices = drift.slices and replace(
         drift.slices,
@@ -156,11 +154,11 @@ def with_chance(drift: Drift, filled: int) -> Drift:
 
 
 def _chance(count: Array) -> Array:
-    """By how much to multiply the mean energy of so many errors, so that another sample of them is seldom (one in a
-    thousand) over four times that: the margin of limits hides it from 17 elements on.
+    """The factor for the mean energy of `count` errors so that another sample of errors exceeds HONEST_MARGIN times the
+    result in one of a thousand cases; 1 from 17 elements on.
 
-    Of normal errors the mean is chi-squared over its degrees of freedom; its quantile after Wilson and Hilferty, "The
-    Distribution of Chi-Square", 1931. _OTHER: what the other sample, of some fifty elements, adds.
+    The mean of squared normal errors is chi-squared over its degrees of freedom; its quantile is that of Wilson and
+    Hilferty, "The Distribution of Chi-Square", 1931. _OTHER: what the other sample, of some fifty elements, adds.
     """
     spread = 2 / (9 * np.maximum(count, 1.0))
     low = np.maximum(1 - spread - _THOUSANDTH * np.sqrt(spread), 0.05) ** 3
@@ -168,6 +166,7 @@ def _chance(count: Array) -> Array:
 
 
 def _greatest_slices(found: Sequence[Slices]) -> Slices | None:
+    """Slices with the greatest error energy per element of several; all other sums are 1."""
     if not found:
         return None
     axes = {}

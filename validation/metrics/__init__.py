@@ -1,1 +1,1 @@
-"""How far outputs are from each other: pure, mergeable metrics over arrays."""
+"""How far outputs are from each other: metrics over arrays whose parts merge."""

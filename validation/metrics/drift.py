@@ -1,12 +1,4 @@
-"""How many samples are how far off: the error energy of each sample, in a histogram that merges and stays small.
-
-A mean over samples says little of an error that each of them has, where a few hold a much greater one by right: an
-element that falls to the other side of a quantization step. A quantile of the samples does not see the few.
-
-An entry counts the samples whose mean squared error lies within 1/STEPS of a power of two (0.1 dB), as in HdrHistogram
-(Tene, 2012): of ordinary errors some hundreds, and of all float64 some ten thousands, however many samples come.
-
-How far an output moved: pure metrics over pairs of arrays, in one pass, mergeable over cases.
+"""How far an output moved: metrics over pairs of arrays, in one pass; parts merge into the drift of the whole.
 
 Definitions (e expected, a actual, sums over all finite elements, float64 throughout):
 
@@ -20,24 +12,23 @@ Definitions (e expected, a actual, sums over all finite elements, float64 throug
             samples: an offset, however large, is no signal
 - slice_sqnr_db     sqnr_db of the worst slice: of one index of one axis (`slices`)
 - quartile_sqnr_db  centered_sqnr_db that three of four samples have or more: the mean squared error of a sample against
-            the variation of all. A few samples with much greater errors do not hide what most have (`sample_errors`)
+            the variation of all. A few samples with much greater errors do not hide what most have (`SampleErrors`)
 
-The last three where `samples` says how many samples there are. On request, for what costs more: `rows` (decisions and
-distributions along the last axis) and `ulp` (distances in units in the last place), in modules of their own.
+The last three need to know the number of samples. On request, since they cost more: decisions along the last axis.
 
 Sums of squares of float64 that would overflow or underflow are taken in units of a power of two (`exponent`).
 
 An element is non-finite, and never passes, unless both are finite or both are the same infinity (a mask); equal
-infinities are left out of the sums. Integers and booleans are decisions: what counts is whether they are equal.
+infinities are left out of the sums. Integers and booleans are decisions, which are compared for equality.
 
-The arrays may be memory-mapped: they are read once, in order, and never copied whole.
+The arrays are read once, in order, and never copied whole.
 """
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TypeVar
 
 import numpy as np
 
@@ -46,21 +37,26 @@ from validation.metrics.passes import exponent_of, flat_parts, sampled_parts
 from validation.metrics.rows import RowSums, measure_rows
 from validation.metrics.slice_limits import worst_slice
 from validation.metrics.slices import Slices, SliceSums
-from validation.metrics.ulp import Ulps, measure_ulps
 
+# Entries of `SampleErrors` for a factor of two: 0.1 dB each.
 STEPS = 32
 
 
 @dataclass(frozen=True)
 class SampleErrors:
-    """counts: samples by floor(STEPS log2(mean squared error)).  exact: samples without an error."""
+    """How many samples have which mean squared error, as a logarithmic histogram (as HdrHistogram: Tene, 2012).
+
+    counts: samples by floor(STEPS log2(mean squared error)).  exact: samples without an error. A quantile of it does
+    not see the few samples that have a much greater error by right, since an element fell to the other side of a
+    quantization step; a mean would. At most some ten thousand entries, however many samples come.
+    """
 
     counts: Mapping[int, int] = field(default_factory=dict)
     exact: int = 0
 
     @classmethod
     def of(cls, energies: Array, exponent: int) -> "SampleErrors":
-        """From the mean squared error of each sample, in units of 2^(2 exponent)."""
+        """The histogram of the mean squared errors `energies` (samples,), given in units of 2^(2 exponent)."""
         known = energies[(energies > 0) & np.isfinite(energies)]
         keys = np.floor(STEPS * (np.log2(known) + 2 * exponent)).astype(np.int64)
         least = int(keys.min(initial=0))
@@ -71,15 +67,15 @@ class SampleErrors:
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """The number of samples."""
         return self.exact + sum(self.counts.values())
 
     def merge(self, other: "SampleErrors") -> "SampleErrors":
-        """Those of both."""
+        """The samples of both."""
         return SampleErrors(Counter(self.counts) + Counter(other.counts), self.exact + other.exact)
 
     def log2_at(self, rank: int) -> float:
-        """log2 of the mean squared error that so many samples are within; -inf where those have none."""
+        """log2 of the mean squared error that `rank` samples do not exceed; -inf where they have no error."""
         if rank <= self.exact:
             return -math.inf
         seen = self.exact
@@ -89,23 +85,20 @@ class SampleErrors:
         return math.inf
 
 
-Extra = Literal["argmax", "rows", "ulp"]
-# Beside the metrics that cost little.
-DECISIONS: tuple[Extra, ...] = ("argmax",)
 _SQUARES = ("error_sq", "expected_sq", "actual_sq", "dot", "centered_sq")
+_SUMS = ("count", "error_sq", "expected_sq", "actual_sq", "dot", "nonfinite", "infinite")
 
 
 @dataclass(frozen=True)
 class Drift:
     """Sums and maxima over compared elements; `merge` of two parts is the drift of the whole.
 
-    count: elements compared.  peak: max |e|.  error_sq, expected_sq, actual_sq, dot: sums.
-    centered_sq: sum of (e - m)^2, m the mean of that feature over the samples.  slices, samples: where samples are
-    known.
-    nonfinite: elements that are NaN or an infinity where none is expected.  infinite: equal infinities, left out.
-    worst_index: where max_abs, or the first non-finite element, is.
-    mismatches: unequal elements of an integer output; None for floating point.  rows, ulps: where they were asked for.
-    exponent: sums are in units of 2^exponent, those of squares and products in its square.
+    count: elements compared.  peak: max |e|.  error_sq, expected_sq, actual_sq, dot: sums.  centered_sq: sum of
+    (e - m)^2, m the mean of that feature over the samples.  nonfinite: elements that are NaN or an infinity where none
+    is expected.  infinite: equal infinities, left out.  worst_index: of max_abs, or of the first non-finite element.
+    mismatches: unequal elements of an integer output; None for floating point.  rows: of decisions, if asked for.
+    slices, samples: where the number of samples is known.  exponent: sums are in units of 2^exponent, those of squares
+    and products in its square.
     """
 
     count: int = 0
@@ -121,7 +114,6 @@ class Drift:
     worst_index: tuple[int, ...] | None = None
     mismatches: int | None = None
     rows: RowSums | None = None
-    ulps: Ulps | None = None
     slices: Slices | None = field(default=None, compare=False)
     samples: SampleErrors | None = field(default=None, compare=False)
     exponent: int = 0
@@ -129,21 +121,17 @@ class Drift:
     @property
     def max_rel(self) -> float:
         """Greatest error relative to the greatest expected magnitude."""
-        return _ratio(self.max_abs, self.peak)
+        return self.max_abs / self.peak if self.peak else math.inf if self.max_abs else 0.0
 
     @property
     def sqnr_db(self) -> float:
         """Signal-to-quantization-noise ratio in decibels; +inf without error, -inf without signal."""
-        if self.error_sq == 0:
-            return math.inf
-        return 10 * math.log10(self.expected_sq / self.error_sq) if self.expected_sq else -math.inf
+        return _decibels(self.expected_sq, self.error_sq)
 
     @property
     def centered_sqnr_db(self) -> float:
         """SQNR against the variation over the samples; +inf without error, -inf where nothing varies."""
-        if self.error_sq == 0:
-            return math.inf
-        return 10 * math.log10(self.centered_sq / self.error_sq) if self.centered_sq else -math.inf
+        return _decibels(self.centered_sq, self.error_sq)
 
     @property
     def slice_sqnr_db(self) -> float:
@@ -153,11 +141,11 @@ class Drift:
 
     @property
     def quartile_sqnr_db(self) -> float:
-        """SQNR against the variation over the samples that three of four have or more; +inf without an error."""
+        """The SQNR against the variation that three of four samples have or exceed; +inf without an error."""
         return self.sample_sqnr_db(-(-3 * self.samples.samples // 4)) if self.samples else math.inf
 
     def sample_sqnr_db(self, rank: int) -> float:
-        """The SQNR against the variation over the samples that so many samples have or more."""
+        """The SQNR against the variation, in decibels, that `rank` samples have or exceed."""
         log2 = self.samples.log2_at(rank) if self.samples else -math.inf
         if log2 == -math.inf:
             return math.inf
@@ -172,16 +160,16 @@ class Drift:
 
     @property
     def argmax_agreement(self) -> float:
-        """Share of rows with the same decision; for integer outputs, share of equal elements. 1 without any.
+        """Share of rows with the same argmax; of integer outputs, share of equal elements. 1 without any.
 
-        Of floating point, "argmax" or "rows" must be measured also; NaN, which passes no limit, without.
+        NaN, which passes no limit, for floating point of which decisions were not measured.
         """
         if self.mismatches is not None:
             return 1 - self.mismatches / self.count if self.count else 1.0
         return self.rows.argmax_agreement if self.rows else math.nan if self.count else 1.0
 
     def scale_to(self, exponent: int) -> "Drift":
-        """The same in units of 2^exponent."""
+        """The same drift in units of 2^exponent."""
         if exponent == self.exponent:
             return self
         factor = math.ldexp(1.0, min(max(self.exponent - exponent, -1074), 400))
@@ -194,39 +182,32 @@ class Drift:
         if self.exponent != other.exponent:
             common = max((part.exponent for part in (self, other) if part.peak or part.max_abs), default=0)
             return self.scale_to(common).merge(other.scale_to(common))
-        slices = _merge_slices(self.slices, other.slices)
+        slices = _merge(self.slices, other.slices)
         worst = max(self, other, key=lambda part: (part.nonfinite > 0, part.max_abs, part.worst_index is not None))
+        mismatches = (self.mismatches or 0) + (other.mismatches or 0)
         return Drift(
-            count=self.count + other.count,
+            **{name: getattr(self, name) + getattr(other, name) for name in _SUMS},
             max_abs=max(self.max_abs, other.max_abs),
             peak=max(self.peak, other.peak),
-            error_sq=self.error_sq + other.error_sq,
-            expected_sq=self.expected_sq + other.expected_sq,
-            actual_sq=self.actual_sq + other.actual_sq,
-            dot=self.dot + other.dot,
-            nonfinite=self.nonfinite + other.nonfinite,
-            infinite=self.infinite + other.infinite,
             worst_index=worst.worst_index,
-            mismatches=_sum(self.mismatches, other.mismatches),
-            rows=self.rows.merge(other.rows) if self.rows and other.rows else self.rows or other.rows,
-            ulps=self.ulps.merge(other.ulps) if self.ulps and other.ulps else self.ulps or other.ulps,
+            mismatches=None if self.mismatches is None and other.mismatches is None else mismatches,
+            rows=_merge(self.rows, other.rows),
             centered_sq=slices.centered_sq if slices else self.centered_sq + other.centered_sq,
             slices=slices,
-            samples=self.samples.merge(other.samples)
-            if self.samples and other.samples
-            else self.samples or other.samples,
+            samples=_merge(self.samples, other.samples),
             exponent=self.exponent,
         )
 
 
 def measure(
-    expected: Array, actual: Array, also: Collection[Extra] = (), threads: int = 0, samples: int | None = None
+    expected: Array, actual: Array, decisions: bool = False, threads: int = 0, samples: int | None = None
 ) -> Drift:
-    """Compare two arrays of one shape, in chunks. Raises ValueError when their shapes or kinds differ.
+    """The drift of an output from what is expected: two arrays of one shape, which may be memory-mapped.
 
-    also: what else to measure, for floating point: decisions (argmax), with their distributions (rows), and ulp.
-    threads: 0 for as many as pay.  samples: entries along axis 0 that are samples of their own, or 1 where the whole is
-    one: then slices, and the variation over the samples, are measured too.
+    decisions: whether to compare the argmax of rows along the last axis too, of floating point.
+    threads: how many to use; 0 for as many as pay.  samples: entries along axis 0 that are samples, or 1 where the
+    whole array is one; with it, slices and the variation over the samples are measured. Raises ValueError when shapes
+    or kinds differ, and for complex numbers.
     """
     expected, actual = np.asanyarray(expected), np.asanyarray(actual)
     if expected.shape != actual.shape:
@@ -251,11 +232,9 @@ def measure(
         slices = sums.slices()
         errors = SampleErrors.of(energies * (sums.samples / max(expected.size, 1)), exponent)
         total = replace(total, slices=slices, centered_sq=slices.centered_sq, samples=errors)
-    if exact:
+    if exact or not decisions:
         return total
-    wanted = "rows" in also or "argmax" in also
-    rows = measure_rows(expected, actual, divergences="rows" in also) if wanted else None
-    return replace(total, rows=rows, ulps=measure_ulps(expected, actual) if "ulp" in also else None)
+    return replace(total, rows=measure_rows(expected, actual, divergences=False))
 
 
 def is_exact(array: Array) -> bool:
@@ -263,15 +242,14 @@ def is_exact(array: Array) -> bool:
     return array.dtype.kind in "biu"
 
 
-def _sum(left: int | None, right: int | None) -> int | None:
-    return (left or 0) + (right or 0) if left is not None or right is not None else None
+Part = TypeVar("Part", Slices, RowSums, SampleErrors)
 
 
-def _merge_slices(left: Slices | None, right: Slices | None) -> Slices | None:
+def _merge(left: Part | None, right: Part | None) -> Part | None:
     return left.merge(right) if left and right else left or right
 
 
-def _ratio(value: float, base: float) -> float:
-    if value == 0:
-        return 0.0
-    return value / base if base else math.inf
+def _decibels(signal: float, noise: float) -> float:
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal else -math.inf

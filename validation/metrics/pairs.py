@@ -1,4 +1,4 @@
-"""Arrays read in pieces, whatever their layout, and never copied whole."""
+"""Arrays read in pieces, whatever their layout in memory, without copying them whole."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ import numpy as np
 
 from enginery.arrays import Array
 
-# Of the leading axes of an array: one index of each but the last of them, and a range of that.
+# A piece of an array: an index of each of its first axes, and a range of the next one.
 Block = tuple[int | slice, ...]
 
 

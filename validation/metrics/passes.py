@@ -1,7 +1,7 @@
-"""The passes over two arrays behind a drift: chunks in float64 that stay in the cache, spread over threads.
+"""The passes over two arrays that a drift is summed up from: chunks in float64 that stay in the cache, on threads.
 
-Each part is a mapping of the fields of `drift.Drift`. Parts come in order and are added up in order, so the
-result does not depend on the threads.
+Each part is a mapping of fields of `drift.Drift`. Parts come and are added up in order, so that the result does not
+depend on the number of threads.
 """
 
 import math
@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 def exponent_of(*arrays: Array) -> int:
-    """The power of two in whose units arrays are squared: 0, but for float64 that is out of reach otherwise."""
+    """The power of two in whose units arrays are squared: 0, but for float64 whose squares overflow or underflow."""
     wide = [array for array in arrays if array.dtype.kind == "f" and array.dtype.itemsize > 4]
     peak = max((_peak(array[block]) for array in wide for block in blocks_of(array.shape, CHUNK)), default=0.0)
     exponent = math.frexp(peak)[1]
@@ -42,7 +42,7 @@ def exponent_of(*arrays: Array) -> int:
 
 
 def _peak(values: Array) -> float:
-    """The greatest magnitude of what is finite."""
+    """The greatest magnitude of the finite elements; 0 without any."""
     values = np.asarray(values)
     if not values.size:
         return 0.0
@@ -51,10 +51,14 @@ def _peak(values: Array) -> float:
 
 
 def flat_parts(expected: Array, actual: Array, exponent: int, threads: int) -> Iterator[Part]:
-    """The sums of spans of the flattened arrays."""
-    shape = expected.shape
-    if not (expected.flags.c_contiguous and actual.flags.c_contiguous):
-        yield from _pass_strided(expected, actual, exponent)
+    """The sums over spans of the flattened arrays."""
+    shape, at = expected.shape, 0
+    if not (expected.flags.c_contiguous and actual.flags.c_contiguous):  # a flat view would copy them whole
+        for e, a in pairs_of(expected, actual, CHUNK):
+            tally = ChunkSums(exponent)
+            tally.take(e, a)
+            yield tally.part(lambda place, start=at: _unravel(start + place, shape))  # type: ignore[misc]
+            at += len(e)
         return
     e, a = expected.reshape(-1), actual.reshape(-1)
 
@@ -67,21 +71,11 @@ def flat_parts(expected: Array, actual: Array, exponent: int, threads: int) -> I
     yield from _in_threads(measure, range(0, len(e), SPAN), threads)
 
 
-def _pass_strided(expected: Array, actual: Array, exponent: int) -> Iterator[Part]:
-    """The same for arrays that do not lie in one piece, which a flat view would copy whole."""
-    start = 0
-    for e, a in pairs_of(expected, actual, CHUNK):
-        tally = ChunkSums(exponent)
-        tally.take(e, a)
-        yield tally.part(lambda place, start=start: _unravel(start + place, expected.shape))  # type: ignore[misc]
-        start += len(e)
-
-
 def sampled_parts(
     expected: Array, actual: Array, exponent: int, threads: int, into: SliceSums, energies: Array
 ) -> Iterator[Part]:
-    """The sums of blocks of features over all samples, `into` those of the slices, and into `energies` each sample's
-    squared error."""
+    """The sums over blocks of features for all samples. `into` takes the sums of the slices, and `energies` (samples,)
+    the squared error of each sample."""
     e, a = (expected, actual) if into.batched else (expected[None], actual[None])
     whole_rows = math.prod(into.shape) <= CHUNK
     blocks = blocks_of(into.shape, CHUNK if whole_rows else BLOCK) if e.size else []
@@ -113,7 +107,7 @@ def sampled_parts(
 
 
 def _first(values: Array, exponent: int) -> Array:
-    """The first sample in float64 and in units of 2^exponent, 0 where it is not finite."""
+    """A sample in float64 and in units of 2^exponent, with 0 where it is not finite."""
     wide = values.astype(np.float64)
     if not math.isfinite(float(wide.sum())):
         wide = np.where(np.isfinite(wide), wide, 0.0)
@@ -141,9 +135,9 @@ def _in_threads(work: Callable[[T], R], tasks: Sequence[T], threads: int) -> Ite
 
 
 class ChunkSums:
-    """Running sums of the chunks that are taken, in units of 2^exponent; its two buffers hold a chunk in float64.
+    """Running sums over chunks, in units of 2^exponent; two buffers hold a chunk in float64.
 
-    features: takes the chunks too, whole rows of `width` each, of which `energies` are the squared errors.
+    features: takes the chunks too, in whole rows of `width` elements, whose squared errors are `energies`.
     """
 
     def __init__(self, exponent: int, features: FeatureSums | None = None, width: int = 1) -> None:
@@ -166,7 +160,13 @@ class ChunkSums:
 
     def _add(self, e: Array, a: Array) -> bool:
         """Add a chunk of finite elements; False, and nothing is added, when it holds NaN or infinities."""
-        wide, error = self._load_buffers(e, a)
+        if len(e) > self._buffers.shape[1]:
+            self._buffers = np.empty((2, len(e)))
+        wide, error = self._buffers[:, : len(e)]
+        wide[...], error[...] = e, a
+        if self._exponent:
+            np.ldexp(wide, -self._exponent, out=wide)
+            np.ldexp(error, -self._exponent, out=error)
         np.subtract(error, wide, out=error)
         expected_sq, cross, error_sq = _dot(wide, wide), _dot(wide, error), _dot(error, error)
         actual_sq, dot = expected_sq + 2 * cross + error_sq, expected_sq + cross  # a = e + (a - e): a pass less
@@ -190,18 +190,8 @@ class ChunkSums:
                 self.worst = self.taken + int(np.argmax(error))
         return True
 
-    def _load_buffers(self, e: Array, a: Array) -> tuple[Array, Array]:
-        if len(e) > self._buffers.shape[1]:
-            self._buffers = np.empty((2, len(e)))
-        wide, error = self._buffers[:, : len(e)]
-        wide[...], error[...] = e, a
-        if self._exponent:
-            np.ldexp(wide, -self._exponent, out=wide)
-            np.ldexp(error, -self._exponent, out=error)
-        return wide, error
-
     def _add_masked(self, e: Array, a: Array) -> None:
-        """Add any chunk: NaN and infinities are counted when they differ, and left out of the sums."""
+        """Add any chunk: NaN and infinities are left out of the sums, and counted where they differ."""
         finite = np.isfinite(e) & np.isfinite(a)
         wrong = np.flatnonzero(~finite & (e != a))
         if not self._add(np.where(finite, e, 0), np.where(finite, a, 0)):
@@ -215,7 +205,7 @@ class ChunkSums:
         self.infinite += masked - len(wrong)
 
     def part(self, place: Callable[[int], tuple[int, ...]]) -> Part:
-        """What was taken. place: the index of an element in the output, from how many were taken before it."""
+        """The sums. place: gives the index in the output of the element that was taken after so many others."""
         names = ("error_sq", "expected_sq", "actual_sq", "dot")
         with np.errstate(over="ignore"):
             max_abs = float(np.ldexp(max(self.max_abs, 0.0), self._exponent))

@@ -1,6 +1,6 @@
 """Decisions and distributions along an output's last axis: classes, tokens, anything that is ranked.
 
-Definitions, for a row with expected logits e and actual logits a, P = softmax(e), Q = softmax(a), logarithms natural:
+Definitions for a row with expected logits e and actual logits a, P = softmax(e), Q = softmax(a), natural logarithms:
 
 - agreement     the argmax of a is also a maximum of e, so ties in e agree; a row with NaN agrees with nothing
 - top_k         |top_k(e) and top_k(a)| / k, averaged over the rows
@@ -9,7 +9,7 @@ Definitions, for a row with expected logits e and actual logits a, P = softmax(e
 - js            (KL(P, M) + KL(Q, M)) / 2 with M = (P + Q) / 2, the Jensen-Shannon divergence (Lin, "Divergence Measures
                 Based on the Shannon Entropy", 1991), in nats, at most log 2
 
-Softmax does not change when a constant is added to a row, and neither do these.
+A constant added to a row changes none of them.
 """
 
 import math
@@ -20,18 +20,19 @@ import numpy as np
 from enginery.arrays import Array
 from validation.metrics.pairs import blocks_of
 
-# Elements of the rows that are looked at together.
+# Elements of the rows that are compared at a time.
 CHUNK = 1 << 16
 TOP_K = 5
+_SUMS = ("count", "agreeing", "shared", "finite", "kl_sum", "js_sum")
 
 
 @dataclass(frozen=True)
 class RowSums:
-    """Sums and maxima over rows; `merge` of two parts is the whole.
+    """Sums and maxima over rows; `merge` of two parts gives those of the whole.
 
-    count: rows.  agreeing: with the same decision.  shared: of top_k sums.  kl_sum, js_sum, kl_max, js_max: over the
-    rows whose values are all finite, of which there are `finite`.  worst: index of the row with the largest js.
-    k: what top_k counts; at most the length of a row.
+    count: rows.  agreeing: rows with the same decision.  shared: sum of top_k.  finite: rows whose values are all
+    finite; kl_sum, js_sum, kl_max, js_max are over these.  worst: index of the row with the largest js.  k: of top_k,
+    at most the length of a row.
     """
 
     count: int = 0
@@ -63,39 +64,33 @@ class RowSums:
     @property
     def kl(self) -> float:
         """Mean Kullback-Leibler divergence in nats; NaN when a row was not finite."""
-        return self._mean(self.kl_sum)
+        return self._average(self.kl_sum)
 
     @property
     def js(self) -> float:
         """Mean Jensen-Shannon divergence in nats; NaN when a row was not finite."""
-        return self._mean(self.js_sum)
+        return self._average(self.js_sum)
 
-    def _mean(self, total: float) -> float:
+    def _average(self, total: float) -> float:
         if self.finite < self.count:
             return math.nan
         return total / self.count if self.count else 0.0
 
     def merge(self, other: "RowSums") -> "RowSums":
-        """Both parts together."""
-        worst = max(self, other, key=lambda part: (part.js_max, part.worst is not None)).worst
+        """The rows of both."""
         return RowSums(
-            self.count + other.count,
-            self.agreeing + other.agreeing,
-            self.shared + other.shared,
-            self.finite + other.finite,
-            self.kl_sum + other.kl_sum,
-            self.js_sum + other.js_sum,
-            max(self.kl_max, other.kl_max),
-            max(self.js_max, other.js_max),
-            worst,
-            min(self.k, other.k) if self.count and other.count else self.k if self.count else other.k,
+            **{name: getattr(self, name) + getattr(other, name) for name in _SUMS},
+            kl_max=max(self.kl_max, other.kl_max),
+            js_max=max(self.js_max, other.js_max),
+            worst=max(self, other, key=lambda part: (part.js_max, part.worst is not None)).worst,
+            k=min(self.k, other.k) if self.count and other.count else self.k if self.count else other.k,
         )
 
 
 def measure_rows(expected: Array, actual: Array, k: int = TOP_K, divergences: bool = True) -> RowSums:
     """Compare two floating-point arrays of one shape, row by row along the last axis; a scalar has no rows.
 
-    divergences: without them only decisions are compared, which costs a fraction; top_k, kl and js are then NaN.
+    divergences: without, only decisions are compared, in a fraction of the time, and top_k, kl and js are NaN.
     """
     if expected.ndim == 0 or expected.size == 0:
         return RowSums(k=k)

@@ -1,21 +1,22 @@
-"""Which slice of an output is off most, measured against what it is allowed.
+"""Which slice of an output is off most, measured against the error that it is allowed.
 
-The error energy of a slice may be its own energy, less the limit in decibels, and half of its own variation about the
-means of its features (an offset is no signal); or four times (twice the amplitude) what an honest kernel of the
-precision adds to it, where that is more (of the variation only at the engine joint: elsewhere the expected output is
-not rounded, and all that varies is signal). Not judged so, because the ratio says nothing there:
+The allowed error energy of a slice is the least of two: its own energy, lowered by the limit in decibels; and half of
+its variation about the means of its features, since an offset is no signal. Where honest rounding is known, it is at
+least four times (twice the amplitude of) what an honest kernel of the precision adds to the slice; the half of the
+variation is raised so only at the engine stage, because elsewhere the expected output is not rounded and all of its
+variation is signal. The ratio says nothing in these cases, which are judged otherwise:
 
-- a slice of fewer than `FEWEST` elements: among a thousand slices of one element each, some element is near zero.
-- a slice that is zero or nearly so (`DEAD` of the output's mean energy: a millionth of its amplitude): cancellation
-  leaves a rounding of the rest there. Its error is measured against the output's mean energy instead.
-- a slice whose energy is that of fewer than `SEVERAL` elements, as of a column of which Relu leaves one: how large
-  that is is chance. Its error is measured against the output's mean energy too, where that is more. Elements count by
-  the participation ratio (sum |e|)^2 / sum e^2, which is their number where all that are not zero are equal. At an edge
-  the golden set says how many there are.
-- the variation of such a slice, and one of which a single element is more than half (a column that a limit holds at the
-  same number but once): that element off is half of the variation lost.
-- the variation of a slice that varies by no more than its rounding; and, under a limit below `FINE_DB` without a
-  measured rounding, any: the logit of a class that no sample shows varies by less than a step of 8 bits.
+- a slice of fewer than `FEWEST` elements is not judged: among a thousand slices of one element, some are near zero.
+- a slice that is zero or nearly so (`DEAD` of the output's mean energy: a millionth of its amplitude), where
+  cancellation leaves a rounding of the rest: its error is measured against the output's mean energy.
+- a slice whose energy is that of fewer than `SEVERAL` elements, as of a column of which Relu leaves one, so that its
+  energy is chance: its error is measured against the output's mean energy too, where that is more. The number of
+  elements is the participation ratio (sum |e|)^2 / sum e^2, their count where all that are not zero are equal. At an
+  edge it is the golden set's.
+- the variation is not judged of such slices, nor of one to which a single element contributes more than half (a column
+  that is clamped to the same number but once): that element off is half of the variation.
+- nor is it of a slice that varies by no more than its rounding; nor of any under a limit below `FINE_DB` without
+  measured rounding: the logit of a class that no sample shows varies by less than a step of 8 bits.
 """
 
 import math
@@ -24,27 +25,33 @@ from dataclasses import dataclass
 import numpy as np
 
 from enginery.arrays import Array
-from validation.metrics.slices import AxisSums, Slices
+from validation.metrics.slices import AxisSums, Slices, fit_length
 
+# The least number of elements of a slice that is judged.
 FEWEST = 16
-# Of 48 normal numbers behind Relu, where the error is a tenth of their deviation, 18 % of the sparse slices are within
-# 8 dB of it; of those of eight elements or more 0.004 %. Sixteen normal numbers count as eight or more in 97 %.
+# The least number of elements that a slice's energy comes from. Of 48 normal numbers behind Relu, where the error is a
+# tenth of their deviation, 18 % of the sparse slices are within 8 dB of it; of those of eight elements or more 0.004 %.
+# Sixteen normal numbers count as eight or more in 97 %.
 SEVERAL = 8.0
+# The share of the output's mean energy up to which a slice counts as zero.
 DEAD = 1e-12
+# The least limit under which a variation is judged without measured rounding.
 FINE_DB = 15.0
-# Of energy: an answer that explains less than half of what varies is none.
+# The share of a slice's variation that its error energy may reach: then half of what varies is explained.
 VARIATION = 0.5
-# Of energy: twice the amplitude of the error that an honest kernel makes.
+# The factor of energy over the errors of an honest kernel: twice their amplitude.
 HONEST_MARGIN = 4.0
-# Of energy: an edge is a few samples, tiled. The squared error of a slice of four elements exceeds six times its mean
-# in one case of ten thousand (chi-squared with four degrees of freedom).
+# The factor of energy for an edge case, which is a few samples, tiled: the squared error of a slice of four elements
+# exceeds six times its mean in one case of ten thousand (chi-squared with four degrees of freedom).
 EDGE_MARGIN = 10.0
 
 
 @dataclass(frozen=True)
 class WorstSlice:
-    """limit_db: the SQNR that this slice is held to; None without a limit.  of_variation: whether more than half of its
-    variation is lost, which sets the limit."""
+    """A slice and its SQNR. limit_db: the SQNR that it must have; None without a limit.
+
+    of_variation: whether the limit follows from its variation and is broken: more than half of that is lost.
+    """
 
     axis: int
     index: int
@@ -54,7 +61,7 @@ class WorstSlice:
 
     @property
     def margin_db(self) -> float:
-        """SQNR beyond the limit; the SQNR itself without one."""
+        """The SQNR less the limit, in decibels; the SQNR itself without one."""
         return math.inf if self.sqnr_db == math.inf else self.sqnr_db - (self.limit_db or 0.0)
 
     def __str__(self) -> str:
@@ -70,12 +77,13 @@ def worst_slice(
     still: float = DEAD,
     rounded: bool = True,
 ) -> WorstSlice | None:
-    """The slice that is worst against what it is allowed; None where none can be judged.
+    """The slice with the least SQNR beyond its limit; None where no slice can be judged.
 
-    limit: SQNR in decibels that each should have; None: only measured.  usual: of the golden set, for a case that holds
-    few samples: a slice has at least the energy that it has there, and may be worse by EDGE_MARGIN.  honest: errors of
-    an honest kernel.  still: share of a slice's energy below which its variation is rounding.  rounded: whether the
-    expected output was rounded to the same precision, so that honest rounding may be all that varies.
+    limit: the SQNR in decibels that slices should have; None: only measured.  usual: slices of the golden set, for a
+    case of few samples: a slice has at least its energy there, and its error may be EDGE_MARGIN times as large.
+    honest: slices of an honest kernel's errors.  still: share of a slice's energy up to which its variation is
+    rounding.  rounded: whether the expected output was rounded to the same precision, so that all of its variation may
+    be honest rounding.
     """
     found = []
     for axis, sums in slices.axes.items():
@@ -83,17 +91,14 @@ def worst_slice(
         if not len(judged):
             continue
         shared = _is_spread(slices if usual is None else usual, axis, len(sums.count))
-        sqnr_db, limits, lost = _values(sums, limit, _axis(usual, axis), _axis(honest, axis), still, rounded, shared)
+        known, made = (part.axes.get(axis) if part else None for part in (usual, honest))
+        sqnr_db, limits, lost = _values(sums, limit, known, made, still, rounded, shared)
         with np.errstate(invalid="ignore"):
             margins = np.where(sums.error_sq == 0, math.inf, sqnr_db - limits)
         worst = int(judged[np.argmin(margins[judged])])
         asked = None if limit is None else float(limits[worst])
         found.append(WorstSlice(axis, worst, float(sqnr_db[worst]), asked, bool(lost[worst])))
     return min(found, key=lambda item: item.margin_db, default=None)
-
-
-def _axis(slices: Slices | None, axis: int) -> AxisSums | None:
-    return slices.axes.get(axis) if slices else None
 
 
 def _values(
@@ -105,7 +110,10 @@ def _values(
     rounded: bool,
     shared: tuple[Array, Array],
 ) -> tuple[Array, Array, Array]:
-    """Per slice the SQNR, its limit, and whether its variation sets that limit and is lost. shared: of `_is_spread`."""
+    """For each slice (size,): its SQNR and its limit in decibels, and whether its variation sets the limit and is lost.
+
+    shared: as `_is_spread` gives it.
+    """
     energy = _at_least("expected_sq", sums, usual)
     mean = float(energy.sum() / sums.count.sum())
     dead = energy <= DEAD * mean * sums.count
@@ -123,33 +131,27 @@ def _values(
 
 
 def _is_spread(slices: Slices, axis: int, size: int) -> tuple[Array, Array]:
-    """Whether the energy of each slice, and whether its variation, is that of several elements; so where not known."""
-    sums, peak = _axis(slices, axis), slices.centered_peaks.get(axis)
+    """For each slice, whether its energy and whether its variation is that of several elements; True where unknown."""
+    sums, peak = slices.axes.get(axis), slices.centered_peaks.get(axis)
     if sums is None:
         return np.ones(size, bool), np.ones(size, bool)
     energy = np.square(sums.magnitude) >= SEVERAL * sums.expected_sq
     variation = energy if peak is None else energy & (VARIATION * sums.centered_sq >= peak)
-    return _pad_or_cut(energy, size, True), _pad_or_cut(variation, size, True)
+    return fit_length(energy, size, True), fit_length(variation, size, True)
 
 
 def _at_least(name: str, sums: AxisSums, usual: AxisSums | None) -> Array:
-    """Energy of each slice, and no less than as many elements usually have."""
+    """The energy of each slice, at least that of as many elements of the golden set."""
     energy: Array = getattr(sums, name)
     return np.asarray(np.maximum(energy, _per_element(name, usual, len(energy)) * sums.count))
 
 
 def _per_element(name: str, sums: AxisSums | None, size: int) -> Array:
-    """Energy per element of the first `size` slices; 0 for those that are not there."""
+    """The energy per element of the first `size` slices; 0 for missing ones."""
     if sums is None:
         return np.zeros(size)
     energy: Array = getattr(sums, name)
-    return _pad_or_cut(np.divide(energy, sums.count, out=np.zeros(len(energy)), where=sums.count > 0), size, 0.0)
-
-
-def _pad_or_cut(values: Array, size: int, filling: float) -> Array:
-    """The first values, and as many of another one as are missing: `numpy.pad`, which takes 40 us."""
-    missing = size - len(values)
-    return values[:size] if missing <= 0 else np.concatenate([values, np.full(missing, filling, values.dtype)])
+    return fit_length(np.divide(energy, sums.count, out=np.zeros(len(energy)), where=sums.count > 0), size, 0.0)
 
 
 def _decibels(signal: Array, error_sq: Array) -> Array:

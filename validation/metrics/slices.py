@@ -1,15 +1,12 @@
-"""How far each slice of an output moved, and how much the output varies over the samples: mergeable sums.
+"""How far each slice of an output moved, and how much the output varies over the samples: sums that merge.
 
-A slice is one index of one axis: a channel, a class, a column of a table. The batch has no slices: its entries are
-samples. A feature is one place in a sample; m below is its mean over the samples. Sums are taken after the first
-sample is subtracted, and parts are joined by what their means are apart (Chan, Golub and LeVeque, "Algorithms for
-Computing the Sample Variance", 1983), so that an offset costs no digits.
+A slice is one index of one axis: a channel, a class, a column of a table. The batch axis has no slices: its entries are
+samples. A feature is one place in a sample, and m below its mean over the samples; e is the expected output, a the
+actual one. Sums are taken after the first sample is subtracted, and parts are merged by the difference of their means
+(Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance", 1983), so that an offset costs no digits.
 
-Where two parts have other sizes on an axis (sequences of other lengths), features cannot be told apart there: the means
-are taken over that axis too. Of one sample alone nothing is known about variation over samples; `within` then says how
-much it varies within itself.
-
-Sums over an output that comes in blocks, from which its slices follow (`slices`).
+Where two parts differ in the size of an axis (sequences of other lengths), their features do not correspond: the means
+are taken over that axis too. One sample has no variation over the samples; `within` gives its variation within itself.
 """
 
 import math
@@ -22,13 +19,15 @@ import numpy as np
 from enginery.arrays import Array
 from validation.metrics.pairs import Block, blocks_of
 
-# Elements that are looked at together.
+# Elements of the means that are merged at a time.
 CHUNK = 1 << 15
+# Width that narrow rows are folded to, because a loop over ten columns costs more than its sums.
+FOLD = 512
 
 
 @dataclass(frozen=True, eq=False)
 class AxisSums:
-    """Sums over the slices of one axis, an entry for each of its indices, float64.
+    """Sums over each slice of one axis: float64 arrays of (size of the axis,).
 
     expected_sq: of e^2.  centered_sq: of (e - m)^2.  error_sq: of (a - e)^2.  magnitude: of |e|.  count: elements.
     """
@@ -40,22 +39,20 @@ class AxisSums:
     count: Array
 
     def merge(self, other: "AxisSums") -> "AxisSums":
-        """Both; indices that only one has are kept."""
+        """The sums of both; indices that only one has are kept."""
         size = max(len(self.count), len(other.count))
-        names = [item.name for item in fields(self)]
-        return AxisSums(
-            *(_pad_zeros(getattr(self, name), size) + _pad_zeros(getattr(other, name), size) for name in names)
-        )
+        pairs = ((getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
+        return AxisSums(*(fit_length(one, size, 0.0) + fit_length(two, size, 0.0) for one, two in pairs))
 
     def scale(self, factor: float) -> "AxisSums":
-        """With other units of energy."""
+        """The same sums with energies times `factor`."""
         energies = self.expected_sq * factor, self.centered_sq * factor, self.error_sq * factor
         return AxisSums(*energies, self.magnitude * math.sqrt(factor), self.count)
 
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """axes: sums by the axis' number in the output.  centered_sq: over the whole output.  samples: how many.
+    """The slices of an output. axes: sums by axis.  centered_sq: over the whole output.  samples: how many.
 
     mean: m of each feature, of the output's rank, with 1 for each axis that was averaged over (the batch, and axes
     whose sizes differed); None after `without_means`.  weight: elements behind each entry of `mean`.
@@ -75,22 +72,25 @@ class Slices:
         return 0.0 if self.mean is None else (self.weight - 1) * self.mean.size
 
     def merge(self, other: "Slices") -> "Slices | None":
-        """Both parts together; None where their ranks differ. Without means, what varies between them is left out."""
+        """The slices of both; None where their ranks differ. Without means, variation between the two is left out."""
         if self.mean is None or other.mean is None:
             sums = {axis: self.axes[axis].merge(other.axes[axis]) for axis in self.axes.keys() & other.axes.keys()}
             total = self.centered_sq + other.centered_sq
             return Slices(dict(sorted(sums.items())), total, self.samples + other.samples, None, 0.0)
         if self.mean.ndim != other.mean.ndim:
             return None
-        pairs = zip(self.mean.shape, other.mean.shape, strict=True)
-        differing = [axis for axis, (one, two) in enumerate(pairs) if one != two]
-        left, right = self.pool(differing), other.pool(differing)
+        left, right = self._pool_differing(other)
         return left._join(right)
 
+    def _pool_differing(self, other: "Slices") -> tuple["Slices", "Slices"]:
+        """Both, with means taken over the axes in whose size they differ too."""
+        shapes = zip(np.asarray(self.mean).shape, np.asarray(other.mean).shape, strict=True)
+        differing = [axis for axis, (one, two) in enumerate(shapes) if one != two]
+        return self.pool(differing), other.pool(differing)
+
     def _join(self, other: "Slices") -> "Slices":
-        one, two = self.mean, other.mean
-        if one is None or two is None:
-            raise ValueError("slices without means do not merge")
+        """Both parts together, whose means have one shape."""
+        one, two = np.asarray(self.mean), np.asarray(other.mean)
         weight = self.weight + other.weight
         mean, extra = np.empty(one.shape), Marginals(one.shape, 1)
         for block in blocks_of(one.shape, CHUNK):
@@ -106,7 +106,7 @@ class Slices:
         return Slices(dict(sorted(axes.items())), total, self.samples + other.samples, mean, weight, reach)
 
     def pool(self, over: Sequence[int]) -> "Slices":
-        """With means that are taken over some axes too."""
+        """The slices with means that are taken over the axes `over` too."""
         if not over or self.mean is None:
             return self
         mean = self.mean.mean(axis=tuple(over), keepdims=True)
@@ -117,7 +117,7 @@ class Slices:
         return replace(varied, mean=mean, weight=weight, reach=reach)
 
     def _add_variation(self, energy: Array) -> "Slices":
-        """With more variation: energy for each feature."""
+        """The slices with more variation: `energy` for each feature."""
         extra = Marginals(energy.shape, 1)
         extra.add((slice(None),) if energy.ndim else (), energy[None])
         axes = {
@@ -127,7 +127,7 @@ class Slices:
         return replace(self, axes=axes, centered_sq=self.centered_sq + float(extra.total[0]))
 
     def within(self) -> "Slices":
-        """With one mean for each index of the last axis, or one for all where that has a single feature each."""
+        """The slices with a mean for each index of the last axis; with one for all where each has a single feature."""
         if self.mean is None:
             return self
         rest = tuple(range(self.mean.ndim - 1))
@@ -135,18 +135,14 @@ class Slices:
         return replace(self.pool(tuple(range(self.mean.ndim)) if alone else rest), reach=self.reach)
 
     def about(self, usual: "Slices") -> "Slices":
-        """Centred on the means of another part: on those of the golden set, for a case of few samples."""
+        """The slices of a case of few samples, with the variation about the means of `usual`, the golden set's."""
         if self.mean is None or usual.mean is None or self.mean.ndim != usual.mean.ndim:
             return self.within()
-        pairs = zip(self.mean.shape, usual.mean.shape, strict=True)
-        differing = [axis for axis, (one, two) in enumerate(pairs) if one != two]
-        here, there = self.pool(differing), usual.pool(differing)
-        if here.mean is None or there.mean is None:
-            return here
-        return here._add_variation(np.square(here.mean - there.mean) * here.weight)
+        here, there = self._pool_differing(usual)
+        return here._add_variation(np.square(np.asarray(here.mean) - np.asarray(there.mean)) * here.weight)
 
     def without_means(self) -> "Slices":
-        """To keep: a few numbers for each index, however many features there are."""
+        """The slices without their means: a few numbers for each index, however many features there are."""
         return replace(self, mean=None, reach=None)
 
     @cached_property
@@ -165,7 +161,7 @@ class Slices:
         return found
 
     def scale(self, factor: float) -> "Slices":
-        """With other units: elements times `factor`, a power of two."""
+        """The slices of an output whose elements are times `factor`, a power of two."""
         axes = {axis: sums.scale(factor * factor) for axis, sums in self.axes.items()}
         mean = None if self.mean is None else self.mean * factor
         reach = None if self.reach is None else self.reach * factor
@@ -173,7 +169,7 @@ class Slices:
 
 
 class Marginals:
-    """Sums over the slices of every axis of some arrays of this shape that come in blocks."""
+    """Sums over each slice of every axis, of several arrays of one shape that come in blocks."""
 
     def __init__(self, shape: Sequence[int], arrays: int) -> None:
         self._shape = tuple(shape)
@@ -181,7 +177,7 @@ class Marginals:
         self.total = np.zeros(arrays)
 
     def add(self, block: Block, values: Array) -> None:
-        """values: of (arrays, ...), what belongs to a block, as indexing with it gives."""
+        """Add the arrays' values in a block: (arrays, ...), as indexing with the block gives them."""
         if not values.size:
             return
         arrays, fixed = len(self.total), len(block) - 1
@@ -196,24 +192,22 @@ class Marginals:
             self._sums[axis][:, block[axis]] += total
 
     def over(self, axis: int, size: int) -> Array:
-        """The sums of an axis; where it has one index for what were `size`, an equal share each."""
+        """The sums of an axis: (arrays, size); an equal share each where `size` indices were averaged to one."""
         sums = self._sums[axis]
         return sums if sums.shape[1] == size else np.repeat(sums.sum(axis=1, keepdims=True) / max(size, 1), size, 1)
 
 
-def _pad_zeros(values: Array, size: int) -> Array:
-    return values if len(values) == size else np.pad(values, (0, size - len(values)))
-
-
-# Width that narrow rows are folded to, because a loop over ten columns costs more than its sums.
-FOLD = 512
+def fit_length(values: Array, size: int, filling: float) -> Array:
+    """The first `size` values (n,), followed by as many of `filling` as are missing. `numpy.pad` takes 40 us."""
+    missing = size - len(values)
+    return values[:size] if missing <= 0 else np.concatenate([values, np.full(missing, filling, values.dtype)])
 
 
 class FeatureSums:
-    """Running sums over the rows of a block, for each of its features: of d, d^2, (a - e)^2 and |e| with d = e - shift;
+    """Running sums over the samples of a block, for each of its features: of d, d^2, (a - e)^2 and |e|, d = e - shift;
     and the greatest -d and d.
 
-    shift: the first sample, flat.  rows: samples in all.
+    shift: the first sample, flat.  rows: the number of all samples.
     """
 
     def __init__(self, shift: Array, rows: int) -> None:
@@ -244,7 +238,7 @@ class FeatureSums:
             np.maximum(above, np.maximum.reduce(d, axis=0), out=above)
 
     def merge(self, other: "FeatureSums") -> None:
-        """Take what was added to another with the same shift."""
+        """Add the sums of another with the same shift."""
         self._sums = self._fold_sums() + other._fold_sums()
         self._reach = np.maximum(self._folded_reach(), other._folded_reach())
         self._shift = self._shift[: self._width]
@@ -283,7 +277,10 @@ class FeatureSums:
 
 
 class SliceSums:
-    """The slices of an output that comes in blocks. samples: its entries along axis 0, else the whole is one sample."""
+    """The slices of an output that comes in blocks of features.
+
+    samples: the length of axis 0 where its entries are samples; any other number makes the whole output one sample.
+    """
 
     def __init__(self, shape: Sequence[int], samples: int) -> None:
         self.batched = bool(shape) and samples == shape[0]
@@ -293,7 +290,7 @@ class SliceSums:
         self._energies = Marginals(self.shape, 4)
 
     def add(self, block: Block, sums: FeatureSums) -> None:
-        """Take a block of features with all its rows."""
+        """Add a block of features, summed over all samples."""
         shape = np.shape(self._mean[block])
         self._reach[:, *block] = sums.reach().reshape(2, *shape)
         mean, energies = sums.finish()
@@ -301,7 +298,7 @@ class SliceSums:
         self._energies.add(block, energies.reshape(4, *shape))
 
     def slices(self) -> Slices:
-        """What was added."""
+        """The slices of all blocks."""
         axes = {}
         for axis, size in enumerate(self.shape):
             others = self.samples * self._mean.size // max(size, 1)

@@ -1,10 +1,10 @@
-"""Measures how errors spread: a pass over pairs of outputs as they come; it streams, and two tallies merge.
+"""Measures how errors spread over elements and samples, from pairs of outputs as they come.
 
-- |a - e| over all finite elements of the golden cases, in the buckets of a histogram that is logarithmic without a
-  logarithm: the sign, exponent and first 6 bits of a float32's fraction, as in HdrHistogram (Tene, 2012), which keeps
-  every quantile within 0.8 %. Of it 101 quantiles are kept; the greatest error is exact.
-- the SQNR of each golden sample alone, and of those up to 101 quantiles, greatest last.
-- the worst samples, of golden and edge cases: where each is off most, what was expected there and what came.
+- |a - e| over all finite elements of the golden cases, in a histogram whose buckets are the sign, exponent and first
+  6 bits of a float32's fraction: logarithmic without taking logarithms, as in HdrHistogram (Tene, 2012), with every
+  quantile within 0.8 %. 101 quantiles of it are kept; the greatest error is exact.
+- the SQNR of each golden sample, of which up to 101 quantiles are kept, greatest last.
+- the worst samples of golden and edge cases: the element that is off most, its expected and its actual value.
 
 A sample is an entry along axis 0 where the inputs and the output agree on how many there are; else a whole case is one.
 """
@@ -18,31 +18,32 @@ from enginery.arrays import Array
 from enginery.core.reports.proof import Spread, Worst
 from validation.metrics.passes import exponent_of
 
-# Elements that are looked at together: their float64 copies stay in the processor's cache.
+# Elements that are measured at a time: their float64 copies stay in the processor's cache.
 CHUNK = 1 << 15
+# The number of quantiles and of worst samples that are kept for an output, and of outputs.
 QUANTILES, MOST_WORST, MOST_OUTPUTS = 101, 5, 64
 # A float32 without its last 17 bits: of positive numbers 8 bits of exponent and 6 of fraction are left.
 _SHIFT, _BUCKETS = 17, 1 << 14
 
 
 class Spreads:
-    """The spreads of all outputs at one stage, while they are measured; the first `MOST_OUTPUTS` outputs."""
+    """The spreads of the first `MOST_OUTPUTS` outputs at one stage, while they are measured."""
 
     def __init__(self) -> None:
         self._tallies: dict[str, OutputTally] = {}
 
     def add(self, output: str, case: str, golden: bool, pair: tuple[Array, Array], samples: int) -> None:
-        """Take an output of a case. golden: else only its worst samples count."""
+        """Add an output of a case, given as (expected, actual). golden: otherwise only its worst samples count."""
         if output in self._tallies or len(self._tallies) < MOST_OUTPUTS:
             self._tallies.setdefault(output, OutputTally()).add(case, *pair, samples=samples, golden=golden)
 
     def at(self, stage: str) -> tuple[Spread, ...]:
-        """What was found."""
+        """The spread of each output, for a stage."""
         return tuple(tally.spread(stage, output) for output, tally in self._tallies.items())
 
 
 class OutputTally:
-    """The running counts of one output."""
+    """The running counts of one output: a histogram of its errors, the SQNR of its samples, and the worst samples."""
 
     def __init__(self) -> None:
         self.buckets = np.zeros(_BUCKETS, np.int64)
@@ -54,7 +55,7 @@ class OutputTally:
         self.worst: list[Worst] = []
 
     def add(self, case: str, expected: Array, actual: Array, samples: int = 1, golden: bool = True) -> None:
-        """Take two arrays of one shape; samples: entries along axis 0 that are samples of their own, or 1."""
+        """Add two arrays of one shape. samples: the length of axis 0 where its entries are samples; else 1."""
         expected, actual = np.asarray(expected), np.asarray(actual)
         self.exact = expected.dtype.kind in "biu"
         rows = samples if expected.ndim and samples == expected.shape[0] and expected.size else 1
@@ -67,27 +68,16 @@ class OutputTally:
         found = [_at(case, int(row), e[row], a[row], float(quality[row]), expected.shape, rows) for row in order]
         self.worst = _most([*self.worst, *(item for item in found if not item.fine)])
 
-    def merge(self, other: "OutputTally") -> "OutputTally":
-        """Both together."""
-        total = OutputTally()
-        total.buckets = self.buckets + other.buckets
-        for name in ("elements", "equal", "nonfinite", "samples", "sqnr"):
-            setattr(total, name, getattr(self, name) + getattr(other, name))
-        total.greatest, total.exact = max(self.greatest, other.greatest), self.exact or other.exact
-        total.worst = _most([*self.worst, *other.worst])
-        return total
-
     def spread(self, stage: str, output: str) -> Spread:
-        """What was taken so far."""
+        """The spread of what was added."""
         known = np.sort(np.array([value for value in self.sqnr if not math.isnan(value)]))
         kept = known if len(known) <= QUANTILES else np.quantile(known, np.linspace(0, 1, QUANTILES), method="lower")
         errors = () if self.exact else self._quantiles()
-        sqnr = tuple(float(value) for value in kept)
         counts = self.elements, self.samples, self.equal, self.nonfinite
-        return Spread(stage, output, *counts, errors, sqnr, tuple(self.worst))
+        return Spread(stage, output, *counts, errors, tuple(kept.tolist()), tuple(self.worst))
 
     def _take(self, e: Array, a: Array, golden: bool) -> Array:
-        """Count some rows; the SQNR of each, or minus its unequal elements where they are integers."""
+        """Count rows; returns the SQNR of each in decibels (rows,), or minus its unequal elements for integers."""
         if self.exact:
             unequal = np.count_nonzero(e != a, axis=1)
             if golden:
@@ -131,11 +121,11 @@ class OutputTally:
         middle = ((bucket.astype(np.uint32) << _SHIFT) | (1 << (_SHIFT - 1))).view(np.float32).astype(np.float64)
         found = np.minimum(np.where(bucket == 0, 0.0 * lower, middle), self.greatest)
         found[-1] = self.greatest
-        return tuple(float(value) for value in found)
+        return tuple(found.tolist())
 
 
 def samples_of(inputs: Iterable[Array], output: Array) -> int:
-    """How many samples an output holds: its axis 0, if every input has as many; else the case is one."""
+    """How many samples an output holds: the length of its axis 0 where every input has the same; else 1."""
     sizes = {np.shape(value)[0] for value in inputs if np.ndim(value)}
     return int(output.shape[0]) if output.ndim and sizes == {output.shape[0]} else 1
 
@@ -150,7 +140,7 @@ def _most(found: Sequence[Worst]) -> list[Worst]:
 
 
 def _at(case: str, row: int, e: Array, a: Array, quality: float, shape: tuple[int, ...], rows: int) -> Worst:
-    """The sample in row `row`: where it is off most."""
+    """The sample e, a in row `row` of an output of `shape`, with the element that is off most."""
     exact = e.dtype.kind in "biu"
     with np.errstate(invalid="ignore", over="ignore"):
         error = (e != a) * 1.0 if exact else np.abs(a.astype(np.float64) - e.astype(np.float64))

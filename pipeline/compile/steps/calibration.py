@@ -78,7 +78,7 @@ class ObservePart:
 
         from pipeline.quantization.insertion_points import activations, prepare_model, tensors_to_measure
         from pipeline.quantization.statistics.observe import observe
-        from validation.data.overlap import Noted
+        from validation.data.overlap import DigestCollector
         from validation.data.samples import Samples
 
         place = open_store(context.store)
@@ -89,7 +89,7 @@ class ObservePart:
         with _open(self.samples) as source:
             index, count = self.part
             span = source.part(index, count) if isinstance(source, Samples) and count > 1 else (0, None)
-            noted = Noted(source)
+            noted = DigestCollector(source)
             seen = observe(model, noted, everything, histograms=needed, span=span)
         if seen.dataset != self.samples.digest:
             raise DataError(f"{self.samples.data} changed while it was read; nothing was kept: run again")

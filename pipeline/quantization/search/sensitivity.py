@@ -24,7 +24,7 @@ from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.settings.groups import SmoothingGroup
 from pipeline.quantization.settings.runs import SessionRunner, downstream, set_ranks, tail, with_outputs
 from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans
-from validation.metrics.drift import DECISIONS, Drift, is_exact, measure
+from validation.metrics.drift import Drift, is_exact, measure
 
 # Bytes of activations that are kept for the tails to start from. More samples tell little more about single groups;
 # what is chosen is run on all of them.
@@ -127,7 +127,7 @@ def quality(expected: Sequence[Tensors], actual: Iterable[Tensors], answers: Ans
     right = []
     for index, (wanted, found) in enumerate(zip(expected, actual, strict=True)):
         for name, values in wanted.items():
-            total[name] = total.get(name, Drift()).merge(measure(values, found[name], also=DECISIONS))
+            total[name] = total.get(name, Drift()).merge(measure(values, found[name], decisions=True))
         if answers:
             right.append(_right(found[answers.output], answers.right[index], answers.output))
     floats = [part for part in total.values() if part.mismatches is None]

@@ -8,7 +8,7 @@ import pytest
 from enginery.core.types import Dim, TensorSpec
 from tests.pipeline.projects import Project, answers, arrays, units, weights
 from validation.data.generated import GeneratedSamples
-from validation.data.overlap import Noted, golden_digests, merge_digests, overlap_check
+from validation.data.overlap import DigestCollector, golden_digests, merge_digests, overlap_check
 from validation.data.samples import Samples
 
 X = (TensorSpec("x", "float32", ("batch", 8)),)
@@ -21,7 +21,7 @@ def samples(folder: Path, name: str, x: np.ndarray) -> Samples:
 
 
 def passed(source: Samples | GeneratedSamples) -> bytes:
-    noted = Noted(source)
+    noted = DigestCollector(source)
     assert list(noted.runs())
     return noted.seen
 
@@ -48,8 +48,8 @@ def test_every_way_to_store_the_same_samples_is_recognized(tmp_path: Path) -> No
         digests = golden_digests(golden.batches(), golden.complete)
         for source in (grouped, complete, *generated):
             assert overlap_check(digests, passed(source)).value == 1.0
-    noted = Noted(grouped)
-    parts = [Noted(grouped), Noted(grouped)]
+    noted = DigestCollector(grouped)
+    parts = [DigestCollector(grouped), DigestCollector(grouped)]
     assert list(noted.runs()) and list(parts[0].runs(0, 3)) and list(parts[1].runs(3))
     assert merge_digests(part.seen for part in parts) == noted.seen
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
-from validation.contracts.repeats import OutputSpread, Rebuilt, reproducibility
+from validation.contracts.repeats import EngineRebuild, OutputSpread, reproducibility
 from validation.golden.golden_set import freeze
 from validation.limits.budget import Budgets, default_budget
 
 BUDGETS = Budgets(default_budget("engine", "fp32"))
 
 
-def rebuilt(engine: str, fault: Fault = lambda x, y: y) -> Rebuilt:
-    return Rebuilt(engine, freeze(GOLDEN, SPECS, DIMS, Linear(fault).run))
+def rebuilt(engine: str, fault: Fault = lambda x, y: y) -> EngineRebuild:
+    return EngineRebuild(engine, freeze(GOLDEN, SPECS, DIMS, Linear(fault).run))
 
 
 def test_equal_rebuilds_are_said_to_be_equal() -> None:

@@ -75,9 +75,9 @@ def test_a_floor_grows_with_the_sums_and_says_why_when_there_is_none(tmp_path: P
     path = net(tmp_path, "y = MatMul(x, w)", "float[n,512] x", "float[n,8] y", w=normal(512, 8))
     session = OrtSession(path, optimized=False)
     found = noise_floor(DoubleSession(path).run, session.run, {"golden": [{"x": normal(4, 512)}]})
-    floor = found.of("y", "golden")
+    floor = found.floors["y"]["golden"]
     assert floor is not None and 125 < floor.sqnr_db < 150 and floor.max_rel < 1e-5
-    assert found.of("y", "edge") is None and found.of("z", "golden") is None
+    assert "edge" not in found.floors["y"] and "z" not in found.floors
     assert decode(encode(found), Noise) == found
 
     def cannot(inputs: object) -> dict[str, np.ndarray]:

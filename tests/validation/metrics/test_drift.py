@@ -42,7 +42,7 @@ def test_merging_parts_gives_the_whole(pair, at):
 
 @given(FLOATS)
 def test_an_array_does_not_drift_from_itself(x):
-    drift = measure(x, x.copy(), also=("rows", "ulp"))
+    drift = measure(x, x.copy(), decisions=True)
     assert (drift.max_abs, drift.max_rel, drift.nonfinite) == (0, 0, 0)
     assert drift.sqnr_db == math.inf
     assert drift.cosine == pytest.approx(1)
@@ -85,11 +85,11 @@ def test_equal_infinities_are_a_mask_and_leave_the_sums():
 def test_nan_is_wrong_even_where_expected():
     assert measure(np.array([np.nan]), np.array([np.nan])).nonfinite == 1
     assert measure(np.array([np.nan]), np.array([1.0])).nonfinite == 1
-    assert measure(np.array([[np.nan, 1.0]]), np.array([[np.nan, 1.0]]), also=("rows",)).argmax_agreement == 0
+    assert measure(np.array([[np.nan, 1.0]]), np.array([[np.nan, 1.0]]), decisions=True).argmax_agreement == 0
 
 
 def test_a_row_with_nan_agrees_with_nothing():
-    assert measure(np.array([[1.0, 5.0]]), np.array([[1.0, np.nan]]), also=("rows",)).argmax_agreement == 0
+    assert measure(np.array([[1.0, 5.0]]), np.array([[1.0, np.nan]]), decisions=True).argmax_agreement == 0
 
 
 def test_sums_that_overflow_do_not_look_good():
@@ -114,7 +114,7 @@ def test_integers_are_compared_for_equality_beyond_float64():
 def test_argmax_agreement_counts_rows_and_forgives_ties():
     expected = np.array([[1.0, 3.0, 2.0], [0.0, 0.0, 0.0], [5.0, 1.0, 1.0]])
     actual = np.array([[1.0, 2.0, 3.0], [0.0, 0.0, 0.1], [4.0, 1.0, 1.0]])
-    assert measure(expected, actual, also=("rows",)).argmax_agreement == pytest.approx(2 / 3)
+    assert measure(expected, actual, decisions=True).argmax_agreement == pytest.approx(2 / 3)
 
 
 def test_empty_and_scalar_arrays():
@@ -158,7 +158,7 @@ def test_large_files_are_read_and_never_held(tmp_path, layout):
     if layout == "strided":
         expected, actual = expected.T, actual.T
     tracemalloc.start()
-    assert measure(expected, actual, also=("rows", "ulp")).count == 1 << 22
+    assert measure(expected, actual, decisions=True).count == 1 << 22
     assert tracemalloc.get_traced_memory()[1] < 8 << 20  # of two files of 16 MiB
     tracemalloc.stop()
 

@@ -87,4 +87,4 @@ def test_scalars_and_empty_arrays_have_no_rows():
 
 def test_a_decision_that_was_not_measured_passes_no_limit():
     assert not measure(np.ones((2, 2)), np.ones((2, 2))).argmax_agreement >= 0
-    assert measure(np.ones((2, 2)), np.ones((2, 2)), also=("rows",)).argmax_agreement == 1
+    assert measure(np.ones((2, 2)), np.ones((2, 2)), decisions=True).argmax_agreement == 1
