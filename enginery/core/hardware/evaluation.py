@@ -1,8 +1,6 @@
 """Evaluates an engine's requirements on a machine: each is met, unmet or unknown, with the reason in words.
 
-An unknown fact about the machine rules no engine out, and is reported.
-
-Rules and where they are from:
+An unknown fact about the machine rules no engine out, and is reported. Rules and where they are from:
 
 - A GPU runs code of its own compute capability; a cubin of capability X.y also runs on X.z where z >= y (CUDA C++
   Programming Guide, "Binary Compatibility").
@@ -75,12 +73,13 @@ def judge(requirement: Requirement, machine: Machine) -> RequirementFinding:  # 
             return _judge_driver(requirement, machine)
         case GpuMemory():
             return _judge_memory(requirement, machine)
-        case Product():
-            return _judge_product(requirement, machine)
+        case Product():  # an unknown product is not remarked on
+            return _make_finding(requirement, machine.product not in (None, requirement.product), requirement.warning)
         case Library():
             return _judge_library(requirement, machine)
-        case SessionOption():
-            return _judge_session_option(requirement, machine)
+        case SessionOption(name, value):  # an unknown CPU is not remarked on
+            words = f"{machine.cpu} has no VNNI: open it with {name} = {value}, or its sums saturate"
+            return _make_finding(requirement, machine.saturates, words)
         case Weights():
             return RequirementFinding(requirement, "met")  # they come with the engine
         case Unknown():
@@ -127,12 +126,13 @@ def _judge_runtime(item: Runtime, machine: Machine) -> RequirementFinding:
     here = machine.version_of(item.name, *item.packages)
     if not item.version:
         return RequirementFinding(item, "unknown", f"its {item.title or item.name} version is not on record")
+    about = f"{item.remark} {item.version}" if item.remark else f"needs {item.wanted}"
     if here is None:
-        about = "it is not installed here" if machine.here else "the version here is unknown"
-        return RequirementFinding(item, "unknown", _about(item, about))
+        lack = "it is not installed here" if machine.here else "the version here is unknown"
+        return RequirementFinding(item, "unknown", f"{about}; {lack}")
     opens = same_version(item.version, here) or any(is_within(here, *limits) for limits in item.loads)
     differs = item.remark and here != item.version
-    words = _about(item, f"{here} is here") if differs else "" if opens else f"needs {item.wanted}, found {here}"
+    words = f"{about}; {here} is here" if differs else "" if opens else f"needs {item.wanted}, found {here}"
     return RequirementFinding(item, "met" if opens else "unmet", words)
 
 
@@ -156,11 +156,6 @@ def _judge_memory(item: GpuMemory, machine: Machine) -> RequirementFinding:
     return _make_finding(item, item.size_bytes > here, words)
 
 
-def _judge_product(item: Product, machine: Machine) -> RequirementFinding:
-    """Whether the GPU is of that product; an unknown product is not remarked on."""
-    return _make_finding(item, machine.product not in (None, item.product), item.warning)
-
-
 def _judge_library(item: Library, machine: Machine) -> RequirementFinding:
     """Whether that file is on the machine; known of this machine alone."""
     here = machine.libraries.get(item.path)
@@ -169,17 +164,6 @@ def _judge_library(item: Library, machine: Machine) -> RequirementFinding:
     what = "is another one here" if here else "is not on this machine"
     words = f"needs the library {item.path}, which {what}; put the file there that it was built with"
     return _make_finding(item, here != item.sha256, words)
-
-
-def _judge_session_option(item: SessionOption, machine: Machine) -> RequirementFinding:
-    """Whether the machine's CPU does without; an unknown CPU is not remarked on."""
-    words = f"{machine.cpu} has no VNNI: open it with {item.name} = {item.value}, or its sums saturate"
-    return _make_finding(item, machine.saturates, words)
-
-
-def _about(item: Runtime, here: str) -> str:
-    begin = f"{item.remark} {item.version}" if item.remark else f"needs {item.wanted}"
-    return f"{begin}; {here}"
 
 
 def _make_finding(requirement: Requirement, unmet: bool, words: str) -> RequirementFinding:
