@@ -145,9 +145,9 @@ def test_a_failed_check_is_the_tightest_and_names_itself():
 @pytest.mark.parametrize("name", ["nonfinite", "max_abs", "contract finite"])
 def test_what_has_to_be_0_and_is_is_not_the_tightest_check(name):
     report = bare()
-    report["reports"][0]["checks"] = [Check("export", name, "y", "golden", 0.0, 0.0, True).to_json()]
+    report["reports"][0]["checks"] = [encode_document(Check("export", name, "y", "golden", 0.0, 0.0, True))]
     assert overview(report).engines[0].tightest is None
-    report["reports"][0]["checks"] += [Check("export", "cosine", "y", "golden", 1.0, 0.99, True).to_json()]
+    report["reports"][0]["checks"] += [encode_document(Check("export", "cosine", "y", "golden", 1.0, 0.99, True))]
     assert overview(report).engines[0].tightest.name == "cosine"
 
 
@@ -268,7 +268,7 @@ def test_what_failed_has_the_command_that_does_it_again():
     assert (
         "enginery validate digits@14 --target cpu\nenginery attribute digits@14 --target cpu --precision fp32" in text
     )
-    report["reports"][0]["checks"].append(joint_checks("engine", 3.0, 22.0, passed=False)[3].to_json())
+    report["reports"][0]["checks"].append(encode_document(joint_checks("engine", 3.0, 22.0, passed=False)[3]))
     report["engines"][0] |= {"digest": None}
     assert "enginery build SPEC.yaml --target cpu --precision fp32 --backend onnxruntime" in render(report)
 
