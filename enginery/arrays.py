@@ -37,6 +37,17 @@ _UNREADABLE = (
 )  # fmt: skip
 
 
+def dtype_of(name: str) -> np.dtype:
+    """The dtype with this name, numpy's ('float32', '<f4') or one of ml_dtypes ('bfloat16'). Raises TypeError."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        found: np.dtype = np.dtype(getattr(ml_dtypes, name, name))
+        return found
+
+
 @dataclass(frozen=True)
 class Fit:
     """How inputs fit a model. sizes: of each named dim.  profile: index of the first profile that holds their

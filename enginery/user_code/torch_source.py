@@ -21,7 +21,6 @@ from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.user_code.entry_point import call_entry_point, place, reason
 
 if TYPE_CHECKING:
-    import onnx
     import torch
 
 SEED = 0
@@ -30,7 +29,8 @@ TRACE_AT_LEAST = 2  # torch.export takes a dim of size 0 or 1 for a constant
 
 @dataclass(frozen=True)
 class Program:
-    """A captured torch program. inputs: their names, in the graph's order.  call: runs the original on tensors."""
+    """A captured torch program. inputs: names of its inputs, in the graph's order.  call: runs the original on tensors
+    by name.  notes: for people."""
 
     exported: "torch.export.ExportedProgram"
     inputs: tuple[str, ...]
@@ -84,7 +84,8 @@ def from_entry_point(
         load_weights(module, root / weights)
     _check_finite(module.state_dict(keep_vars=True))
     module.eval().requires_grad_(False)
-    return Program(capture(module, inputs, dims, root), tuple(spec.name for spec in inputs), _by_name(module), notes)
+    names = tuple(spec.name for spec in inputs)
+    return Program(capture(module, inputs, dims, root), names, lambda tensors: module(**tensors), notes)
 
 
 def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
@@ -137,8 +138,7 @@ def load_weights(module: "torch.nn.Module", path: Path) -> None:
         raise ModelError(
             f"{path} cannot be read as safetensors ({error}); save it with safetensors.torch.save_file"
         ) from error
-    mistakes = list(_mismatches(module.state_dict(keep_vars=True), given))
-    if mistakes:
+    if mistakes := list(_mismatches(module.state_dict(keep_vars=True), given)):
         listed = join_first(mistakes, 5, "; ")
         raise ModelError(f"{path} does not fit the module: {listed}; save the weights of this model")
     module.load_state_dict(given, strict=False)
@@ -160,7 +160,8 @@ def _check_finite(tensors: Mapping[str, "torch.Tensor"]) -> None:
 
 
 def _mismatches(wanted: Mapping[str, "torch.Tensor"], given: Mapping[str, "torch.Tensor"]) -> Iterator[str]:
-    """Tensors that share memory are saved once: any one of their names will do."""
+    """What is missing from the file, of another shape, or not in the module. Of tensors that share memory any one name
+    is enough, since they are saved once."""
     filled = {id(tensor) for name, tensor in wanted.items() if name in given}
     for name, tensor in wanted.items():
         if name not in given and id(tensor) not in filled:
@@ -208,10 +209,6 @@ def _check_parameters(module: "torch.nn.Module", names: Sequence[str]) -> None:
         )
 
 
-def _by_name(module: "torch.nn.Module") -> Callable[[Mapping[str, "torch.Tensor"]], Any]:
-    return lambda tensors: module(**tensors)
-
-
 def named_outputs(result: Any) -> dict[str, "torch.Tensor"]:
     """The tensors in a model's result, in the order of the exported graph.
 
@@ -225,21 +222,22 @@ def named_outputs(result: Any) -> dict[str, "torch.Tensor"]:
     for _, leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
             raise ModelError(f"the model returns {type(leaf).__name__} {leaf!r} among its tensors; return tensors only")
-    names = [
-        _key(path) or (f"output_{index}" if len(leaves) > 1 else "output") for index, (path, _) in enumerate(leaves)
-    ]
-    return {name: leaf for name, (_, leaf) in zip(names, leaves, strict=True)}
+    named = {}
+    for index, (path, leaf) in enumerate(leaves):
+        key = getattr(path[0], "key", None) if len(path) == 1 else None
+        default = f"output_{index}" if len(leaves) > 1 else "output"
+        named[key if key and isinstance(key, str) else default] = leaf
+    return named
 
 
-def _key(path: Sequence[Any]) -> str | None:
-    key = getattr(path[0], "key", None) if len(path) == 1 else None
-    return key if isinstance(key, str) else None
+def write_onnx(program: Program, opset: int, path: Path) -> None:
+    """Write a captured program as ONNX, translated by torch's dynamo exporter.
 
-
-def to_onnx(program: Program, opset: int) -> "onnx.ModelProto":
-    """Translate a captured program with torch's dynamo exporter. Raises ModelError naming the operator it lacks."""
+    Raises ModelError naming an operator without ONNX form, for another opset than asked for, and above 2 GB.
+    """
     import onnx_ir as ir
     import torch
+    from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
     from onnx_ir.passes.common import NameFixPass
 
     try:
@@ -254,7 +252,10 @@ def to_onnx(program: Program, opset: int) -> "onnx.ModelProto":
     for value, name in zip(converted.model.graph.inputs, program.inputs, strict=True):
         value.name = name
     NameFixPass()(converted.model)
-    return ir.to_proto(converted.model)
+    try:
+        path.write_bytes(ir.to_proto(converted.model).SerializeToString(deterministic=True))
+    except (ValueError, EncodeError) as error:
+        raise ModelError(f"{path.name}: the model is over 2 GB, which one ONNX file cannot hold") from error
 
 
 def _first(error: BaseException) -> BaseException:

@@ -22,7 +22,7 @@ from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.types import Dim, Session, Tensors, TensorSpec
-from enginery.user_code.task import Answered, Asked, Captured, Evaluate, Task, TorchProgram, WriteOnnx
+from enginery.user_code.task import Answered, Asked, Captured, Task, TorchProgram
 from pipeline.sources.onnx_model import canonical, check_weights, load_onnx, save_onnx
 from pipeline.sources.request import ExportRequest
 from pipeline.sources.user_process import UserProcess, start_user_process
@@ -43,13 +43,13 @@ class TorchModel:
 
     def run(self, inputs: Tensors) -> Tensors:
         """The original's outputs, by their own names, in order. Raises ModelError when it fails on these inputs."""
-        _, outputs = self._process.ask(Asked(Evaluate()), Answered, inputs)
+        _, outputs = self._process.ask(Asked(), Answered, inputs)
         return outputs
 
     def to_onnx(self) -> onnx.ModelProto:
         """The program as ONNX, not yet canonical. Raises ModelError naming the operator that has no ONNX form."""
         path = self._workdir / "captured.onnx"
-        self._process.ask(Asked(WriteOnnx(path)), Answered)
+        self._process.ask(Asked(path), Answered)
         model = onnx.load(path)
         path.unlink()
         return model
