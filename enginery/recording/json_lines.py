@@ -1,5 +1,4 @@
-"""Files of JSON objects, one a line, the first of which says what the file holds: a checked reader, and a shared
-writer.
+"""A checked reader and a shared writer of files of JSON objects, one a line; the first line says what the file holds.
 
 Files may come from other programs, so that lines are read one at a time, within a limit. Several threads and processes
 may append at once: every line is one write to a file opened for appending, under a lock (`flock`; on NFS that needs

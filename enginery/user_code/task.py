@@ -1,5 +1,4 @@
-"""The two tasks of a process of a user's code: give the samples of a generator, or answer questions about a PyTorch
-model.
+"""The tasks of a process of a user's code: give the samples of a generator, or answer questions about a PyTorch model.
 
 A task is the first message to such a process; its answers and the arrays with them go over the same `Channel`.
 """

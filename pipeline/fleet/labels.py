@@ -1,4 +1,4 @@
-"""What a Kubernetes node has, from the labels that NVIDIA's GPU feature discovery (GFD) gives it.
+"""The GPUs of a Kubernetes node, by the labels that NVIDIA's GPU feature discovery (GFD) gives it.
 
 Labels, and what MIG and sharing do to them: docs/gpu-feature-discovery/README.md and README.md ("Shared Access to
 GPUs", "Catalog of Labels") of github.com/NVIDIA/k8s-device-plugin. Values are strings. In short:
@@ -26,7 +26,7 @@ _DEVICE = re.compile(r"feature\.node\.kubernetes\.io/pci-(\d+_)?10de\.present")
 _SHARED = "-SHARED"
 _MIG = "-MIG-"
 _MIB = 1 << 20
-# Kubernetes sets these itself; readiness and cordons say the same.
+# Prefix of the taints that Kubernetes sets itself, beside the readiness and cordons that are reported anyway.
 _LIFECYCLE = "node.kubernetes.io/"
 MOST_TEXT = 200
 # The parts of a version, as GFD spells them now and as it did before.
@@ -41,16 +41,16 @@ _CUDA = tuple(
 
 @dataclass(frozen=True)
 class NodeLabels:
-    """A node's labels, read with care: whoever can label a node can write anything."""
+    """A node's labels, which may hold any text: many users of a cluster can label nodes."""
 
     all: Mapping[str, str]
 
     def text(self, name: str) -> str:
-        """A label of NVIDIA's, '' where there is none."""
+        """The label with the prefix 'nvidia.com/', '' where there is none."""
         return self.all.get(_NVIDIA + name, "")
 
     def number(self, name: str) -> int | None:
-        """A label that is a whole number; None where it is none."""
+        """A label as a whole number; None where it is none."""
         found = self.text(name)
         return int(found) if found.isascii() and found.isdecimal() and len(found) <= 12 else None
 
@@ -66,7 +66,7 @@ class NodeLabels:
 
 
 def parts_of(node: Mapping[str, object]) -> Iterator[GpuPart | LeftOut]:
-    """What a node of the Kubernetes API has: one part, or one for each kind of MIG slice; or why it is left out."""
+    """The parts of a node of the Kubernetes API: one, or one for each kind of MIG slice; or why it is left out."""
     metadata = _read_mapping(node.get("metadata"))
     name = str(metadata.get("name") or "(without a name)")[:MOST_TEXT]
     labels = NodeLabels(
@@ -117,7 +117,7 @@ def _parts(
 
 
 def _hardware(labels: NodeLabels, prefix: str, kind: str | None = None) -> Hardware:
-    """What the labels with a prefix describe. kind: of a slice under MIG strategy `mixed`."""
+    """The hardware that the labels with a prefix describe. kind: of a slice under MIG strategy `mixed`."""
     whole, _, cut = labels.text(f"{prefix}.product").removesuffix(_SHARED).partition(_MIG)
     label, mig = (whole or labels.text("gpu.product").removesuffix(_SHARED) or "unknown"), kind or cut or None
     replicas = labels.number(f"{prefix}.replicas") or 1
@@ -136,7 +136,7 @@ def _hardware(labels: NodeLabels, prefix: str, kind: str | None = None) -> Hardw
 
 
 def _read_sharing(labels: NodeLabels, prefix: str, replicas: int) -> str | None:
-    """How pods share it; the label is younger than sharing itself, which then was time-slicing."""
+    """How pods share a GPU, None if not. Before GFD had a label for it there was time-slicing only."""
     said = labels.text(f"{prefix}.sharing-strategy")
     if said in ("time-slicing", "mps"):
         return said
@@ -149,7 +149,7 @@ def _capability(labels: NodeLabels) -> tuple[int, int] | None:
 
 
 def _remarks(node: Mapping[str, object]) -> tuple[str, ...]:
-    """What keeps pods away: not ready, cordoned, and taints, which GPU pods may well tolerate."""
+    """What keeps pods away from a node: not ready, cordoned, and taints, which GPU pods may tolerate."""
     spec, conditions = _read_mapping(node.get("spec")), _read_mapping(node.get("status")).get("conditions")
     found = []
     states = [item.get("status") for item in _mappings(conditions) if item.get("type") == "Ready"]

@@ -1,4 +1,4 @@
-"""What if: other drivers and runtimes, machines that come and go. What dies then, what must be built, for how long."""
+"""What a change of a fleet's drivers, runtimes and machines would break, and what would have to be built for it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,10 +15,8 @@ from pipeline.fleet.work import FleetWork, Hours, Predictor, total, work_for
 
 @dataclass(frozen=True)
 class StateChange:
-    """What shall change. runtimes: versions that nodes get, those of `on` (empty: all).  driver: of those with GPUs.
-
-    add, remove: nodes by product or generation.
-    """
+    """A change of a fleet. runtimes: versions that nodes get.  driver: that nodes with GPUs get.  on: the hardware of
+    these nodes; empty is all.  add, remove: numbers of nodes by product or generation."""
 
     driver: str | None = None
     runtimes: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +38,7 @@ class StateChange:
 
 @dataclass(frozen=True)
 class Idle:
-    """An engine that no node of the changed fleet would pull, and some do now. models: those that it is of."""
+    """An engine that nodes pull now and none of the changed fleet would. models: its models."""
 
     unit: str
     models: tuple[str, ...]
@@ -48,11 +46,11 @@ class Idle:
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """A change and what comes of it.
+    """A change and its effects.
 
-    dying: what serves now on a group, and would not.  waiting: what would not serve either, but does not serve today or
-    is on new nodes.  work: to be built and proven, in order.  idle: what nobody needs any more.  unwanted: groups on
-    which nothing must be served.
+    dying: demands that are met now on a group, and would not be.  waiting: others that would not be met, on new nodes
+    or not met today either.  work: builds and proofs, in order.  idle: engines that no node would need.  hours: of the
+    builds for GPUs.  unwanted: groups that no demand names.
     """
 
     before: Fleet
@@ -115,7 +113,7 @@ def _without(fleet: Fleet, change: StateChange) -> Fleet:
 
 
 def _fewer(groups: Sequence[NodeGroup], target: Target, count: int) -> Iterator[NodeGroup]:
-    """The groups without so many nodes of a kind: those with the oldest driver go first."""
+    """The groups without `count` nodes of a target, taken from the first groups, which have the oldest drivers."""
     there = sum(group.nodes for group in groups if group.hardware.is_one_of([target]))
     if count > there:
         raise InputError(f"--remove {target.name}={count}: there are {there} nodes of {target.name}")
@@ -145,7 +143,7 @@ def _idle(before: Sequence[Coverage], after: Sequence[Coverage]) -> tuple[Idle, 
 
 
 def parse_nodes(text: str) -> tuple[Target, int]:
-    """'b200=16': so many nodes of a product or generation. Raises InputError."""
+    """The product or generation and the number of nodes in a text such as 'b200=16'. Raises InputError."""
     name, equals, count = text.partition("=")
     if not (equals and count.isascii() and count.isdecimal() and 0 < int(count) <= 1_000_000):
         raise InputError(f"{text[:80]!r} is not PRODUCT=NODES, as in b200=16")

@@ -1,7 +1,4 @@
-"""What builds will probably take, from what builds took.
-
-What would have to be built or proven so that every demand is met: units, each once, in the order to do them.
-"""
+"""The builds and proofs after which every demand is met, each once, in order, with the time they will probably take."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,7 +34,7 @@ class Hours:
 
     @property
     def words(self) -> str:
-        """For people."""
+        """As a phrase: 'about 1.50 GPU hours for 3 units, each predicted from 2 finished builds'."""
         if not self.units:
             return "how long it takes is not known: no build like these is on record" if self.unknown else "nothing"
         units = f"{self.units} unit" + ("s" if self.units > 1 else "")
@@ -51,7 +48,7 @@ class Hours:
 
 
 def total(forecasts: Iterable[Expectation | None]) -> Hours:
-    """The sum, and how much of it is not known."""
+    """The sum of predictions; None is a unit without one."""
     items = list(forecasts)
     known = [(item.seconds, item.builds) for item in items if item is not None and item.seconds is not None]
     builds = [count for _, count in known] or [0]
@@ -60,13 +57,13 @@ def total(forecasts: Iterable[Expectation | None]) -> Hours:
 
 
 def predictor(store: Store) -> Predictor:
-    """What the registry's own history of builds says."""
+    """A function that predicts a build of a model from the registry's history of builds."""
     return History(store).predict
 
 
 @dataclass(frozen=True)
 class WantedUnit:
-    """What one build or proof is about. backend: None where no engine of the version tells which to use."""
+    """One build or proof. backend: None where no engine of the version tells which to use."""
 
     kind: Literal["build", "prove"]
     model: str
@@ -78,10 +75,11 @@ class WantedUnit:
 
 @dataclass(frozen=True)
 class FleetWork:
-    """One unit, for all groups that wait for it. nodes: how many those have.  channel: that it is wanted on.
+    """A unit that groups of nodes wait for. nodes: number of nodes in them.  channel: of the demand, the first if
+    several.
 
-    why: what is wrong today, in words.  first: what a person has to do before it can be done; '' for nothing.
-    refused: why no compiler takes it; '' where one may.  expected: what it will probably take; None: unknown.
+    why: the present state and its reason.  first: what a person has to do before it can be done; '' for nothing.
+    refused: why no compiler takes it; '' where one may.  expected: the predicted time; None if unknown.
     engine: digest of the engine to be proven.
     """
 
@@ -112,12 +110,8 @@ class FleetWork:
         """A JSON object."""
         unit, expected = self.unit, self.expected
         return {
-            "kind": unit.kind,
-            "model": unit.model,
-            "version": unit.version,
+            **vars(unit),
             "target": unit.target.name,
-            "precision": unit.precision,
-            "backend": unit.backend,
             "groups": list(self.groups),
             "nodes": self.nodes,
             "channel": self.channel,
@@ -132,8 +126,8 @@ class FleetWork:
 
 
 def work_for(coverage: Iterable[Coverage], predict: Predictor) -> tuple[FleetWork, ...]:
-    """Everything to build or prove, in order: what can be done before what cannot; then what most nodes wait for; then
-    `stable` before other channels; then the shorter."""
+    """All units to build or prove. First those that can be done now; then by the number of nodes that wait, the most
+    first; then `stable` before other channels; then the shortest."""
     found: dict[WantedUnit, list[Coverage]] = {}
     for item in coverage:
         if item.state not in ("covered", "breaking"):
@@ -155,16 +149,16 @@ def _unit(item: Coverage) -> WantedUnit:
 
 
 def _target(item: Coverage) -> Target:
-    """What the spec calls this hardware: its product where it names that, else its generation."""
-    hardware = item.group.hardware
+    """The spec's target for this hardware: its product where the spec names that, else its generation."""
+    hardware, machine = item.group.hardware, item.group.machine.target
     named = [target for target in item.served.targets or () if hardware.is_one_of([target])]
-    exact = [target for target in named if target.product and target.product == hardware.machine.product]
-    machine = hardware.machine.target
-    return next(iter([*exact, *named]), Target(machine.sm, machine.compute_capability))
+    exact = [target for target in named if target.product and target.product == machine.product]
+    return [*exact, *named, Target(machine.sm, machine.compute_capability)][0]
 
 
 def _alike(item: Coverage, target: Target) -> Iterator[EngineEntry]:
-    """Engines of the version that one for this hardware would be like, the likest first, if a backend takes it."""
+    """The version's engines after which one for this target could be built, the most similar first; those whose backend
+    takes the target come before the others."""
     cpu = target.is_cpu
     preference = CPU_PREFERENCE if cpu else GPU_PREFERENCE
 
@@ -203,7 +197,7 @@ def _work(unit: WantedUnit, waiting: Sequence[Coverage], predict: Predictor) -> 
 
 
 def _first(item: Coverage, unit: WantedUnit) -> str:
-    """What a person has to do before a build helps."""
+    """What a person has to do before a build helps; '' for nothing."""
     served = item.served
     if served.problem:
         return "see why it cannot be read; build it if it was never built"
