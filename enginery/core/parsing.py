@@ -167,32 +167,24 @@ def mapping_of(read: Callable[[object, str], T]) -> Callable[[object, str], dict
     return lambda value, path: {key: read(item, f"{path}.{key}") for key, item in mapping(value, path).items()}
 
 
-def text(value: object, path: str) -> str:
-    """Read a string of at most MAX_TEXT characters."""
-    if isinstance(value, str) and len(value) <= MAX_TEXT:
-        return value
-    raise _wrong(value, path, "a string")
+def _reader_of(kind: type[T], wanted: str, accepts: Callable[[T], bool] = lambda _: True) -> Callable[[object, str], T]:
+    """A reader of values of one type that `accepts` is true of. wanted: the error's words for them."""
+
+    def read_value(value: object, path: str) -> T:
+        if isinstance(value, kind) and accepts(value):
+            return value
+        raise _wrong(value, path, wanted)
+
+    return read_value
 
 
-def name(value: object, path: str) -> str:
-    """Read a name that may become part of a path (`names.is_name`)."""
-    if isinstance(value, str) and is_name(value):
-        return value
-    raise _wrong(value, path, "a name (lower case, no separators)")
-
-
-def digest(value: object, path: str) -> str:
-    """Read a SHA-256 in lower-case hexadecimal."""
-    if isinstance(value, str) and is_digest(value):
-        return value
-    raise _wrong(value, path, "a SHA-256 in hexadecimal")
-
-
-def count(value: object, path: str) -> int:
-    """Read a whole number from 0 to MAX_COUNT."""
-    if type(value) is int and 0 <= value <= MAX_COUNT:
-        return value
-    raise _wrong(value, path, "a whole number, zero or more")
+text = _reader_of(str, "a string", lambda value: len(value) <= MAX_TEXT)
+# A name that may become part of a path.
+name = _reader_of(str, "a name (lower case, no separators)", is_name)
+digest = _reader_of(str, "a SHA-256 in hexadecimal", is_digest)
+# At most MAX_COUNT; true and false are none.
+count = _reader_of(int, "a whole number, zero or more", lambda value: type(value) is int and 0 <= value <= MAX_COUNT)
+truth = _reader_of(bool, "true or false")
 
 
 def number(value: object, path: str) -> float:
@@ -200,13 +192,6 @@ def number(value: object, path: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     raise _wrong(value, path, "a number")
-
-
-def truth(value: object, path: str) -> bool:
-    """Read true or false."""
-    if isinstance(value, bool):
-        return value
-    raise _wrong(value, path, "true or false")
 
 
 def scalar(value: object, path: str) -> Scalar:

@@ -64,17 +64,17 @@ def mirror(
         raise InputError(f"{dest.uri} is the registry itself; name another one")
     found = [locate(source, reference) for reference in references]
     vouched = [require(source, located.manifest, trust) for located in found]
-    copied: dict[str, int] = {}
-    present: set[str] = set()
+    sizes: dict[str, int | None] = {}
     moved = []
     for located, trusted in zip(found, vouched, strict=True):
         manifest = located.manifest
         with hold_lease(dest, f"mirroring {manifest.model}@{manifest.version}", BUILDING) as guard:
-            _copy_version(source, manifest, guard, copied, present, say)
+            _copy_version(source, manifest, guard, sizes, say)
         if with_channels and located.channel is not None:
             moved.append(_move(source, located.channel, manifest, dest, by, trusted.counts))
     names = tuple(dict.fromkeys(version_name(item.manifest.model, item.manifest.version) for item in found))
-    return Mirrored(names, len(copied), len(present - copied.keys()), sum(copied.values()), tuple(moved))
+    copied = [size for size in sizes.values() if size is not None]
+    return Mirrored(names, len(copied), len(sizes) - len(copied), sum(copied), tuple(moved))
 
 
 def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:
@@ -97,13 +97,10 @@ def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[st
 
 
 def _copy_version(
-    source: Store,
-    manifest: Manifest,
-    guard: Guard,
-    copied: dict[str, int],
-    present: set[str],
-    say: Callable[[str], None],
+    source: Store, manifest: Manifest, guard: Guard, sizes: dict[str, int | None], say: Callable[[str], None]
 ) -> None:
+    """Copy a version to the guard's store. sizes: of the blobs of all versions in bytes, by digest, None for those that
+    were there already; it is added to."""
     dest, name = guard.store, version_name(manifest.model, manifest.version)
     key = manifest_key(manifest.model, manifest.version)
     blobs, documents = _list_contents(source, manifest)
@@ -113,15 +110,11 @@ def _copy_version(
     if data is None or (theirs is not None and theirs != data):
         raise ConflictError(f"{dest.uri} has another {name}; versions never change: mirror it to another registry")
     with tempfile.TemporaryDirectory(prefix="enginery-mirror-") as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
-        wanted = [digest for digest in blobs if digest not in copied]
-        for digest, size in zip(
-            wanted, pool.map(lambda digest: _copy_blob(source, digest, dest, Path(folder)), wanted), strict=True
-        ):
+        wanted = [digest for digest in blobs if sizes.get(digest) is None]
+        done = pool.map(lambda digest: _copy_blob(source, digest, dest, Path(folder)), wanted)
+        for digest, size in zip(wanted, done, strict=True):
             say(digest)
-            if size is None:
-                present.add(digest)
-            else:
-                copied[digest] = size
+            sizes[digest] = size
     # The last moment to stop: the lease must still be held, and every blob be there.
     guard.secure([name, *blobs])
     if lost := [digest for digest in blobs if not dest.has(digest)]:
@@ -149,9 +142,7 @@ def _copy_document(source: Store, key: str, dest: Store, *, page: bool) -> None:
     """Copy a document unless it is there. Raises ConflictError for another one, but not for another page, which is for
     people only, nor for another signature by the same key."""
     data = source.read(key)
-    if data is None or dest.create(key, data) or page:
-        return
-    if (theirs := dest.read(key)) == data:
+    if data is None or dest.create(key, data) or page or (theirs := dest.read(key)) == data:
         return
     with suppress(Malformed):  # unless both are signatures
         one, other = read_bundle(theirs or b""), read_bundle(data)
@@ -161,12 +152,7 @@ def _copy_document(source: Store, key: str, dest: Store, *, page: bool) -> None:
 
 
 def _move(
-    source: Store,
-    channel: Channel,
-    manifest: Manifest,
-    dest: Store,
-    by: str,
-    counts: Callable[[Attestation], bool],
+    source: Store, channel: Channel, manifest: Manifest, dest: Store, by: str, counts: Callable[[Attestation], bool]
 ) -> str:
     """Move the channel at `dest`, on the evidence that moved it at the source; returns `model:channel`."""
     move = channel.history[-1]

@@ -78,12 +78,7 @@ def export_oci(
     layout = _Layout(dest)
     version = Located(located.reference, manifest)  # without the channel, so that the image is the same through any
     images = [_image(store, layout, version, entry) for entry in entries]
-    whole = {
-        "schemaVersion": 2,
-        "mediaType": INDEX,
-        "manifests": images,
-        "annotations": _version_annotations(manifest),
-    }
+    whole = {"schemaVersion": 2, "mediaType": INDEX, "manifests": images, "annotations": _version_annotations(manifest)}
     named = {f"{manifest.model}-{manifest.version}": layout.put(canonical_json(whole), INDEX)}
     named |= {
         f"{stem_of(manifest, entry)}-{entry.backend}": image for entry, image in zip(entries, images, strict=True)

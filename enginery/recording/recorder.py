@@ -32,8 +32,7 @@ MOST_BYTES = 1 << 30
 
 
 class _Log:
-    """A file of lines. kept, lost: numbers of lines.  full: whether the file has reached its size.  failure: the last
-    error, None without one."""
+    """A file of lines, into which `append` of its subclasses writes."""
 
     def __init__(self, path: Path | str, header: Mapping[str, object], most_bytes: int) -> None:
         if most_bytes < 1:
@@ -68,6 +67,7 @@ class Recorder(_Log):
 
     sampling: the share that is kept, at random, which the file's head states.  max_bytes: the file never grows beyond
     that.  made: where the traffic is from, if it is not real.
+    kept, lost: numbers of requests.  full: whether the file has reached its size.  failure: the last error, or None.
     Raises InputError for a share or size out of range, UnavailableError for a file that cannot be opened.
     """
 

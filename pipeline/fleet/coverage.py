@@ -135,8 +135,8 @@ def _explain_lack(missing: Coverage, now: EngineRanking, wanted: Policy) -> Cove
     served, machine, any_proof = missing.served, missing.group.machine, replace(wanted, proven_only=False)
     if wanted.proven_only and (found := rank_engines(served.engines, machine, any_proof, served.name).candidates):
         best = found[0]
-        reasons = {"reason": best.entry.reason, "remarks": best.remarks}
-        return replace(missing, state="unproven", engine=best.entry, fit=best.fit, **reasons)
+        ranked = replace(missing, engine=best.entry, fit=best.fit, remarks=best.remarks)
+        return replace(ranked, state="unproven", reason=best.entry.reason)
     unversioned = replace(machine, runtimes={})
     for too_old, then in ((False, unversioned), (True, replace(unversioned, driver=None, cuda=None))):
         if found := rank_engines(served.engines, then, any_proof, served.name).candidates:

@@ -73,33 +73,28 @@ def parts_of(node: Mapping[str, object]) -> Iterator[GpuPart | LeftOut]:
         {str(key): str(value)[:MOST_TEXT] for key, value in _read_mapping(metadata.get("labels")).items()}
     )
     capacity = _read_mapping(_read_mapping(node.get("status")).get("capacity"))
-    if not _has_gpus(labels, capacity):
+    offered = (key for key, value in capacity.items() if str(value) != "0")
+    if not (
+        any(_DEVICE.fullmatch(key) and value == "true" for key, value in labels.all.items())
+        or labels.text("gpu.present") == "true"
+        or labels.text("gpu.product")
+        or any(key.startswith((_NVIDIA + "gpu", _NVIDIA + "mig-")) for key in offered)
+    ):
         yield GpuPart(name, Hardware(Machine()), 0, _remarks(node))
         return
-    reason = _unusable(labels)
-    found = [] if reason else list(_parts(name, labels, capacity, _remarks(node)))
+    reason = "its labels count no GPU, whole or sliced; look at its device plugin"
+    found: list[GpuPart] = []
+    if "MIG-INVALID" in labels.text("gpu.product"):
+        reason = (
+            "its MIG slices are not all alike (product '...-MIG-INVALID'); cut them alike, or use MIG strategy mixed"
+        )
+    elif _capability(labels) is None:
+        reason = "has an NVIDIA GPU and no labels of GPU feature discovery (nvidia.com/gpu.compute.major); install it"
+    else:
+        found += _parts(name, labels, capacity, _remarks(node))
     yield from found
     if not found:
-        yield LeftOut(name, reason or "its labels count no GPU, whole or sliced; look at its device plugin")
-
-
-def _has_gpus(labels: NodeLabels, capacity: Mapping[str, object]) -> bool:
-    seen = any(_DEVICE.fullmatch(key) and value == "true" for key, value in labels.all.items())
-    offered = (key for key, value in capacity.items() if str(value) != "0")
-    return (
-        seen
-        or labels.text("gpu.present") == "true"
-        or bool(labels.text("gpu.product"))
-        or any(key.startswith((_NVIDIA + "gpu", _NVIDIA + "mig-")) for key in offered)
-    )
-
-
-def _unusable(labels: NodeLabels) -> str | None:
-    if "MIG-INVALID" in labels.text("gpu.product"):
-        return "its MIG slices are not all alike (product '...-MIG-INVALID'); cut them alike, or use MIG strategy mixed"
-    if _capability(labels) is None:
-        return "has an NVIDIA GPU and no labels of GPU feature discovery (nvidia.com/gpu.compute.major); install it"
-    return None
+        yield LeftOut(name, reason)
 
 
 def _parts(

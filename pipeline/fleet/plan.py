@@ -81,8 +81,11 @@ def make_plan(
 ) -> FleetPlan:
     """Compare the fleet with what it would be. Raises InputError for more nodes to remove than there are."""
     today = replace(catalog, planned=())
-    kept = _without(fleet, change)
-    then = fleet.with_groups([*map(change.apply, kept.groups), *_new_groups(change, catalog)])
+    kept: Sequence[NodeGroup] = fleet.groups
+    for target, count in change.remove:
+        kept = tuple(_remove_nodes(kept, target, count))
+    changed = [change.apply(group) for group in kept]
+    then = fleet.with_groups([*changed, *_new_groups(change, catalog)])
     known: Known = {}
 
     def judge_groups(groups: Sequence[NodeGroup]) -> tuple[Coverage, ...]:
@@ -90,7 +93,7 @@ def make_plan(
 
     now, after = judge_groups(fleet.groups), judge_groups(then.groups)
     # One by one, before groups that became alike are put together: as many results, in the same order.
-    pairs = zip(judge_groups(kept.groups), judge_groups([change.apply(group) for group in kept.groups]), strict=True)
+    pairs = zip(judge_groups(kept), judge_groups(changed), strict=True)
     dying = tuple(new for old, new in pairs if old.serves and not new.serves)
     was_bad = {(id(item.served), item.group.hardware, item.precision) for item in dying}
     waiting = tuple(
@@ -105,14 +108,7 @@ def make_plan(
     return FleetPlan(fleet, then, dying, waiting, work, _idle(now, after), hours, nowhere)
 
 
-def _without(fleet: Fleet, change: StateChange) -> Fleet:
-    groups = list(fleet.groups)
-    for target, count in change.remove:
-        groups = list(_fewer(groups, target, count))
-    return replace(fleet, groups=tuple(groups))
-
-
-def _fewer(groups: Sequence[NodeGroup], target: Target, count: int) -> Iterator[NodeGroup]:
+def _remove_nodes(groups: Sequence[NodeGroup], target: Target, count: int) -> Iterator[NodeGroup]:
     """The groups without `count` nodes of a target, taken from the first groups, which have the oldest drivers."""
     there = sum(group.nodes for group in groups if group.hardware.is_one_of([target]))
     if count > there:

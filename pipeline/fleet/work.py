@@ -131,24 +131,23 @@ def work_for(coverage: Iterable[Coverage], predict: Predictor) -> tuple[FleetWor
     found: dict[WantedUnit, list[Coverage]] = {}
     for item in coverage:
         if item.state not in ("covered", "breaking"):
-            found.setdefault(_unit(item), []).append(item)
-    return tuple(sorted((_work(unit, waiting, predict) for unit, waiting in found.items()), key=_order))
+            found.setdefault(_find_unit(item), []).append(item)
+    return tuple(sorted((_describe_work(unit, waiting, predict) for unit, waiting in found.items()), key=_order))
 
 
-def _unit(item: Coverage) -> WantedUnit:
+def _find_unit(item: Coverage) -> WantedUnit:
     served, entry = item.served, item.engine
     model = item.demand.reference.model
-    if item.state == "unproven" and entry is not None:
-        return WantedUnit("prove", model, served.version, entry.hardware, entry.precision, entry.backend)  # type: ignore[arg-type]
     if entry is not None:
-        return WantedUnit("build", model, served.version, entry.hardware, entry.precision, entry.backend)  # type: ignore[arg-type]
-    target = _target(item)
-    like = next(_alike(item, target), None)
+        kind: Literal["build", "prove"] = "prove" if item.state == "unproven" else "build"
+        return WantedUnit(kind, model, served.version, entry.hardware, entry.precision, entry.backend)  # type: ignore[arg-type]
+    target = _choose_target(item)
+    like = next(_list_similar(item, target), None)
     precision: Any = item.precision or (like.precision if like else None)
     return WantedUnit("build", model, served.version, target, precision, like.backend if like else None)
 
 
-def _target(item: Coverage) -> Target:
+def _choose_target(item: Coverage) -> Target:
     """The spec's target for this hardware: its product where the spec names that, else its generation."""
     hardware, machine = item.group.hardware, item.group.machine.target
     named = [target for target in item.served.targets or () if hardware.is_one_of([target])]
@@ -156,28 +155,23 @@ def _target(item: Coverage) -> Target:
     return [*exact, *named, Target(machine.sm, machine.compute_capability)][0]
 
 
-def _alike(item: Coverage, target: Target) -> Iterator[EngineEntry]:
+def _list_similar(item: Coverage, target: Target) -> Iterator[EngineEntry]:
     """The version's engines after which one for this target could be built, the most similar first; those whose backend
     takes the target come before the others."""
-    cpu = target.is_cpu
-    preference = CPU_PREFERENCE if cpu else GPU_PREFERENCE
+    preference = CPU_PREFERENCE if target.is_cpu else GPU_PREFERENCE
 
-    def likeness(entry: EngineEntry) -> tuple[Any, ...]:
+    def sort_key(entry: EngineEntry) -> tuple[Any, ...]:
         order = preference.index(entry.precision) if entry.precision in preference else len(preference)
         same = entry.compute_capability == target.compute_capability
         return not same, not entry.usable, entry.status != "proven", order, entry.unit
 
-    wanted = [
-        entry
-        for entry in item.served.engines
-        if entry.hardware.is_cpu == cpu and item.precision in (None, entry.precision)
-    ]
-    wanted.sort(key=likeness)
-    yield from (entry for entry in wanted if not _refusal(entry, target))
+    entries = (entry for entry in item.served.engines if item.precision in (None, entry.precision))
+    wanted = sorted((entry for entry in entries if entry.hardware.is_cpu == target.is_cpu), key=sort_key)
+    yield from (entry for entry in wanted if not _explain_refusal(entry, target))
     yield from wanted
 
 
-def _work(unit: WantedUnit, waiting: Sequence[Coverage], predict: Predictor) -> FleetWork:
+def _describe_work(unit: WantedUnit, waiting: Sequence[Coverage], predict: Predictor) -> FleetWork:
     first = waiting[0]
     groups = {item.group.hardware: item.group for item in waiting}
     channels = sorted({item.demand.reference.channel for item in waiting} - {None}, key=_rank)
@@ -190,13 +184,15 @@ def _work(unit: WantedUnit, waiting: Sequence[Coverage], predict: Predictor) -> 
     )
     if unit.kind == "prove":
         return replace(work, engine=first.engine.digest if first.engine else None)
-    like = first.engine or next(_alike(first, unit.target), None)
-    work = replace(work, first=_first(first, unit), refused=_refusal(like, unit.target) if like else "")
-    request = _request(like, unit.target) if like and not work.refused else None
+    like = first.engine or next(_list_similar(first, unit.target), None)
+    work = replace(
+        work, first=_find_prerequisite(first, unit), refused=_explain_refusal(like, unit.target) if like else ""
+    )
+    request = _request_for(like, unit.target) if like and not work.refused else None
     return work if request is None else replace(work, expected=predict(unit.model, request))
 
 
-def _first(item: Coverage, unit: WantedUnit) -> str:
+def _find_prerequisite(item: Coverage, unit: WantedUnit) -> str:
     """What a person has to do before a build helps; '' for nothing."""
     served = item.served
     if served.problem:
@@ -204,35 +200,28 @@ def _first(item: Coverage, unit: WantedUnit) -> str:
     if item.too_old:
         return "give these nodes a newer driver, or build with wheels for an older CUDA"
     lacks = [unit.target.name] if served.targets is not None and unit.target not in served.targets else []
-    lacks += (
-        [unit.precision] if served.precisions and unit.precision and unit.precision not in served.precisions else []
-    )
+    if unit.precision and served.precisions and unit.precision not in served.precisions:
+        lacks.append(unit.precision)
     if lacks:
         return f"add {' and '.join(lacks)} to its spec, and register it again"
     if item.state == "missing":
-        capability = item.group.machine.compute_capability
-        tried = [
-            entry
-            for entry in served.engines
-            if entry.compute_capability == capability
-            and entry.hardware.is_cpu == unit.target.is_cpu
-            and entry.precision == unit.precision
-        ]
-        if tried:
-            fate = "failed" if tried[0].status == "failed" else "was refused"
-            return f"it {fate} when the version was built; the same spec would give the same"
+        wanted = (item.group.machine.compute_capability, unit.target.is_cpu, unit.precision)
+        for entry in served.engines:
+            if (entry.compute_capability, entry.hardware.is_cpu, entry.precision) == wanted:
+                fate = "failed" if entry.status == "failed" else "was refused"
+                return f"it {fate} when the version was built; the same spec would give the same"
     return "" if served.registered else "register its spec: `enginery register SPEC`"
 
 
-def _refusal(entry: EngineEntry, target: Target) -> str:
+def _explain_refusal(entry: EngineEntry, target: Target) -> str:
     """Why the backend of an engine does not take another target; '' where it may, or is not installed to be asked."""
-    request = _request(entry, target)
+    request = _request_for(entry, target)
     # The answer does not depend on the weights, and many models are alike apart from them.
-    return "" if request is None else _explain_refusal(replace(request, model=""))
+    return "" if request is None else _ask_backend(replace(request, model=""))
 
 
 @lru_cache(4096)
-def _explain_refusal(request: BuildRequest) -> str:
+def _ask_backend(request: BuildRequest) -> str:
     try:
         backend = discovery.configure(request.backend, dict(request.options))
     except EngineryError:
@@ -240,7 +229,7 @@ def _explain_refusal(request: BuildRequest) -> str:
     return (backend.refuses(request) or "") if backend.versions() else ""
 
 
-def _request(entry: EngineEntry, target: Target) -> BuildRequest | None:
+def _request_for(entry: EngineEntry, target: Target) -> BuildRequest | None:
     """The request of an engine, for another target; None for an entry that keeps too little of its own."""
     try:
         return replace(request_of(entry), target=target)

@@ -207,20 +207,11 @@ GENERATIONS: tuple[Generation, ...] = (
     Generation(
         (8, 0),
         "ampere",
-        {
-            "a100": (
-                "NVIDIA-A100-SXM4-40GB",
-                "NVIDIA-A100-SXM4-80GB",
-                "NVIDIA-A100-PCIE-40GB",
-                "NVIDIA-A100-80GB-PCIe",
-            ),
-        },
+        {"a100": ("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-PCIE-40GB", "NVIDIA-A100-80GB-PCIe")},
     ),
     Generation((8, 6), "ampere", {"a10": ("NVIDIA-A10",), "a10g": ("NVIDIA-A10G",), "a40": ("NVIDIA-A40",)}),
     Generation(
-        (8, 9),
-        "ada",
-        {"l4": ("NVIDIA-L4",), "l40s": ("NVIDIA-L40S",), "rtx4090": ("NVIDIA-GeForce-RTX-4090",)},
+        (8, 9), "ada", {"l4": ("NVIDIA-L4",), "l40s": ("NVIDIA-L40S",), "rtx4090": ("NVIDIA-GeForce-RTX-4090",)}
     ),
     Generation(
         (9, 0),
@@ -236,10 +227,7 @@ GENERATIONS: tuple[Generation, ...] = (
     Generation(
         (12, 0),
         "blackwell",
-        {
-            "rtxpro6000": ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",),
-            "rtx5090": ("NVIDIA-GeForce-RTX-5090",),
-        },
+        {"rtxpro6000": ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",), "rtx5090": ("NVIDIA-GeForce-RTX-5090",)},
     ),
     Generation((12, 1), "blackwell", {"gb10": ("NVIDIA-GB10",)}),
 )
