@@ -63,11 +63,11 @@ class UnavailableError(EngineryError):
 
 
 class UndecidedError(UnavailableError):
-    """The answer to a conditional write was lost, and what is there by now does not tell whether it happened."""
+    """The answer to a conditional write was lost, and the present content does not show whether it happened."""
 
 
 class IntegrityError(EngineryError):
-    """Stored bytes are not what their name says."""
+    """Stored bytes do not match their digest, or a document is malformed."""
 
 
 class ConflictError(EngineryError):

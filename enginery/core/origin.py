@@ -29,7 +29,7 @@ class Presence:
     began: str
 
     @property
-    def gone(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the process ran on this machine and has ended; False where this machine cannot tell."""
         import psutil
 

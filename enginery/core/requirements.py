@@ -93,7 +93,7 @@ class Runtime:
     kind: Literal["runtime"] = "runtime"
 
     @property
-    def wanted(self) -> str:
+    def wanted_version(self) -> str:
         """The required version as shown to users: 'TensorRT 10.16.1', 'jaxlib 0.6 or later'."""
         return f"{self.title or self.name} {self.version}{' or later' if self.loads else ''}"
 

@@ -128,12 +128,12 @@ class LineFile:
         self._pid, self._fd = os.getpid(), self._open()
 
     @property
-    def appended(self) -> int:
+    def line_count(self) -> int:
         """How many lines this process appended; a forked child's count starts at zero."""
         return self._appended if self._pid == os.getpid() else 0
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether nothing can be appended any more."""
         return self._fd < 0
 

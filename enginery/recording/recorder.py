@@ -150,10 +150,10 @@ class ObservationLog(_Log):
         return self._append(line)
 
     def close(self) -> None:
-        """Say that this process stopped in order, and close the file."""
-        if self._file.appended and not self.lost and not self._file.closed:
+        """Append the line that this process stopped in order, and close the file."""
+        if self._file.line_count and not self.lost and not self._file.is_closed:
             try:
-                self._file.append(end_of(self._file.appended))
+                self._file.append(end_of(self._file.line_count))
             except EngineryError as error:
                 self.failure = f"{type(error).__name__}: {error}"
         super().close()

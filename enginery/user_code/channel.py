@@ -33,7 +33,7 @@ class _Message:
     exception: str | None = None
 
 
-class Channel:
+class MessageChannel:
     """One end of a socket, of which it takes over and closes the descriptor `file`."""
 
     def __init__(self, file: int) -> None:

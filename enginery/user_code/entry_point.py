@@ -109,7 +109,13 @@ def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[st
     Raises ModelError with file and line when the file or the function is missing, is not Python or raises.
     """
     try:
-        return _function(_import(root / file), function)(**arguments)
+        module = _import(root / file)
+        found = getattr(module, function, None)
+        if not callable(found):
+            own = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+            hint = suggest(function, own, f"its functions: {', '.join(own) or 'none'}")
+            raise ModelError(f"{module.__file__} has no function {function!r}; {hint}")
+        return found(**arguments)
     except ModelError:
         raise
     except (Exception, SystemExit) as error:
@@ -151,15 +157,6 @@ def _import(entry: Path) -> ModuleType:
     sys.modules[entry.stem] = module
     spec.loader.exec_module(module)
     return module
-
-
-def _function(module: ModuleType, name: str) -> Any:
-    found = getattr(module, name, None)
-    if callable(found):
-        return found
-    own = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-    hint = suggest(name, own, f"its functions: {', '.join(own) or 'none'}")
-    raise ModelError(f"{module.__file__} has no function {name!r}; {hint}")
 
 
 def place(error: BaseException, root: Path) -> str:

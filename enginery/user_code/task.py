@@ -1,6 +1,6 @@
 """The tasks of a process of a user's code: give the samples of a generator, or answer questions about a PyTorch model.
 
-A task is the first message to such a process; its answers and the arrays with them go over the same `Channel`.
+A task is the first message to such a process; its answers and the arrays with them go over the same `MessageChannel`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ import numpy as np
 from enginery.arrays import Array
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, Scalar, TensorSpec
-from enginery.user_code.channel import Arrays, Channel
+from enginery.user_code.channel import Arrays, MessageChannel
 from enginery.user_code.entry_point import call_entry_point, importing_from
 from enginery.user_code.torch_source import Program, from_entry_point, from_pt2, write_onnx
 
@@ -46,7 +46,7 @@ class SampleGenerator:
     function: str
     name: str
 
-    def serve(self, channel: Channel) -> None:
+    def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed. Raises EOFError then, and ModelError for code that cannot be read."""
         passes: dict[int, Iterator[tuple[Sample, Arrays]]] = {}
         with importing_from(self.root, self.file):
@@ -132,7 +132,7 @@ class TorchProgram:
     weights: str | None = None
     opset: int = 20
 
-    def serve(self, channel: Channel) -> None:
+    def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed. Raises EOFError then, ModelError where nothing can be captured."""
         with ExitStack() as stack:
             if self.kind == "pt2":
@@ -159,7 +159,7 @@ class Task:
 
     what: TorchProgram | SampleGenerator
 
-    def serve(self, channel: Channel) -> None:
+    def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed; an error before the first answer is the first answer."""
         try:
             self.what.serve(channel)

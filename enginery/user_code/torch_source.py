@@ -89,11 +89,23 @@ def from_entry_point(
 
 
 def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
-    """Load a saved program. Its inputs are matched with the spec's by name, or else by position, which a note says."""
+    """Load a saved program. Its inputs are matched with the spec's by name, or else by position, which a note says.
+
+    Raises ModelError for a file that cannot be loaded, weights that are not finite, and another number of inputs.
+    """
     import torch
     from torch.utils import _pytree as pytree
 
-    exported = _load_pt2(path)
+    if not path.is_file() or not zipfile.is_zipfile(path):
+        raise ModelError(f"{path} is missing, truncated or not a .pt2 archive; save it again with torch.export.save")
+    try:
+        # Here and below: torch warns about its own internals, which under `-W error` would end the export.
+        with warnings.catch_warnings(action="ignore"):
+            exported = torch.export.load(path)
+    except Exception as error:
+        raise ModelError(
+            f"{path} cannot be loaded by torch {torch.__version__} ({reason(error)}); save it again with this version"
+        ) from error
     _check_finite({**dict(exported.named_parameters()), **dict(exported.named_buffers())})
     own = [str(name) for name in exported.graph_signature.user_inputs]
     wanted = [spec.name for spec in inputs]
@@ -110,21 +122,6 @@ def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
         return module(*args, **kwargs)
 
     return Program(exported, names, call, notes)
-
-
-def _load_pt2(path: Path) -> "torch.export.ExportedProgram":
-    import torch
-
-    if not path.is_file() or not zipfile.is_zipfile(path):
-        raise ModelError(f"{path} is missing, truncated or not a .pt2 archive; save it again with torch.export.save")
-    try:
-        # Here and below: torch warns about its own internals, which under `-W error` would end the export.
-        with warnings.catch_warnings(action="ignore"):
-            return torch.export.load(path)
-    except Exception as error:
-        raise ModelError(
-            f"{path} cannot be loaded by torch {torch.__version__} ({reason(error)}); save it again with this version"
-        ) from error
 
 
 def load_weights(module: "torch.nn.Module", path: Path) -> None:
@@ -174,18 +171,27 @@ def _mismatches(wanted: Mapping[str, "torch.Tensor"], given: Mapping[str, "torch
 def capture(
     module: "torch.nn.Module", inputs: Sequence[TensorSpec], dims: Sequence[Dim], root: Path
 ) -> "torch.export.ExportedProgram":
-    """Trace a module into a graph whose dynamic dims are the spec's. Raises ModelError in torch's words.
+    """Trace a module into a graph whose dynamic dims are the spec's. root: the folder of the user's code.
 
-    root: the folder of the user's code, whose line the error names.
+    Raises ModelError where the inputs are not the parameters of the module, and, with the line in the user's code and
+    torch's reason, where it cannot be traced.
     """
     import torch
 
-    _check_parameters(module, [spec.name for spec in inputs])
+    names = [spec.name for spec in inputs]
+    parameters = inspect.signature(module.forward).parameters.values()
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [p.name for p in parameters if p.name in known and p.default is p.empty]
+    if wrong := [name for name in names if name not in known] + [name for name in needed if name not in names]:
+        raise ModelError(
+            f"the spec's inputs are {', '.join(names)}, but the model is called as forward({', '.join(known)}): "
+            f"{', '.join(wrong)} does not match; use the parameters' names"
+        )
     sizes = {dim.name: dim.max if dim.static else max(TRACE_AT_LEAST, dim.opt) for dim in dims}
     example = {spec.name: torch.from_numpy(np.zeros(spec.at(sizes), spec.dtype)) for spec in inputs}
-    known = {dim.name: torch.export.Dim(dim.name, min=dim.min, max=dim.max) for dim in dims if not dim.static}
+    dynamic = {dim.name: torch.export.Dim(dim.name, min=dim.min, max=dim.max) for dim in dims if not dim.static}
     shapes = {
-        spec.name: {axis: known[name] for axis, name in enumerate(spec.shape) if name in known} for spec in inputs
+        spec.name: {axis: dynamic[name] for axis, name in enumerate(spec.shape) if name in dynamic} for spec in inputs
     }
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -195,18 +201,6 @@ def capture(
             f"{place(error, root) or 'torch.export'}: the model cannot be captured: {reason(_first(error))}; "
             "avoid Python branches on tensor values, or narrow the dims in the spec"
         ) from error
-
-
-def _check_parameters(module: "torch.nn.Module", names: Sequence[str]) -> None:
-    parameters = inspect.signature(module.forward).parameters.values()
-    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needed = [p.name for p in parameters if p.name in known and p.default is p.empty]
-    wrong = [name for name in names if name not in known] + [name for name in needed if name not in names]
-    if wrong:
-        raise ModelError(
-            f"the spec's inputs are {', '.join(names)}, but the model is called as forward({', '.join(known)}): "
-            f"{', '.join(wrong)} does not match; use the parameters' names"
-        )
 
 
 def named_outputs(result: Any) -> dict[str, "torch.Tensor"]:

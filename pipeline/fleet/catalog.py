@@ -11,7 +11,7 @@
 Without a catalog every model that has a channel must be there on every GPU.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from enginery.core.errors import EngineryError, UnavailableError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import Reference
 from enginery.core.types import Precision, Target
-from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.manifest import EngineEntry
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import registered_key
 from enginery.registry.versions.lookup import DEFAULT_CHANNELS, catalogue
@@ -119,14 +119,12 @@ def load_catalog(path: Path) -> Catalog:
 
 def whole_registry(store: Store) -> Catalog:
     """Every model with a channel, on every GPU. Lists keys, and reads nothing."""
-    return Catalog(tuple(_channels(store)), source=f"every model with a channel in {store.uri}")
-
-
-def _channels(store: Store) -> Iterator[Demand]:
+    demands = []
     for listed in catalogue(store):
         if listed.channels and listed.model != SELFTEST:
             usual = [name for name in DEFAULT_CHANNELS if name in listed.channels]
-            yield Demand(Reference(listed.model, channel=[*usual, *listed.channels][0]))
+            demands.append(Demand(Reference(listed.model, channel=[*usual, *listed.channels][0])))
+    return Catalog(tuple(demands), source=f"every model with a channel in {store.uri}")
 
 
 # Concurrent requests, since a registry may have a long latency.
@@ -178,20 +176,13 @@ def _look(store: Store, demand: Demand) -> Served:
     except EngineryError as error:
         return Served(demand, problem=str(error))
     manifest = located.manifest
-    facts = (_targets(manifest), _words(manifest, "precisions"))
-    kept = store.read(registered_key(manifest.model)) is not None
-    return Served(demand, manifest.version, engines, located.proven_only, *facts, registered=kept)
-
-
-def _targets(manifest: Manifest) -> tuple[Target, ...] | None:
-    """The targets of the spec that a version was built from, as far as this Enginery knows them."""
-    names = _words(manifest, "targets")
+    names, precisions = (
+        tuple(map(str, found)) if isinstance(found, list | tuple) else None
+        for found in (manifest.spec.get("targets"), manifest.spec.get("precisions"))
+    )
     try:
-        return None if names is None else tuple(target for name in names for target in parse_targets(name))
-    except EngineryError:
-        return None
-
-
-def _words(manifest: Manifest, name: str) -> tuple[str, ...] | None:
-    found = manifest.spec.get(name)
-    return tuple(map(str, found)) if isinstance(found, list | tuple) else None
+        targets = None if names is None else tuple(target for name in names for target in parse_targets(name))
+    except EngineryError:  # a target that this release does not know
+        targets = None
+    kept = store.read(registered_key(manifest.model)) is not None
+    return Served(demand, manifest.version, engines, located.proven_only, targets, precisions, registered=kept)

@@ -90,7 +90,7 @@ class Written(Closed):
     replicas: int = Field(1, ge=1, strict=True)
 
     @model_validator(mode="after")
-    def _known(self) -> Self:
+    def _check_known(self) -> Self:
         if self.product is None and self.capability is None:
             raise ValueError("has neither product nor capability; give one")
         try:

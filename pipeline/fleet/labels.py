@@ -116,7 +116,9 @@ def _hardware(labels: NodeLabels, prefix: str, kind: str | None = None) -> Hardw
     whole, _, cut = labels.text(f"{prefix}.product").removesuffix(_SHARED).partition(_MIG)
     label, mig = (whole or labels.text("gpu.product").removesuffix(_SHARED) or "unknown"), kind or cut or None
     replicas = labels.number(f"{prefix}.replicas") or 1
-    sharing = _read_sharing(labels, prefix, replicas)
+    sharing: str | None = labels.text(f"{prefix}.sharing-strategy")
+    if sharing not in ("time-slicing", "mps"):  # before GFD had this label there was time-slicing only
+        sharing = "time-slicing" if sharing != "none" and replicas > 1 else None
     capability = _capability(labels)
     product = product_of(capability, label) if capability else None
     memory = (labels.number(f"{prefix}.memory") or 0) * _MIB
@@ -128,14 +130,6 @@ def _hardware(labels: NodeLabels, prefix: str, kind: str | None = None) -> Hardw
         memory_bytes=(memory // replicas if sharing == "mps" else memory) or None,
     )
     return Hardware(machine, label, product, mig, sharing, replicas if sharing else 1)
-
-
-def _read_sharing(labels: NodeLabels, prefix: str, replicas: int) -> str | None:
-    """How pods share a GPU, None if not. Before GFD had a label for it there was time-slicing only."""
-    said = labels.text(f"{prefix}.sharing-strategy")
-    if said in ("time-slicing", "mps"):
-        return said
-    return "time-slicing" if said != "none" and replicas > 1 else None
 
 
 def _capability(labels: NodeLabels) -> tuple[int, int] | None:

@@ -32,7 +32,7 @@ class StateChange:
         after = group.with_versions(driver=driver, runtimes=self.runtimes)
         if driver is None:
             return after
-        # The newest CUDA that the old driver supports says nothing of the new one.
+        # The newest CUDA version is that of the old driver; the new one's is not known.
         return replace(after, hardware=replace(after.hardware, machine=replace(after.machine, cuda=None)))
 
 
@@ -92,7 +92,7 @@ def make_plan(
         return list_coverage(groups, served, today, known)
 
     now, after = judge_groups(fleet.groups), judge_groups(then.groups)
-    # One by one, before groups that became alike are put together: as many results, in the same order.
+    # Before groups that became alike are merged, so that both have the same number of results in the same order.
     pairs = zip(judge_groups(kept), judge_groups(changed), strict=True)
     dying = tuple(new for old, new in pairs if old.serves and not new.serves)
     was_bad = {(id(item.served), item.group.hardware, item.precision) for item in dying}

@@ -111,13 +111,13 @@ def _judge_runtime(item: requirements.Runtime, machine: Machine) -> RequirementF
     here = machine.version_of(item.name, *item.packages)
     if not item.version:
         return RequirementFinding(item, "unknown", f"its {item.title or item.name} version is not on record")
-    about = f"{item.remark} {item.version}" if item.remark else f"needs {item.wanted}"
+    about = f"{item.remark} {item.version}" if item.remark else f"needs {item.wanted_version}"
     if here is None:
         lack = "it is not installed here" if machine.here else "the version here is unknown"
         return RequirementFinding(item, "unknown", f"{about}; {lack}")
     opens = same_version(item.version, here) or any(is_within(here, *limits) for limits in item.loads)
     differs = item.remark and here != item.version
-    words = f"{about}; {here} is here" if differs else "" if opens else f"needs {item.wanted}, found {here}"
+    words = f"{about}; {here} is here" if differs else "" if opens else f"needs {item.wanted_version}, found {here}"
     return RequirementFinding(item, "met" if opens else "unmet", words)
 
 

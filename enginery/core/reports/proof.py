@@ -66,8 +66,7 @@ class Spread:
     sqnr_db: tuple[float, ...]
     worst: tuple[Worst, ...]
 
-    @property
-    def rounded(self) -> "Spread":
+    def round_numbers(self) -> "Spread":
         """The same with four significant digits a number, and seven of single elements, as a report keeps it."""
         worst = (
             replace(
