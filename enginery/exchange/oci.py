@@ -10,11 +10,9 @@ an image's, because container runtimes mount nothing else.
 
 import tarfile
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import IO, BinaryIO
 
 from enginery.client.pull import describe, stem_of
 from enginery.core import parsing
@@ -91,18 +89,6 @@ def export_oci(
     return OciExport(dest, tuple(named))
 
 
-def _write_tar(files: Sequence[tuple[str, IO[bytes], int]], sink: BinaryIO) -> None:
-    """Write a tar of files, each a name, a stream and its size in bytes, without times and owners and with one mode, so
-    that equal files give equal bytes."""
-    with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, stream, size in files:
-            info = tarfile.TarInfo(name)
-            info.size, info.mode, info.mtime = size, 0o444, 0
-            info.uid = info.gid = 0
-            info.uname = info.gname = ""
-            tar.addfile(info, stream)
-
-
 def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str]:
     """The annotations by which an engine's image is chosen: strings by name, as the format asks."""
     capability = entry.compute_capability
@@ -168,12 +154,17 @@ class _Layout:
             with tempfile.TemporaryDirectory(dir=self.root) as copies, start_atomic_write(folder) as file:
                 copy = Path(copies) / "engine"
                 store.fetch(str(entry.digest), copy)
-                with copy.open("rb") as stream:
-                    files: list[tuple[str, IO[bytes], int]] = [
-                        (f"{stem}{entry.suffix}", stream, copy.stat().st_size),
-                        (f"{stem}.json", BytesIO(description), len(description)),
-                    ]
-                    _write_tar(files, file.stream)
+                pax = tarfile.PAX_FORMAT
+                with copy.open("rb") as stream, tarfile.open(fileobj=file.stream, mode="w", format=pax) as tar:
+                    files = (
+                        (entry.suffix, stream, copy.stat().st_size),
+                        (".json", BytesIO(description), len(description)),
+                    )
+                    for suffix, content, size in files:
+                        # A TarInfo has neither times nor owners, so that equal files give equal bytes.
+                        info = tarfile.TarInfo(f"{stem}{suffix}")
+                        info.size, info.mode = size, 0o444
+                        tar.addfile(info, content)
                 file.stream.flush()
                 digest, size = digest_of_file(file.path), file.stream.tell()
                 file.commit(folder / digest)

@@ -166,7 +166,7 @@ class LineFile:
     def _append(self, data: bytes) -> bool:
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         try:
-            size = _whole_lines(self._fd)
+            size = _cut_half_line(self._fd)
             data = data if size else self._header + data
             if size + len(data) > self._most:
                 return False
@@ -178,8 +178,8 @@ class LineFile:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
 
-def _whole_lines(fd: int) -> int:
-    """The file's size once half a line at its end is cut off."""
+def _cut_half_line(fd: int) -> int:
+    """Cut off half a line at the end of a file, if there is one; returns the size in bytes then."""
     size = os.fstat(fd).st_size
     if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
         return size

@@ -79,7 +79,10 @@ class MessageChannel:
             raise error_from_json(message.error)
         if message.exception is not None:
             raise UserCodeError(message.exception)
-        arrays = {name: self._array(*layout) for name, layout in message.arrays.items()}
+        arrays = {}
+        for name, (dtype_name, shape) in message.arrays.items():
+            dtype, data = dtype_of(dtype_name), bytearray(self._connection.recv_bytes())
+            arrays[name] = np.empty(shape, dtype) if dtype.hasobject else np.frombuffer(data, dtype).reshape(shape)
         return decode(message.value, kind), arrays
 
     def close(self) -> None:
@@ -95,7 +98,3 @@ class MessageChannel:
 
     def _send(self, message: _Message) -> None:
         self._connection.send_bytes(json.dumps(encode(message)).encode())
-
-    def _array(self, name: str, shape: tuple[int, ...]) -> Array:
-        dtype, data = dtype_of(name), bytearray(self._connection.recv_bytes())
-        return np.empty(shape, dtype) if dtype.hasobject else np.frombuffer(data, dtype).reshape(shape)

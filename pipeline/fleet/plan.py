@@ -85,7 +85,12 @@ def make_plan(
     for target, count in change.remove:
         kept = tuple(_remove_nodes(kept, target, count))
     changed = [change.apply(group) for group in kept]
-    then = fleet.with_groups([*changed, *_new_groups(change, catalog)])
+    added = []
+    for target, count in change.add:
+        hardware = Hardware(Machine.of(target), target.name, target.product)
+        group = NodeGroup(hardware, count, 0 if target.is_cpu else count).with_versions(runtimes=dict(catalog.runtimes))
+        added.append(replace(change, on=()).apply(group))
+    then = fleet.with_groups([*changed, *added])
     known: Known = {}
 
     def judge_groups(groups: Sequence[NodeGroup]) -> tuple[Coverage, ...]:
@@ -120,13 +125,6 @@ def _remove_nodes(groups: Sequence[NodeGroup], target: Target, count: int) -> It
         if gone < group.nodes:
             gpus = group.gpus * (group.nodes - gone) // group.nodes
             yield replace(group, nodes=group.nodes - gone, gpus=gpus) if gone else group
-
-
-def _new_groups(change: StateChange, catalog: Catalog) -> Iterator[NodeGroup]:
-    for target, count in change.add:
-        hardware = Hardware(Machine.of(target), target.name, target.product)
-        group = NodeGroup(hardware, count, 0 if target.is_cpu else count).with_versions(runtimes=dict(catalog.runtimes))
-        yield replace(change, on=()).apply(group)
 
 
 def _idle(before: Sequence[Coverage], after: Sequence[Coverage]) -> tuple[Idle, ...]:

@@ -181,23 +181,21 @@ def cpu_here() -> Machine:
 
 def gpu_here(gpu: GpuDevice) -> Machine:
     """This machine, for engines that run on one of its GPUs."""
-    machine = replace(Machine.of(_target(gpu)), here=True)
-    memory = gpu.memory_bytes or None
+    machine, memory = replace(_machine_of(gpu), here=True), gpu.memory_bytes or None
     return machine.with_facts(driver=driver_version(), cuda=cuda.cuda_version(), memory_bytes=memory)
 
 
 def _target_of(found: tuple[GpuDevice, ...]) -> Target:
-    targets = {_target(gpu) for gpu in found}
+    targets = {_machine_of(gpu).target for gpu in found}
     if len({target.sm for target in targets}) > 1:
         names = ", ".join(sorted(target.sm for target in targets))
         raise UnknownNameError(f"this machine has GPUs of several generations: {names}; name one with --target")
     return min(targets, key=lambda target: target.name) if targets else CPU
 
 
-def _target(gpu: GpuDevice) -> Target:
-    """A GPU as a target; its product is known when its name is one that node labels use (spaces become '-')."""
-    product = product_of(gpu.compute_capability, gpu.name.strip().replace(" ", "-"))
-    return Target(product or "sm_{}{}".format(*gpu.compute_capability), gpu.compute_capability, product)
+def _machine_of(gpu: GpuDevice) -> Machine:
+    """A machine with this GPU; its product is known when its name is one that node labels use (spaces become '-')."""
+    return Machine(gpu.compute_capability, product_of(gpu.compute_capability, gpu.name.strip().replace(" ", "-")))
 
 
 def _find_installed_version(distribution: str) -> str | None:
