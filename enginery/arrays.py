@@ -50,8 +50,7 @@ def dtype_of(name: str) -> np.dtype:
 
 @dataclass(frozen=True)
 class Fit:
-    """How inputs fit a model. sizes: of each named dim.  profile: index of the first profile that holds their
-    shapes."""
+    """How inputs fit a model. sizes: of each named dim.  profile: index of the first that holds their shapes."""
 
     sizes: dict[str, int]
     profile: int

@@ -93,8 +93,7 @@ class StepError(EngineryError):
 
 
 def error_to_json(error: EngineryError) -> dict[str, object]:
-    """An error's class and constructor arguments as JSON; a class of another module is written as its nearest ancestor
-    of this one."""
+    """An error's class and constructor arguments as JSON; of a class of another module, its nearest base class here."""
     known = next(cls for cls in type(error).__mro__ if cls.__module__ == __name__)
     arguments = error.__reduce__()[1] if type(error) is known else (str(error),)
     return {"error": known.__name__, "arguments": arguments}

@@ -48,8 +48,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class GpuPart:
-    """The GPUs of one kind in one node. gpus: number of whole ones or slices.  remarks: what keeps pods away from
-    it."""
+    """The GPUs of one kind in one node. gpus: number of whole ones or slices.  remarks: what keeps pods away."""
 
     node: str
     hardware: Hardware
@@ -67,8 +66,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of one kind. gpus: number of whole ones or slices in all of them.  remarks: each with its number of
-    nodes."""
+    """Nodes of one kind. gpus: number of whole ones or slices, in total.  remarks: each with its number of nodes."""
 
     hardware: Hardware
     nodes: int

@@ -189,8 +189,7 @@ def _read(path: Path, name: str) -> str:
 
 
 def _nodes(text: str, name: str) -> list[Mapping[str, object]] | None:
-    """The nodes in kubectl's output, a list or one node; None for JSON with groups. Raises InputError for other
-    text."""
+    """The nodes in kubectl's output, a list or one; None for JSON with groups. Raises InputError for other text."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:

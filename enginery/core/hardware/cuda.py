@@ -145,8 +145,7 @@ class Device:
         return self._stream.value or 0
 
     def buffer(self, name: str, size_bytes: int) -> int:
-        """The device address of a named buffer of at least `size_bytes`; a buffer that is too small is reallocated, and
-        its content lost."""
+        """The device address of a named buffer of at least `size_bytes`; one that is too small loses its content."""
         if name in self._buffers and self._buffers[name][1] >= size_bytes:
             return self._buffers[name][0].value
         self._free(name)
