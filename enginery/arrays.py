@@ -1,18 +1,11 @@
-"""Arrays in .npz files, and checks that arrays fit what a model declares. Needs numpy.
+"""numpy arrays: checks that inputs fit what a model declares and that weights are finite, and .npz and .npy files.
 
-numpy arrays as a type: `Array` has any shape and any dtype. By name they are `enginery.core.types.Tensors`.
+A full check takes some microseconds for each input, a call of a small engine not much more. So a session keeps an
+`InputCheck`, a table of the types, dtypes and shapes that were accepted once.
 
-Checks that arrays fit what a model declares, before a runtime sees them.
-
-A check in full takes some microseconds for each input, a call of a small engine not much more. So a session keeps an
-`InputCheck`: what was accepted once, by types, dtypes and shapes, is found in a table from then on.
-
-Weights that hold NaN or infinities, by name: otherwise the first sample that they spoil is blamed.
-
-Arrays in .npz and .npy files, read as streams: memory depends on what is asked for, never on the file.
-
-The file is found out by its first bytes, not by its name. Nothing is ever unpickled, and every array's header must
-account for exactly the bytes that the file holds for it, so a truncated or padded file is refused before any work.
+Files are read as streams: memory depends on what is asked for, never on the file's size. The first bytes decide on the
+format, not the name. Nothing is ever unpickled, and every array's header must account for exactly the bytes that the
+file holds for it, so that a truncated or padded file is refused before any work.
 """
 
 import math
@@ -33,25 +26,40 @@ from numpy.lib import format as npy
 from enginery.core.errors import DataError, ModelError
 from enginery.core.types import ShapeProfile, Tensors, TensorSpec
 
+# An array of any shape and any dtype.
 Array = np.ndarray
-
-
-# Combinations of shapes that a session remembers; a model of any size meets more of them than it pays to keep.
+# Combinations of shapes that a session remembers, so that its table does not grow with every new size.
 MOST_ACCEPTED = 256
+# What reading a damaged file raises; numpy reads an array's header as Python literals, hence the last four.
+_UNREADABLE = (
+    OSError, EOFError, ValueError, OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error,
+    SyntaxError, TypeError, MemoryError, tokenize.TokenError,
+)  # fmt: skip
+
+
+def dtype_of(name: str) -> np.dtype:
+    """The dtype with this name, numpy's ('float32', '<f4') or one of ml_dtypes ('bfloat16'). Raises TypeError."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        found: np.dtype = np.dtype(getattr(ml_dtypes, name, name))
+        return found
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What inputs were accepted as. sizes: of each named dim.  profile: index of the first that holds their shapes."""
+    """How inputs fit a model. sizes: of each named dim.  profile: index of the first that holds their shapes."""
 
     sizes: dict[str, int]
     profile: int
 
 
 class InputCheck:
-    """`check_inputs` and `find_profile` of one session, made in full once for inputs of equal dtypes and shapes.
+    """Checks the inputs of a session as `check_inputs` and `find_profile` do, once for equal dtypes and shapes.
 
-    profiles: none means that every shape of the specs is accepted.
+    profiles: without any, every shape that fits the specs is accepted.
     """
 
     def __init__(self, specs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile] = ()) -> None:
@@ -60,7 +68,7 @@ class InputCheck:
         self._accepted: dict[object, Fit] = {}
 
     def __call__(self, inputs: Tensors) -> Fit:
-        """What the inputs fit as. Raises DataError as `check_inputs` and `find_profile` do."""
+        """How the inputs fit. Raises DataError as `check_inputs` and `find_profile` do."""
         try:
             key = tuple([(type(array), array.dtype, array.shape) for array in map(inputs.__getitem__, self._names)])
             fit = self._accepted[key]
@@ -79,10 +87,9 @@ class InputCheck:
 
 
 def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors | object) -> dict[str, int]:
-    """The size of each named dim in `inputs`, arrays by name. Raises DataError for what is no mapping, missing or
-    unknown names, what is no array, a dtype (in this machine's order of bytes), rank or size that differs from the
-    declared one, and a dim that has two sizes.
-    """
+    """The size of each named dim in `inputs`, arrays by name. Raises DataError for inputs that are no mapping of
+    arrays, missing or unknown names, a dtype, byte order, rank or size that differs from the declared one, and a dim
+    with two sizes."""
     wanted = {spec.name for spec in specs}
     if not isinstance(inputs, Mapping):  # whoever calls a session may give anything
         kind, names = type(inputs).__name__, _names(wanted)
@@ -128,25 +135,23 @@ def _names(names: set[str]) -> str:
 def find_profile(profiles: Sequence[ShapeProfile], inputs: Tensors) -> int:
     """Index of the first profile whose ranges hold every input's shape. Raises DataError when there is none."""
     for index, shapes in enumerate(profiles):
-        if all(_within(inputs[name].shape, low, high) for name, low, _, high in shapes.inputs if name in inputs):
+        ranges = ((inputs[name].shape, low, high) for name, low, _, high in shapes.inputs if name in inputs)
+        if all(a <= size <= b for shape, low, high in ranges for size, a, b in zip(shape, low, high, strict=True)):
             return index
     given = ", ".join(f"{name} {array.shape}" for name, array in inputs.items())
-    ranges = "; ".join(f"{name} {low}..{high}" for shapes in profiles for name, low, _, high in shapes.inputs)
-    raise DataError(f"no optimization profile holds {given}; the engine was built for {ranges}; widen dims")
-
-
-def _within(shape: Sequence[int], low: Sequence[int], high: Sequence[int]) -> bool:
-    return all(a <= size <= b for a, size, b in zip(low, shape, high, strict=True))
+    built = "; ".join(f"{name} {low}..{high}" for shapes in profiles for name, low, _, high in shapes.inputs)
+    raise DataError(f"no optimization profile holds {given}; the engine was built for {built}; widen dims")
 
 
 def check_finite(weights: Iterable[tuple[str, Array]]) -> None:
-    """Raise ModelError for the first of these that holds NaN or an infinity."""
-    told = next((f"weight {name!r} holds {held}" for name, array in weights if (held := describe(array))), None)
-    if told:
-        raise ModelError(f"{told}; repair it, or train or export the model again")
+    """Raise ModelError for the first of these weights, by name, that holds NaN or an infinity: otherwise the first
+    sample whose outputs it spoils would be blamed."""
+    for name, array in weights:
+        if held := describe_nonfinite(array):
+            raise ModelError(f"weight {name!r} holds {held}; repair it, or train or export the model again")
 
 
-def describe(array: Array) -> str:
+def describe_nonfinite(array: Array) -> str:
     """'nan at [0, 3], and 2 more such values'; '' for finite values."""
     wrong = np.argwhere(~np.isfinite(array))
     if not len(wrong):
@@ -155,17 +160,10 @@ def describe(array: Array) -> str:
     return f"{array[tuple(wrong[0])]} at {wrong[0].tolist()}{more}"
 
 
-# numpy reads an array's header as Python literals, so a damaged one fails in the ways of Python's own reader.
-_NO_HEADER = (SyntaxError, TypeError, MemoryError, tokenize.TokenError)
-_UNREADABLE = (
-    OSError, EOFError, ValueError, OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error,
-    *_NO_HEADER,
-)  # fmt: skip
-
-
 @dataclass(frozen=True)
 class StoredArray:
-    """One array of a file, known by its header: `shape` and `dtype` as stored, `offset` of its bytes in the stream."""
+    """One array of a file, of which the header was read. member: its file in an archive, None for an .npy file.
+    dtype, shape: as stored.  offset: where its data begins in the stream, in bytes."""
 
     path: Path
     name: str
@@ -188,13 +186,13 @@ class StoredArray:
                 stream.seek(self.offset + skip * math.prod(self.shape[1:]) * self.dtype.itemsize)
             for count in rows:
                 with _translate_errors(self.path, self.name):
-                    block = self._read(stream, count)
+                    block = self._read_array(stream, (count, *self.shape[1:]))
                 yield block
 
     def read(self) -> Array:
-        """The whole array, in memory."""
+        """The whole array, in memory. Raises DataError as `blocks`, and for an array without axes."""
         if self.shape:
-            return next(self.blocks([self.shape[0]]))
+            return self.whole()
         raise DataError(f"{self} has no axes; store one entry per sample along axis 0")
 
     def whole(self) -> Array:
@@ -202,9 +200,6 @@ class StoredArray:
         with _translate_errors(self.path, self.name), _open_member(self.path, self.member) as stream:
             stream.seek(self.offset)
             return self._read_array(stream, self.shape)
-
-    def _read(self, stream: IO[bytes], count: int) -> Array:
-        return self._read_array(stream, (count, *self.shape[1:]))
 
     def _read_array(self, stream: IO[bytes], shape: tuple[int, ...]) -> Array:
         data = stream.read(math.prod(shape) * self.dtype.itemsize)
@@ -234,7 +229,12 @@ def _header(path: Path, member: str | None, stored_bytes: int) -> StoredArray:
         with warnings.catch_warnings(action="ignore"):  # a header of Python 2's is as good
             shape, fortran, dtype = read(stream)
         array = StoredArray(path, name, member, dtype, shape, stream.tell())
-    _check_plain(array, fortran)
+    if dtype.hasobject:
+        raise DataError(f"{array} holds Python objects, which are never unpickled; save numbers of one dtype")
+    if dtype.names is not None:
+        raise DataError(f"{array} is a structured array; save each field as an array of its own")
+    if fortran:
+        raise DataError(f"{array} is in Fortran order, which cannot be streamed; save numpy.ascontiguousarray of it")
     check_complete(array, stored_bytes)
     return array
 
@@ -249,23 +249,14 @@ def check_complete(array: StoredArray, stored_bytes: int) -> None:
         )
 
 
-def _check_plain(array: StoredArray, fortran: bool) -> None:
-    if array.dtype.hasobject:
-        raise DataError(f"{array} holds Python objects, which are never unpickled; save numbers of one dtype")
-    if array.dtype.names is not None:
-        raise DataError(f"{array} is a structured array; save each field as an array of its own")
-    if fortran:
-        raise DataError(f"{array} is in Fortran order, which cannot be streamed; save numpy.ascontiguousarray of it")
-
-
 @contextmanager
 def _open_member(path: Path, member: str | None) -> Iterator[IO[bytes]]:
-    with ExitStack() as stack:
-        if member is None:
-            yield stack.enter_context(path.open("rb"))
-        else:
-            archive = stack.enter_context(zipfile.ZipFile(path))
-            yield stack.enter_context(archive.open(member))
+    if member is None:
+        with path.open("rb") as stream:
+            yield stream
+    else:
+        with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
+            yield stream
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def prefer_own() -> None:
 
 
 def check_own() -> None:
-    """Raise ImportError where one of these names stands for somebody else's package in this process."""
+    """Raise ImportError where one of ROOMS is another project's package in this process."""
     for name in ROOMS:
         found = _place(name)
         if found != _HOME / name:

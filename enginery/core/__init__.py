@@ -1,1 +1,1 @@
-"""What everything else is about: types, digests, errors, text, files that appear whole. Standard library and BLAKE3."""
+"""Values that all other packages use: types, digests, names, errors, text and JSON. Standard library and psutil."""

@@ -1,7 +1,6 @@
-"""What a backend can do: all that the rest of the house asks of one beside its methods. Standard library only.
+"""What a backend can do, as data: its `capabilities`, beside the methods of `enginery.core.types.Backend`.
 
-Nobody outside a backend's own folder knows its class or its name; whoever needs to know more than the protocol
-`enginery.core.types.Backend` says reads it here. A field that nobody reads is deleted.
+Code outside a backend's own folder uses neither its class nor its name, and decides by these fields.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
 """Values as JSON and back, by the types of their fields: the one codec between a driver and a worker.
 
 A value is a frozen dataclass of plain values, paths, tuples, mappings and such dataclasses, whose annotations can be
-resolved at run time. A field with `init=False`, which `__post_init__` sets, is written, and worked out anew when it is
+resolved at run time. A field with `init=False`, which `__post_init__` sets, is written, and computed again when it is
 read. Standard library only: workers on bare GPU machines have no more (docs/decisions/0012-work-as-types.md). JSON has
-no NaN and no infinities (RFC 8259, section 6): a float that is none of JSON's numbers becomes {"float": "nan"}, and in
-documents that people read (`encode_document`) "nan". A name that is a keyword of Python ends in "_" in the class alone.
+no NaN and no infinities (RFC 8259, section 6): such a float becomes {"float": "nan"}, and in documents that people read
+(`encode_document`) "nan". A field whose JSON name is a Python keyword has that name and "_" in the class.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ _COMMON = (str, float, int, bool)
 OMIT_NONE: Mapping[str, object] = {"omit_none": True}
 
 
-class _Mismatch(Exception):  # noqa: N818 - what `decode` says as an IntegrityError
+class _Mismatch(Exception):  # noqa: N818 - `decode` raises it as an IntegrityError
     """Data that is not of the type; the text names the field."""
 
 
@@ -57,7 +57,7 @@ def encode(value: object) -> object: ...
 def encode(value: object) -> object:
     """A value as what `json.dumps` takes: dicts, lists, strings, numbers, booleans and None.
 
-    Raises TypeError for a value that is not made of such.
+    Raises TypeError for a value of another type.
     """
     if value is None or isinstance(value, str | bool | int):
         return value
@@ -77,11 +77,15 @@ def encode_fields(value: object) -> dict[str, object]:
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"{type(value).__name__} cannot be written as JSON: {value!r:.80}")
     found = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
-    return {_key(field): encode(item) for field, item in found if item is not None or not _may_omit(field)}
+    return {
+        _key(field): encode(item)
+        for field, item in found
+        if item is not None or not OMIT_NONE.items() <= field.metadata.items()
+    }
 
 
 def encode_document(value: "DataclassInstance") -> dict[str, object]:
-    """A dataclass instance as `encode` writes it, with floats that JSON does not have as 'nan', 'inf' and '-inf'."""
+    """A dataclass instance as `encode` writes it, but NaN and infinities as 'nan', 'inf' and '-inf'."""
     return {name: _unwrap(item) for name, item in encode(value).items()}
 
 
@@ -95,10 +99,6 @@ def _unwrap(data: object) -> object:
 
 def _key(field: "dataclasses.Field[object]") -> str:
     return field.name.removesuffix("_")
-
-
-def _may_omit(field: "dataclasses.Field[object]") -> bool:
-    return OMIT_NONE.items() <= field.metadata.items()
 
 
 def decode(data: object, kind: type[T]) -> T:
@@ -155,7 +155,7 @@ def _decode_plain(data: object, kind: object, where: str) -> object:
 
 
 def _decode_union(data: object, kind: object, where: str) -> object:
-    """The value by the first of the types that it is of; of a dataclass or None, the error names the field."""
+    """The value by the first of the union's types that fits; for `X | None` errors are those of X, with the field."""
     kinds = [each for each in get_args(kind) if each is not NoneType or data is None]
     if len(kinds) == 1:
         return _decode(data, kinds[0], where)
@@ -212,7 +212,7 @@ def _is_named_tuple(kind: object) -> bool:
 
 
 def _unmark(data: object, where: str) -> object:
-    """The data with the floats that JSON does not have."""
+    """The data with {"float": "nan"} and the like as floats."""
     if isinstance(data, list):
         return [_unmark(item, where) for item in data]
     if not isinstance(data, dict):

@@ -1,4 +1,4 @@
-"""Digests: the one way this project names bytes and values.
+"""Digests, by which all stored bytes and values are named.
 
 A digest is the lower-case hexadecimal SHA-256 (FIPS 180-4) of bytes. A *value* (a spec, a build key, a manifest)
 is digested through its canonical JSON: keys sorted, no white space, UTF-8, NaN refused (after RFC 8785, whose

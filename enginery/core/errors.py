@@ -63,11 +63,11 @@ class UnavailableError(EngineryError):
 
 
 class UndecidedError(UnavailableError):
-    """The answer to a conditional write was lost, and what is there by now does not tell whether it happened."""
+    """The answer to a conditional write was lost, and the present content does not show whether it happened."""
 
 
 class IntegrityError(EngineryError):
-    """Stored bytes are not what their name says."""
+    """Stored bytes do not match their digest, or a document is malformed."""
 
 
 class ConflictError(EngineryError):
@@ -93,8 +93,7 @@ class StepError(EngineryError):
 
 
 def error_to_json(error: EngineryError) -> dict[str, object]:
-    """An error's class and constructor arguments as JSON; a class of another module is written as its nearest ancestor
-    of this one."""
+    """An error's class and constructor arguments as JSON; of a class of another module, its nearest base class here."""
     known = next(cls for cls in type(error).__mro__ if cls.__module__ == __name__)
     arguments = error.__reduce__()[1] if type(error) is known else (str(error),)
     return {"error": known.__name__, "arguments": arguments}

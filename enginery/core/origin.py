@@ -1,8 +1,4 @@
-"""Who wrote a document, from which process, and when.
-
-Who runs this, for the histories of channels and whatever else remembers who did it.
-
-The identity of a process that wrote a document, and whether it has ended: for build locks and runs.
+"""Who wrote a document: the user, for histories, and the process, for build locks and the state of runs.
 
 A process number alone does not identify a process: it is reused, and each container counts from 1.
 """
@@ -12,8 +8,6 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 
 def user() -> str:
@@ -26,8 +20,8 @@ def user() -> str:
 
 @dataclass(frozen=True)
 class Presence:
-    """A process. host: its machine's name.  namespace: of its number, '' where unknown.  began: its start time in
-    seconds since 1970, as text."""
+    """A process. host: its machine's name.  namespace: the process namespace of `pid`, '' where unknown.  began: its
+    start time in seconds since 1970, as text."""
 
     host: str
     namespace: str
@@ -35,8 +29,10 @@ class Presence:
     began: str
 
     @property
-    def gone(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the process ran on this machine and has ended; False where this machine cannot tell."""
+        import psutil
+
         if (self.host, self.namespace) != _here():
             return False
         try:
@@ -49,12 +45,14 @@ class Presence:
 
 def this_process() -> Presence:
     """The calling process."""
+    import psutil
+
     process = psutil.Process()
     return Presence(*_here(), process.pid, repr(process.create_time()))
 
 
 def _here() -> tuple[str, str]:
-    """Machine and process namespace; containers of one machine may share the first."""
+    """This machine's name and the process namespace, '' if unknown; containers of one machine may share the name."""
     try:
         return socket.gethostname(), str(Path("/proc/self/ns/pid").readlink())
     except OSError:

@@ -1,9 +1,8 @@
-"""Values at a path ('spec.suspend') of a document that somebody else wrote, and copies with another value there.
+"""Reads untrusted JSON: each field is checked for its type, and an error names the field's path.
 
-Reads untrusted JSON: each field is checked for its type, and an error names the field's path.
-
-Standard library only, because serving nodes import it. Each reader takes a value and its path (for errors), returns the
-checked value, and raises Malformed for anything else.
+`parse_json` and `parse_as` read bytes. A reader (`text`, `count`, `many(text)`) takes a value and its path, returns the
+checked value and raises Malformed for anything else. `find`, `read` and `put` take dotted paths ('spec.suspend') into
+documents of other programs. Standard library only, because serving nodes import it.
 """
 
 import json
@@ -17,13 +16,21 @@ from enginery.core.errors import DataError, IntegrityError
 from enginery.core.names import is_name
 from enginery.core.types import Scalar
 
-V = TypeVar("V")
+T = TypeVar("T")
 D = TypeVar("D")
-# No float is larger.
-_LARGEST = 1 << 1023
+Word = TypeVar("Word", bound=str)
+
+MAX_ITEMS = 10_000
+MAX_DEPTH = 64
+MAX_TEXT = 1 << 20
+MAX_COUNT = (1 << 63) - 1
 
 
-def find(item: object, path: str, kind: type[V], default: D) -> V | D:
+class Malformed(IntegrityError):  # noqa: N818 - says what the document is
+    """A document with a missing or wrong field; the message starts with the path of the field."""
+
+
+def find(item: object, path: str, kind: type[T], default: D) -> T | D:
     """The value at a dotted path of a document; `default` where it is absent or null.
 
     Where `kind` is float, an int is converted. Raises DataError for a value of another type.
@@ -33,14 +40,14 @@ def find(item: object, path: str, kind: type[V], default: D) -> V | D:
         value = value.get(name) if isinstance(value, Mapping) else None
     if value is None:
         return default
-    if kind is float and isinstance(value, int) and abs(value) < _LARGEST:
+    if kind is float and isinstance(value, int) and abs(value) < 1 << 1023:  # no float is larger
         value = float(value)
     if not isinstance(value, kind):
         raise DataError(f"{path} is {value!r:.80}; {kind.__name__} is needed")
     return value
 
 
-def read(item: object, path: str, kind: type[V]) -> V:
+def read(item: object, path: str, kind: type[T]) -> T:
     """The value at a dotted path of a document. Raises DataError if it is missing or of another type."""
     value = find(item, path, kind, None)
     if value is None:
@@ -52,19 +59,6 @@ def put(item: Mapping[str, object], path: str, value: object) -> dict[str, objec
     """A copy of the document with `value` at the dotted path; the input is not changed. Raises DataError."""
     name, _, rest = path.partition(".")
     return {**item, name: put(find(item, name, dict, {}), rest, value) if rest else value}
-
-
-T = TypeVar("T")
-Word = TypeVar("Word", bound=str)
-
-MAX_ITEMS = 10_000
-MAX_DEPTH = 64
-MAX_TEXT = 1 << 20
-MAX_COUNT = (1 << 63) - 1
-
-
-class Malformed(IntegrityError):  # noqa: N818 - says what the document is
-    """A document with a missing or wrong field; the message starts with the path of the field."""
 
 
 def parse_json(data: bytes, limit: int) -> dict[str, object]:
@@ -79,7 +73,8 @@ def parse_json(data: bytes, limit: int) -> dict[str, object]:
         value = json.loads(
             data.decode(), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_without_twins
         )
-        _check_surrogates(data, value)
+        if rb"\ud" in data.lower():  # half a surrogate pair cannot be written as UTF-8 again: UnicodeEncodeError
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise Malformed(f"is not JSON ({error})") from error
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH:  # else it cannot be so deep, and looking takes a while
@@ -132,12 +127,6 @@ def _finite(text: str) -> float:
     return value
 
 
-def _check_surrogates(data: bytes, value: object) -> None:
-    """Half a surrogate pair can only come from an escape, and cannot be written as UTF-8 again: UnicodeEncodeError."""
-    if rb"\ud" in data.lower():
-        json.dumps(value, ensure_ascii=False).encode()
-
-
 def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
@@ -178,32 +167,24 @@ def mapping_of(read: Callable[[object, str], T]) -> Callable[[object, str], dict
     return lambda value, path: {key: read(item, f"{path}.{key}") for key, item in mapping(value, path).items()}
 
 
-def text(value: object, path: str) -> str:
-    """Read a string of at most MAX_TEXT characters."""
-    if isinstance(value, str) and len(value) <= MAX_TEXT:
-        return value
-    raise _wrong(value, path, "a string")
+def _reader_of(kind: type[T], wanted: str, accepts: Callable[[T], bool] = lambda _: True) -> Callable[[object, str], T]:
+    """A reader of values of one type that `accepts` is true of. wanted: the error's words for them."""
+
+    def read_value(value: object, path: str) -> T:
+        if isinstance(value, kind) and accepts(value):
+            return value
+        raise _wrong(value, path, wanted)
+
+    return read_value
 
 
-def name(value: object, path: str) -> str:
-    """Read a name that may become part of a path (`names.is_name`)."""
-    if isinstance(value, str) and is_name(value):
-        return value
-    raise _wrong(value, path, "a name (lower case, no separators)")
-
-
-def digest(value: object, path: str) -> str:
-    """Read a SHA-256 in lower-case hexadecimal."""
-    if isinstance(value, str) and is_digest(value):
-        return value
-    raise _wrong(value, path, "a SHA-256 in hexadecimal")
-
-
-def count(value: object, path: str) -> int:
-    """Read a whole number from 0 to MAX_COUNT."""
-    if type(value) is int and 0 <= value <= MAX_COUNT:
-        return value
-    raise _wrong(value, path, "a whole number, zero or more")
+text = _reader_of(str, "a string", lambda value: len(value) <= MAX_TEXT)
+# A name that may become part of a path.
+name = _reader_of(str, "a name (lower case, no separators)", is_name)
+digest = _reader_of(str, "a SHA-256 in hexadecimal", is_digest)
+# At most MAX_COUNT; true and false are none.
+count = _reader_of(int, "a whole number, zero or more", lambda value: type(value) is int and 0 <= value <= MAX_COUNT)
+truth = _reader_of(bool, "true or false")
 
 
 def number(value: object, path: str) -> float:
@@ -211,13 +192,6 @@ def number(value: object, path: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     raise _wrong(value, path, "a number")
-
-
-def truth(value: object, path: str) -> bool:
-    """Read true or false."""
-    if isinstance(value, bool):
-        return value
-    raise _wrong(value, path, "true or false")
 
 
 def scalar(value: object, path: str) -> Scalar:

@@ -1,10 +1,8 @@
-"""Versions as people and packages write them, compared as far as both are given: 10.16 stands for every 10.16.x.
+"""What an engine needs of the machine that runs it, as data that the manifest holds; and how versions are compared.
 
-What an engine needs of the machine that runs it, as data: written into the manifest when it is built.
-
-A backend lists requirements (`Backend.requires`); everybody else evaluates (`hardware.evaluation`) or renders them and
+A backend lists requirements (`Backend.requires`); all other code evaluates (`hardware.evaluation`) or renders them and
 knows no compiler. A strict one that a machine is known not to meet rules the engine out there; any other is a remark.
-Standard library only: a serving node imports it.
+Versions are compared as far as both are given: 10.16 stands for every 10.16.x.
 """
 
 import json
@@ -13,12 +11,14 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
-_MOST_DIGITS = 18
+Capability = tuple[int, int]
+# CUDA's major version -> the oldest driver that runs it (CUDA release notes).
+_DRIVER_OF_CUDA = {12: "525", 13: "580"}
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The leading numeric parts of a version: '10.16.1rc2' gives (10, 16). Parts of over 18 digits end it, too."""
-    plain = takewhile(lambda part: part.isdecimal() and len(part) <= _MOST_DIGITS, version.split("."))
+    """The leading numeric parts of a version: '10.16.1rc2' gives (10, 16). A part of over 18 digits ends it, too."""
+    plain = takewhile(lambda part: part.isdecimal() and len(part) <= 18, version.split("."))
     return tuple(map(int, plain))
 
 
@@ -30,20 +30,8 @@ def same_version(built: str, here: str) -> bool:
 
 def is_within(here: str, first: str, below: str) -> bool:
     """Whether a version is in [first, below), compared in the parts that both have; '' as `below` has no limit."""
-    (low, above), (under, high) = _cut(first, here), _cut(here, below)
-    return low <= above and (not below or under < high)
-
-
-def _cut(one: str, other: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Two versions' numbers, as many as both have."""
-    found = numbers(one), numbers(other)
-    count = min(map(len, found))
-    return found[0][:count], found[1][:count]
-
-
-Capability = tuple[int, int]
-
-_DRIVER_OF_CUDA = {12: "525", 13: "580"}
+    version, low, high = numbers(here), numbers(first), numbers(below)
+    return low[: len(version)] <= version[: len(low)] and (not below or version[: len(high)] < high[: len(version)])
 
 
 @dataclass(frozen=True)
@@ -105,7 +93,7 @@ class Runtime:
     kind: Literal["runtime"] = "runtime"
 
     @property
-    def wanted(self) -> str:
+    def wanted_version(self) -> str:
         """The required version as shown to users: 'TensorRT 10.16.1', 'jaxlib 0.6 or later'."""
         return f"{self.title or self.name} {self.version}{' or later' if self.loads else ''}"
 
@@ -122,7 +110,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """GpuMemory of the GPU, in bytes."""
+    """Memory of the GPU, at least `size_bytes`."""
 
     size_bytes: int
     kind: Literal["memory"] = "memory"
@@ -161,7 +149,7 @@ class SessionOption:
 
 @dataclass(frozen=True)
 class Weights:
-    """The ONNX model with the weights of an engine that has none. model: its digest; `pull` downloads it too."""
+    """The ONNX model with the weights of an engine without weights. model: its digest; `pull` downloads it too."""
 
     model: str
     kind: Literal["weights"] = "weights"
@@ -177,7 +165,7 @@ class Unknown:
     strict: ClassVar[bool] = True
 
 
-# What a backend may ask for.
+# What a backend may list.
 Known = Gpu | Cpu | Instructions | Runtime | Driver | GpuMemory | Product | Library | SessionOption | Weights
 Requirement = Known | Unknown
 KINDS: dict[str, type[Known]] = {each.kind: each for each in get_args(Known)}

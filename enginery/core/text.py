@@ -1,11 +1,7 @@
-"""Formatting for messages: the nearest known word, the first items of a list, sizes in bytes, counts.
+"""Text for messages and documents: suggestions, shortened lists, sizes, counts, the time, and safe text.
 
-Text that others wrote (names in a model, a compiler's log), made safe to show: on a terminal, a page, in a picture.
-
-An escape character moves a terminal's cursor and recolours what it shows; a change of direction reorders what a person
-reads; XML cannot hold most of them at all.
-
-The current time as text for documents, reports and logs. Times that machines compare: `registry.writers.clock`.
+Text from elsewhere (names in a model, a compiler's log) may hold control characters: an escape character moves a
+terminal's cursor, a change of direction reorders what a person reads, and XML cannot hold most of them at all.
 """
 
 import difflib
@@ -46,9 +42,7 @@ def pluralize(count: int, noun: str, plural: str = "") -> str:
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
-# Ends of lines and tabs stay, and spaces that are wider or narrower than a space.
-_KEPT = frozenset("\n\t")
-# What JSON leaves as it is although a terminal may obey it; in JSON such a character stands within a string only.
+# Control characters that JSON does not escape and a terminal may obey. They occur within JSON's strings only.
 _UNESCAPED = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
 
@@ -56,17 +50,17 @@ def visible(text: str) -> str:
     r"""The text with each non-printable character, but line ends, tabs and spaces, as its escape: '\x1b', '\u202e'."""
     if text.isprintable():
         return text
-    return "".join(char if _harmless(char) else char.encode("unicode_escape").decode() for char in text)
+    return "".join(
+        char
+        if char.isprintable() or char in "\n\t" or unicodedata.category(char) == "Zs"
+        else char.encode("unicode_escape").decode()
+        for char in text
+    )
 
 
 def visible_json(text: str) -> str:
     r"""JSON text of the same value, with characters that control a terminal as escapes: '\u009b'."""
-
     return _UNESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def _harmless(char: str) -> bool:
-    return char.isprintable() or char in _KEPT or unicodedata.category(char) == "Zs"
 
 
 def now() -> str:

@@ -1,7 +1,4 @@
-"""The one name of what its library gives no types for: TensorRT's, TVM's, IREE's, JAX's, ONNX Runtime's and Ray's
-objects, functions of C libraries, and values of ONNX attributes, whose type follows from the operator.
-
-The values that a build is made of. Standard library only: a GPU box needs nothing else to read them.
+"""The values that a build is made of, and the protocols of backends and sessions. Standard library only.
 
 Every value is frozen and small. Bytes (models, engines, reports) are named by digest and live in an artifact store.
 """
@@ -10,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -20,10 +18,9 @@ from enginery.core.requirements import GpuMemory, Requirement
 if TYPE_CHECKING:
     import numpy as np
 
-
-# mypy checks nothing that is done with it.
+# The type of objects whose library gives none: TensorRT's, TVM's, IREE's, JAX's, ONNX Runtime's and Ray's, functions of
+# C libraries, and values of ONNX attributes, whose type follows from the operator. mypy checks no use of them.
 Untyped = Any
-
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int8-dynamic", "int4"]
 # From wide to narrow.
@@ -32,10 +29,9 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "fp8", "int8", "int
 QUANTIZED: tuple[Precision, ...] = ("int8", "fp8", "int8-dynamic", "int4")
 CALIBRATED: tuple[Precision, ...] = ("int8", "fp8")
 
-# The entry of a CPU engine's toolchain that holds the kind of CPU it is built for (`cpu_kinds`).
+# The entry of a CPU engine's toolchain that holds the kind of CPU it is built for (`hardware.targets.CpuKind`).
 CPU_KIND = "enginery-cpu"
-
-# How the note of an engine begins that says why nothing is on record of its layers.
+# How a note of an engine begins that says why nothing is on record of its layers.
 NO_LAYERS = "layers and tactics are not on record"
 
 Scalar = str | int | float | bool
@@ -98,7 +94,7 @@ class ShapeProfile:
 class Target:
     """What an engine is built for: a CPU (`compute_capability` None), a GPU generation, or one product of it.
 
-    name: of a CPU 'cpu', which is this machine's, or a kind of them (`cpu_kinds`).
+    name: of a CPU 'cpu', which is this machine's, or that of a `hardware.targets.CpuKind`.
     """
 
     name: str
@@ -120,10 +116,10 @@ class Target:
 class QuantizationScheme:
     """How a backend wants a quantized graph to look.
 
-    activation: of int8: 'int8' is symmetric with zero point 0 (TensorRT), 'uint8' asymmetric (onnxruntime's VNNI
+    activation: of int8 graphs: 'int8' is symmetric with zero point 0 (TensorRT), 'uint8' asymmetric (onnxruntime's VNNI
     kernels).
-    quantize_bias: of int8: whether biases become int32 with their own dequantization (TensorRT refuses that). Only
-    'uint8' graphs are written so: ValueError beside 'int8'.
+    quantize_bias: of int8 graphs: whether biases become int32 with their own dequantization (TensorRT refuses that).
+    Only with 'uint8' activations: ValueError otherwise.
     float_precision: what the operators that stay in floating point compute in.
     weight_levels: the largest magnitude of int8 weights. With 64 ("reduced range") the sum of two products with uint8
     stays within 16 bits.
@@ -141,7 +137,7 @@ class QuantizationScheme:
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """Everything an engine is a function of. Equal requests make interchangeable engines.
+    """Everything that determines an engine. Equal requests make interchangeable engines.
 
     model: digest of the ONNX model that is compiled: its attributes, edges and weights, Q/DQ scales included.
     options: the backend's options, every default filled in.  toolchain: versions of compiler and runtime that matter,
@@ -185,17 +181,13 @@ class BuildRequest:
         return replace(self, options=tuple((each, value if each == name else old) for each, old in self.options))
 
 
-# How a note of an engine begins that says why nothing is on record of its layers.
-NO_LAYERS = "layers and tactics are not on record"
-
-
 @dataclass(frozen=True)
 class Engine:
     """A compiled model on disk. `format` names what can open it, e.g. 'tensorrt-rtx-1.7' or 'onnx'.
 
     requires: what a machine must have to run it (`enginery.core.requirements`).
     notes: what the compiler said that a person should know (a layer left in fp32, a fallback).
-    extras: files that a build leaves beside the engine, by name, such as what the compiler tells of its layers.
+    extras: files that a build leaves beside the engine, by name, such as the compiler's description of its layers.
     weights: the ONNX model with the weights of an engine whose own file leaves them out; for opening it.
     """
 
@@ -218,7 +210,7 @@ class Engine:
         notes: tuple[str, ...] = (),
         also: tuple[Requirement, ...] = (),
     ) -> "Engine":
-        """The engine that a backend has written to `path`. also: requirements that only the file tells."""
+        """The engine that a backend has written to `path`. also: requirements that only the file shows."""
         size = path.stat().st_size
         memory = () if request.target.is_cpu else (GpuMemory(size),)
         requires = (*backend.requires(request), *memory, *also)
@@ -227,9 +219,9 @@ class Engine:
 
 @dataclass(frozen=True)
 class BuildFailure:
-    """A unit whose build did not end in an engine.
+    """A unit whose build gave no engine.
 
-    kind: 'error' (the compiler said no), or another of `errors.StepError`.
+    kind: 'error' (the compiler refused), or another kind of `errors.StepError`.
     log: end of what the compiler printed.  command: shell line that reproduces it.
     """
 
@@ -241,7 +233,7 @@ class BuildFailure:
 
 
 class Session(Protocol):
-    """An engine opened for running. A class that is based on it says with a method of its own what else it can tell."""
+    """An engine opened for running. Subclasses override the methods whose default is None where they have the value."""
 
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
@@ -251,17 +243,17 @@ class Session(Protocol):
         ...
 
     def prepare_call(self, inputs: Tensors) -> Callable[[], object] | None:  # noqa: ARG002
-        """The runtime's own call on inputs that were checked and run once before, so that the runtime can be timed
-        without what `run` adds; None where there is none. Raises as `run` does."""
+        """A function that makes the runtime's own call on these inputs, checked and run once before: the runtime is
+        timed by it, without what `run` adds. None where there is none. Raises DataError as `run`."""
         return None
 
     def used_bytes(self) -> int | None:
-        """Bytes in use, by everybody, of the device memory that the engine lies in; None in the host's memory."""
+        """Bytes of device memory in use by all processes; None for an engine in the host's memory."""
         return None
 
     def device_seconds(self, inputs: Tensors, runs: int) -> list[float] | None:  # noqa: ARG002
-        """Seconds of each run on the device, by its own clock and without copies to it and from it; None where that is
-        not known. Raises as `run` does."""
+        """Seconds of each of `runs` runs on the device, by its own clock and without copies to and from it; None where
+        that is not known. Raises DataError as `run`."""
         return None
 
 
@@ -279,7 +271,7 @@ class Backend(Protocol):
     capabilities: ClassVar[Capabilities]
 
     def serves(self, target: Target) -> bool:
-        """Whether this kind of target (CPU or GPU) is this backend's business at all."""
+        """Whether this backend compiles for this kind of target (CPU or GPU) at all."""
         ...
 
     def versions(self) -> dict[str, str]:
@@ -287,7 +279,7 @@ class Backend(Protocol):
         ...
 
     def scheme(self) -> QuantizationScheme:
-        """The shape of int8 graph this backend compiles best."""
+        """The form of int8 graph that this backend compiles best."""
         ...
 
     def refuses(self, request: BuildRequest) -> str | None:
@@ -295,8 +287,8 @@ class Backend(Protocol):
         ...
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
-        """What a machine must have to run an engine of this request, as far as the request tells: its processor first
-        (`hardware.requirements.for_target`), then the runtime in the versions that open it. Imports no compiler."""
+        """What a machine must have to run an engine of this request, as far as the request shows: its processor first
+        (`core.requirements.for_target`), then the runtime in the versions that open it. Imports no compiler."""
         ...
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
@@ -315,16 +307,11 @@ class Backend(Protocol):
         ...
 
     def load_runtime(self) -> None:
-        """Import what opening an engine takes, so that the engine's own load can be timed without that."""
+        """Import the modules that opening an engine takes, so that the engine's own load can be timed without them."""
         ...
 
 
 def sizes_product(dims: Sequence[Dim], per_dim: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
-    """Every combination of the given sizes, the last dim varying fastest."""
-    if not dims:
-        yield {}
-        return
-    head, *tail = dims
-    for size in per_dim[head.name]:
-        for rest in sizes_product(tail, per_dim):
-            yield {head.name: size, **rest}
+    """Every combination of the sizes that `per_dim` has for each dim, by its name; the last dim varies fastest."""
+    names = [dim.name for dim in dims]
+    return (dict(zip(names, sizes, strict=True)) for sizes in product(*(per_dim[name] for name in names)))

@@ -1,13 +1,14 @@
-"""Mirrors: whole versions copied to another registry, digest by digest, so that a site without a network has them.
+"""Copies whole versions to another registry, such as one of a site without a network.
 
-A version arrives as it is published: blobs first, verified on the way; then what was said of it later (attestations,
-signatures, the page); last the manifest, byte for byte. Killed anywhere, the next run goes on: what is there is not
-sent again, and nothing is there by half.
+A version is copied in the order of its publication: blobs first, verified on the way; then the documents beside it
+(attestations, signatures, the page); last the manifest, byte for byte. Killed anywhere, the next run goes on: blobs
+that are there are not sent again, and no version is there in part.
 """
 
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,8 +33,8 @@ _AT_ONCE = 4
 
 @dataclass(frozen=True)
 class Mirrored:
-    """What came. versions: `model@version`.  copied, present: blobs that were sent, and that were there already.
-    size_bytes: of those that were sent.  moved: channels that point to a version now."""
+    """The result of a copy. versions: `model@version`.  copied, present: numbers of blobs sent, and there already.
+    size_bytes: of the blobs sent.  moved: channels that were moved to a version, as `model:channel`."""
 
     versions: tuple[str, ...]
     copied: int
@@ -52,35 +53,35 @@ def mirror(
     by: str = "",
     say: Callable[[str], None] = lambda _: None,
 ) -> Mirrored:
-    """Copy the versions that references stand for, and with `with_channels` point the channels that references name
-    to them at `dest`, whose own policies are asked.
+    """Copy the versions that references stand for. with_channels: also move the channels that references name to them
+    at `dest`, subject to its policies.  say: called with the digest of each blob that is done.
 
-    Raises UnknownNameError for a reference to nothing, IntegrityError for what is damaged or lost at the source,
+    Raises UnknownNameError for a reference to nothing, IntegrityError for blobs damaged or lost at the source,
     ConflictError when `dest` has another version of that name, InputError when it is the source or its policy refuses,
-    UntrustedError, before anything is copied, when the trust policy asks for more.
+    UntrustedError, before anything is copied, when a signature that the trust policy asks for is missing.
     """
     if source.uri == dest.uri:
         raise InputError(f"{dest.uri} is the registry itself; name another one")
     found = [locate(source, reference) for reference in references]
     vouched = [require(source, located.manifest, trust) for located in found]
-    copied: dict[str, int] = {}
-    present: set[str] = set()
+    sizes: dict[str, int | None] = {}
     moved = []
     for located, trusted in zip(found, vouched, strict=True):
         manifest = located.manifest
         with hold_lease(dest, f"mirroring {manifest.model}@{manifest.version}", BUILDING) as guard:
-            _copy_version(source, manifest, guard, copied, present, say)
+            _copy_version(source, manifest, guard, sizes, say)
         if with_channels and located.channel is not None:
             moved.append(_move(source, located.channel, manifest, dest, by, trusted.counts))
     names = tuple(dict.fromkeys(version_name(item.manifest.model, item.manifest.version) for item in found))
-    return Mirrored(names, len(copied), len(present - copied.keys()), sum(copied.values()), tuple(moved))
+    copied = [size for size in sizes.values() if size is not None]
+    return Mirrored(names, len(copied), len(sizes) - len(copied), sum(copied), tuple(moved))
 
 
-def closure(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:
-    """The blobs and the documents of a version, its manifest aside.
+def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:
+    """The digests of the blobs and the keys of the documents of a version, without its manifest.
 
-    Blobs are those that the manifest needs, and whatever else its documents name and the store has (as
-    `registry.retention.marks` keeps them). Raises IntegrityError when one that is needed is lost.
+    Blobs are those that the manifest needs, and all that its documents name and the store has, as `registry.garbage`
+    keeps them. Raises IntegrityError when one that is needed is lost.
     """
     keys = list(store.list(version_prefix(manifest.model, manifest.version)))
     needed = manifest.blobs()
@@ -96,32 +97,25 @@ def closure(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:
 
 
 def _copy_version(
-    source: Store,
-    manifest: Manifest,
-    guard: Guard,
-    copied: dict[str, int],
-    present: set[str],
-    say: Callable[[str], None],
+    source: Store, manifest: Manifest, guard: Guard, sizes: dict[str, int | None], say: Callable[[str], None]
 ) -> None:
+    """Copy a version to the guard's store. sizes: of the blobs of all versions in bytes, by digest, None for those that
+    were there already; it is added to."""
     dest, name = guard.store, version_name(manifest.model, manifest.version)
     key = manifest_key(manifest.model, manifest.version)
-    blobs, documents = closure(source, manifest)
+    blobs, documents = _list_contents(source, manifest)
     guard.secure([name, *blobs])
     data = source.read(key)
     theirs = dest.read(key)
     if data is None or (theirs is not None and theirs != data):
         raise ConflictError(f"{dest.uri} has another {name}; versions never change: mirror it to another registry")
     with tempfile.TemporaryDirectory(prefix="enginery-mirror-") as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
-        wanted = [digest for digest in blobs if digest not in copied]
-        for digest, size in zip(
-            wanted, pool.map(lambda digest: _copy_blob(source, digest, dest, Path(folder)), wanted), strict=True
-        ):
+        wanted = [digest for digest in blobs if sizes.get(digest) is None]
+        done = pool.map(lambda digest: _copy_blob(source, digest, dest, Path(folder)), wanted)
+        for digest, size in zip(wanted, done, strict=True):
             say(digest)
-            if size is None:
-                present.add(digest)
-            else:
-                copied[digest] = size
-    # Now it counts: the lease must still be held, and everything be there.
+            sizes[digest] = size
+    # The last moment to stop: the lease must still be held, and every blob be there.
     guard.secure([name, *blobs])
     if lost := [digest for digest in blobs if not dest.has(digest)]:
         raise IntegrityError(f"{dest.uri} lost blob {lost[0]} while it was copied; run again")
@@ -133,7 +127,7 @@ def _copy_version(
 
 
 def _copy_blob(source: Store, digest: str, dest: Store, folder: Path) -> int | None:
-    """The blob's size if it was sent, None if it was there."""
+    """Copy a blob through a file in `folder`; its size in bytes if it was sent, None if it was there."""
     size = source.size(digest)
     if dest.has(digest) and dest.size(digest) == size:
         return None
@@ -145,39 +139,28 @@ def _copy_blob(source: Store, digest: str, dest: Store, folder: Path) -> int | N
 
 
 def _copy_document(source: Store, key: str, dest: Store, *, page: bool) -> None:
-    """Documents beside a manifest are never rewritten. The page is a copy for people; a signature differs each time."""
+    """Copy a document unless it is there. Raises ConflictError for another one, but not for another page, which is for
+    people only, nor for another signature by the same key."""
     data = source.read(key)
-    if data is None or dest.create(key, data) or page:
+    if data is None or dest.create(key, data) or page or (theirs := dest.read(key)) == data:
         return
-    theirs = dest.read(key)
-    if theirs != data and not _signed_alike(theirs, data):
-        raise ConflictError(f"{dest.locator(key)} is another document; one of the two was edited by hand")
-
-
-def _signed_alike(theirs: bytes | None, ours: bytes) -> bool:
-    """Whether both are signatures of one document by one key: made at both sites, and each as good as the other."""
-    try:
-        one, other = read_bundle(theirs or b""), read_bundle(ours)
-    except Malformed:
-        return False
-    return (one.key_id, one.file, one.digest) == (other.key_id, other.file, other.digest)
+    with suppress(Malformed):  # unless both are signatures
+        one, other = read_bundle(theirs or b""), read_bundle(data)
+        if (one.key_id, one.file, one.digest) == (other.key_id, other.file, other.digest):
+            return
+    raise ConflictError(f"{dest.locator(key)} is another document; one of the two was edited by hand")
 
 
 def _move(
-    source: Store,
-    channel: Channel,
-    manifest: Manifest,
-    dest: Store,
-    by: str,
-    counts: Callable[[Attestation], bool],
+    source: Store, channel: Channel, manifest: Manifest, dest: Store, by: str, counts: Callable[[Attestation], bool]
 ) -> str:
-    """The channel at `dest`, moved on the evidence that moved it at the source."""
+    """Move the channel at `dest`, on the evidence that moved it at the source; returns `model:channel`."""
     move = channel.history[-1]
     passes = [canary_pass(source, digest) for digest in move.canary]
     for item in passes:
         dest.put_bytes(source.read_blob(item.report))
     why = f"mirror of {source.uri}" + (f": {move.why}" if move.why else "")
-    # At another site the canary's baseline may never have been served; there it stands as the evidence it is.
+    # The canary's baseline may never have been served at the other site, so that it is not compared with that site.
     after = channels.promote(
         dest,
         manifest,

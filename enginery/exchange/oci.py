@@ -1,8 +1,8 @@
 """Engines as OCI images: a layout on disk that any registry tool can push, and Kubernetes can mount as a volume.
 
 Each engine becomes an image of its own: one layer, a tar with the engine and the JSON that `pull` writes beside it. An
-index per version names them all. What a scheduler or a person chooses by (compute capability, precision, backend) is in
-annotations: a platform says operating system and CPU only. The same engines give the same bytes: see `tar_of`.
+index per version names them all. Compute capability, precision and backend are annotations, because a platform holds
+operating system and CPU only. The same engines give the same bytes.
 
 Sources: OCI image spec 1.0.2 (layout, index, manifest, config, annotations). Layers are plain tars, and the config is
 an image's, because container runtimes mount nothing else.
@@ -10,11 +10,9 @@ an image's, because container runtimes mount nothing else.
 
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import IO, BinaryIO
 
 from enginery.client.pull import describe, stem_of
 from enginery.core import parsing
@@ -45,7 +43,7 @@ Json = dict[str, object]
 
 @dataclass(frozen=True)
 class OciExport:
-    """A layout. tags: the names under which it has the version (the first) and each of its engines."""
+    """A layout that was written. tags: its names of the version (the first) and of each engine."""
 
     path: Path
     tags: tuple[str, ...]
@@ -65,7 +63,7 @@ def export_oci(
     for a damaged engine, UnavailableError for a disk, UntrustedError when the trust policy asks for more.
     """
     manifest = located.manifest
-    # Whoever mounts an image asks nothing any more: here is the last place where somebody can.
+    # Nothing is checked when an image is mounted, so the trust policy is checked here.
     counts = require(store, located.manifest, trust).counts
     only = proven_only or located.proven_only
     entries = [
@@ -74,40 +72,27 @@ def export_oci(
     if not entries:
         what = "proven" if only else "usable"
         raise UnknownNameError(f"{manifest.model}@{manifest.version} has no {what} engine; `enginery show` says why")
-    before = _index_of(dest)
+    before = _read_index(dest)
     layout = _Layout(dest)
-    version = Located(located.reference, manifest)  # through whichever channel it was found, it is the same image
+    version = Located(located.reference, manifest)  # without the channel, so that the image is the same through any
     images = [_image(store, layout, version, entry) for entry in entries]
-    stem = f"{manifest.model}-{manifest.version}"
-    whole = {
-        "schemaVersion": 2,
-        "mediaType": INDEX,
-        "manifests": images,
-        "annotations": {**_version_facts(manifest), **_standard(manifest)},
+    whole = {"schemaVersion": 2, "mediaType": INDEX, "manifests": images, "annotations": _version_annotations(manifest)}
+    named = {f"{manifest.model}-{manifest.version}": layout.put(canonical_json(whole), INDEX)}
+    named |= {
+        f"{stem_of(manifest, entry)}-{entry.backend}": image for entry, image in zip(entries, images, strict=True)
     }
-    top = layout.put(canonical_json(whole), INDEX)
-    named = {stem: top} | {_tag(manifest, entry): image for entry, image in zip(entries, images, strict=True)}
     write_whole(dest / "oci-layout", LAYOUT)
-    write_whole(dest / "index.json", _with(before, named))
+    others = [item for item in before if _annotations(item).get(REF_NAME) not in named]
+    mine = [{**item, "annotations": {**_annotations(item), REF_NAME: name}} for name, item in named.items()]
+    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*others, *mine]}
+    write_whole(dest / "index.json", canonical_json(index))
     return OciExport(dest, tuple(named))
 
 
-def tar_of(files: Sequence[tuple[str, IO[bytes], int]], sink: BinaryIO) -> None:
-    """Write a tar of names, streams and sizes: no times, no owner, one mode, so that equal files give equal bytes."""
-    with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, stream, size in files:
-            info = tarfile.TarInfo(name)
-            info.size, info.mode, info.mtime = size, 0o444, 0
-            info.uid = info.gid = 0
-            info.uname = info.gname = ""
-            tar.addfile(info, stream)
-
-
-def annotations_of(manifest: Manifest, entry: EngineEntry) -> dict[str, str]:
-    """What one chooses an engine's image by. Values are strings, as the format asks."""
+def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str]:
+    """The annotations by which an engine's image is chosen: strings by name, as the format asks."""
     capability = entry.compute_capability
     found = {
-        **_version_facts(manifest),
         "target": entry.target,
         "compute-capability": f"{capability[0]}.{capability[1]}" if capability else None,
         "product": entry.product,
@@ -120,20 +105,22 @@ def annotations_of(manifest: Manifest, entry: EngineEntry) -> dict[str, str]:
         "engine-bytes": str(entry.size_bytes),
         "report": f"sha256:{entry.report}",
     }
-    return {key if "." in key else f"{PREFIX}{key}": value for key, value in found.items() if value}
+    return {**_version_annotations(manifest), **{f"{PREFIX}{key}": value for key, value in found.items() if value}}
 
 
 def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry) -> Json:
-    """Write one engine's layer, config and manifest; its descriptor for an index."""
+    """Write one engine's layer, config and manifest; the image's descriptor for an index."""
     manifest = located.manifest
     stem = stem_of(manifest, entry)
     description = canonical_json(describe(located, entry, f"{stem}{entry.suffix}"))
     layer = layout.put_layer(store, entry, stem, description)
-    annotations = {**annotations_of(manifest, entry), **_standard(manifest)}
-    platform = {"architecture": _architecture(manifest), "os": "linux"}
+    annotations = _engine_annotations(manifest, entry)
+    # Of the machine that built: engines carry code for its kind of CPU, or are loaded by libraries of it.
+    architecture = _ARCHITECTURES.get(str(manifest.host.get("machine", "")).lower(), "amd64")
+    platform = {"architecture": architecture, "os": "linux"}
     config = {
         **platform,
-        **_creation_time(manifest),
+        "created": manifest.created_at,
         "config": {"Labels": annotations},
         "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]},
     }
@@ -149,30 +136,35 @@ def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry
 
 @dataclass(frozen=True)
 class _Layout:
-    """The blobs of a layout."""
+    """The folder of a layout, into which blobs are written."""
 
     root: Path
 
     def put(self, data: bytes, media_type: str) -> Json:
-        """Write a document; its descriptor."""
+        """Write a document; returns its descriptor."""
         digest = digest_of_bytes(data)
         write_whole(self._blobs() / digest, data)
         return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
 
     def put_layer(self, store: Store, entry: EngineEntry, stem: str, description: bytes) -> Json:
-        """Write an engine's tar; its descriptor. The engine is verified on the way."""
+        """Write an engine's tar; returns its descriptor. Raises IntegrityError for a damaged engine."""
         folder = self._blobs()
         with reachable(f"writing {folder}"):
             sweep(folder)
             with tempfile.TemporaryDirectory(dir=self.root) as copies, start_atomic_write(folder) as file:
                 copy = Path(copies) / "engine"
                 store.fetch(str(entry.digest), copy)
-                with copy.open("rb") as stream:
-                    files: list[tuple[str, IO[bytes], int]] = [
-                        (f"{stem}{entry.suffix}", stream, copy.stat().st_size),
-                        (f"{stem}.json", BytesIO(description), len(description)),
-                    ]
-                    tar_of(files, file.stream)
+                pax = tarfile.PAX_FORMAT
+                with copy.open("rb") as stream, tarfile.open(fileobj=file.stream, mode="w", format=pax) as tar:
+                    files = (
+                        (entry.suffix, stream, copy.stat().st_size),
+                        (".json", BytesIO(description), len(description)),
+                    )
+                    for suffix, content, size in files:
+                        # A TarInfo has neither times nor owners, so that equal files give equal bytes.
+                        info = tarfile.TarInfo(f"{stem}{suffix}")
+                        info.size, info.mode = size, 0o444
+                        tar.addfile(info, content)
                 file.stream.flush()
                 digest, size = digest_of_file(file.path), file.stream.tell()
                 file.commit(folder / digest)
@@ -185,8 +177,8 @@ class _Layout:
         return folder
 
 
-def _index_of(dest: Path) -> list[Json]:
-    """What the layout at `dest` names already. Raises InputError for a folder that is none."""
+def _read_index(dest: Path) -> list[Json]:
+    """The descriptors in the index of the layout at `dest`. Raises InputError for a folder that is no layout."""
     with reachable(f"reading {dest}"):
         if not dest.exists() or (dest.is_dir() and not any(dest.iterdir())):
             return []
@@ -204,42 +196,17 @@ def _index_of(dest: Path) -> list[Json]:
     return list(found)
 
 
-def _with(before: list[Json], named: Mapping[str, Json]) -> bytes:
-    """The index with these names; other names stay."""
-    others = [item for item in before if _annotations(item).get(REF_NAME) not in named]
-    mine = [{**item, "annotations": {**_annotations(item), REF_NAME: name}} for name, item in named.items()]
-    return canonical_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": [*others, *mine]})
-
-
 def _annotations(descriptor: Json) -> dict[str, object]:
     return parsing.mapping(descriptor.get("annotations") or {}, "annotations")
 
 
-def _tag(manifest: Manifest, entry: EngineEntry) -> str:
-    return f"{stem_of(manifest, entry)}-{entry.backend}"
-
-
-def _version_facts(manifest: Manifest) -> dict[str, str]:
+def _version_annotations(manifest: Manifest) -> dict[str, str]:
+    """The annotations of a version: ours and those that the OCI image spec defines."""
     return {
         f"{PREFIX}model": manifest.model,
         f"{PREFIX}version": manifest.version,
         f"{PREFIX}manifest": f"sha256:{manifest.digest}",
-    }
-
-
-def _standard(manifest: Manifest) -> dict[str, str]:
-    created = {f"org.opencontainers.image.{key}": value for key, value in _creation_time(manifest).items()}
-    return {
         "org.opencontainers.image.title": manifest.model,
         "org.opencontainers.image.version": manifest.version,
-        **created,
+        "org.opencontainers.image.created": manifest.created_at,
     }
-
-
-def _creation_time(manifest: Manifest) -> dict[str, str]:
-    return {"created": manifest.created_at}
-
-
-def _architecture(manifest: Manifest) -> str:
-    """Of the machine that built: engines carry code for its kind of CPU, or are loaded by libraries of it."""
-    return _ARCHITECTURES.get(str(manifest.host.get("machine", "")).lower(), "amd64")

@@ -1,9 +1,8 @@
-"""JSON lines that somebody else may have written: read one at a time, within a limit, errors with the line number.
+"""A checked reader and a shared writer of files of JSON objects, one a line; the first line says what the file holds.
 
-Lines added to a file by several threads and processes at once, each whole or not at all.
-
-Every line is one write to a file opened for appending, under a lock (`flock`; on NFS that needs version 4). What a
-killed writer left of a line is taken back by the next one. The first line says what the file holds.
+Files may come from other programs, so that lines are read one at a time, within a limit. Several threads and processes
+may append at once: every line is one write to a file opened for appending, under a lock (`flock`; on NFS that needs
+version 4). Half a line that a killed writer left is cut off by the next writer.
 """
 
 import fcntl
@@ -23,10 +22,10 @@ Record = Mapping[str, object]
 
 
 class JsonLinesReader:
-    """The objects of a file, with their line numbers. `cut`: whether its last line was half written, and left out.
+    """The objects of a file, with their line numbers. cut: whether its last line was half written, and left out.
 
-    size: bytes to read, for a file that may grow meanwhile; default: all.  `digest`: SHA-256 of what was read.
-    Raises DataError for a line that is longer than `most_bytes`, is no JSON object, or holds NaN.
+    size: bytes to read, for a file that may grow meanwhile; default: all.
+    Iterating raises DataError for a line that is longer than `most_bytes`, is no JSON object, or holds NaN.
     """
 
     def __init__(self, path: Path, most_bytes: int, size: int | None = None) -> None:
@@ -35,7 +34,7 @@ class JsonLinesReader:
 
     @property
     def digest(self) -> str:
-        """Of the bytes that were read so far."""
+        """SHA-256 of the bytes that were read so far."""
         return self._hash.hexdigest()
 
     def __iter__(self) -> Iterator[tuple[int, Record]]:
@@ -46,7 +45,7 @@ class JsonLinesReader:
             raise DataError(f"{self.path} cannot be read: {error.strerror or error}") from None
 
     def of(self, stream: BinaryIO) -> Iterator[tuple[int, Record]]:
-        """The same, of an open file."""
+        """The objects of an open file, with their line numbers. Raises DataError."""
         number = 0
         while line := stream.readline(min(self._most + 1, self._left)):
             number += 1
@@ -58,14 +57,14 @@ class JsonLinesReader:
                 yield number, found
 
     def error(self, number: int, what: str) -> DataError:
-        """The error about a line."""
+        """The error to raise about a line."""
         return DataError(f"{self.path}:{number}: {what}")
 
     def _read(self, line: bytes, number: int) -> Record | None:
         try:
             found = json.loads(line, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
-            if not line.endswith(b"\n"):  # whoever wrote it was killed
+            if not line.endswith(b"\n"):  # its writer was killed
                 self.cut = True
                 return None
             raise self.error(number, f"is not JSON ({str(error)[:120]}); remove the line") from None
@@ -113,11 +112,9 @@ def _refuse(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
-_LOOK_BACK = 1 << 16
-
-
 class LineFile:
-    """A file of JSON lines, made for its owner's eyes only (mode 600). most_bytes: it never grows beyond that.
+    """A file of JSON lines to append to, created readable by its owner only (mode 600). header: its first line.
+    most_bytes: it never grows beyond that.
 
     Raises UnavailableError where it cannot be written.
     """
@@ -131,12 +128,12 @@ class LineFile:
         self._pid, self._fd = os.getpid(), self._open()
 
     @property
-    def appended(self) -> int:
+    def line_count(self) -> int:
         """How many lines this process appended; a forked child's count starts at zero."""
         return self._appended if self._pid == os.getpid() else 0
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether nothing can be appended any more."""
         return self._fd < 0
 
@@ -169,7 +166,7 @@ class LineFile:
     def _append(self, data: bytes) -> bool:
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         try:
-            size = _whole_lines(self._fd)
+            size = _cut_half_line(self._fd)
             data = data if size else self._header + data
             if size + len(data) > self._most:
                 return False
@@ -181,14 +178,14 @@ class LineFile:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
 
-def _whole_lines(fd: int) -> int:
-    """The file's size once half a line at its end is cut off."""
+def _cut_half_line(fd: int) -> int:
+    """Cut off half a line at the end of a file, if there is one; returns the size in bytes then."""
     size = os.fstat(fd).st_size
     if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
         return size
     end = size
     while end > 0:
-        start = max(0, end - _LOOK_BACK)
+        start = max(0, end - (1 << 16))
         if (found := os.pread(fd, end - start, start).rfind(b"\n")) >= 0:
             end = start + found + 1
             break

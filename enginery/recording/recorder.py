@@ -1,4 +1,4 @@
-"""What serving code uses: a recorder of requests, and a log of what an engine made of them.
+"""For serving code: a recorder of requests, and a log of their answers' latencies, errors and digests.
 
     recorder = enginery.Recorder("traffic.jsonl", sampling=0.1)
     log = enginery.ObservationLog("stable.jsonl", "engines/tiny-3-cpu-int8.json")
@@ -6,8 +6,9 @@
     recorder.append(inputs)
     log.append(latency_s, ok=True, outputs=outputs, request=request_id)
 
-Both add lines to files that many processes may share. Neither ever fails a request: what cannot be written is counted
-and told by `failure`. Recorded inputs are your users' data; the files are readable by their owner only.
+Both append lines to files that many processes may share. `append` never raises: lines that cannot be written are
+counted as `lost`, and `failure` has the reason. Recorded inputs are your users' data; the files are readable by their
+owner only.
 """
 
 import json
@@ -31,7 +32,7 @@ MOST_BYTES = 1 << 30
 
 
 class _Log:
-    """What both have in common: lines go into a file, or are counted as lost."""
+    """A file of lines, into which `append` of its subclasses writes."""
 
     def __init__(self, path: Path | str, header: Mapping[str, object], most_bytes: int) -> None:
         if most_bytes < 1:
@@ -64,10 +65,10 @@ class _Log:
 class Recorder(_Log):
     """Appends a share of the requests, each with its time of arrival, to a file that `enginery canary run` replays.
 
-    sampling: the share that is kept, by chance; a sample of traffic is thinner than the traffic, and the file says so.
-    max_bytes: the file never grows beyond that.  made: a word on where the traffic is from, if it is not real.
-    kept, lost, full, failure: how it went; `append` never raises.
-    Raises InputError for a share or size that is none, UnavailableError for a file that cannot be opened.
+    sampling: the share that is kept, at random, which the file's head states.  max_bytes: the file never grows beyond
+    that.  made: where the traffic is from, if it is not real.
+    kept, lost: numbers of requests.  full: whether the file has reached its size.  failure: the last error, or None.
+    Raises InputError for a share or size out of range, UnavailableError for a file that cannot be opened.
     """
 
     def __init__(
@@ -86,16 +87,14 @@ class Recorder(_Log):
         self._sampling, self._random = sampling, random.Random(seed)  # noqa: S311 - a sample, not a secret
 
     def append(self, inputs: Tensors, at: float | None = None, *, latency: float | None = None) -> bool:
-        """Record a request. at: seconds since the epoch when it arrived; default: now. Returns whether it was kept.
-
-        latency: seconds until it was answered. With it for every request the record shows how many were in flight.
-        """
+        """Record a request, and return whether it was kept. at: its arrival in seconds since the epoch; default: now.
+        latency: seconds until its answer; if given for every request, how many were in flight is known."""
         return self._append_sample(at, latency, lambda: encode_inputs(inputs))
 
     def append_json(
         self, inputs: Mapping[str, object], at: float | None = None, *, latency: float | None = None
     ) -> bool:
-        """Record a request whose inputs are JSON already, as a traffic file has them. Returns whether it was kept."""
+        """As `append`, of inputs that are JSON already, as a traffic file has them."""
         return self._append_sample(at, latency, lambda: dict(inputs))
 
     def _append_sample(self, at: float | None, latency: float | None, make: Callable[[], dict[str, object]]) -> bool:
@@ -111,14 +110,13 @@ class Recorder(_Log):
 
 
 class ObservationLog(_Log):
-    """Appends what became of requests to a file that `enginery canary judge` reads.
+    """Appends the latency and outcome of requests to a file that `enginery canary judge` reads.
 
-    `close` adds a line that says that this process stopped in order, and after how many requests: without it the end of
-    the file may be the end of a process that died. A `with` block that an error leaves adds none, and neither does a
-    log that lost lines.
+    `close` adds a line that says that this process stopped in order, and after how many requests: a file without it may
+    be that of a process that died. It is left out where an error ends the `with` block, and where lines were lost.
 
-    description: the JSON that `enginery pull` wrote beside the engine; it binds the observations to that very engine.
-    Raises DataError for a description that is none, UnavailableError for a file that cannot be opened.
+    description: the JSON that `enginery pull` wrote beside the engine; it says which engine the observations are of.
+    Raises DataError for another file, UnavailableError for a file that cannot be opened.
     """
 
     def __init__(self, path: Path | str, description: Path | str | None = None, *, max_bytes: int = MOST_BYTES) -> None:
@@ -135,10 +133,11 @@ class ObservationLog(_Log):
         score: float | None = None,
         error: str = "",
     ) -> bool:
-        """Log a request. latency: seconds from its arrival to its answer.  time_s: when it arrived; default: now.
+        """Log a request, and return whether it was kept. latency: seconds from its arrival to its answer.  time_s: its
+        arrival in seconds since the epoch; default: now.
 
         request: its name, where the other engine got the same one.  outputs: only their digest is kept.
-        score: quality as you measure it, higher is better.
+        score: quality by your own measure, higher is better.
         """
         when = time.time() if time_s is None else time_s
 
@@ -151,10 +150,10 @@ class ObservationLog(_Log):
         return self._append(line)
 
     def close(self) -> None:
-        """Say that this process stopped in order, and close the file."""
-        if self._file.appended and not self.lost and not self._file.closed:
+        """Append the line that this process stopped in order, and close the file."""
+        if self._file.line_count and not self.lost and not self._file.is_closed:
             try:
-                self._file.append(end_of(self._file.appended))
+                self._file.append(end_of(self._file.line_count))
             except EngineryError as error:
                 self.failure = f"{type(error).__name__}: {error}"
         super().close()
@@ -167,15 +166,15 @@ class ObservationLog(_Log):
 
 
 def end_of(requests: int, died: str = "") -> dict[str, object]:
-    """The last line of whoever wrote `requests` observations into a file and stopped in order.
+    """The last line of a file of observations, written by a process that logged `requests` and stopped in order.
 
-    died: what ended the process of the engine that they are of, where that is known.
+    died: what ended the process of the observed engine, where that is known.
     """
     return {"kind": END, "requests": requests, **({"died": died} if died else {})}
 
 
 def header_of(identity: Mapping[str, object], planned: int | None = None) -> dict[str, object]:
-    """The first line of a file of observations. planned: how many requests there are to be, where that is known."""
+    """The first line of a file of observations. planned: the number of requests to come, where that is known."""
     known = {name: identity[name] for name in IDENTITY if identity.get(name) is not None}
     return {"format": FORMAT, "kind": OBSERVATIONS, **known, **({"planned": planned} if planned else {})}
 

@@ -1,11 +1,9 @@
-"""Recorded traffic: the inputs of each request and when it arrived.
+"""Recorded traffic: the inputs of each request and its time of arrival; digests of answers, and how far two differ.
 
 JSON lines: `{"at": seconds, "inputs": {"x": {"dtype": "float32", "shape": [1, 8], "data": base64}}}`; an input may
 also be nested lists of numbers, for requests written by hand, and `latency` says how many seconds the answer took. Or
 `.npz`: an array `at`, and each input with one complete input per entry of axis 0. Without `at` in all of the file the
 traffic has no times.
-
-Answers: their digest, and how far apart two answers to the same request are.
 """
 
 import base64
@@ -18,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from enginery.arrays import Array, check_inputs, stored_arrays
+from enginery.arrays import Array, check_inputs, dtype_of, stored_arrays
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import DataError, EngineryError
 from enginery.core.types import Tensors, TensorSpec
@@ -28,13 +26,15 @@ TRAFFIC = "enginery-traffic"
 FORMAT = 1
 MOST_LINE_BYTES = 64 << 20
 MOST_BYTES = 1 << 30
-DTYPES = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
-FLOATS = ("float16", "float32", "float64", "bfloat16")
+INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64", "bfloat16")
+# Decibels that stand for 'equal' and for 'nothing in common'; JSON has no infinity.
+EQUAL_DB, UNLIKE_DB = 999.0, -999.0
 
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """One request. at: seconds since the first.  latency: seconds that its answer took, where that was recorded."""
+    """One request. at: seconds since the first.  latency: seconds until its answer, where that was recorded."""
 
     at: float
     inputs: Mapping[str, Array]
@@ -43,10 +43,10 @@ class RecordedRequest:
 
 @dataclass(frozen=True)
 class RecordedTraffic:
-    """Requests in the order of their arrival. digest: of the file.  sampling: the share of the real traffic it is.
-    cut: whether a last line was half written and left out.  made: how it was made up; '' for recorded traffic.
-    surplus: arrays of made-up traffic that are no inputs (labels of golden data, say) and were left out.
-    timed: whether it says when its requests arrived; without, every `at` is 0 and they are in the order of the file.
+    """Requests in the order of their arrival. digest: of the file.  sampling: share of the real traffic that they are.
+    cut: whether a last line was half written and left out.  made: how it was generated; '' for recorded traffic.
+    surplus: arrays of generated traffic that are no inputs, such as labels of golden data, and were left out.
+    timed: whether the file has times of arrival; if not, every `at` is 0 and the requests are in the order of the file.
     """
 
     requests: tuple[RecordedRequest, ...]
@@ -83,7 +83,7 @@ def encode_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in inputs.items():
         array = np.ascontiguousarray(value)
-        if array.dtype.name not in (*DTYPES, *FLOATS):
+        if array.dtype.name not in DTYPES:
             raise DataError(f"input {name!r} is {array.dtype}; numbers and truth values can be recorded")
         data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
         shape = list(np.asarray(value).shape)
@@ -94,30 +94,33 @@ def encode_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
 def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOST_BYTES) -> RecordedTraffic:
     """Recorded traffic, checked against a model's inputs.
 
-    Made-up traffic holds whatever its file of samples did, so there an array that is no input is left out.
-    Raises DataError naming the line for anything that does not fit, and for more than `most_bytes` of inputs.
+    Generated traffic holds all arrays of its file of samples; those that are no inputs are left out.
+    Raises DataError naming the line for a record that does not fit, and for more than `most_bytes` of inputs.
     """
     sampling, made, cut = 1.0, "", False
     surplus: dict[str, None] = {}
     known = {spec.name for spec in inputs}
     if path.suffix == ".npz":
-        found = list(_in_npz(path, inputs))
+        found = list(_read_npz(path, inputs))
     else:
         lines = JsonLinesReader(path, MOST_LINE_BYTES)
         found, size = [], 0
         for number, record in lines:
-            if "kind" in record:
-                sampling, made = _head(record, lines, number)
-                continue
-            if made and isinstance(given := record.get("inputs"), dict):
-                surplus |= dict.fromkeys(name for name in given if name not in known)
-                record = {**record, "inputs": {name: value for name, value in given.items() if name in known}}
-            found.append(_request(record, inputs, lines, number))
-            if math.isnan(found[-1].at) != math.isnan(found[0].at):
-                raise lines.error(number, "at is given for some requests only; give it for all of them, or for none")
-            size += sum(array.nbytes for array in found[-1].inputs.values())
-            if size > most_bytes:
-                raise lines.error(number, f"more than {most_bytes} bytes of inputs so far; split the file")
+            try:
+                if "kind" in record:
+                    sampling, made = _read_head(record)
+                    continue
+                if made and isinstance(given := record.get("inputs"), dict):
+                    surplus |= dict.fromkeys(name for name in given if name not in known)
+                    record = {**record, "inputs": {name: value for name, value in given.items() if name in known}}
+                found.append(_read_request(record, inputs))
+                if math.isnan(found[-1].at) != math.isnan(found[0].at):
+                    raise ValueError("at is given for some requests only; give it for all of them, or for none")
+                size += sum(array.nbytes for array in found[-1].inputs.values())
+                if size > most_bytes:
+                    raise ValueError(f"more than {most_bytes} bytes of inputs so far; split the file")
+            except (ValueError, TypeError, OverflowError, EngineryError) as error:
+                raise lines.error(number, str(error)) from None
         cut = lines.cut
     if not found:
         raise DataError(f"{path} holds no requests; `enginery record` records them")
@@ -128,30 +131,23 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
     return RecordedTraffic(requests, digest_of_file(path), sampling, cut, made, tuple(surplus), timed)
 
 
-def _head(record: Record, lines: JsonLinesReader, number: int) -> tuple[float, str]:
+def _read_head(record: Record) -> tuple[float, str]:
+    """The share of the traffic that was recorded, and how it was generated ('' if not). Raises ValueError."""
     if record.get("kind") != TRAFFIC or record.get("format") != FORMAT:
-        raise lines.error(
-            number, f"is the head of {str(record.get('kind'))[:60]!r}; traffic of format {FORMAT} is needed"
-        )
-    try:
-        sampling = number_in(record, "sampling", above=0.0) if "sampling" in record else 1.0
-        return sampling, text_in(record, "made", 200)
-    except ValueError as error:
-        raise lines.error(number, str(error)) from None
+        raise ValueError(f"is the head of {str(record.get('kind'))[:60]!r}; traffic of format {FORMAT} is needed")
+    sampling = number_in(record, "sampling", above=0.0) if "sampling" in record else 1.0
+    return sampling, text_in(record, "made", 200)
 
 
-def _request(record: Record, specs: Sequence[TensorSpec], lines: JsonLinesReader, number: int) -> RecordedRequest:
+def _read_request(record: Record, specs: Sequence[TensorSpec]) -> RecordedRequest:
     known = {spec.name: spec for spec in specs}
-    try:
-        at = number_in(record, "at") if record.get("at") is not None else math.nan
-        latency = number_in(record, "latency", above=0.0) if record.get("latency") is not None else None
-        inputs = record.get("inputs")
-        if not isinstance(inputs, dict):
-            raise ValueError("inputs is missing, or not an object")
-        arrays = {name: _decode_input(name, value, known.get(name)) for name, value in inputs.items()}
-        _check(arrays, specs)
-    except (ValueError, TypeError, OverflowError, EngineryError) as error:
-        raise lines.error(number, str(error)) from None
+    at = number_in(record, "at") if record.get("at") is not None else math.nan
+    latency = number_in(record, "latency", above=0.0) if record.get("latency") is not None else None
+    inputs = record.get("inputs")
+    if not isinstance(inputs, dict):
+        raise ValueError("inputs is missing, or not an object")
+    arrays = {name: _decode_input(name, value, known.get(name)) for name, value in inputs.items()}
+    _check(arrays, specs)
     return RecordedRequest(at, arrays, latency)
 
 
@@ -171,7 +167,7 @@ def _decode_input(name: str, value: object, spec: TensorSpec | None) -> Array:
     if plain.dtype.kind not in "biuf":
         raise ValueError(f"input {name!r} is no array of numbers")
     with np.errstate(over="ignore", invalid="ignore"):  # an infinity that comes of it is found by `_check`
-        cast = plain.astype(_dtype(spec.dtype))
+        cast = plain.astype(dtype_of(spec.dtype))
     if cast.dtype.kind in "biu" and not np.array_equal(cast, plain):
         raise ValueError(f"input {name!r} holds numbers that {spec.dtype} cannot hold")
     return cast
@@ -179,8 +175,8 @@ def _decode_input(name: str, value: object, spec: TensorSpec | None) -> Array:
 
 def _from_base64(name: str, value: Mapping[str, object]) -> Array:
     dtype, shape, text = value.get("dtype"), value.get("shape"), value.get("data")
-    if dtype not in (*DTYPES, *FLOATS):
-        raise ValueError(f"input {name!r} has dtype {str(dtype)[:40]!r}; known: {', '.join((*DTYPES, *FLOATS))}")
+    if dtype not in DTYPES:
+        raise ValueError(f"input {name!r} has dtype {str(dtype)[:40]!r}; known: {', '.join(DTYPES)}")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > 32:
         raise ValueError(f"input {name!r} has shape {str(shape)[:60]}; a list of sizes is needed")
     if not isinstance(text, str):
@@ -189,22 +185,13 @@ def _from_base64(name: str, value: Mapping[str, object]) -> Array:
         data = base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise ValueError(f"input {name!r}: its data is not base64 ({error})") from None
-    kind = _dtype(dtype)
+    kind = dtype_of(dtype)
     if len(data) != math.prod(shape) * kind.itemsize:
         raise ValueError(f"input {name!r} has {len(data)} bytes; {dtype} of shape {shape} needs another number")
     return np.frombuffer(data, kind).reshape(shape)
 
 
-def _dtype(name: str) -> np.dtype:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        name = ml_dtypes.bfloat16
-    found: np.dtype = np.dtype(name)
-    return found
-
-
-def _in_npz(path: Path, specs: Sequence[TensorSpec]) -> Iterator[RecordedRequest]:
+def _read_npz(path: Path, specs: Sequence[TensorSpec]) -> Iterator[RecordedRequest]:
     arrays = {name: stored.read() for name, stored in stored_arrays(path).items()}
     count = max((len(array) for array in arrays.values() if array.ndim), default=0)
     times = arrays.pop("at") if (timed := "at" in arrays) else np.zeros(count)
@@ -222,20 +209,17 @@ def _in_npz(path: Path, specs: Sequence[TensorSpec]) -> Iterator[RecordedRequest
         yield RecordedRequest(float(at) if timed else math.nan, inputs)
 
 
-# Decibels that stand for 'equal' and for 'nothing in common'; JSON has no infinity.
-EQUAL_DB, UNLIKE_DB = 999.0, -999.0
-
-
 @dataclass(frozen=True)
 class Difference:
-    """sqnr_db: of the output that differs most; EQUAL_DB if equal.  flipped: whether an argmax (last axis) differs."""
+    """How two answers differ. sqnr_db: of the output that differs most; EQUAL_DB if equal, UNLIKE_DB if they cannot be
+    compared.  flipped: whether an argmax over the last axis differs."""
 
     sqnr_db: float
     flipped: bool
 
 
 def digest_of_outputs(outputs: Tensors) -> str:
-    """Digest of names, dtypes, shapes and bytes."""
+    """SHA-256 of the names, dtypes, shapes and bytes of arrays, whatever their order."""
     sha = hashlib.sha256()
     for name in sorted(outputs):
         array = np.ascontiguousarray(outputs[name])
@@ -245,10 +229,9 @@ def digest_of_outputs(outputs: Tensors) -> str:
 
 
 def difference(candidate: Tensors, baseline: Tensors) -> Difference:
-    """How far the candidate's outputs are from the baseline's. Other names, shapes, and NaN have nothing in common.
-
-    An infinity that both have is a mask, as in validation: it is left out of the sums. One that one side has is a NaN.
-    """
+    """How far the candidate's outputs are from the baseline's: UNLIKE_DB for other names or shapes, for a NaN, for an
+    infinity that only one of them has, and for integers that are not all equal. Infinities that both have are masks, as
+    in validation, and left out of the sums."""
     if candidate.keys() != baseline.keys() or not baseline:
         return Difference(UNLIKE_DB, True)
     found = [_difference(np.asarray(candidate[name]), np.asarray(baseline[name])) for name in baseline]
@@ -267,10 +250,8 @@ def _difference(ours: np.ndarray, theirs: np.ndarray) -> Difference:
         return Difference(UNLIKE_DB, True)
     flipped = bool(a.ndim and a.shape[-1] > 1 and a.size and (a.argmax(-1) != b.argmax(-1)).any())
     a[masks] = b[masks] = 0.0
-    return Difference(_sqnr_db(float(np.sum(b * b)), float(np.sum((a - b) ** 2))), flipped)
-
-
-def _sqnr_db(signal: float, noise: float) -> float:
+    signal, noise = float(np.sum(b * b)), float(np.sum((a - b) ** 2))
     if noise == 0.0:
-        return EQUAL_DB
-    return max(UNLIKE_DB, min(EQUAL_DB, 10.0 * math.log10(signal / noise))) if signal > 0.0 else UNLIKE_DB
+        return Difference(EQUAL_DB, flipped)
+    sqnr_db = 10.0 * math.log10(signal / noise) if signal > 0.0 else UNLIKE_DB
+    return Difference(max(UNLIKE_DB, min(EQUAL_DB, sqnr_db)), flipped)

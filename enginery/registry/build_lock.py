@@ -49,7 +49,7 @@ class LockHolder:
     @property
     def gone(self) -> bool:
         """Whether its process ran on this machine and has ended."""
-        return Presence(self.host, self.namespace, self.pid, self.began).gone
+        return Presence(self.host, self.namespace, self.pid, self.began).has_ended
 
     def __str__(self) -> str:
         since = self.since[:19].replace("T", " ")

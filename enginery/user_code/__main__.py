@@ -3,13 +3,13 @@
 import os
 import sys
 
-from enginery.user_code.channel import Channel
+from enginery.user_code.channel import MessageChannel
 from enginery.user_code.task import Task
 
 
 def main(descriptor: int) -> None:
     """Serve the task that comes first; then end at once, whatever threads the user's code has left running."""
-    with Channel(descriptor) as channel:
+    with MessageChannel(descriptor) as channel:
         task, _ = channel.receive(Task)
         task.serve(channel)
     sys.stdout.flush()

@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from enginery.arrays import Array
+from enginery.arrays import Array, dtype_of
 from enginery.core.codec import decode, encode
 from enginery.core.errors import EngineryError, error_from_json, error_to_json
 
@@ -33,19 +33,21 @@ class _Message:
     exception: str | None = None
 
 
-class Channel:
-    """One end of a socket that `file` is the descriptor of; takes it over."""
+class MessageChannel:
+    """One end of a socket, of which it takes over and closes the descriptor `file`."""
 
     def __init__(self, file: int) -> None:
         self._connection = Connection(file)
 
     def send(self, value: object, arrays: Mapping[str, Array] | None = None) -> None:
-        """Send a frozen dataclass, and arrays of any shape and dtype; of objects only the shape.
+        """Send a frozen dataclass, and arrays of any shape and dtype; of arrays of Python objects only the shape.
 
         Raises OSError when the other end is closed.
         """
         given = arrays or {}
-        layout = {name: (_dtype_name(array.dtype), array.shape) for name, array in given.items()}
+        dtypes = ((name, array.dtype, array.shape) for name, array in given.items())
+        # Only its name tells a dtype of ml_dtypes.
+        layout = {name: (dtype.name if dtype.kind == "V" else dtype.str, shape) for name, dtype, shape in dtypes}
         self._send(_Message(value=encode(value), arrays=layout))
         for array in given.values():
             self._connection.send_bytes(b"" if array.dtype.hasobject else array.tobytes())
@@ -77,7 +79,10 @@ class Channel:
             raise error_from_json(message.error)
         if message.exception is not None:
             raise UserCodeError(message.exception)
-        arrays = {name: self._array(*layout) for name, layout in message.arrays.items()}
+        arrays = {}
+        for name, (dtype_name, shape) in message.arrays.items():
+            dtype, data = dtype_of(dtype_name), bytearray(self._connection.recv_bytes())
+            arrays[name] = np.empty(shape, dtype) if dtype.hasobject else np.frombuffer(data, dtype).reshape(shape)
         return decode(message.value, kind), arrays
 
     def close(self) -> None:
@@ -93,21 +98,3 @@ class Channel:
 
     def _send(self, message: _Message) -> None:
         self._connection.send_bytes(json.dumps(encode(message)).encode())
-
-    def _array(self, name: str, shape: tuple[int, ...]) -> Array:
-        dtype, data = _dtype(name), bytearray(self._connection.recv_bytes())
-        return np.empty(shape, dtype) if dtype.hasobject else np.frombuffer(data, dtype).reshape(shape)
-
-
-def _dtype_name(dtype: np.dtype) -> str:
-    return dtype.name if dtype.kind == "V" else dtype.str  # those of ml_dtypes have a name only
-
-
-def _dtype(name: str) -> np.dtype:
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes
-
-        found: np.dtype = np.dtype(getattr(ml_dtypes, name))
-        return found

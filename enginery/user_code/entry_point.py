@@ -1,11 +1,9 @@
-"""The files that a model's Python entry point is made of, found without running any of it.
+"""The Python entry point that a spec names: the source files it consists of, and calling it with errors for its author.
 
 The cache key of an export digests these files, so they must be known in milliseconds and without importing torch:
-imports are read from the syntax tree. What Python only finds out when it runs stays unseen:
+imports are read from the syntax tree. What only running the code would show stays unseen:
 `importlib.import_module(name)`, compiled extension modules, and data that the code opens itself. Weights have their own
 place in the spec for that reason.
-
-Calls the function in a Python file that a spec names, and words what goes wrong in it for its author.
 """
 
 import ast
@@ -14,7 +12,7 @@ import inspect
 import platform
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -25,8 +23,8 @@ from enginery.core.text import suggest
 from enginery.rooms import FindIn
 
 
-def search_folders(root: Path, entry: Path) -> tuple[Path, ...]:
-    """Where the entry point's absolute imports are looked for: its own folder, then the spec's. Both are resolved."""
+def _search_folders(root: Path, entry: Path) -> tuple[Path, ...]:
+    """The folders of the entry point's absolute imports: its own, then the spec's. Both are resolved."""
     return tuple(dict.fromkeys((entry.resolve().parent, root.resolve())))
 
 
@@ -36,11 +34,18 @@ def source_files(root: Path, entry: Path) -> tuple[Path, ...]:
     root: the spec's folder.  entry: the Python file, inside it.
     Raises ModelError for a file that is missing, outside `root`, or not Python.
     """
-    folders = search_folders(root, entry)
+    folders = _search_folders(root, entry)
     found: set[Path] = set()
     waiting = [entry]
     while waiting:
-        file = _inside(root.resolve(), waiting.pop())
+        given = waiting.pop()
+        file = given.resolve()
+        if not file.is_relative_to(root.resolve()):
+            raise ModelError(
+                f"source file {str(given)!r} is outside the spec's folder {str(root.resolve())!r}; move it inside"
+            )
+        if not file.is_file():
+            raise ModelError(f"source file {str(given)!r} does not exist; correct source.torch in the spec")
         if file not in found:
             found.add(file)
             waiting += _local_imports(file, folders)
@@ -52,27 +57,15 @@ def imported_packages(root: Path, entry: Path) -> tuple[str, ...]:
 
     root, entry: as for `source_files`. What such a package imports in its turn stays unseen.
     """
-    folders = search_folders(root, entry)
-    names = {name.partition(".")[0] for file in source_files(root, entry) for name in _absolute_imports(_parse(file))}
+    folders = _search_folders(root, entry)
+    names: set[str] = set()
+    for node in (node for file in source_files(root, entry) for node in ast.walk(_parse(file))):
+        if isinstance(node, ast.Import):
+            names |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
     local = {name for name in names if any(any(_module_files(folder, name)) for folder in folders)}
     return tuple(sorted(names - local - sys.stdlib_module_names))
-
-
-def _absolute_imports(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-
-
-def _inside(root: Path, file: Path) -> Path:
-    resolved = file.resolve()
-    if not resolved.is_relative_to(root):
-        raise ModelError(f"source file {str(file)!r} is outside the spec's folder {str(root)!r}; move it inside")
-    if not resolved.is_file():
-        raise ModelError(f"source file {str(file)!r} does not exist; correct source.torch in the spec")
-    return resolved
 
 
 def _local_imports(file: Path, folders: tuple[Path, ...]) -> Iterator[Path]:
@@ -81,15 +74,11 @@ def _local_imports(file: Path, folders: tuple[Path, ...]) -> Iterator[Path]:
             for folder in folders:
                 yield from (path for name in node.names for path in _module_files(folder, name.name))
         elif isinstance(node, ast.ImportFrom):
-            names = _names_of(node)
+            # `from a import b` may mean the module a.b, or something inside module a.
+            prefix = f"{node.module}." if node.module else ""
+            names = [prefix + name.name for name in node.names if name.name != "*"] or [node.module or ""]
             bases = file.parents[node.level - 1 : node.level] if node.level else folders
             yield from (path for base in bases for name in names for path in _module_files(base, name))
-
-
-def _names_of(node: ast.ImportFrom) -> list[str]:
-    """`from a import b` may mean the module a.b, or something inside module a."""
-    prefix = f"{node.module}." if node.module else ""
-    return [prefix + name.name for name in node.names if name.name != "*"] or [node.module or ""]
 
 
 def _module_files(folder: Path, dotted: str) -> Iterator[Path]:
@@ -120,7 +109,13 @@ def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[st
     Raises ModelError with file and line when the file or the function is missing, is not Python or raises.
     """
     try:
-        return _function(_import(root / file), function)(**arguments)
+        module = _import(root / file)
+        found = getattr(module, function, None)
+        if not callable(found):
+            own = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+            hint = suggest(function, own, f"its functions: {', '.join(own) or 'none'}")
+            raise ModelError(f"{module.__file__} has no function {function!r}; {hint}")
+        return found(**arguments)
     except ModelError:
         raise
     except (Exception, SystemExit) as error:
@@ -134,8 +129,11 @@ def importing_from(root: Path, file: str) -> Iterator[None]:
     Raises ModelError for sources that cannot be read, and for a local module that has the name of one already loaded:
     Python would silently take that one.
     """
-    folders, files = search_folders(root, root / file), source_files(root, root / file)
-    _refuse_hidden(files, folders)
+    folders, files = _search_folders(root, root / file), source_files(root, root / file)
+    for own in files:
+        module = own.parent if own.name == "__init__.py" else own
+        if module.parent in folders and module.stem in sys.modules:
+            raise ModelError(f"{own} has the name of {module.stem!r}, a module that is loaded already; rename the file")
     path, writes, finder = list(sys.path), sys.dont_write_bytecode, FindIn([str(folder) for folder in folders])
     sys.path[:0] = [str(folder) for folder in folders]
     sys.meta_path.insert(0, finder)
@@ -145,23 +143,10 @@ def importing_from(root: Path, file: str) -> Iterator[None]:
     finally:
         sys.path[:], sys.dont_write_bytecode = path, writes
         sys.meta_path.remove(finder)
-        _forget(files)
-
-
-def _refuse_hidden(files: Sequence[Path], folders: Sequence[Path]) -> None:
-    for file in files:
-        module = file.parent if file.name == "__init__.py" else file
-        if module.parent in folders and module.stem in sys.modules:
-            raise ModelError(
-                f"{file} has the name of {module.stem!r}, a module that is loaded already; rename the file"
-            )
-
-
-def _forget(files: Sequence[Path]) -> None:
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file is not None and Path(file).resolve() in files:
-            del sys.modules[name]
+        for name, loaded in list(sys.modules.items()):
+            source = getattr(loaded, "__file__", None)
+            if source is not None and Path(source).resolve() in files:
+                del sys.modules[name]
 
 
 def _import(entry: Path) -> ModuleType:
@@ -172,15 +157,6 @@ def _import(entry: Path) -> ModuleType:
     sys.modules[entry.stem] = module
     spec.loader.exec_module(module)
     return module
-
-
-def _function(module: ModuleType, name: str) -> Any:
-    found = getattr(module, name, None)
-    if callable(found):
-        return found
-    own = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-    hint = suggest(name, own, f"its functions: {', '.join(own) or 'none'}")
-    raise ModelError(f"{module.__file__} has no function {name!r}; {hint}")
 
 
 def place(error: BaseException, root: Path) -> str:

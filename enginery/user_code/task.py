@@ -1,12 +1,10 @@
-"""Samples that a user's generator makes, given to another process one at a time.
+"""The tasks of a process of a user's code: give the samples of a generator, or answer questions about a PyTorch model.
 
-A PyTorch source in the process of the user's code: captured once, then run and translated when asked.
-
-What a process of a user's code is started for.
+A task is the first message to such a process; its answers and the arrays with them go over the same `MessageChannel`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,11 +13,11 @@ from typing import Any, Literal
 import numpy as np
 
 from enginery.arrays import Array
-from enginery.core.errors import DataError, ModelError
+from enginery.core.errors import DataError
 from enginery.core.types import Dim, Scalar, TensorSpec
-from enginery.user_code.channel import Arrays, Channel
+from enginery.user_code.channel import Arrays, MessageChannel
 from enginery.user_code.entry_point import call_entry_point, importing_from
-from enginery.user_code.torch_source import Program, from_entry_point, from_pt2, to_onnx
+from enginery.user_code.torch_source import Program, from_entry_point, from_pt2, write_onnx
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampleGenerator:
-    """Call the function of an entry point for each pass, and give what it makes. name: how messages call it.
+    """Call the function of an entry point for each pass, and give the samples. name: what messages call it.
 
     The first answer is an end; then each `NextSample` gets one `Sample`.
     """
@@ -48,7 +46,7 @@ class SampleGenerator:
     function: str
     name: str
 
-    def serve(self, channel: Channel) -> None:
+    def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed. Raises EOFError then, and ModelError for code that cannot be read."""
         passes: dict[int, Iterator[tuple[Sample, Arrays]]] = {}
         with importing_from(self.root, self.file):
@@ -63,21 +61,22 @@ class SampleGenerator:
         made = sample_items(lambda: call_entry_point(self.root, self.file, self.function, {}), self.name)
         for index, item in enumerate(made):
             given = {str(name): value for name, value in item.items() if value is not None}
-            where = f"{self.name}: sample {index}"
-            yield Sample(), {name: _array(value, f"{where}: {name!r}") for name, value in given.items()}
+            yield Sample(), {name: self._array(value, index, name) for name, value in given.items()}
 
-
-def _array(value: object, where: str) -> Array:
-    try:
-        return np.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where} is a {type(value).__name__}, of which numpy makes no array: {error}") from error
+    def _array(self, value: object, index: int, name: str) -> Array:
+        try:
+            return np.asarray(value)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{self.name}: sample {index}: {name!r} is a {type(value).__name__}, of which numpy makes no array: "
+                f"{error}"
+            ) from error
 
 
 def sample_items(make: Callable[[], Iterable[Any]], name: str) -> Iterator[Mapping[str, Any]]:
-    """What a user's function gives, one after the other. name: how messages call it.
+    """The samples that a user's function yields. name: what messages call it.
 
-    Raises DataError for whatever its code raises, and for what is no mapping of names to arrays.
+    Raises DataError for any exception of its code, and for a sample that is no mapping.
     """
     done = 0
     try:
@@ -90,41 +89,30 @@ def sample_items(make: Callable[[], Iterable[Any]], name: str) -> Iterator[Mappi
             done += 1
     except DataError:
         raise
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:
         behind = f" behind sample {done - 1}" if done else ""
         raise DataError(f"{name} failed{behind}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
 class Captured:
-    """What is known of a captured program. outputs: their names, in order.  notes: for people."""
+    """A program was captured. outputs: names of its outputs, in order.  notes: for people."""
 
     outputs: tuple[str, ...]
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class WriteOnnx:
-    """Write the program as ONNX, not yet canonical, to `path`."""
-
-    path: Path
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """Run the original on the arrays that come with this."""
-
-
-@dataclass(frozen=True)
 class Asked:
-    """One question about a captured program."""
+    """One question about a captured program: write it to the file `onnx`, as ONNX that is not yet canonical; if None,
+    run the original on the arrays that come with this."""
 
-    what: WriteOnnx | Evaluate
+    onnx: Path | None = None
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What was asked is done; what was computed comes with this."""
+    """The answer to `Asked`: the file is written, or the outputs come with this."""
 
 
 @dataclass(frozen=True)
@@ -144,49 +132,34 @@ class TorchProgram:
     weights: str | None = None
     opset: int = 20
 
-    def serve(self, channel: Channel) -> None:
+    def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed. Raises EOFError then, ModelError where nothing can be captured."""
-        with self.captured() as program:
+        with ExitStack() as stack:
+            if self.kind == "pt2":
+                program = from_pt2(self.root / self.file, self.inputs)
+            else:  # its code may import its local modules as long as it is asked
+                stack.enter_context(importing_from(self.root, self.file))
+                entry = (self.file, self.function, self.arguments)
+                program = from_entry_point(self.root, entry, self.weights, self.inputs, self.dims)
             channel.send(Captured(program.outputs, program.notes))
             while True:
                 asked, arrays = channel.receive(Asked)
                 channel.answer(partial(self._answer, program, asked, arrays))
 
-    @contextmanager
-    def captured(self) -> Iterator[Program]:
-        """The captured program, whose code may import its local modules meanwhile. Raises ModelError."""
-        if self.kind == "pt2":
-            yield from_pt2(self.root / self.file, self.inputs)
-            return
-        with importing_from(self.root, self.file):
-            entry = (self.file, self.function, self.arguments)
-            yield from_entry_point(self.root, entry, self.weights, self.inputs, self.dims)
-
     def _answer(self, program: Program, asked: Asked, arrays: Arrays) -> tuple[Answered, Arrays]:
-        if isinstance(asked.what, Evaluate):
+        if asked.onnx is None:
             return Answered(), program.run(arrays)
-        write_onnx(program, self.opset, asked.what.path)
+        write_onnx(program, self.opset, asked.onnx)
         return Answered(), {}
-
-
-def write_onnx(program: Program, opset: int, path: Path) -> None:
-    """Write a captured program as ONNX. Raises ModelError naming an operator without ONNX form, and above 2 GB."""
-    from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
-
-    model = to_onnx(program, opset)
-    try:
-        path.write_bytes(model.SerializeToString(deterministic=True))
-    except (ValueError, EncodeError) as error:
-        raise ModelError(f"{path.name}: the model is over 2 GB, which one ONNX file cannot hold") from error
 
 
 @dataclass(frozen=True)
 class Task:
-    """The first message to such a process."""
+    """The first message to a process of a user's code."""
 
     what: TorchProgram | SampleGenerator
 
-    def serve(self, channel: Channel) -> None:
+    def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed; an error before the first answer is the first answer."""
         try:
             self.what.serve(channel)

@@ -21,7 +21,6 @@ from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.user_code.entry_point import call_entry_point, place, reason
 
 if TYPE_CHECKING:
-    import onnx
     import torch
 
 SEED = 0
@@ -30,7 +29,8 @@ TRACE_AT_LEAST = 2  # torch.export takes a dim of size 0 or 1 for a constant
 
 @dataclass(frozen=True)
 class Program:
-    """A captured torch program. inputs: their names, in the graph's order.  call: runs the original on tensors."""
+    """A captured torch program. inputs: names of its inputs, in the graph's order.  call: runs the original on tensors
+    by name.  notes: for people."""
 
     exported: "torch.export.ExportedProgram"
     inputs: tuple[str, ...]
@@ -84,15 +84,28 @@ def from_entry_point(
         load_weights(module, root / weights)
     _check_finite(module.state_dict(keep_vars=True))
     module.eval().requires_grad_(False)
-    return Program(capture(module, inputs, dims, root), tuple(spec.name for spec in inputs), _by_name(module), notes)
+    names = tuple(spec.name for spec in inputs)
+    return Program(capture(module, inputs, dims, root), names, lambda tensors: module(**tensors), notes)
 
 
 def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
-    """Load a saved program. Its inputs are matched with the spec's by name, or else by position, which a note says."""
+    """Load a saved program. Its inputs are matched with the spec's by name, or else by position, which a note says.
+
+    Raises ModelError for a file that cannot be loaded, weights that are not finite, and another number of inputs.
+    """
     import torch
     from torch.utils import _pytree as pytree
 
-    exported = _load_pt2(path)
+    if not path.is_file() or not zipfile.is_zipfile(path):
+        raise ModelError(f"{path} is missing, truncated or not a .pt2 archive; save it again with torch.export.save")
+    try:
+        # Here and below: torch warns about its own internals, which under `-W error` would end the export.
+        with warnings.catch_warnings(action="ignore"):
+            exported = torch.export.load(path)
+    except Exception as error:
+        raise ModelError(
+            f"{path} cannot be loaded by torch {torch.__version__} ({reason(error)}); save it again with this version"
+        ) from error
     _check_finite({**dict(exported.named_parameters()), **dict(exported.named_buffers())})
     own = [str(name) for name in exported.graph_signature.user_inputs]
     wanted = [spec.name for spec in inputs]
@@ -111,21 +124,6 @@ def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
     return Program(exported, names, call, notes)
 
 
-def _load_pt2(path: Path) -> "torch.export.ExportedProgram":
-    import torch
-
-    if not path.is_file() or not zipfile.is_zipfile(path):
-        raise ModelError(f"{path} is missing, truncated or not a .pt2 archive; save it again with torch.export.save")
-    try:
-        # Here and below: torch warns about its own internals, which under `-W error` would end the export.
-        with warnings.catch_warnings(action="ignore"):
-            return torch.export.load(path)
-    except Exception as error:
-        raise ModelError(
-            f"{path} cannot be loaded by torch {torch.__version__} ({reason(error)}); save it again with this version"
-        ) from error
-
-
 def load_weights(module: "torch.nn.Module", path: Path) -> None:
     """Load safetensors into a module: every name and shape must match. Raises ModelError naming those that do not."""
     from safetensors import SafetensorError
@@ -137,8 +135,7 @@ def load_weights(module: "torch.nn.Module", path: Path) -> None:
         raise ModelError(
             f"{path} cannot be read as safetensors ({error}); save it with safetensors.torch.save_file"
         ) from error
-    mistakes = list(_mismatches(module.state_dict(keep_vars=True), given))
-    if mistakes:
+    if mistakes := list(_mismatches(module.state_dict(keep_vars=True), given)):
         listed = join_first(mistakes, 5, "; ")
         raise ModelError(f"{path} does not fit the module: {listed}; save the weights of this model")
     module.load_state_dict(given, strict=False)
@@ -160,7 +157,8 @@ def _check_finite(tensors: Mapping[str, "torch.Tensor"]) -> None:
 
 
 def _mismatches(wanted: Mapping[str, "torch.Tensor"], given: Mapping[str, "torch.Tensor"]) -> Iterator[str]:
-    """Tensors that share memory are saved once: any one of their names will do."""
+    """What is missing from the file, of another shape, or not in the module. Of tensors that share memory any one name
+    is enough, since they are saved once."""
     filled = {id(tensor) for name, tensor in wanted.items() if name in given}
     for name, tensor in wanted.items():
         if name not in given and id(tensor) not in filled:
@@ -173,18 +171,27 @@ def _mismatches(wanted: Mapping[str, "torch.Tensor"], given: Mapping[str, "torch
 def capture(
     module: "torch.nn.Module", inputs: Sequence[TensorSpec], dims: Sequence[Dim], root: Path
 ) -> "torch.export.ExportedProgram":
-    """Trace a module into a graph whose dynamic dims are the spec's. Raises ModelError in torch's words.
+    """Trace a module into a graph whose dynamic dims are the spec's. root: the folder of the user's code.
 
-    root: the folder of the user's code, whose line the error names.
+    Raises ModelError where the inputs are not the parameters of the module, and, with the line in the user's code and
+    torch's reason, where it cannot be traced.
     """
     import torch
 
-    _check_parameters(module, [spec.name for spec in inputs])
+    names = [spec.name for spec in inputs]
+    parameters = inspect.signature(module.forward).parameters.values()
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [p.name for p in parameters if p.name in known and p.default is p.empty]
+    if wrong := [name for name in names if name not in known] + [name for name in needed if name not in names]:
+        raise ModelError(
+            f"the spec's inputs are {', '.join(names)}, but the model is called as forward({', '.join(known)}): "
+            f"{', '.join(wrong)} does not match; use the parameters' names"
+        )
     sizes = {dim.name: dim.max if dim.static else max(TRACE_AT_LEAST, dim.opt) for dim in dims}
     example = {spec.name: torch.from_numpy(np.zeros(spec.at(sizes), spec.dtype)) for spec in inputs}
-    known = {dim.name: torch.export.Dim(dim.name, min=dim.min, max=dim.max) for dim in dims if not dim.static}
+    dynamic = {dim.name: torch.export.Dim(dim.name, min=dim.min, max=dim.max) for dim in dims if not dim.static}
     shapes = {
-        spec.name: {axis: known[name] for axis, name in enumerate(spec.shape) if name in known} for spec in inputs
+        spec.name: {axis: dynamic[name] for axis, name in enumerate(spec.shape) if name in dynamic} for spec in inputs
     }
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -194,22 +201,6 @@ def capture(
             f"{place(error, root) or 'torch.export'}: the model cannot be captured: {reason(_first(error))}; "
             "avoid Python branches on tensor values, or narrow the dims in the spec"
         ) from error
-
-
-def _check_parameters(module: "torch.nn.Module", names: Sequence[str]) -> None:
-    parameters = inspect.signature(module.forward).parameters.values()
-    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needed = [p.name for p in parameters if p.name in known and p.default is p.empty]
-    wrong = [name for name in names if name not in known] + [name for name in needed if name not in names]
-    if wrong:
-        raise ModelError(
-            f"the spec's inputs are {', '.join(names)}, but the model is called as forward({', '.join(known)}): "
-            f"{', '.join(wrong)} does not match; use the parameters' names"
-        )
-
-
-def _by_name(module: "torch.nn.Module") -> Callable[[Mapping[str, "torch.Tensor"]], Any]:
-    return lambda tensors: module(**tensors)
 
 
 def named_outputs(result: Any) -> dict[str, "torch.Tensor"]:
@@ -225,21 +216,22 @@ def named_outputs(result: Any) -> dict[str, "torch.Tensor"]:
     for _, leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
             raise ModelError(f"the model returns {type(leaf).__name__} {leaf!r} among its tensors; return tensors only")
-    names = [
-        _key(path) or (f"output_{index}" if len(leaves) > 1 else "output") for index, (path, _) in enumerate(leaves)
-    ]
-    return {name: leaf for name, (_, leaf) in zip(names, leaves, strict=True)}
+    named = {}
+    for index, (path, leaf) in enumerate(leaves):
+        key = getattr(path[0], "key", None) if len(path) == 1 else None
+        default = f"output_{index}" if len(leaves) > 1 else "output"
+        named[key if key and isinstance(key, str) else default] = leaf
+    return named
 
 
-def _key(path: Sequence[Any]) -> str | None:
-    key = getattr(path[0], "key", None) if len(path) == 1 else None
-    return key if isinstance(key, str) else None
+def write_onnx(program: Program, opset: int, path: Path) -> None:
+    """Write a captured program as ONNX, translated by torch's dynamo exporter.
 
-
-def to_onnx(program: Program, opset: int) -> "onnx.ModelProto":
-    """Translate a captured program with torch's dynamo exporter. Raises ModelError naming the operator it lacks."""
+    Raises ModelError naming an operator without ONNX form, for another opset than asked for, and above 2 GB.
+    """
     import onnx_ir as ir
     import torch
+    from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
     from onnx_ir.passes.common import NameFixPass
 
     try:
@@ -254,7 +246,10 @@ def to_onnx(program: Program, opset: int) -> "onnx.ModelProto":
     for value, name in zip(converted.model.graph.inputs, program.inputs, strict=True):
         value.name = name
     NameFixPass()(converted.model)
-    return ir.to_proto(converted.model)
+    try:
+        path.write_bytes(ir.to_proto(converted.model).SerializeToString(deterministic=True))
+    except (ValueError, EncodeError) as error:
+        raise ModelError(f"{path.name}: the model is over 2 GB, which one ONNX file cannot hold") from error
 
 
 def _first(error: BaseException) -> BaseException:

@@ -202,10 +202,10 @@ class CanaryExecution:
 
     def _end(self, files: list[LineFile], sessions: Sessions) -> None:
         """Say in both files that they were stopped in order, after the same request."""
-        if files[0].appended > files[1].appended:  # interrupted between the two
+        if files[0].line_count > files[1].line_count:  # interrupted between the two
             files[1].append(self._lines[1])
         for file, session in zip(files, sessions, strict=True):
-            file.append(end_of(file.appended, _death(session)))
+            file.append(end_of(file.line_count, _death(session)))
 
     def _stops(self) -> set[int]:
         """After how many requests to look; fewer looks where each would see hardly anything."""

@@ -63,5 +63,5 @@ def make_report(
         created_at=now(),
         host=describe_host(),
         versions=dict(request.toolchain),
-        spreads=tuple(spread.rounded for proof in proofs for spread in proof.spreads),
+        spreads=tuple(spread.round_numbers() for proof in proofs for spread in proof.spreads),
     )

@@ -1,5 +1,4 @@
 """The fleet: which machines there are, which models must be served on them, and whether the registry has the engines.
 
-Which engine fits a machine is decided by `enginery.client.resolve` and by nothing here: the fleet asks it once for
-each kind of node and model.
+`enginery.client.resolve` decides which engine fits a machine; it is called once for each kind of node and model.
 """

@@ -1,4 +1,4 @@
-"""The catalog: which models must be served on which machines.
+"""The catalog: which models must be served on which machines; and the version that each of its references names now.
 
 ::
 
@@ -8,12 +8,10 @@
     runtimes: {tensorrt: 10.16.1, tensorrt-rtx: 1.7.1}    # what the images that serve have
     planned: {driver: "590.44", tensorrt: "11.4"}         # what is coming: engines that it takes away are said
 
-Without one every model that has a channel must be there on every GPU.
-
-What the catalog's references stand for now: each version read once, many at a time.
+Without a catalog every model that has a channel must be there on every GPU.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +25,7 @@ from enginery.core.errors import EngineryError, UnavailableError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import Reference
 from enginery.core.types import Precision, Target
-from enginery.registry.manifest import EngineEntry, Manifest
+from enginery.registry.manifest import EngineEntry
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import registered_key
 from enginery.registry.versions.lookup import DEFAULT_CHANNELS, catalogue
@@ -67,7 +65,7 @@ class Serve(SpecPart):
 
 
 class CatalogFile(SpecPart):
-    """The whole file."""
+    """A catalog file."""
 
     serve: tuple[Serve, ...] = Field(min_length=1)
     runtimes: dict[RuntimeName, Version] = Field({}, description="versions of what serves, by the package's name")
@@ -76,7 +74,8 @@ class CatalogFile(SpecPart):
 
 @dataclass(frozen=True)
 class Demand:
-    """A model that must be served. on: where.  precisions: each of them; empty is any.  proven: only that will do."""
+    """A model that must be served. on: the hardware.  precisions: each must be there; empty is any.  proven: whether
+    only a proven engine will do."""
 
     reference: Reference
     on: tuple[Target, ...] = GPUS
@@ -84,7 +83,7 @@ class Demand:
     proven: bool = False
 
     def wants(self, hardware: Hardware) -> bool:
-        """Whether it must be served there. Who names every GPU means those of a generation that nobody knows, too."""
+        """Whether it must be served there. `on` with every known GPU generation covers unknown ones, too."""
         every_gpu = not hardware.machine.is_cpu and set(GPUS) <= set(self.on)
         return every_gpu or hardware.is_one_of(self.on)
 
@@ -120,26 +119,25 @@ def load_catalog(path: Path) -> Catalog:
 
 def whole_registry(store: Store) -> Catalog:
     """Every model with a channel, on every GPU. Lists keys, and reads nothing."""
-    return Catalog(tuple(_channels(store)), source=f"every model with a channel in {store.uri}")
-
-
-def _channels(store: Store) -> Iterator[Demand]:
+    demands = []
     for listed in catalogue(store):
         if listed.channels and listed.model != SELFTEST:
             usual = [name for name in DEFAULT_CHANNELS if name in listed.channels]
-            yield Demand(Reference(listed.model, channel=[*usual, *listed.channels][0]))
+            demands.append(Demand(Reference(listed.model, channel=[*usual, *listed.channels][0])))
+    return Catalog(tuple(demands), source=f"every model with a channel in {store.uri}")
 
 
-# Requests on their way at once, for a registry that is far away.
+# Concurrent requests, since a registry may have a long latency.
 _AT_ONCE = 16
 
 
 @dataclass(frozen=True)
 class Served:
-    """A demand and what it names. engines: with the status they have today.  proven_only: what the channel asks.
+    """A demand and the version that it names. engines: with their present status.  proven_only: whether the channel
+    refuses unproven engines.
 
     targets, precisions: of the spec; None where it does not say.  problem: why there is nothing to serve, in words; ''
-    where there is.  registered: whether the registry keeps the model's spec, so that it can be built again by an event.
+    where there is.  registered: whether the registry keeps the model's spec, so that an event can have it built again.
     """
 
     demand: Demand
@@ -159,10 +157,10 @@ class Served:
 
 
 def read_served(store: Store, demands: Sequence[Demand]) -> tuple[Served, ...]:
-    """Look at every demand's version, in the order of the demands.
+    """The version of every demand, in the order of the demands; each is read once, many at a time.
 
-    A model that is not there, damaged, or not signed as the trust policy asks has its problem in words, and keeps
-    nobody from the others. Raises UnavailableError when the registry is out of reach.
+    A model that is missing, damaged, or not signed as the trust policy asks has its problem in words.
+    Raises UnavailableError when the registry is out of reach.
     """
     references = list(dict.fromkeys(demand.reference for demand in demands))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -178,20 +176,13 @@ def _look(store: Store, demand: Demand) -> Served:
     except EngineryError as error:
         return Served(demand, problem=str(error))
     manifest = located.manifest
-    facts = (_targets(manifest), _words(manifest, "precisions"))
-    kept = store.read(registered_key(manifest.model)) is not None
-    return Served(demand, manifest.version, engines, located.proven_only, *facts, registered=kept)
-
-
-def _targets(manifest: Manifest) -> tuple[Target, ...] | None:
-    """The targets of the spec that a version was built from, as far as this Enginery knows them."""
-    names = _words(manifest, "targets")
+    names, precisions = (
+        tuple(map(str, found)) if isinstance(found, list | tuple) else None
+        for found in (manifest.spec.get("targets"), manifest.spec.get("precisions"))
+    )
     try:
-        return None if names is None else tuple(target for name in names for target in parse_targets(name))
-    except EngineryError:
-        return None
-
-
-def _words(manifest: Manifest, name: str) -> tuple[str, ...] | None:
-    found = manifest.spec.get(name)
-    return tuple(map(str, found)) if isinstance(found, list | tuple) else None
+        targets = None if names is None else tuple(target for name in names for target in parse_targets(name))
+    except EngineryError:  # a target that this release does not know
+        targets = None
+    kept = store.read(registered_key(manifest.model)) is not None
+    return Served(demand, manifest.version, engines, located.proven_only, targets, precisions, registered=kept)

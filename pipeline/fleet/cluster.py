@@ -1,12 +1,12 @@
-"""The nodes of a Kubernetes cluster, through its official client: in a pod or with a kubeconfig.
+"""Reads the nodes of a Kubernetes cluster through its official client, in a pod or with a kubeconfig.
 
-Read page by page and kept as JSON: the client's typed objects cost ten times the time, and what `kubectl` prints is
-read by the same code.
+They are read page by page and kept as JSON: the client's typed objects cost ten times the time, and the same code reads
+what `kubectl` prints.
 """
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,7 @@ _REMEDIES = {
 @dataclass(frozen=True)
 class Access:
     """How to reach the cluster. kubeconfig: a file; None is KUBECONFIG, else a pod's own account, else ~/.kube/config.
-    context: of the kubeconfig; None is its current one.  timeout_s: of each request."""
+    context: of the kubeconfig; None is its current one.  timeout_s: of each request, in seconds."""
 
     kubeconfig: Path | None = None
     context: str | None = None
@@ -86,18 +86,18 @@ def connection_to(access: Access) -> Untyped:
         where = access.kubeconfig or ("the pod's account" if access.in_cluster else "the kubeconfig")
         words = " ".join(str(error).split())[:200]
         raise InputError(f"{where}: {words}; name a file with --kubeconfig, or give an --inventory") from error
-    # The client tries what failed again three times, with a pause that grows: too long for who waits at a terminal.
+    # By default the client repeats a failed request three times, with growing pauses: too long at a terminal.
     settings.retries = 1
     return client.ApiClient(settings)
 
 
 def _nodes(api: Untyped, host: str, timeout_s: float) -> Iterator[Mapping[str, object]]:
-    """Every node. A list whose pages went stale meanwhile is read again from its start."""
+    """Every node. A list that expired while its pages were read is read again from its start."""
     for _ in range(_RESTARTS):
         found: list[Mapping[str, object]] = []
         token = None
         while True:
-            page = _ask(lambda token=token: _page(api, token, timeout_s), host)  # type: ignore[misc]
+            page = _read_page(api, token, host, timeout_s)
             if page is None:
                 break
             found += read(page, "items", list)
@@ -108,36 +108,28 @@ def _nodes(api: Untyped, host: str, timeout_s: float) -> Iterator[Mapping[str, o
     raise UnavailableError(f"{host}: its list of nodes keeps changing while it is read; run again")
 
 
-def _page(api: Untyped, token: str | None, timeout_s: float) -> object:
-    chosen = {"_continue": token} if token else {}
-    answer = api.list_node(limit=_PAGE, _preload_content=False, _request_timeout=(timeout_s, timeout_s), **chosen)
-    page: object = json.loads(answer.data)
-    return page
-
-
-def _ask(question: Callable[[], object], host: str) -> Mapping[str, object] | None:
-    """One page; None when its token is too old. Raises UnavailableError, with a remedy."""
+def _read_page(api: Untyped, token: str | None, host: str, timeout_s: float) -> Mapping[str, object] | None:
+    """One page of nodes; None when its token has expired. Raises UnavailableError, with a remedy."""
     import urllib3
     from kubernetes.client.exceptions import ApiException
 
+    chosen = {"_continue": token} if token else {}
     try:
-        page = question()
+        answer = api.list_node(limit=_PAGE, _preload_content=False, _request_timeout=(timeout_s, timeout_s), **chosen)
+        page = json.loads(answer.data)
     except ApiException as error:
         if error.status == _GONE:
             return None
         remedy = _REMEDIES.get(error.status, "look at the API server")
         raise UnavailableError(f"{host}: {error.status} {error.reason}; {remedy}") from error
     except urllib3.exceptions.HTTPError as error:
+        reason = str(getattr(error, "reason", None) or error)
+        short = (reason.partition("object at")[0] if " object at 0x" in reason else reason)[:200]
         raise UnavailableError(
-            f"{host} does not answer ({_short(error)}); is the kubeconfig's cluster the right one, and up?"
+            f"{host} does not answer ({short}); is the kubeconfig's cluster the right one, and up?"
         ) from error
     except ValueError as error:
         raise UnavailableError(f"{host}: its answer is not JSON ({error}); is it a Kubernetes API?") from error
     if not isinstance(page, dict) or not isinstance(page.get("items"), list):
         raise UnavailableError(f"{host}: its answer is no list of nodes; is it a Kubernetes API?")
     return page
-
-
-def _short(error: Exception) -> str:
-    reason = getattr(error, "reason", None) or error
-    return str(reason).partition("object at")[0][:200] if " object at 0x" in str(reason) else str(reason)[:200]

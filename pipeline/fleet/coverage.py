@@ -1,4 +1,4 @@
-"""How a model stands on a group of nodes, as `enginery.client.resolve` judges its engines for their machine."""
+"""Whether the registry has an engine of a model for a group of nodes, as `enginery.client.resolve` ranks engines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,25 +12,24 @@ from enginery.registry.manifest import EngineEntry
 from pipeline.fleet.catalog import Catalog, Demand, Served
 from pipeline.fleet.groups import NodeGroup
 
-# From worst to best. missing: nothing was built for this hardware.  broken: what was built does not run with the driver
-# and runtime that are there.  unproven: it never ran on its hardware.  breaking: it will not run with those planned.
+# From worst to best. missing: no engine was built for this hardware.  broken: it does not run with the group's driver
+# and runtime.  unproven: it never ran on its hardware.  breaking: it will not run with the versions planned.
 State = Literal["missing", "broken", "unproven", "breaking", "covered"]
 STATES: tuple[State, ...] = ("missing", "broken", "unproven", "breaking", "covered")
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """One model on one group. precision: the one that is asked for; None for any.
+    """The engine of one model for one group of nodes. precision: the one that is asked for; None for any.
 
-    engine: what serves, or would if it were not for `reason`.  fit: how well it fits, as `resolve` says it.
+    engine: the one that serves, or that would but for `reason`.  fit: how well it fits, in `resolve`'s words.
     remarks: what could not be checked.  too_old: whether a broken engine cannot run with the driver; building it
     again with the same compiler would not help then.
     """
 
-    group: NodeGroup
-    demand: Demand
-    precision: Precision | None
     served: Served
+    group: NodeGroup
+    precision: Precision | None
     state: State
     engine: EngineEntry | None = None
     fit: str = ""
@@ -39,8 +38,13 @@ class Coverage:
     too_old: bool = False
 
     @property
+    def demand(self) -> Demand:
+        """The demand that this is about."""
+        return self.served.demand
+
+    @property
     def serves(self) -> bool:
-        """Whether a node of this group can pull an engine that will do."""
+        """Whether a node of this group can pull an engine that meets the demand."""
         return self.state in ("covered", "breaking") or (self.state == "unproven" and not self.only_proven)
 
     @property
@@ -69,47 +73,33 @@ class Coverage:
         }
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """What a standing is apart from its group: the same for all groups with the same machine."""
-
-    state: State
-    engine: EngineEntry | None = None
-    fit: str = ""
-    reason: str = ""
-    remarks: tuple[str, ...] = ()
-    too_old: bool = False
-
-
-# By the place among what is served, the machine and the precision that is asked for.
-Known = dict[tuple[int, Machine, Precision | None], "Judgement"]
+# By the index in `served`, the machine and the precision that is asked for.
+Known = dict[tuple[int, Machine, Precision | None], Coverage]
 
 
 def list_coverage(
     groups: Sequence[NodeGroup], served: Sequence[Served], catalog: Catalog, known: Known | None = None
 ) -> tuple[Coverage, ...]:
-    """Every demand on every group that it names. Groups with equal machines are judged once.
+    """The coverage of every demand on every group that it names. Groups with equal machines are judged once.
 
-    known: what was judged before of the same `served` and catalog; it is added to.
+    known: results of earlier calls with the same `served` and catalog; new ones are added.
     """
     known = {} if known is None else known
     found = []
     for index, item in enumerate(served):
-        demand = item.demand
         for group in groups:
-            if not demand.wants(group.hardware):
+            if not item.demand.wants(group.hardware):
                 continue
-            for precision in demand.precisions or (None,):
+            for precision in item.demand.precisions or (None,):
                 key = (index, group.machine, precision)
                 if key not in known:
-                    known[key] = judge(item, group.machine, precision, dict(catalog.planned))
-                judged = known[key]
-                found.append(Coverage(group, demand, precision, item, **vars(judged)))
+                    known[key] = judge(item, group, precision, dict(catalog.planned))
+                found.append(replace(known[key], group=group))
     return tuple(found)
 
 
 def find_unwanted_groups(groups: Sequence[NodeGroup], demands: Sequence[Demand]) -> tuple[NodeGroup, ...]:
-    """Groups with GPUs on which nothing must be served: a catalog that forgot them would look fine otherwise."""
+    """Groups with GPUs that no demand names, as a catalog may have forgotten them."""
     return tuple(
         group
         for group in groups
@@ -117,63 +107,51 @@ def find_unwanted_groups(groups: Sequence[NodeGroup], demands: Sequence[Demand])
     )
 
 
-def judge(served: Served, machine: Machine, precision: Precision | None, planned: dict[str, str]) -> Judgement:
-    """How a version stands on a machine. planned: facts of the machine that are coming."""
+def judge(served: Served, group: NodeGroup, precision: Precision | None, planned: dict[str, str]) -> Coverage:
+    """The coverage of a version on one group. planned: versions that the group's machines are to get, by name."""
+    missing, machine = Coverage(served, group, precision, "missing"), group.machine
     if served.problem:
-        return Judgement("missing", reason=served.problem)
-    only_proven = served.demand.proven or served.proven_only
-    wanted = Policy(precision, proven_only=only_proven)
+        return replace(missing, reason=served.problem)
+    wanted = Policy(precision, proven_only=missing.only_proven)
     now = rank_engines(served.engines, machine, wanted, served.name)
     if not now.candidates:
-        return _explain_lack(served, now, machine, wanted)
+        return _explain_lack(missing, now, wanted)
     best = now.candidates[0]
-    found = Judgement("covered", best.entry, best.fit, remarks=best.remarks)
+    found = replace(missing, state="covered", engine=best.entry, fit=best.fit, remarks=best.remarks)
     if not machine.is_cpu and planned:
-        then = rank_engines(served.engines, _apply_planned(machine, planned), wanted, served.name)
+        after = machine.with_facts(runtimes={name: text for name, text in planned.items() if name != "driver"})
+        if driver := planned.get("driver"):  # the newest CUDA version is the old driver's; the new one's is not known
+            after = replace(after, driver=driver, cuda=None)
+        then = rank_engines(served.engines, after, wanted, served.name)
         if not then.candidates:
-            return replace(found, state="breaking", reason=_why_not(then, best.entry))
+            return replace(found, state="breaking", reason=_find_reason(then, best.entry))
     if best.entry.status != "proven":
         return replace(found, state="unproven", reason=best.entry.reason)
     return found
 
 
-def _apply_planned(machine: Machine, planned: dict[str, str]) -> Machine:
-    """The machine with what is planned for it; the CUDA version is the old driver's, and nobody knows the new one's."""
-    driver = planned.get("driver")
-    runtimes = {name: version for name, version in planned.items() if name != "driver"}
-    after = machine.with_facts(driver=driver, runtimes=runtimes)
-    return replace(after, cuda=None) if driver else after
+def _explain_lack(missing: Coverage, now: EngineRanking, wanted: Policy) -> Coverage:
+    """The coverage where no engine will do: engines are ranked again without one condition after the other."""
+    served, machine, any_proof = missing.served, missing.group.machine, replace(wanted, proven_only=False)
+    if wanted.proven_only and (found := rank_engines(served.engines, machine, any_proof, served.name).candidates):
+        best = found[0]
+        ranked = replace(missing, engine=best.entry, fit=best.fit, remarks=best.remarks)
+        return replace(ranked, state="unproven", reason=best.entry.reason)
+    unversioned = replace(machine, runtimes={})
+    for too_old, then in ((False, unversioned), (True, replace(unversioned, driver=None, cuda=None))):
+        if found := rank_engines(served.engines, then, any_proof, served.name).candidates:
+            entry, reason = found[0].entry, _find_reason(now, found[0].entry)
+            return replace(missing, state="broken", engine=entry, fit=found[0].fit, reason=reason, too_old=too_old)
+    return replace(missing, reason=_list_reasons(served, now, machine))
 
 
-def _explain_lack(served: Served, now: EngineRanking, machine: Machine, wanted: Policy) -> Judgement:
-    """Why nothing will do: asked again with less and less that is in the way."""
-    if wanted.proven_only:
-        any_proof = rank_engines(served.engines, machine, replace(wanted, proven_only=False), served.name)
-        if any_proof.candidates:
-            best = any_proof.candidates[0]
-            return Judgement("unproven", best.entry, best.fit, best.entry.reason, best.remarks)
-    for too_old, machine_then in ((False, _without_runtimes(machine)), (True, _without_versions(machine))):
-        then = rank_engines(served.engines, machine_then, replace(wanted, proven_only=False), served.name)
-        if then.candidates:
-            best = then.candidates[0]
-            return Judgement("broken", best.entry, best.fit, _why_not(now, best.entry), too_old=too_old)
-    return Judgement("missing", reason=_reason(served, now, machine))
-
-
-def _without_runtimes(machine: Machine) -> Machine:
-    return replace(machine, runtimes={})
-
-
-def _without_versions(machine: Machine) -> Machine:
-    return replace(_without_runtimes(machine), driver=None, cuda=None)
-
-
-def _why_not(found: EngineRanking, entry: EngineEntry) -> str:
+def _find_reason(found: EngineRanking, entry: EngineEntry) -> str:
+    """Why the ranking rejects an engine; '' if it does not."""
     return next((why for unit, why in found.rejected if unit == entry.unit), "")
 
 
-def _reason(served: Served, found: EngineRanking, machine: Machine) -> str:
-    """Reasons of what was built for this hardware; where there is none, what was built for."""
+def _list_reasons(served: Served, found: EngineRanking, machine: Machine) -> str:
+    """Why each engine for this hardware is rejected; if there is none, the targets that there are engines for."""
     alike = {
         entry.unit
         for entry in served.engines

@@ -1,4 +1,4 @@
-"""Groups of nodes that are alike as far as engines go, and what is known of a whole fleet."""
+"""Values: groups of nodes for which the same engines fit, and a whole fleet of them."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,11 +11,11 @@ from enginery.core.types import Target
 
 @dataclass(frozen=True)
 class Hardware:
-    """What nodes must have in common to be one group.
+    """What the nodes of a group have in common.
 
-    machine: what engines are chosen for, as a pod on such a node sees it. A MIG slice has no product there: it is no
-    whole GPU of that product, and what was tuned for one is not tuned for it.
-    label: what the node calls its GPU, without what MIG and sharing add ('NVIDIA-A100-SXM4-40GB').
+    machine: the machine that a pod on such a node sees. That of a MIG slice has no product: engines tuned for the whole
+    GPU are not tuned for it.
+    label: the GPU's name by the node's labels, without what MIG and sharing add ('NVIDIA-A100-SXM4-40GB').
     product: its short name ('a100'), also of a slice; None for one that `enginery.core.hardware.targets` does not have.
     mig: the slice, '1g.10gb'.  sharing: 'time-slicing' or 'mps', by `replicas` pods at once.
     """
@@ -36,7 +36,8 @@ class Hardware:
         return " ".join(words)
 
     def is_one_of(self, targets: Sequence[Target]) -> bool:
-        """Whether a name in a catalog means this: its product, or its compute capability; slices go with their GPU."""
+        """Whether one of the targets has its product, or names no product and has its compute capability. Slices have
+        the product of their GPU."""
         return any(
             target.product == self.product
             if target.product
@@ -47,7 +48,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class GpuPart:
-    """What one node has of one kind. gpus: whole ones or slices.  remarks: what keeps pods away from it now."""
+    """The GPUs of one kind in one node. gpus: number of whole ones or slices.  remarks: what keeps pods away."""
 
     node: str
     hardware: Hardware
@@ -65,7 +66,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of one kind. gpus: whole ones or slices, of all of them.  remarks: how many nodes each is about."""
+    """Nodes of one kind. gpus: number of whole ones or slices, in total.  remarks: each with its number of nodes."""
 
     hardware: Hardware
     nodes: int
@@ -74,12 +75,12 @@ class NodeGroup:
 
     @property
     def name(self) -> str:
-        """As its hardware is called."""
+        """The name of its hardware."""
         return self.hardware.name
 
     @property
     def machine(self) -> Machine:
-        """What engines are chosen for."""
+        """The machine that engines are chosen for."""
         return self.hardware.machine
 
     def with_versions(self, *, driver: str | None = None, runtimes: Mapping[str, str] | None = None) -> "NodeGroup":
@@ -111,40 +112,36 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Every group, by compute capability and name, and the nodes that are in none. source: where this was read."""
+    """Every group, by compute capability and name, and the nodes that are in none. source: where it was read from."""
 
     groups: tuple[NodeGroup, ...]
     left_out: tuple[LeftOut, ...] = field(default=())
     source: str = ""
 
     def with_groups(self, groups: Iterable[NodeGroup]) -> "Fleet":
-        """The same fleet with other groups, those of the same hardware put together."""
+        """The same fleet with other groups, of which those of the same hardware become one."""
         found: dict[Hardware, NodeGroup] = {}
         for group in groups:
-            one = found.get(group.hardware)
-            found[group.hardware] = (
-                group
-                if one is None
-                else NodeGroup(
-                    one.hardware, one.nodes + group.nodes, one.gpus + group.gpus, one.remarks + group.remarks
-                )
-            )
+            if one := found.get(group.hardware):
+                numbers = (one.nodes + group.nodes, one.gpus + group.gpus)
+                group = NodeGroup(one.hardware, *numbers, one.remarks + group.remarks)
+            found[group.hardware] = group
         return replace(self, groups=tuple(sorted(found.values(), key=_order)))
 
 
 def group_nodes(parts: Iterable[GpuPart], left_out: Iterable[LeftOut] = (), source: str = "") -> Fleet:
-    """The fleet that these nodes are."""
+    """The fleet of these nodes: one group for each kind of hardware."""
     members: dict[Hardware, list[GpuPart]] = {}
     for part in parts:
         members.setdefault(part.hardware, []).append(part)
-    groups = (_group(hardware, found) for hardware, found in members.items())
+    groups = []
+    for hardware, found in members.items():
+        counts = Counter(remark for part in found for remark in part.remarks)
+        remarks = tuple(f"{count} {remark}" for remark, count in sorted(counts.items()))
+        groups.append(
+            NodeGroup(hardware, len({part.node for part in found}), sum(part.gpus for part in found), remarks)
+        )
     return Fleet((), tuple(left_out), source).with_groups(groups)
-
-
-def _group(hardware: Hardware, parts: Sequence[GpuPart]) -> NodeGroup:
-    remarks = Counter(remark for part in parts for remark in part.remarks)
-    words = tuple(f"{count} {remark}" for remark, count in sorted(remarks.items()))
-    return NodeGroup(hardware, len({part.node for part in parts}), sum(part.gpus for part in parts), words)
 
 
 def _order(group: NodeGroup) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""An inventory file: groups that a person wrote down, or what `kubectl get nodes -o json` printed.
+"""Reads an inventory file: groups that a person wrote down, or the output of `kubectl get nodes -o json`.
 
 ::
 
@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -33,7 +34,7 @@ _GIB = 1 << 30
 
 
 def check_version(option: str, text: str | None) -> str | None:
-    """The version that an option states; None where it does not. Raises InputError for what is none."""
+    """The version that an option states; None where it does not. Raises InputError for a malformed one."""
     try:
         return None if text is None else _version(text)
     except ValueError as error:
@@ -41,7 +42,7 @@ def check_version(option: str, text: str | None) -> str | None:
 
 
 def _text(value: object) -> object:
-    """What YAML reads as a number was meant as a version: 11.10 would become 11.1."""
+    """Refuse a version that YAML reads as a number: 11.10 would become 11.1."""
     if isinstance(value, int | float):
         raise ValueError("is read as a number; put it in quotes")
     return value
@@ -54,7 +55,7 @@ def _version(text: str) -> str:
 
 
 def _runtime_name(text: str) -> str:
-    """As distributions are called: 'onnxruntime-gpu', also for 'onnxruntime_gpu'."""
+    """The normalized name of a distribution: 'onnxruntime-gpu', also for 'onnxruntime_gpu'."""
     if text != "driver" and get_close_matches(text, ["driver"], cutoff=0.75):
         raise ValueError("did you mean 'driver'?")
     if not re.fullmatch(r"[a-z\d][a-z\d._-]{0,99}", text, re.ASCII | re.IGNORECASE):
@@ -89,7 +90,7 @@ class Written(Closed):
     replicas: int = Field(1, ge=1, strict=True)
 
     @model_validator(mode="after")
-    def _known(self) -> Self:
+    def _check_known(self) -> Self:
         if self.product is None and self.capability is None:
             raise ValueError("has neither product nor capability; give one")
         try:
@@ -156,37 +157,25 @@ def read_inventory(path: Path) -> Fleet:
     if re.search(r"^kind: *(List|NodeList)\b", text, re.MULTILINE):
         raise InputError(f"{name}: is a list of nodes as YAML; use `kubectl get nodes -o json`")
     found, _ = parse_document(Path(name), text, KIND)
-    return _fleet(found.groups, name)
+    groups = []
+    for item in found.groups:
+        hardware = item.hardware()
+        gpus = 0 if hardware.machine.is_cpu else item.count
+        groups.append(NodeGroup(hardware, item.count, gpus if item.gpus is None else item.gpus))
+    return Fleet((), (), name).with_groups(groups)
 
 
 def fleet_of_nodes(nodes: Iterable[Mapping[str, object]], source: str) -> Fleet:
-    """The fleet that these nodes of the Kubernetes API are."""
-    parts: list[GpuPart] = []
-    left_out: list[LeftOut] = []
-    for node in nodes:
-        for item in parts_of(node):
-            if isinstance(item, GpuPart):
-                parts.append(item)
-            else:
-                left_out.append(item)
-    return group_nodes(parts, left_out, source)
-
-
-def _fleet(written: Iterable[Written], source: str) -> Fleet:
-    groups = (
-        NodeGroup(
-            hardware := item.hardware(),
-            item.count,
-            (0 if hardware.machine.is_cpu else item.count) if item.gpus is None else item.gpus,
-        )
-        for item in written
-    )
-    return Fleet((), (), source).with_groups(groups)
+    """The fleet of these nodes of the Kubernetes API."""
+    found = [item for node in nodes for item in parts_of(node)]
+    parts = [item for item in found if isinstance(item, GpuPart)]
+    return group_nodes(parts, [item for item in found if isinstance(item, LeftOut)], source)
 
 
 def _read(path: Path, name: str) -> str:
     try:
-        data = sys.stdin.buffer.read(MOST_BYTES + 1) if str(path) == "-" else _bytes(path)
+        with nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise SpecError([f"{name}: no such file; {KIND.help}"]) from None
     except OSError as error:
@@ -199,13 +188,8 @@ def _read(path: Path, name: str) -> str:
         raise SpecError([f"{name}: is not UTF-8 text; {KIND.help}"]) from None
 
 
-def _bytes(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(MOST_BYTES + 1)
-
-
 def _nodes(text: str, name: str) -> list[Mapping[str, object]] | None:
-    """The nodes of what kubectl printed, of a list or of one; None for JSON that is something else."""
+    """The nodes in kubectl's output, a list or one; None for JSON with groups. Raises InputError for other text."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -215,11 +199,9 @@ def _nodes(text: str, name: str) -> list[Mapping[str, object]] | None:
     if document.get("kind") == "Node":
         return [document]
     items = document.get("items")
-    if not isinstance(items, list) or not all(isinstance(item, dict) and _is_node(item) for item in items):
+    # Items of the API's own NodeList have no kind; kubectl's List gives each its own.
+    if not isinstance(items, list) or any(
+        not isinstance(item, dict) or item.get("kind", "Node") != "Node" for item in items
+    ):
         raise InputError(f"{name}: is JSON without groups, and no list of nodes; {KIND.help}")
     return items
-
-
-def _is_node(item: Mapping[str, object]) -> bool:
-    # Items of the API's own NodeList have no kind; kubectl's List gives each its own.
-    return bool(item.get("kind", "Node") == "Node")

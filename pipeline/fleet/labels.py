@@ -1,4 +1,4 @@
-"""What a Kubernetes node has, from the labels that NVIDIA's GPU feature discovery (GFD) gives it.
+"""The GPUs of a Kubernetes node, by the labels that NVIDIA's GPU feature discovery (GFD) gives it.
 
 Labels, and what MIG and sharing do to them: docs/gpu-feature-discovery/README.md and README.md ("Shared Access to
 GPUs", "Catalog of Labels") of github.com/NVIDIA/k8s-device-plugin. Values are strings. In short:
@@ -26,7 +26,7 @@ _DEVICE = re.compile(r"feature\.node\.kubernetes\.io/pci-(\d+_)?10de\.present")
 _SHARED = "-SHARED"
 _MIG = "-MIG-"
 _MIB = 1 << 20
-# Kubernetes sets these itself; readiness and cordons say the same.
+# Prefix of the taints that Kubernetes sets itself, beside the readiness and cordons that are reported anyway.
 _LIFECYCLE = "node.kubernetes.io/"
 MOST_TEXT = 200
 # The parts of a version, as GFD spells them now and as it did before.
@@ -41,16 +41,16 @@ _CUDA = tuple(
 
 @dataclass(frozen=True)
 class NodeLabels:
-    """A node's labels, read with care: whoever can label a node can write anything."""
+    """A node's labels, which may hold any text: many users of a cluster can label nodes."""
 
     all: Mapping[str, str]
 
     def text(self, name: str) -> str:
-        """A label of NVIDIA's, '' where there is none."""
+        """The label with the prefix 'nvidia.com/', '' where there is none."""
         return self.all.get(_NVIDIA + name, "")
 
     def number(self, name: str) -> int | None:
-        """A label that is a whole number; None where it is none."""
+        """A label as a whole number; None where it is none."""
         found = self.text(name)
         return int(found) if found.isascii() and found.isdecimal() and len(found) <= 12 else None
 
@@ -66,40 +66,35 @@ class NodeLabels:
 
 
 def parts_of(node: Mapping[str, object]) -> Iterator[GpuPart | LeftOut]:
-    """What a node of the Kubernetes API has: one part, or one for each kind of MIG slice; or why it is left out."""
+    """The parts of a node of the Kubernetes API: one, or one for each kind of MIG slice; or why it is left out."""
     metadata = _read_mapping(node.get("metadata"))
     name = str(metadata.get("name") or "(without a name)")[:MOST_TEXT]
     labels = NodeLabels(
         {str(key): str(value)[:MOST_TEXT] for key, value in _read_mapping(metadata.get("labels")).items()}
     )
     capacity = _read_mapping(_read_mapping(node.get("status")).get("capacity"))
-    if not _has_gpus(labels, capacity):
+    offered = (key for key, value in capacity.items() if str(value) != "0")
+    if not (
+        any(_DEVICE.fullmatch(key) and value == "true" for key, value in labels.all.items())
+        or labels.text("gpu.present") == "true"
+        or labels.text("gpu.product")
+        or any(key.startswith((_NVIDIA + "gpu", _NVIDIA + "mig-")) for key in offered)
+    ):
         yield GpuPart(name, Hardware(Machine()), 0, _remarks(node))
         return
-    reason = _unusable(labels)
-    found = [] if reason else list(_parts(name, labels, capacity, _remarks(node)))
+    reason = "its labels count no GPU, whole or sliced; look at its device plugin"
+    found: list[GpuPart] = []
+    if "MIG-INVALID" in labels.text("gpu.product"):
+        reason = (
+            "its MIG slices are not all alike (product '...-MIG-INVALID'); cut them alike, or use MIG strategy mixed"
+        )
+    elif _capability(labels) is None:
+        reason = "has an NVIDIA GPU and no labels of GPU feature discovery (nvidia.com/gpu.compute.major); install it"
+    else:
+        found += _parts(name, labels, capacity, _remarks(node))
     yield from found
     if not found:
-        yield LeftOut(name, reason or "its labels count no GPU, whole or sliced; look at its device plugin")
-
-
-def _has_gpus(labels: NodeLabels, capacity: Mapping[str, object]) -> bool:
-    seen = any(_DEVICE.fullmatch(key) and value == "true" for key, value in labels.all.items())
-    offered = (key for key, value in capacity.items() if str(value) != "0")
-    return (
-        seen
-        or labels.text("gpu.present") == "true"
-        or bool(labels.text("gpu.product"))
-        or any(key.startswith((_NVIDIA + "gpu", _NVIDIA + "mig-")) for key in offered)
-    )
-
-
-def _unusable(labels: NodeLabels) -> str | None:
-    if "MIG-INVALID" in labels.text("gpu.product"):
-        return "its MIG slices are not all alike (product '...-MIG-INVALID'); cut them alike, or use MIG strategy mixed"
-    if _capability(labels) is None:
-        return "has an NVIDIA GPU and no labels of GPU feature discovery (nvidia.com/gpu.compute.major); install it"
-    return None
+        yield LeftOut(name, reason)
 
 
 def _parts(
@@ -117,11 +112,13 @@ def _parts(
 
 
 def _hardware(labels: NodeLabels, prefix: str, kind: str | None = None) -> Hardware:
-    """What the labels with a prefix describe. kind: of a slice under MIG strategy `mixed`."""
+    """The hardware that the labels with a prefix describe. kind: of a slice under MIG strategy `mixed`."""
     whole, _, cut = labels.text(f"{prefix}.product").removesuffix(_SHARED).partition(_MIG)
     label, mig = (whole or labels.text("gpu.product").removesuffix(_SHARED) or "unknown"), kind or cut or None
     replicas = labels.number(f"{prefix}.replicas") or 1
-    sharing = _read_sharing(labels, prefix, replicas)
+    sharing: str | None = labels.text(f"{prefix}.sharing-strategy")
+    if sharing not in ("time-slicing", "mps"):  # before GFD had this label there was time-slicing only
+        sharing = "time-slicing" if sharing != "none" and replicas > 1 else None
     capability = _capability(labels)
     product = product_of(capability, label) if capability else None
     memory = (labels.number(f"{prefix}.memory") or 0) * _MIB
@@ -135,21 +132,13 @@ def _hardware(labels: NodeLabels, prefix: str, kind: str | None = None) -> Hardw
     return Hardware(machine, label, product, mig, sharing, replicas if sharing else 1)
 
 
-def _read_sharing(labels: NodeLabels, prefix: str, replicas: int) -> str | None:
-    """How pods share it; the label is younger than sharing itself, which then was time-slicing."""
-    said = labels.text(f"{prefix}.sharing-strategy")
-    if said in ("time-slicing", "mps"):
-        return said
-    return "time-slicing" if said != "none" and replicas > 1 else None
-
-
 def _capability(labels: NodeLabels) -> tuple[int, int] | None:
     major, minor = labels.number("gpu.compute.major"), labels.number("gpu.compute.minor")
     return None if major is None or minor is None else (major, minor)
 
 
 def _remarks(node: Mapping[str, object]) -> tuple[str, ...]:
-    """What keeps pods away: not ready, cordoned, and taints, which GPU pods may well tolerate."""
+    """What keeps pods away from a node: not ready, cordoned, and taints, which GPU pods may tolerate."""
     spec, conditions = _read_mapping(node.get("spec")), _read_mapping(node.get("status")).get("conditions")
     found = []
     states = [item.get("status") for item in _mappings(conditions) if item.get("type") == "Ready"]

@@ -1,4 +1,4 @@
-"""What if: other drivers and runtimes, machines that come and go. What dies then, what must be built, for how long."""
+"""What a change of a fleet's drivers, runtimes and machines would break, and what would have to be built for it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,10 +15,8 @@ from pipeline.fleet.work import FleetWork, Hours, Predictor, total, work_for
 
 @dataclass(frozen=True)
 class StateChange:
-    """What shall change. runtimes: versions that nodes get, those of `on` (empty: all).  driver: of those with GPUs.
-
-    add, remove: nodes by product or generation.
-    """
+    """A change of a fleet. runtimes: versions that nodes get.  driver: that nodes with GPUs get.  on: the hardware of
+    these nodes; empty is all.  add, remove: numbers of nodes by product or generation."""
 
     driver: str | None = None
     runtimes: Mapping[str, str] = field(default_factory=dict)
@@ -34,13 +32,13 @@ class StateChange:
         after = group.with_versions(driver=driver, runtimes=self.runtimes)
         if driver is None:
             return after
-        # The newest CUDA that the old driver supports says nothing of the new one.
+        # The newest CUDA version is that of the old driver; the new one's is not known.
         return replace(after, hardware=replace(after.hardware, machine=replace(after.machine, cuda=None)))
 
 
 @dataclass(frozen=True)
 class Idle:
-    """An engine that no node of the changed fleet would pull, and some do now. models: those that it is of."""
+    """An engine that nodes pull now and none of the changed fleet would. models: its models."""
 
     unit: str
     models: tuple[str, ...]
@@ -48,11 +46,11 @@ class Idle:
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """A change and what comes of it.
+    """A change and its effects.
 
-    dying: what serves now on a group, and would not.  waiting: what would not serve either, but does not serve today or
-    is on new nodes.  work: to be built and proven, in order.  idle: what nobody needs any more.  unwanted: groups on
-    which nothing must be served.
+    dying: demands that are met now on a group, and would not be.  waiting: others that would not be met, on new nodes
+    or not met today either.  work: builds and proofs, in order.  idle: engines that no node would need.  hours: of the
+    builds for GPUs.  unwanted: groups that no demand names.
     """
 
     before: Fleet
@@ -83,16 +81,24 @@ def make_plan(
 ) -> FleetPlan:
     """Compare the fleet with what it would be. Raises InputError for more nodes to remove than there are."""
     today = replace(catalog, planned=())
-    kept = _without(fleet, change)
-    then = fleet.with_groups([*map(change.apply, kept.groups), *_new_groups(change, catalog)])
+    kept: Sequence[NodeGroup] = fleet.groups
+    for target, count in change.remove:
+        kept = tuple(_remove_nodes(kept, target, count))
+    changed = [change.apply(group) for group in kept]
+    added = []
+    for target, count in change.add:
+        hardware = Hardware(Machine.of(target), target.name, target.product)
+        group = NodeGroup(hardware, count, 0 if target.is_cpu else count).with_versions(runtimes=dict(catalog.runtimes))
+        added.append(replace(change, on=()).apply(group))
+    then = fleet.with_groups([*changed, *added])
     known: Known = {}
 
     def judge_groups(groups: Sequence[NodeGroup]) -> tuple[Coverage, ...]:
         return list_coverage(groups, served, today, known)
 
     now, after = judge_groups(fleet.groups), judge_groups(then.groups)
-    # One by one, before groups that became alike are put together: as many results, in the same order.
-    pairs = zip(judge_groups(kept.groups), judge_groups([change.apply(group) for group in kept.groups]), strict=True)
+    # Before groups that became alike are merged, so that both have the same number of results in the same order.
+    pairs = zip(judge_groups(kept), judge_groups(changed), strict=True)
     dying = tuple(new for old, new in pairs if old.serves and not new.serves)
     was_bad = {(id(item.served), item.group.hardware, item.precision) for item in dying}
     waiting = tuple(
@@ -107,15 +113,8 @@ def make_plan(
     return FleetPlan(fleet, then, dying, waiting, work, _idle(now, after), hours, nowhere)
 
 
-def _without(fleet: Fleet, change: StateChange) -> Fleet:
-    groups = list(fleet.groups)
-    for target, count in change.remove:
-        groups = list(_fewer(groups, target, count))
-    return replace(fleet, groups=tuple(groups))
-
-
-def _fewer(groups: Sequence[NodeGroup], target: Target, count: int) -> Iterator[NodeGroup]:
-    """The groups without so many nodes of a kind: those with the oldest driver go first."""
+def _remove_nodes(groups: Sequence[NodeGroup], target: Target, count: int) -> Iterator[NodeGroup]:
+    """The groups without `count` nodes of a target, taken from the first groups, which have the oldest drivers."""
     there = sum(group.nodes for group in groups if group.hardware.is_one_of([target]))
     if count > there:
         raise InputError(f"--remove {target.name}={count}: there are {there} nodes of {target.name}")
@@ -128,13 +127,6 @@ def _fewer(groups: Sequence[NodeGroup], target: Target, count: int) -> Iterator[
             yield replace(group, nodes=group.nodes - gone, gpus=gpus) if gone else group
 
 
-def _new_groups(change: StateChange, catalog: Catalog) -> Iterator[NodeGroup]:
-    for target, count in change.add:
-        hardware = Hardware(Machine.of(target), target.name, target.product)
-        group = NodeGroup(hardware, count, 0 if target.is_cpu else count).with_versions(runtimes=dict(catalog.runtimes))
-        yield replace(change, on=()).apply(group)
-
-
 def _idle(before: Sequence[Coverage], after: Sequence[Coverage]) -> tuple[Idle, ...]:
     needed = {item.engine.digest for item in after if item.engine}
     found: dict[str, set[str]] = {}
@@ -145,7 +137,7 @@ def _idle(before: Sequence[Coverage], after: Sequence[Coverage]) -> tuple[Idle, 
 
 
 def parse_nodes(text: str) -> tuple[Target, int]:
-    """'b200=16': so many nodes of a product or generation. Raises InputError."""
+    """The product or generation and the number of nodes in a text such as 'b200=16'. Raises InputError."""
     name, equals, count = text.partition("=")
     if not (equals and count.isascii() and count.isdecimal() and 0 < int(count) <= 1_000_000):
         raise InputError(f"{text[:80]!r} is not PRODUCT=NODES, as in b200=16")

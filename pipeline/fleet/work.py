@@ -1,7 +1,4 @@
-"""What builds will probably take, from what builds took.
-
-What would have to be built or proven so that every demand is met: units, each once, in the order to do them.
-"""
+"""The builds and proofs after which every demand is met, each once, in order, with the time they will probably take."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,7 +34,7 @@ class Hours:
 
     @property
     def words(self) -> str:
-        """For people."""
+        """As a phrase: 'about 1.50 GPU hours for 3 units, each predicted from 2 finished builds'."""
         if not self.units:
             return "how long it takes is not known: no build like these is on record" if self.unknown else "nothing"
         units = f"{self.units} unit" + ("s" if self.units > 1 else "")
@@ -51,7 +48,7 @@ class Hours:
 
 
 def total(forecasts: Iterable[Expectation | None]) -> Hours:
-    """The sum, and how much of it is not known."""
+    """The sum of predictions; None is a unit without one."""
     items = list(forecasts)
     known = [(item.seconds, item.builds) for item in items if item is not None and item.seconds is not None]
     builds = [count for _, count in known] or [0]
@@ -60,13 +57,13 @@ def total(forecasts: Iterable[Expectation | None]) -> Hours:
 
 
 def predictor(store: Store) -> Predictor:
-    """What the registry's own history of builds says."""
+    """A function that predicts a build of a model from the registry's history of builds."""
     return History(store).predict
 
 
 @dataclass(frozen=True)
 class WantedUnit:
-    """What one build or proof is about. backend: None where no engine of the version tells which to use."""
+    """One build or proof. backend: None where no engine of the version tells which to use."""
 
     kind: Literal["build", "prove"]
     model: str
@@ -78,10 +75,11 @@ class WantedUnit:
 
 @dataclass(frozen=True)
 class FleetWork:
-    """One unit, for all groups that wait for it. nodes: how many those have.  channel: that it is wanted on.
+    """A unit that groups of nodes wait for. nodes: number of nodes in them.  channel: of the demand, the first if
+    several.
 
-    why: what is wrong today, in words.  first: what a person has to do before it can be done; '' for nothing.
-    refused: why no compiler takes it; '' where one may.  expected: what it will probably take; None: unknown.
+    why: the present state and its reason.  first: what a person has to do before it can be done; '' for nothing.
+    refused: why no compiler takes it; '' where one may.  expected: the predicted time; None if unknown.
     engine: digest of the engine to be proven.
     """
 
@@ -112,12 +110,8 @@ class FleetWork:
         """A JSON object."""
         unit, expected = self.unit, self.expected
         return {
-            "kind": unit.kind,
-            "model": unit.model,
-            "version": unit.version,
+            **vars(unit),
             "target": unit.target.name,
-            "precision": unit.precision,
-            "backend": unit.backend,
             "groups": list(self.groups),
             "nodes": self.nodes,
             "channel": self.channel,
@@ -132,58 +126,52 @@ class FleetWork:
 
 
 def work_for(coverage: Iterable[Coverage], predict: Predictor) -> tuple[FleetWork, ...]:
-    """Everything to build or prove, in order: what can be done before what cannot; then what most nodes wait for; then
-    `stable` before other channels; then the shorter."""
+    """All units to build or prove. First those that can be done now; then by the number of nodes that wait, the most
+    first; then `stable` before other channels; then the shortest."""
     found: dict[WantedUnit, list[Coverage]] = {}
     for item in coverage:
         if item.state not in ("covered", "breaking"):
-            found.setdefault(_unit(item), []).append(item)
-    return tuple(sorted((_work(unit, waiting, predict) for unit, waiting in found.items()), key=_order))
+            found.setdefault(_find_unit(item), []).append(item)
+    return tuple(sorted((_describe_work(unit, waiting, predict) for unit, waiting in found.items()), key=_order))
 
 
-def _unit(item: Coverage) -> WantedUnit:
+def _find_unit(item: Coverage) -> WantedUnit:
     served, entry = item.served, item.engine
     model = item.demand.reference.model
-    if item.state == "unproven" and entry is not None:
-        return WantedUnit("prove", model, served.version, entry.hardware, entry.precision, entry.backend)  # type: ignore[arg-type]
     if entry is not None:
-        return WantedUnit("build", model, served.version, entry.hardware, entry.precision, entry.backend)  # type: ignore[arg-type]
-    target = _target(item)
-    like = next(_alike(item, target), None)
+        kind: Literal["build", "prove"] = "prove" if item.state == "unproven" else "build"
+        return WantedUnit(kind, model, served.version, entry.hardware, entry.precision, entry.backend)  # type: ignore[arg-type]
+    target = _choose_target(item)
+    like = next(_list_similar(item, target), None)
     precision: Any = item.precision or (like.precision if like else None)
     return WantedUnit("build", model, served.version, target, precision, like.backend if like else None)
 
 
-def _target(item: Coverage) -> Target:
-    """What the spec calls this hardware: its product where it names that, else its generation."""
-    hardware = item.group.hardware
+def _choose_target(item: Coverage) -> Target:
+    """The spec's target for this hardware: its product where the spec names that, else its generation."""
+    hardware, machine = item.group.hardware, item.group.machine.target
     named = [target for target in item.served.targets or () if hardware.is_one_of([target])]
-    exact = [target for target in named if target.product and target.product == hardware.machine.product]
-    machine = hardware.machine.target
-    return next(iter([*exact, *named]), Target(machine.sm, machine.compute_capability))
+    exact = [target for target in named if target.product and target.product == machine.product]
+    return [*exact, *named, Target(machine.sm, machine.compute_capability)][0]
 
 
-def _alike(item: Coverage, target: Target) -> Iterator[EngineEntry]:
-    """Engines of the version that one for this hardware would be like, the likest first, if a backend takes it."""
-    cpu = target.is_cpu
-    preference = CPU_PREFERENCE if cpu else GPU_PREFERENCE
+def _list_similar(item: Coverage, target: Target) -> Iterator[EngineEntry]:
+    """The version's engines after which one for this target could be built, the most similar first; those whose backend
+    takes the target come before the others."""
+    preference = CPU_PREFERENCE if target.is_cpu else GPU_PREFERENCE
 
-    def likeness(entry: EngineEntry) -> tuple[Any, ...]:
+    def sort_key(entry: EngineEntry) -> tuple[Any, ...]:
         order = preference.index(entry.precision) if entry.precision in preference else len(preference)
         same = entry.compute_capability == target.compute_capability
         return not same, not entry.usable, entry.status != "proven", order, entry.unit
 
-    wanted = [
-        entry
-        for entry in item.served.engines
-        if entry.hardware.is_cpu == cpu and item.precision in (None, entry.precision)
-    ]
-    wanted.sort(key=likeness)
-    yield from (entry for entry in wanted if not _refusal(entry, target))
+    entries = (entry for entry in item.served.engines if item.precision in (None, entry.precision))
+    wanted = sorted((entry for entry in entries if entry.hardware.is_cpu == target.is_cpu), key=sort_key)
+    yield from (entry for entry in wanted if not _explain_refusal(entry, target))
     yield from wanted
 
 
-def _work(unit: WantedUnit, waiting: Sequence[Coverage], predict: Predictor) -> FleetWork:
+def _describe_work(unit: WantedUnit, waiting: Sequence[Coverage], predict: Predictor) -> FleetWork:
     first = waiting[0]
     groups = {item.group.hardware: item.group for item in waiting}
     channels = sorted({item.demand.reference.channel for item in waiting} - {None}, key=_rank)
@@ -196,49 +184,44 @@ def _work(unit: WantedUnit, waiting: Sequence[Coverage], predict: Predictor) -> 
     )
     if unit.kind == "prove":
         return replace(work, engine=first.engine.digest if first.engine else None)
-    like = first.engine or next(_alike(first, unit.target), None)
-    work = replace(work, first=_first(first, unit), refused=_refusal(like, unit.target) if like else "")
-    request = _request(like, unit.target) if like and not work.refused else None
+    like = first.engine or next(_list_similar(first, unit.target), None)
+    work = replace(
+        work, first=_find_prerequisite(first, unit), refused=_explain_refusal(like, unit.target) if like else ""
+    )
+    request = _request_for(like, unit.target) if like and not work.refused else None
     return work if request is None else replace(work, expected=predict(unit.model, request))
 
 
-def _first(item: Coverage, unit: WantedUnit) -> str:
-    """What a person has to do before a build helps."""
+def _find_prerequisite(item: Coverage, unit: WantedUnit) -> str:
+    """What a person has to do before a build helps; '' for nothing."""
     served = item.served
     if served.problem:
         return "see why it cannot be read; build it if it was never built"
     if item.too_old:
         return "give these nodes a newer driver, or build with wheels for an older CUDA"
     lacks = [unit.target.name] if served.targets is not None and unit.target not in served.targets else []
-    lacks += (
-        [unit.precision] if served.precisions and unit.precision and unit.precision not in served.precisions else []
-    )
+    if unit.precision and served.precisions and unit.precision not in served.precisions:
+        lacks.append(unit.precision)
     if lacks:
         return f"add {' and '.join(lacks)} to its spec, and register it again"
     if item.state == "missing":
-        capability = item.group.machine.compute_capability
-        tried = [
-            entry
-            for entry in served.engines
-            if entry.compute_capability == capability
-            and entry.hardware.is_cpu == unit.target.is_cpu
-            and entry.precision == unit.precision
-        ]
-        if tried:
-            fate = "failed" if tried[0].status == "failed" else "was refused"
-            return f"it {fate} when the version was built; the same spec would give the same"
+        wanted = (item.group.machine.compute_capability, unit.target.is_cpu, unit.precision)
+        for entry in served.engines:
+            if (entry.compute_capability, entry.hardware.is_cpu, entry.precision) == wanted:
+                fate = "failed" if entry.status == "failed" else "was refused"
+                return f"it {fate} when the version was built; the same spec would give the same"
     return "" if served.registered else "register its spec: `enginery register SPEC`"
 
 
-def _refusal(entry: EngineEntry, target: Target) -> str:
+def _explain_refusal(entry: EngineEntry, target: Target) -> str:
     """Why the backend of an engine does not take another target; '' where it may, or is not installed to be asked."""
-    request = _request(entry, target)
+    request = _request_for(entry, target)
     # The answer does not depend on the weights, and many models are alike apart from them.
-    return "" if request is None else _explain_refusal(replace(request, model=""))
+    return "" if request is None else _ask_backend(replace(request, model=""))
 
 
 @lru_cache(4096)
-def _explain_refusal(request: BuildRequest) -> str:
+def _ask_backend(request: BuildRequest) -> str:
     try:
         backend = discovery.configure(request.backend, dict(request.options))
     except EngineryError:
@@ -246,7 +229,7 @@ def _explain_refusal(request: BuildRequest) -> str:
     return (backend.refuses(request) or "") if backend.versions() else ""
 
 
-def _request(entry: EngineEntry, target: Target) -> BuildRequest | None:
+def _request_for(entry: EngineEntry, target: Target) -> BuildRequest | None:
     """The request of an engine, for another target; None for an entry that keeps too little of its own."""
     try:
         return replace(request_of(entry), target=target)

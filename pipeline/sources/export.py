@@ -20,7 +20,7 @@ from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.types import Dim, Session, Tensors, TensorSpec
-from enginery.user_code.task import Answered, Asked, Captured, Evaluate, Task, TorchProgram, WriteOnnx
+from enginery.user_code.task import Answered, Asked, Captured, Task, TorchProgram
 from pipeline.sources.onnx_model import canonical, check_weights, load_onnx, save_onnx
 from pipeline.sources.request import ExportRequest
 from pipeline.sources.user_process import start_user_process
@@ -163,13 +163,13 @@ def _torch_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
 
         def convert() -> onnx.ModelProto:
             path = workdir / "captured.onnx"
-            process.ask(Asked(WriteOnnx(path)), Answered)
+            process.ask(Asked(path), Answered)
             model = onnx.load(path)
             path.unlink()
             return model
 
         def run(inputs: Tensors) -> Tensors:
-            _, outputs = process.ask(Asked(Evaluate()), Answered, inputs)
+            _, outputs = process.ask(Asked(), Answered, inputs)
             return dict(zip(names, outputs.values(), strict=True))
 
         yield _Source(convert, names, run, captured.notes)

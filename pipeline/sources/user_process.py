@@ -12,7 +12,7 @@ from builders.execution.memory import oom_kills
 from builders.execution.process import PYTHON, ended_error, module_path
 from enginery.arrays import Array
 from enginery.core.errors import StepError
-from enginery.user_code.channel import Arrays, Channel
+from enginery.user_code.channel import Arrays, MessageChannel
 from enginery.user_code.task import Task
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ GRACE_S = 5.0
 class UserProcess:
     """A running process of a user's code. file: the code's, as messages name it."""
 
-    def __init__(self, channel: Channel, process: "subprocess.Popen[bytes]", file: str) -> None:
+    def __init__(self, channel: MessageChannel, process: "subprocess.Popen[bytes]", file: str) -> None:
         self._channel, self._process, self._file = channel, process, file
         self._killed_before = oom_kills()
 
@@ -55,7 +55,7 @@ def start_user_process(task: Task) -> Iterator[UserProcess]:
             pass_fds=(theirs.fileno(),),
         )
     try:
-        with Channel(ours.detach()) as channel:
+        with MessageChannel(ours.detach()) as channel:
             yield UserProcess(channel, process, task.what.file)
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)

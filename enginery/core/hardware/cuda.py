@@ -1,7 +1,7 @@
-"""The few calls of the CUDA driver API that running an engine takes, through ctypes: no torch and no cuda-python.
+"""The calls of the CUDA driver API that running an engine takes, through ctypes: without torch and cuda-python.
 
-libcuda.so.1 comes with the driver, so where it is missing there is no GPU to run on. Device memory and streams made
-here live in each device's primary context, the one that the CUDA runtime (hence TensorRT) uses too.
+libcuda.so.1 comes with the driver, so where it is missing there is no GPU to run on. Device memory and streams are made
+in each device's primary context, which the CUDA runtime (hence TensorRT) uses too.
 Function names and attribute numbers: NVIDIA CUDA Driver API reference, `cuda.h`. Nothing here was ever run on a GPU:
 tests exercise it over a stand-in for libcuda that works on host memory.
 """
@@ -80,17 +80,11 @@ def cuda_version() -> str | None:
 
 
 def _gpu(driver: Untyped, index: int) -> GpuDevice:
-    name = ctypes.create_string_buffer(_NAME_BYTES)
+    name, size = ctypes.create_string_buffer(_NAME_BYTES), c_size_t()
     _check(driver, driver.cuDeviceGetName(name, _NAME_BYTES, c_int(index)), "cuDeviceGetName")
-    capability = (_attribute(driver, _MAJOR, index), _attribute(driver, _MINOR, index))
-    mode = _attribute(driver, _MODE, index)
-    return GpuDevice(index, name.value.decode(), capability, _memory(driver, index), mode)
-
-
-def _memory(driver: Untyped, index: int) -> int:
-    size = c_size_t()
+    major, minor, mode = (_attribute(driver, attribute, index) for attribute in (_MAJOR, _MINOR, _MODE))
     _check(driver, driver.cuDeviceTotalMem_v2(byref(size), c_int(index)), "cuDeviceTotalMem")
-    return size.value
+    return GpuDevice(index, name.value.decode(), (major, minor), size.value, mode)
 
 
 def _attribute(driver: Untyped, attribute: int, index: int) -> int:
@@ -151,8 +145,7 @@ class Device:
         return self._stream.value or 0
 
     def buffer(self, name: str, size_bytes: int) -> int:
-        """The device address of a named buffer of at least `size_bytes`; a buffer that is too small is reallocated, and
-        its content lost."""
+        """The device address of a named buffer of at least `size_bytes`; one that is too small loses its content."""
         if name in self._buffers and self._buffers[name][1] >= size_bytes:
             return self._buffers[name][0].value
         self._free(name)

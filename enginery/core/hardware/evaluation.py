@@ -1,8 +1,6 @@
 """Evaluates an engine's requirements on a machine: each is met, unmet or unknown, with the reason in words.
 
-An unknown fact about the machine rules no engine out, and is reported.
-
-Rules and where they are from:
+An unknown fact about the machine rules no engine out, and is reported. Rules and where they are from:
 
 - A GPU runs code of its own compute capability; a cubin of capability X.y also runs on X.z where z >= y (CUDA C++
   Programming Guide, "Binary Compatibility").
@@ -15,24 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from enginery.core import requirements
 from enginery.core.hardware.machine import Machine
-from enginery.core.requirements import (
-    Cpu,
-    Driver,
-    Gpu,
-    GpuMemory,
-    Instructions,
-    Library,
-    Product,
-    Requirement,
-    Runtime,
-    SessionOption,
-    Unknown,
-    Weights,
-    is_within,
-    numbers,
-    same_version,
-)
+from enginery.core.requirements import Requirement, is_within, numbers, same_version
 from enginery.core.text import format_bytes
 
 _NOT_KNOWN = "which this enginery does not know; upgrade enginery"
@@ -63,31 +46,32 @@ def evaluate(requires: Iterable[Requirement], machine: Machine) -> tuple[Require
 def judge(requirement: Requirement, machine: Machine) -> RequirementFinding:  # noqa: C901 - a case for each kind
     """The result of one requirement on a machine."""
     match requirement:
-        case Gpu():
+        case requirements.Gpu():
             return _judge_gpu(requirement, machine)
-        case Cpu():
+        case requirements.Cpu():
             return _judge_cpu(requirement, machine)
-        case Instructions():
+        case requirements.Instructions():
             return _judge_instructions(requirement, machine)
-        case Runtime():
+        case requirements.Runtime():
             return _judge_runtime(requirement, machine)
-        case Driver():
+        case requirements.Driver():
             return _judge_driver(requirement, machine)
-        case GpuMemory():
+        case requirements.GpuMemory():
             return _judge_memory(requirement, machine)
-        case Product():
-            return _judge_product(requirement, machine)
-        case Library():
+        case requirements.Product():  # an unknown product is not remarked on
+            return _make_finding(requirement, machine.product not in (None, requirement.product), requirement.warning)
+        case requirements.Library():
             return _judge_library(requirement, machine)
-        case SessionOption():
-            return _judge_session_option(requirement, machine)
-        case Weights():
+        case requirements.SessionOption(name, value):  # an unknown CPU is not remarked on
+            words = f"{machine.cpu} has no VNNI: open it with {name} = {value}, or its sums saturate"
+            return _make_finding(requirement, machine.saturates, words)
+        case requirements.Weights():
             return RequirementFinding(requirement, "met")  # they come with the engine
-        case Unknown():
+        case requirements.Unknown():
             return RequirementFinding(requirement, "unmet", f"needs {requirement.kind[:40]!r}, {_NOT_KNOWN}")
 
 
-def _judge_gpu(item: Gpu, machine: Machine) -> RequirementFinding:
+def _judge_gpu(item: requirements.Gpu, machine: Machine) -> RequirementFinding:
     """Whether the machine's GPU is such a one."""
     here = machine.compute_capability
     rules = {
@@ -100,7 +84,7 @@ def _judge_gpu(item: Gpu, machine: Machine) -> RequirementFinding:
     return _make_finding(item, not rules[item.match], f"built for {item.target}; this is {machine.name}")
 
 
-def _judge_cpu(item: Cpu, machine: Machine) -> RequirementFinding:
+def _judge_cpu(item: requirements.Cpu, machine: Machine) -> RequirementFinding:
     """Whether engines for a CPU are chosen for the machine, and its CPU is of that kind."""
     if not machine.is_cpu:
         return RequirementFinding(item, "unmet", f"built for {item.target}; this is {machine.name}")
@@ -111,7 +95,7 @@ def _judge_cpu(item: Cpu, machine: Machine) -> RequirementFinding:
     return RequirementFinding(item, "met")
 
 
-def _judge_instructions(item: Instructions, machine: Machine) -> RequirementFinding:
+def _judge_instructions(item: requirements.Instructions, machine: Machine) -> RequirementFinding:
     """Whether the machine's CPU has them."""
     missing = machine.lacking_instructions(item.level, item.flags)
     if missing is None:
@@ -122,21 +106,22 @@ def _judge_instructions(item: Instructions, machine: Machine) -> RequirementFind
     return RequirementFinding(item, "unmet", f"compiled for {item.level}, and {here}")
 
 
-def _judge_runtime(item: Runtime, machine: Machine) -> RequirementFinding:
+def _judge_runtime(item: requirements.Runtime, machine: Machine) -> RequirementFinding:
     """Whether the version on the machine opens the engine."""
     here = machine.version_of(item.name, *item.packages)
     if not item.version:
         return RequirementFinding(item, "unknown", f"its {item.title or item.name} version is not on record")
+    about = f"{item.remark} {item.version}" if item.remark else f"needs {item.wanted_version}"
     if here is None:
-        about = "it is not installed here" if machine.here else "the version here is unknown"
-        return RequirementFinding(item, "unknown", _about(item, about))
+        lack = "it is not installed here" if machine.here else "the version here is unknown"
+        return RequirementFinding(item, "unknown", f"{about}; {lack}")
     opens = same_version(item.version, here) or any(is_within(here, *limits) for limits in item.loads)
     differs = item.remark and here != item.version
-    words = _about(item, f"{here} is here") if differs else "" if opens else f"needs {item.wanted}, found {here}"
+    words = f"{about}; {here} is here" if differs else "" if opens else f"needs {item.wanted_version}, found {here}"
     return RequirementFinding(item, "met" if opens else "unmet", words)
 
 
-def _judge_driver(item: Driver, machine: Machine) -> RequirementFinding:
+def _judge_driver(item: requirements.Driver, machine: Machine) -> RequirementFinding:
     """Whether the machine's driver is as new."""
     if machine.driver:
         too_old = numbers(machine.driver) < numbers(item.version)
@@ -147,7 +132,7 @@ def _judge_driver(item: Driver, machine: Machine) -> RequirementFinding:
     return RequirementFinding(item, "unknown", f"needs driver >= {item.version}; the driver here is unknown")
 
 
-def _judge_memory(item: GpuMemory, machine: Machine) -> RequirementFinding:
+def _judge_memory(item: requirements.GpuMemory, machine: Machine) -> RequirementFinding:
     """Whether the GPU has as much."""
     here = machine.memory_bytes
     if here is None:
@@ -156,12 +141,7 @@ def _judge_memory(item: GpuMemory, machine: Machine) -> RequirementFinding:
     return _make_finding(item, item.size_bytes > here, words)
 
 
-def _judge_product(item: Product, machine: Machine) -> RequirementFinding:
-    """Whether the GPU is of that product; an unknown product is not remarked on."""
-    return _make_finding(item, machine.product not in (None, item.product), item.warning)
-
-
-def _judge_library(item: Library, machine: Machine) -> RequirementFinding:
+def _judge_library(item: requirements.Library, machine: Machine) -> RequirementFinding:
     """Whether that file is on the machine; known of this machine alone."""
     here = machine.libraries.get(item.path)
     if here is None:
@@ -169,17 +149,6 @@ def _judge_library(item: Library, machine: Machine) -> RequirementFinding:
     what = "is another one here" if here else "is not on this machine"
     words = f"needs the library {item.path}, which {what}; put the file there that it was built with"
     return _make_finding(item, here != item.sha256, words)
-
-
-def _judge_session_option(item: SessionOption, machine: Machine) -> RequirementFinding:
-    """Whether the machine's CPU does without; an unknown CPU is not remarked on."""
-    words = f"{machine.cpu} has no VNNI: open it with {item.name} = {item.value}, or its sums saturate"
-    return _make_finding(item, machine.saturates, words)
-
-
-def _about(item: Runtime, here: str) -> str:
-    begin = f"{item.remark} {item.version}" if item.remark else f"needs {item.wanted}"
-    return f"{begin}; {here}"
 
 
 def _make_finding(requirement: Requirement, unmet: bool, words: str) -> RequirementFinding:

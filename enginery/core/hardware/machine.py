@@ -5,8 +5,6 @@ The compute capability, product, memory and CUDA version come from the driver's 
 are looked up for the engines in question only. A runtime that is no Python package (Triton's, a C++ server's) is not
 found and stays unknown, unless the user states it. Unknown facts are None; they reject no engine and are reported. Not
 run on a GPU.
-
-The machine that did a piece of work, as reports and manifests name it.
 """
 
 import os
@@ -19,10 +17,9 @@ from pathlib import Path
 
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import InputError, UnknownNameError
-from enginery.core.hardware import cuda
-from enginery.core.hardware import targets as cpu_levels
+from enginery.core.hardware import cuda, targets
 from enginery.core.hardware.cuda import GpuDevice
-from enginery.core.hardware.targets import CPU, LEVELS, flags_of_level, kind_named, parse_targets, product_of, this_kind
+from enginery.core.hardware.targets import CPU, kind_named, parse_targets, product_of, this_kind
 from enginery.core.requirements import Library, Requirement, Runtime
 from enginery.core.text import format_bytes
 from enginery.core.types import CPU_KIND, Target
@@ -37,7 +34,7 @@ _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 class Machine:
     """A machine that engines are chosen for. None means unknown (for compute_capability: no GPU).
 
-    cpu: the kind of CPU (`cpu_kinds`).
+    cpu: the name of the kind of CPU (`targets.CpuKind`).
     product: short name as in `targets` ('l4').  driver: the GPU driver's version, '580.65.06'.  cuda: the newest
     version that the driver supports, '13.0'.  memory_bytes: of the GPU.
     runtimes: versions by the distribution's name ('tensorrt-rtx'); a missing key is unknown.
@@ -106,14 +103,11 @@ class Machine:
         Empty if it has all; None where the kind of CPU is unknown.
         """
         if self.here:
-            return cpu_levels.find_missing_flags(level) or tuple(sorted(set(flags) - cpu_levels.machine_flags()))
+            return targets.find_missing_flags(level) or tuple(sorted(set(flags) - targets.machine_flags()))
         kind = kind_named(self.cpu) if self.cpu else None
         if kind is None:
             return None
-        if not kind.has_level(level):
-            return (level,)
-        has = kind.flags | (flags_of_level(kind.level) if kind.level in LEVELS else frozenset())
-        return tuple(sorted(set(flags) - has))
+        return tuple(sorted(set(flags) - kind.all_flags)) if kind.has_level(level) else (level,)
 
     def with_installed(self, requires: Iterable[Requirement]) -> "Machine":
         """This machine with the installed versions and libraries that `requires` names; another machine unchanged."""
@@ -137,14 +131,18 @@ class Machine:
 
     @classmethod
     def from_name(cls, name: str = AUTO) -> "Machine":
-        """The machine that a target's name stands for: `auto` is this one with its GPU, `cpu` is this one's CPU.
+        """The machine that a target's name stands for: `cpu` is this one's CPU; `auto` is this one with its GPU, and
+        the smallest memory where it has several GPUs.
 
         Raises UnknownNameError for a name of no target or of several, and for `auto` with GPUs of several generations.
         """
-        if name == AUTO:
-            return local_machine()
-        target = target_named(name)
-        return cpu_here() if target == CPU else cls.of(target)
+        if name != AUTO:
+            target = target_named(name)
+            return cpu_here() if target == CPU else cls.of(target)
+        if not (found := cuda.gpus()):
+            return cpu_here()
+        memory = min(gpu.memory_bytes for gpu in found)
+        return replace(gpu_here(found[0]), product=_target_of(found).product, memory_bytes=memory or None)
 
     def with_facts(
         self,
@@ -166,28 +164,14 @@ class Machine:
 
 
 def target_named(name: str) -> Target:
-    """The one target that a name stands for; `auto` is this machine's. Raises UnknownNameError for none or several."""
+    """The one target that a name stands for; `auto` is this machine's. Raises UnknownNameError for none or several, and
+    for `auto` with GPUs of several generations."""
     if name == AUTO:
-        return local_target()
+        return _target_of(cuda.gpus())
     found = parse_targets(name)
     if len(found) > 1:
         raise UnknownNameError(f"target {name!r} is several: {', '.join(t.name for t in found)}; name one")
     return found[0]
-
-
-def local_target() -> Target:
-    """This machine's target. Raises UnknownNameError when it has GPUs of several generations; name one then."""
-    return _target_of(cuda.gpus())
-
-
-def local_machine() -> Machine:
-    """This machine, with the smallest GPU memory where there are several GPUs. Raises UnknownNameError, as
-    `local_target`."""
-    found = cuda.gpus()
-    if not found:
-        return cpu_here()
-    memory = min(gpu.memory_bytes for gpu in found)
-    return replace(gpu_here(found[0]), product=_target_of(found).product, memory_bytes=memory or None)
 
 
 def cpu_here() -> Machine:
@@ -197,23 +181,21 @@ def cpu_here() -> Machine:
 
 def gpu_here(gpu: GpuDevice) -> Machine:
     """This machine, for engines that run on one of its GPUs."""
-    machine = replace(Machine.of(_target(gpu)), here=True)
-    memory = gpu.memory_bytes or None
+    machine, memory = replace(_machine_of(gpu), here=True), gpu.memory_bytes or None
     return machine.with_facts(driver=driver_version(), cuda=cuda.cuda_version(), memory_bytes=memory)
 
 
 def _target_of(found: tuple[GpuDevice, ...]) -> Target:
-    targets = {_target(gpu) for gpu in found}
+    targets = {_machine_of(gpu).target for gpu in found}
     if len({target.sm for target in targets}) > 1:
         names = ", ".join(sorted(target.sm for target in targets))
         raise UnknownNameError(f"this machine has GPUs of several generations: {names}; name one with --target")
     return min(targets, key=lambda target: target.name) if targets else CPU
 
 
-def _target(gpu: GpuDevice) -> Target:
-    """A GPU as a target; its product is known when its name is one that node labels use (spaces become '-')."""
-    product = product_of(gpu.compute_capability, gpu.name.strip().replace(" ", "-"))
-    return Target(product or "sm_{}{}".format(*gpu.compute_capability), gpu.compute_capability, product)
+def _machine_of(gpu: GpuDevice) -> Machine:
+    """A machine with this GPU; its product is known when its name is one that node labels use (spaces become '-')."""
+    return Machine(gpu.compute_capability, product_of(gpu.compute_capability, gpu.name.strip().replace(" ", "-")))
 
 
 def _find_installed_version(distribution: str) -> str | None:

@@ -1,20 +1,15 @@
-"""The microarchitecture levels of x86-64: which CPU flags ahead-of-time compiled code requires.
+"""What engines are built for: x86-64 levels, kinds of CPU and GPU generations, and the names that stand for them.
 
-The levels and their flags are the x86-64 psABI's ("Micro-Architecture Levels"); LLVM and GCC use the same names. Code
-compiled for a level runs on every CPU that has the level's flags, so missing flags are found before the code is loaded.
+Levels of x86-64 and their CPU flags are the psABI's ("Micro-Architecture Levels"); LLVM and GCC use the same names.
+Code compiled for a level runs on every CPU that has the level's flags, as /proc/cpuinfo spells them.
 
-Kinds of CPU: targets of their own, since one engine gives other numbers, at other speed, on each of them.
+Kinds of CPU are targets of their own, since the same engine gives other numbers, at other speed, on each of them. They
+differ in the arithmetic of integer kernels. On x86-64 without a dot-product instruction (VNNI), ONNX Runtime multiplies
+uint8 by int8 with VPMADDUBSW, which adds pairs of products in 16 bits and saturates (Intel SDM, "PMADDUBSW";
+onnxruntime's documentation, "Quantize ONNX Models", "When and why do I need to try U8U8?"). VNNI (VPDPBUSD), AMX
+(TDPBUSD) and Arm's kernels add in 32 bits.
 
-What divides them is the arithmetic that integer kernels use. On x86-64 without a dot-product instruction (VNNI), ONNX
-Runtime multiplies uint8 by int8 with VPMADDUBSW, which adds pairs of products in 16 bits and saturates (Intel SDM,
-"PMADDUBSW"; onnxruntime's documentation, "Quantize ONNX Models", "When and why do I need to try U8U8?"). VNNI
-(VPDPBUSD) and AMX (TDPBUSD) add in 32 bits. Arm's kernels do, too, with and without its dot products and i8mm.
-
-Levels of x86-64 are the psABI's (`cpu_levels`); the flags are those of /proc/cpuinfo. Standard library only.
-
-The known GPU generations: compute capability, names, products and node labels.
-
-Source: NVIDIA's CUDA GPU list (compute capabilities) and GPU feature discovery's node labels
+GPU generations: NVIDIA's CUDA GPU list (compute capabilities) and GPU feature discovery's node labels
 (`nvidia.com/gpu.compute.major`, `.minor`, `nvidia.com/gpu.product`). Never select nodes by the `family` label: it
 merges A100 with A10 and B200 with RTX PRO 6000.
 """
@@ -53,8 +48,9 @@ def find_missing_flags(level: str) -> tuple[str, ...]:
 
 
 def flags_of_level(level: str) -> frozenset[str]:
-    """All CPU flags that one of LEVELS requires, including those of the lower levels."""
-    return frozenset().union(*(_ADDED[name] for name in LEVELS[: LEVELS.index(level) + 1]))
+    """All CPU flags that one of LEVELS requires, with those of the lower levels; none for another architecture."""
+    count = LEVELS.index(level) + 1 if level in LEVELS else 0
+    return frozenset().union(*(_ADDED[name] for name in LEVELS[:count]))
 
 
 def host_level() -> str:
@@ -64,9 +60,7 @@ def host_level() -> str:
 
 def cpu_name() -> str:
     """The CPU's model name from /proc/cpuinfo, such as 'AMD EPYC'; its architecture where there is none."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
+    if (lines := _read_cpuinfo()) is None:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
@@ -74,11 +68,15 @@ def cpu_name() -> str:
 @cache
 def machine_flags() -> frozenset[str]:
     """This CPU's flags from /proc/cpuinfo ("flags" on x86, "Features" on Arm); empty without that file."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
+    lines = _read_cpuinfo() or []
     return frozenset(next((line for line in lines if line.startswith(("flags", "Features"))), "").split()[2:])
+
+
+def _read_cpuinfo() -> list[str] | None:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
 
 
 def level_of(request: BuildRequest) -> str:
@@ -87,7 +85,6 @@ def level_of(request: BuildRequest) -> str:
     return dict(request.toolchain).get("cpu", host_level()) if level == HOST else level
 
 
-THIS_MACHINE = "cpu"
 # The entry of an ONNX Runtime session that makes int8 exact where its kernels saturate, by uint8 weights
 # (onnxruntime_session_options_config_keys.h). It does so wherever it is set, and with VNNI it only costs speed.
 EXACT_SESSION = ("session.x64quantprecision", "1")
@@ -113,16 +110,16 @@ class CpuKind:
         """The architecture, as `platform.machine()` names it on Linux."""
         return "x86_64" if self.level in LEVELS else self.level
 
+    @property
+    def all_flags(self) -> frozenset[str]:
+        """The CPU flags of this kind, with those of its level."""
+        return self.flags | flags_of_level(self.level)
+
     def has_level(self, level: str) -> bool:
         """Whether this kind runs code that was compiled for a level of x86-64, or for another architecture."""
         if level not in LEVELS or self.level not in LEVELS:
             return level == self.level
         return flags_of_level(level) <= flags_of_level(self.level)
-
-    def is_in(self, machine: str, flags: frozenset[str]) -> bool:
-        """Whether a CPU of this architecture, with these flags, runs what is built for this kind."""
-        needed = self.flags | (flags_of_level(self.level) if self.level in LEVELS else frozenset())
-        return machine == self.machine and needed <= flags
 
 
 # From the general to the specific: a CPU is of the last kind whose flags it has.
@@ -138,7 +135,6 @@ KINDS: tuple[CpuKind, ...] = (
     CpuKind("arm64-i8mm", "aarch64", frozenset(["asimddp", "i8mm"])),
 )
 _BY_NAME = {name: kind for kind in KINDS for name in (kind.name, *kind.aliases)}
-_MACHINES = {"arm64": "aarch64", "AMD64": "x86_64"}
 
 
 def kind_named(name: str) -> CpuKind | None:
@@ -148,14 +144,19 @@ def kind_named(name: str) -> CpuKind | None:
 
 def this_kind() -> CpuKind:
     """The kind of this machine's CPU; a kind named after its architecture where none of `KINDS` matches."""
-    machine = _MACHINES.get(platform.machine(), platform.machine())
-    found = [kind for kind in KINDS if kind.is_in(machine, machine_flags())]
+    machine, flags = _architecture(), machine_flags()
+    found = [kind for kind in KINDS if machine == kind.machine and kind.all_flags <= flags]
     return found[-1] if found else CpuKind(machine, machine)
+
+
+def _architecture() -> str:
+    """This machine's architecture, as Linux names it."""
+    return {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
 
 
 def kind_of(target: Target) -> str:
     """The name of the kind of CPU that a CPU target stands for: `cpu` is this machine's."""
-    return this_kind().name if target.name == THIS_MACHINE else target.name
+    return this_kind().name if target.name == CPU.name else target.name
 
 
 def refusal(request: BuildRequest, title: str) -> str | None:
@@ -166,7 +167,7 @@ def refusal(request: BuildRequest, title: str) -> str | None:
     kind, level = kind_named(request.target.name), level_of(request)
     if kind is None:
         return None
-    if kind.machine != (here := _MACHINES.get(platform.machine(), platform.machine())):
+    if kind.machine != (here := _architecture()):
         return f"{title} compiles for {here} CPUs on this machine, not for {kind.name}; use onnxruntime, or build there"
     if not kind.has_level(level):
         return f"its option cpu is {level!r}, beyond {kind.name}; set backends.{request.backend}.cpu lower"
@@ -206,20 +207,11 @@ GENERATIONS: tuple[Generation, ...] = (
     Generation(
         (8, 0),
         "ampere",
-        {
-            "a100": (
-                "NVIDIA-A100-SXM4-40GB",
-                "NVIDIA-A100-SXM4-80GB",
-                "NVIDIA-A100-PCIE-40GB",
-                "NVIDIA-A100-80GB-PCIe",
-            ),
-        },
+        {"a100": ("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-PCIE-40GB", "NVIDIA-A100-80GB-PCIe")},
     ),
     Generation((8, 6), "ampere", {"a10": ("NVIDIA-A10",), "a10g": ("NVIDIA-A10G",), "a40": ("NVIDIA-A40",)}),
     Generation(
-        (8, 9),
-        "ada",
-        {"l4": ("NVIDIA-L4",), "l40s": ("NVIDIA-L40S",), "rtx4090": ("NVIDIA-GeForce-RTX-4090",)},
+        (8, 9), "ada", {"l4": ("NVIDIA-L4",), "l40s": ("NVIDIA-L40S",), "rtx4090": ("NVIDIA-GeForce-RTX-4090",)}
     ),
     Generation(
         (9, 0),
@@ -235,10 +227,7 @@ GENERATIONS: tuple[Generation, ...] = (
     Generation(
         (12, 0),
         "blackwell",
-        {
-            "rtxpro6000": ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",),
-            "rtx5090": ("NVIDIA-GeForce-RTX-5090",),
-        },
+        {"rtxpro6000": ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",), "rtx5090": ("NVIDIA-GeForce-RTX-5090",)},
     ),
     Generation((12, 1), "blackwell", {"gb10": ("NVIDIA-GB10",)}),
 )
@@ -269,10 +258,10 @@ def names() -> list[str]:
 
 @lru_cache(maxsize=256)
 def parse_targets(name: str) -> tuple[Target, ...]:
-    """Targets that a name stands for, in order of capability.
+    """The targets that a name stands for, in order of capability.
 
     `sm_89` (or `sm89`, `8.9`), a product (`l4`), a family (`ampere`: each of its capabilities), `cpu` (this machine's
-    kind of CPU), a kind of CPU (`x86-64-v3`, `avx512-vnni`, `arm64-dotprod`: `cpu_kinds.KINDS`), `gpu` (every
+    kind of CPU), a kind of CPU (`x86-64-v3`, `avx512-vnni`, `arm64-dotprod`: KINDS), `gpu` (every
     generation) or `all` (those and `cpu`). Raises UnknownNameError with the nearest known name.
     """
     key = name.strip().lower().replace(" ", "")
@@ -284,21 +273,13 @@ def parse_targets(name: str) -> tuple[Target, ...]:
     if key in ("gpu", "all"):
         gpus = tuple(Target(g.sm, g.compute_capability) for g in GENERATIONS)
         return gpus if key == "gpu" else (*gpus, CPU)
-    found = _by_capability(key) or _by_product(key) or _by_family(key)
+    sm = "sm_" + key.removeprefix("sm").lstrip("_").replace(".", "")
+    product = key.replace("-", "").replace("_", "")
+    found = (
+        [Target(g.sm, g.compute_capability) for g in GENERATIONS if g.sm == sm]
+        or [Target(product, g.compute_capability, product) for g in GENERATIONS if product in g.products]
+        or [Target(g.sm, g.compute_capability) for g in GENERATIONS if g.family == key]
+    )
     if not found:
         raise UnknownNameError(f"target {name!r} is not known; {suggest(key, names())}")
-    return found
-
-
-def _by_capability(key: str) -> tuple[Target, ...]:
-    bare = key.removeprefix("sm").lstrip("_").replace(".", "")
-    return tuple(Target(g.sm, g.compute_capability) for g in GENERATIONS if g.sm == f"sm_{bare}")
-
-
-def _by_product(key: str) -> tuple[Target, ...]:
-    wanted = key.replace("-", "").replace("_", "")
-    return tuple(Target(wanted, g.compute_capability, wanted) for g in GENERATIONS if wanted in g.products)
-
-
-def _by_family(key: str) -> tuple[Target, ...]:
-    return tuple(Target(g.sm, g.compute_capability) for g in GENERATIONS if g.family == key)
+    return tuple(found)

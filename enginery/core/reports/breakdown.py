@@ -1,4 +1,4 @@
-"""The part of a latency report that says where the time of a run goes. Standard library only, as `report` is."""
+"""The part of a latency report that says where the time of a run goes: costs, machine limits and times of nodes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,9 +1,7 @@
-"""The latency report of an engine: what was measured on one kind of machine, as it is kept beside a version.
+"""The latency report of an engine, kept beside a version, and the result of a paired benchmark of two engines.
 
 Plain values with the names of the format, which `enginery.core.codec` writes and reads. Times are in seconds. Standard
 library only: a registry reads reports without numpy.
-
-The result of a paired benchmark: two engines run alternately. Plain values; standard library only.
 """
 
 from collections.abc import Mapping
@@ -25,7 +23,7 @@ _ROUNDING_S = 0.03
 
 @dataclass(frozen=True)
 class MachineKind:
-    """A kind of machine, without its name. kind: of its CPU (`cpu_kinds`).  gpus: their products."""
+    """A kind of machine, without its name. kind: of its CPU (`hardware.targets.CpuKind`).  gpus: their products."""
 
     cpu: str
     kind: str
@@ -101,13 +99,13 @@ class BucketLatency:
     """The times measured at one input size. quantiles, mean_s, median_s and curve are those of `Session.run`.
 
     runtime: the median of the runtime's own call, without what `Session.run` does in Python; None where the session
-    does not give it.  process_medians_s: of each process, of the runtime where it is known.
-    first_s: the first run at this size, which is not among `runs`; median over processes.  discarded: of the runs, as
-    warm-up.  steady: whether what followed looked steady in every process.  memory_bytes: peak over the process before
-    it loaded the engine; of all buckets so far, in rising order.  device_bytes: in use on the engine's own device, by
-    everybody; None where it has none.  device_s: median of what the device itself is busy with a run, by its own
-    events; None where it tells nothing.  median_s: of the quantiles, or of a few runs, where it has no interval.
-    items_per_s: of one stream, by the median: runs that the machine holds up belong to the tail.
+    does not give it.  process_medians_s: of each process, of the runtime's call where it is known.
+    first_s: the first run at this size, which is not among `runs`; median over processes.  discarded: number of runs
+    left out as warm-up.  steady: whether the runs after them were steady in every process.  memory_bytes: peak memory
+    less that before the engine was loaded; over all buckets so far, in rising order.  device_bytes: memory in use on
+    the engine's own device, by all processes; None where it has none.  device_s: median seconds of a run on the device,
+    by its own events; None if unknown.  median_s: of the quantiles; where there were too few runs, of the curve.
+    items_per_s: of one stream, by the median: runs that the machine delayed belong to the tail.
     streams_items_per_s: of several streams at once, together.  curve: the distribution function as quantiles at equal
     steps from 0 to 1.
     """
@@ -152,9 +150,9 @@ class BucketLatency:
 @dataclass(frozen=True)
 class EngineLatency:
     """The latency of an engine: medians over `processes`. load_s: seconds from the engine's file, in the page cache, to
-    a session; the runtime's import took `import_s` before, where that is known.
+    a session, without importing the runtime.  import_s: seconds of that import, where known.
 
-    loaded_bytes: resident memory that loading took.  memory_resettable: whether the peak memory could be reset then.
+    loaded_bytes: resident memory that loading took.  memory_resettable: whether the peak memory could be reset after.
     """
 
     load_s: float

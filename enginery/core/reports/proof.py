@@ -1,18 +1,14 @@
-"""The distribution of an output's errors: quantiles and worst samples, as a report stores it.
+"""The validation report of an engine: checks, the distribution of errors, and the verdict. No numpy.
 
-One or two kilobytes of JSON, whatever the number of elements; `tally` measures it. No numpy, because reports are also
-read where nothing is measured.
-
-The validation report of an engine: checks and verdict. Only `approve` creates an `Approved`.
-
-A number that JSON cannot hold (NaN, an infinity) is written as the string 'nan', 'inf' or '-inf'.
+Only `approve` creates an `Approved`. A number that JSON cannot hold (NaN, an infinity) is written as the string 'nan',
+'inf' or '-inf'.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NoReturn, TypeVar
+from typing import Literal, NoReturn
 
 from enginery.core.codec import decode, encode_document
 from enginery.core.digest import digest_of
@@ -22,8 +18,8 @@ from enginery.core.text import pluralize
 
 @dataclass(frozen=True)
 class Worst:
-    """A sample with a large error. case, sample: its place.  index: of the element with the largest error.
-    expected, actual: the values of that element.
+    """A sample with a large error. case, sample: name of the golden case and index in it.  index: of the element with
+    the largest error.  expected, actual: the values of that element.
 
     sqnr_db: of the sample; NaN where it is not finite.  unequal: number of differing elements, of an integer output.
     """
@@ -52,7 +48,8 @@ class Worst:
 
 @dataclass(frozen=True)
 class Spread:
-    """The distribution of one output's errors at one stage (`joint`).
+    """The distribution of one output's errors at one stage (`joint`): one or two kilobytes of JSON for any number of
+    elements. `validation.metrics.tally` measures it.
 
     elements, samples: numbers over the golden cases.  equal: elements without any error.  nonfinite: elements left out
     of the quantiles.  abs_error: quantiles 0 to 100 % of |actual - expected|; empty for integer outputs.  sqnr_db:
@@ -69,23 +66,25 @@ class Spread:
     sqnr_db: tuple[float, ...]
     worst: tuple[Worst, ...]
 
-    @property
-    def rounded(self) -> "Spread":
-        """With four digits a number, and seven of single elements, as a report keeps it."""
-        errors, levels = (tuple(map(_round, values)) for values in (self.abs_error, self.sqnr_db))
-        return replace(self, abs_error=errors, sqnr_db=levels, worst=tuple(map(_round_worst, self.worst)))
+    def round_numbers(self) -> "Spread":
+        """The same with four significant digits a number, and seven of single elements, as a report keeps it."""
+        worst = (
+            replace(
+                item,
+                expected=_round(item.expected, 7),
+                actual=_round(item.actual, 7),
+                sqnr_db=None if item.sqnr_db is None else _round(item.sqnr_db, 7),
+            )
+            for item in self.worst
+        )
+        errors, levels = (tuple(_round(value, 4) for value in values) for values in (self.abs_error, self.sqnr_db))
+        return replace(self, abs_error=errors, sqnr_db=levels, worst=tuple(worst))
 
 
-def _round_worst(worst: Worst) -> Worst:
-    quality = None if worst.sqnr_db is None else _round(worst.sqnr_db, 7)
-    return replace(worst, expected=_round(worst.expected, 7), actual=_round(worst.actual, 7), sqnr_db=quality)
-
-
-def _round(value: float, digits: int = 4) -> float:
+def _round(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-T = TypeVar("T")
 Verdict = Literal["proven", "unproven", "failed"]
 # The check of `validation.data.overlap`, whose value is about the samples and not about a drift.
 OVERLAP = "calibration overlap"
@@ -108,15 +107,6 @@ class Check:
     limit: float | None
     passed: bool
     note: str = ""
-
-    def to_json(self) -> dict[str, object]:
-        """A JSON object that `from_json` reads back, without bare NaN."""
-        return encode_document(self)
-
-    @classmethod
-    def from_json(cls, data: object) -> "Check":
-        """Read what `to_json` wrote. Raises IntegrityError when it is something else."""
-        return _read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -158,7 +148,10 @@ class Report:
     @classmethod
     def from_json(cls, data: object) -> "Report":
         """Read what `to_json` wrote. Raises IntegrityError when it is something else."""
-        return _read(cls, data)
+        try:
+            return decode(data, cls)
+        except IntegrityError as error:
+            raise IntegrityError(f"{error}; validate the engine again") from None
 
 
 class Approved:
@@ -204,10 +197,3 @@ def describe(check: Check) -> str:
     note = f" ({check.note})" if check.note else ""
     where = f" of {check.output}" if check.output else ""
     return f"{check.joint} {check.name}{where} at {check.case}{value}{limit}{note}"
-
-
-def _read(kind: type[T], data: object) -> T:
-    try:
-        return decode(data, kind)
-    except IntegrityError as error:
-        raise IntegrityError(f"{error}; validate the engine again") from None

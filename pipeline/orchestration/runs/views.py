@@ -103,7 +103,7 @@ def view_run(run: RunState, at: datetime | None = None) -> RunView:
 
 def _is_driver_gone(run: RunState) -> bool:
     """Whether its driver's process was on this machine and is not there any more."""
-    return Presence(run.host, run.namespace, run.pid, run.began).gone
+    return Presence(run.host, run.namespace, run.pid, run.began).has_ended
 
 
 def _moment(stamp: str) -> datetime:

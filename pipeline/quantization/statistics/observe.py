@@ -25,7 +25,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from enginery.arrays import describe
+from enginery.arrays import describe_nonfinite
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, Tensors, TensorSpec
@@ -95,7 +95,7 @@ def observe(
     or lacks a named tensor.
     """
     loaded = onnx.load(model)
-    constants = [f"{name!r} holds {describe(array)}" for name, array in nonfinite_constants(loaded)]
+    constants = [f"{name!r} holds {describe_nonfinite(array)}" for name, array in nonfinite_constants(loaded)]
     graph = prepare_model(loaded)
     del loaded
     needed = tensors_to_measure(graph)

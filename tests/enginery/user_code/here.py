@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
-from enginery.user_code.channel import Channel
+from enginery.user_code.channel import MessageChannel
 from enginery.user_code.task import Task
 from pipeline.sources.user_process import UserProcess
 
@@ -18,13 +18,13 @@ def serve_here(task: Task) -> Iterator[UserProcess]:
     ours, theirs = socket.socketpair()
 
     def serve() -> None:
-        with Channel(theirs.detach()) as channel:
+        with MessageChannel(theirs.detach()) as channel:
             channel.receive(Task)[0].serve(channel)
 
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        with Channel(ours.detach()) as channel:
+        with MessageChannel(ours.detach()) as channel:
             yield UserProcess(channel, cast("subprocess.Popen[bytes]", None), task.what.file)
     finally:
         thread.join()

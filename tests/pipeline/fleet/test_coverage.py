@@ -16,7 +16,7 @@ from enginery.registry.versions import channels
 from enginery.registry.versions.lookup import load
 from pipeline.fleet import coverage
 from pipeline.fleet.catalog import SELFTEST, Catalog, Demand, Served, read_served, whole_registry
-from pipeline.fleet.coverage import Coverage, Judgement, list_coverage
+from pipeline.fleet.coverage import Coverage, list_coverage
 from pipeline.fleet.groups import Hardware, NodeGroup
 from pipeline.fleet.inventory import fleet_of_nodes
 from pipeline.orchestration.fleet import FleetSources, reconcile
@@ -200,9 +200,9 @@ def test_each_manifest_is_read_once_and_judged_once_for_each_kind_of_machine(
         reads[key] += 1
         return read(self, key)
 
-    def counted_judge(served: Served, machine: Machine, *rest: Any) -> Judgement:
-        judged[machine] += 1
-        return judge(served, machine, *rest)
+    def counted_judge(served: Served, group: NodeGroup, *rest: Any) -> Coverage:
+        judged[group.machine] += 1
+        return judge(served, group, *rest)
 
     monkeypatch.setattr(FileStore, "read", counted_read)
     monkeypatch.setattr(coverage, "judge", counted_judge)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from enginery.core.codec import decode
+from enginery.core.codec import decode, encode_document
 from enginery.core.reports.proof import Check, Report
 from tests.validation.page_data import joint_checks, version_report
 from validation.reporting.distributions import distributions
@@ -135,7 +135,7 @@ def test_the_least_version_renders():
 
 def test_a_failed_check_is_the_tightest_and_names_itself():
     report = bare()
-    broken = [check.to_json() for check in joint_checks("engine", 3.0, 22.0, passed=False)]
+    broken = [encode_document(check) for check in joint_checks("engine", 3.0, 22.0, passed=False)]
     report["reports"][0]["checks"] += broken
     shown = overview(report)
     assert shown.engines[0].tightest.value == 3.0
@@ -145,9 +145,9 @@ def test_a_failed_check_is_the_tightest_and_names_itself():
 @pytest.mark.parametrize("name", ["nonfinite", "max_abs", "contract finite"])
 def test_what_has_to_be_0_and_is_is_not_the_tightest_check(name):
     report = bare()
-    report["reports"][0]["checks"] = [Check("export", name, "y", "golden", 0.0, 0.0, True).to_json()]
+    report["reports"][0]["checks"] = [encode_document(Check("export", name, "y", "golden", 0.0, 0.0, True))]
     assert overview(report).engines[0].tightest is None
-    report["reports"][0]["checks"] += [Check("export", "cosine", "y", "golden", 1.0, 0.99, True).to_json()]
+    report["reports"][0]["checks"] += [encode_document(Check("export", "cosine", "y", "golden", 1.0, 0.99, True))]
     assert overview(report).engines[0].tightest.name == "cosine"
 
 
@@ -201,9 +201,11 @@ def test_the_joints_stand_side_by_side_and_name_where_the_drift_is():
 
 def test_a_failure_names_its_joint_and_comes_first():
     report = bare()
-    broken = [check.to_json() for check in joint_checks("engine", 3.0, 22.0, passed=False)]
+    broken = [encode_document(check) for check in joint_checks("engine", 3.0, 22.0, passed=False)]
     report["reports"][0]["checks"] += broken
-    report["reports"][1]["checks"].append(Check("engine", "runs", "", "all", None, None, False, "it died").to_json())
+    report["reports"][1]["checks"].append(
+        encode_document(Check("engine", "runs", "", "all", None, None, False, "it died"))
+    )
     rows = overview(report).beside
     assert [row.cause for row in rows[:2]] == ["fails at engine"] * 2 and rows[2].cause != "fails at engine"
     text = " ".join(Page(render(report)).text.split())
@@ -215,7 +217,7 @@ def test_a_broken_promise_leaves_nearness_green_and_shows_what_failed():
     report["reports"] = report["reports"][:1]
     promises = [("contract kl", 3.0, 0.01), ("contract seeds", 1e-4, 1e-3), ("contract batch size", 20.0, 80.0)]
     broken = [Check("engine", name, "logits", "golden", *numbers, False, "the graph's") for name, *numbers in promises]
-    report["reports"][0]["checks"] += [check.to_json() for check in broken]
+    report["reports"][0]["checks"] += [encode_document(check) for check in broken]
     (row,) = overview(report).beside
     assert row.cause == "fails at engine" and row.cells["engine"].shown.check.name == "contract kl"
     page = render(report)
@@ -266,7 +268,7 @@ def test_what_failed_has_the_command_that_does_it_again():
     assert (
         "enginery validate digits@14 --target cpu\nenginery attribute digits@14 --target cpu --precision fp32" in text
     )
-    report["reports"][0]["checks"].append(joint_checks("engine", 3.0, 22.0, passed=False)[3].to_json())
+    report["reports"][0]["checks"].append(encode_document(joint_checks("engine", 3.0, 22.0, passed=False)[3]))
     report["engines"][0] |= {"digest": None}
     assert "enginery build SPEC.yaml --target cpu --precision fp32 --backend onnxruntime" in render(report)
 

@@ -65,7 +65,7 @@ def test_arm_cpus_are_told_apart_too(monkeypatch):
 def test_the_flags_of_an_arm_cpu_are_read(tmp_path, monkeypatch):
     text = "processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd asimddp i8mm\n"
     monkeypatch.setattr(Path, "read_text", lambda self: text)
-    assert targets.cpu_levels.machine_flags.__wrapped__() == {"fp", "asimd", "asimddp", "i8mm"}
+    assert targets.machine_flags.__wrapped__() == {"fp", "asimd", "asimddp", "i8mm"}
 
 
 def test_code_for_a_level_runs_on_the_kinds_that_have_it():

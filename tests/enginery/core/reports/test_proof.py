@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from enginery.core.codec import decode, encode_document
 from enginery.core.errors import IntegrityError
 from enginery.core.reports.proof import Approved, Check, Report, Spread, Worst, approve, describe, judge
 
@@ -34,8 +35,8 @@ REPORT = Report(
 @given(st.none() | st.floats(), st.none() | st.floats())
 def test_checks_survive_json_without_bare_nan(value, limit):
     check = replace(GOOD, value=value, limit=limit)
-    text = json.dumps(check.to_json(), allow_nan=False)
-    back = Check.from_json(json.loads(text))
+    text = json.dumps(encode_document(check), allow_nan=False)
+    back = decode(json.loads(text), Check)
     for one, other in ((back.value, value), (back.limit, limit)):
         assert one == other or (math.isnan(one) and math.isnan(other))
 

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from builders.backends import discovery
+from enginery.core.codec import decode, encode_document
 from enginery.core.hardware.targets import CPU, parse_targets
 from enginery.core.reports.proof import Check, judge
 from enginery.core.types import BuildRequest
@@ -102,7 +103,7 @@ def test_what_goes_wrong_between_calls_fails_the_proof_by_the_check_that_is_mean
     assert told in found.note and found.case.startswith("call ")
     verdict, reason = judge(checks)
     assert verdict == "failed" and reason.startswith(f"engine {name} at call ")
-    assert Check.from_json(found.to_json()) == found
+    assert decode(encode_document(found), Check) == found
 
 
 def test_a_golden_set_that_fails_is_not_followed_by_sizes_and_no_calls_are_made_where_the_spec_asks_for_none(
