@@ -44,8 +44,7 @@ from enginery.registry.trust import require
 from enginery.registry.trust.policy import VARIABLE, TrustPolicy
 from enginery.registry.trust.requirement import UntrustedError
 from enginery.registry.versions import lookup
-from enginery.registry.versions.channels import names
-from enginery.registry.versions.lookup import Located
+from enginery.registry.versions.lookup import Located, channel_names
 
 CURRENT = "current"
 _LOCK = ".enginery-watch.lock"
@@ -162,7 +161,7 @@ class ChannelWatcher:
         channel = str(self._reference.channel)
         data, tag = store.read_if_changed(channel_key(self._reference.model, channel), self._tag)
         if not tag:
-            known = ", ".join(names(store, self._reference.model)) or "none"
+            known = ", ".join(channel_names(store, self._reference.model)) or "none"
             raise UnknownNameError(f"there is no channel {self._reference.model}:{channel}; there are: {known}")
         if data is not None or self._served is None:
             self._served, whole = self._serve(store)

@@ -22,8 +22,8 @@ from enginery.registry.manifest import Manifest, parse
 from enginery.registry.records import read_record
 from enginery.registry.store.base import Store, place_of
 from enginery.registry.store.layout import BLOBS, MODELS, RECORDS, RUNS, TIMING, manifest_key, pin_key, pins_prefix
-from enginery.registry.versions import channels
-from enginery.registry.versions.channels import Channel
+from enginery.registry.versions import lookup
+from enginery.registry.versions.lookup import Channel
 
 _AT_ONCE = 16
 Version = tuple[str, str]
@@ -83,7 +83,7 @@ def find_kept_versions(store: Store, known: RegistryInventory, rules: Rules) -> 
             case [model, "pins", name] if name.endswith(".json"):
                 reasons.setdefault((model, name.removesuffix(".json")), []).append("pinned")
             case [model, "channels", name] if name.endswith(".json"):
-                channel = channels.read(store, model, name.removesuffix(".json"))
+                channel = lookup.read_channel(store, model, name.removesuffix(".json"))
                 for version in find_served_versions(channel, rules.moves) if channel else ():
                     reasons.setdefault((model, version), []).append(f"channel {name.removesuffix('.json')}")
     there = set(known.versions)

@@ -27,7 +27,7 @@ from enginery.registry.store.base import Store
 from enginery.registry.store.files import BlobDigest, new_blake3_hasher
 from enginery.registry.store.layout import BLOBS, LEASES, MODELS, RECORDS, blob_key, lease_key, registered_key
 from enginery.registry.trust.requirement import find_misplaced
-from enginery.registry.versions import channels, policies
+from enginery.registry.versions import lookup, policies
 from enginery.registry.versions import lookup as versions
 
 FAULTS = ("missing", "corrupt", "size", "blake3", "edited", "misplaced", "dangling", "signature")
@@ -122,7 +122,7 @@ def _check_model(found: _Findings, model: str) -> None:
         except IntegrityError as error:
             found.add("edited", f"{model}@{version}", str(error))
             found.unread = True
-    for name in channels.names(found.store, model):
+    for name in lookup.channel_names(found.store, model):
         try:
             versions.locate(found.store, Reference(model, channel=name))
             _take_canaries(found, model, name)
@@ -132,7 +132,7 @@ def _check_model(found: _Findings, model: str) -> None:
 
 def _take_canaries(found: _Findings, model: str, name: str) -> None:
     """The reports that spoke for a channel's moves are evidence, and kept."""
-    channel = channels.read(found.store, model, name)
+    channel = lookup.read_channel(found.store, model, name)
     for move in channel.history if channel else ():
         for digest in move.canary:
             found.needed.setdefault(digest, []).append(f"{model}:{name} canary report of the move to {move.version}")

@@ -14,7 +14,7 @@ import click
 
 from enginery.core.text import visible_json
 from enginery.core.types import PRECISIONS
-from enginery.registry import DEFAULT_REGISTRY
+from enginery.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
@@ -241,9 +241,9 @@ def emit_json(value: object) -> None:
 def say(text: str) -> None:
     """Progress and remarks, on stderr, so that stdout holds only the result."""
     if log_format() == "json":
-        from pipeline.progress.json_lines import JsonLines
+        from pipeline.progress.json_lines import format_line
 
-        JsonLines().tell("remark", message=text)
+        click.echo(format_line("remark", message=text), err=True)
     else:
         echo(text, err=True)
 

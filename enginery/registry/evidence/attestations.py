@@ -16,7 +16,7 @@ from enginery.core.parsing import Malformed
 from enginery.core.types import CPU_KIND
 from enginery.registry.manifest import EngineEntry, Manifest, Status
 from enginery.registry.store.base import Store
-from enginery.registry.store.layout import attestation_key, attestations_prefix
+from enginery.registry.store.layout import attestation_key, evidence_prefix
 
 if TYPE_CHECKING:
     from enginery.core.reports.proof import Report
@@ -103,7 +103,7 @@ def attestations(store: Store, manifest: Manifest) -> Iterator[Attestation]:
 
 def attestation_documents(store: Store, manifest: Manifest) -> Iterator[tuple[Attestation, bytes]]:
     """All attestations of a version with their bytes. Raises IntegrityError for a damaged one."""
-    prefix = attestations_prefix(manifest.model, manifest.version)
+    prefix = evidence_prefix("attestations", manifest.model, manifest.version)
     for key in store.list(prefix):
         engine, _, name = key.removeprefix(prefix).partition("/")
         try:

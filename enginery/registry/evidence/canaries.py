@@ -18,7 +18,7 @@ from enginery.core.requirements import hardware_of
 from enginery.core.types import Target
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
-from enginery.registry.store.layout import canaries_prefix, canary_key
+from enginery.registry.store.layout import canary_key, evidence_prefix
 
 FORMAT = 1
 MAX_BYTES = 1 << 16
@@ -87,7 +87,7 @@ def canaries(store: Store, manifest: Manifest) -> list[CanaryVerdict]:
 
 
 def _all(store: Store, manifest: Manifest) -> Iterator[CanaryVerdict]:
-    for key in store.list(canaries_prefix(manifest.model, manifest.version)):
+    for key in store.list(evidence_prefix("canaries", manifest.model, manifest.version)):
         try:
             found = _read(store.read(key) or b"")
             if canary_key(manifest.model, manifest.version, found.target, found.report) != key:

@@ -20,7 +20,7 @@ from enginery.core.parsing import Malformed
 from enginery.core.reports.latency import FORMAT, BucketLatency, LatencyReport, MachineKind
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
-from enginery.registry.store.layout import latencies_prefix, latency_key
+from enginery.registry.store.layout import evidence_prefix, latency_key
 
 MAX_BYTES = 16 << 20
 
@@ -61,7 +61,7 @@ def latencies(store: Store, manifest: Manifest) -> dict[str, list[LatencyReport]
 
 def latency_reports(store: Store, manifest: Manifest) -> Iterator[LatencyReport]:
     """All latency reports of a version. Raises IntegrityError for a damaged one."""
-    prefix = latencies_prefix(manifest.model, manifest.version)
+    prefix = evidence_prefix("latency", manifest.model, manifest.version)
     for key in store.list(prefix):
         engine, _, name = key.removeprefix(prefix).partition("/")
         data = store.read(key) or b""

@@ -1,20 +1,92 @@
-"""Finds models, versions and what a reference resolves to."""
+"""Finds models, versions and channels, and resolves a reference to a version's manifest."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
 
+from enginery.core import parsing
 from enginery.core.errors import IntegrityError, UnknownNameError
 from enginery.core.names import STABLE, Reference, is_name, version_order
+from enginery.core.parsing import Malformed
 from enginery.core.text import suggest
 from enginery.registry.manifest import Manifest, parse
 from enginery.registry.store.base import Store, place_of
-from enginery.registry.store.layout import MANIFEST, MODELS, manifest_key, versions_prefix
-from enginery.registry.versions import channels
-from enginery.registry.versions.channels import Channel
+from enginery.registry.store.layout import (
+    MANIFEST,
+    MODELS,
+    channel_key,
+    channels_prefix,
+    manifest_key,
+    versions_prefix,
+)
 
 DEFAULT_CHANNELS = (STABLE, "candidate")
-# Requests on their way at once, for a registry that is far away.
+CHANNEL_MAX_BYTES = 16 << 20
+# Concurrent requests to a remote registry.
 _AT_ONCE = 16
+
+Action = Literal["promote", "rollback"]
+
+
+@dataclass(frozen=True)
+class Move:
+    """One entry of a channel's history: the version, when (ISO 8601, UTC), by whom and why.
+
+    manifest: digest of the version's manifest.  canary: digests of the canary reports that it was promoted with, which
+    are blobs of the registry.
+    """
+
+    version: str
+    manifest: str
+    at: str
+    by: str = ""
+    why: str = ""
+    proven_only: bool = False
+    action: Action = "promote"
+    canary: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """The move as it is stored."""
+        return {**asdict(self), "canary": list(self.canary)}
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A name such as `stable` that points at one version, with its whole history; the last move is the current one."""
+
+    model: str
+    name: str
+    history: tuple[Move, ...]
+
+    @property
+    def version(self) -> str:
+        """The version it serves."""
+        return self.history[-1].version
+
+    @property
+    def manifest(self) -> str:
+        """Digest of that version's manifest."""
+        return self.history[-1].manifest
+
+    @property
+    def proven_only(self) -> bool:
+        """Whether it serves only proven engines."""
+        return self.history[-1].proven_only
+
+    def active_promotions(self) -> list[Move]:
+        """The promotions that were not rolled back, oldest first; a rollback returns to the last but one."""
+        active: list[Move] = []
+        for move in self.history:
+            if move.action == "promote":
+                active.append(move)
+            else:
+                del active[-1:]
+        return active
+
+    def to_json(self) -> dict[str, object]:
+        """The document as it is stored."""
+        history = [move.to_json() for move in self.history]
+        return {"version": self.version, "manifest": self.manifest, "history": history}
 
 
 @dataclass(frozen=True)
@@ -92,15 +164,61 @@ def versions(store: Store, model: str) -> list[str]:
     return sorted(complete, key=version_order)
 
 
+def channel_names(store: Store, model: str) -> list[str]:
+    """The names of a model's channels, sorted."""
+    found = (name.removesuffix(".json") for name in store.children(channels_prefix(model)) if name.endswith(".json"))
+    return [name for name in found if is_name(name)]
+
+
+def read_channel(store: Store, model: str, name: str) -> Channel | None:
+    """Read a channel; None if it does not exist. Raises IntegrityError if it cannot be read."""
+    return parse_channel_document(store, store.read(channel_key(model, name)), model, name)
+
+
+def parse_channel_document(store: Store, data: bytes | None, model: str, name: str) -> Channel | None:
+    """A channel from its document's bytes; None for no document. Raises IntegrityError with the document's place."""
+    if data is None:
+        return None
+    try:
+        document = parsing.parse_json(data, CHANNEL_MAX_BYTES)
+        channel = Channel(model, name, parsing.field(document, "history", parsing.many(_read_move)))
+        if not channel.history or channel.to_json() != document:
+            raise Malformed("its history does not lead to where it points: it was edited by hand")
+    except Malformed as error:
+        place = place_of(store, channel_key(model, name))
+        remedy = "restore it from a copy, or delete this file and promote a version again; its history is then gone"
+        raise IntegrityError(f"channel {model}:{name} ({place}): {error}; {remedy}") from error
+    return channel
+
+
+def _read_move(value: object, path: str) -> Move:
+    data = parsing.mapping(value, path)
+    return Move(
+        version=parsing.field(data, "version", parsing.name, path),
+        manifest=parsing.field(data, "manifest", parsing.digest, path),
+        at=parsing.field(data, "at", parsing.text, path),
+        by=parsing.field(data, "by", parsing.text, path),
+        why=parsing.field(data, "why", parsing.text, path),
+        proven_only=parsing.field(data, "proven_only", parsing.truth, path),
+        action=parsing.field(data, "action", parsing.one_of(*get_args(Action)), path),
+        canary=parsing.field(data, "canary", parsing.many(parsing.digest), path),
+    )
+
+
 def load(store: Store, model: str, version: str) -> Manifest:
     """Read a version's manifest. Raises UnknownNameError if there is none, IntegrityError if it is damaged."""
-    data = store.read(manifest_key(model, version))
-    if data is None:
-        known = versions(store, model)
-        if not known:
-            raise _unknown("model", model, models(store), store)
-        raise _unknown(f"version of {model}", version, known, store)
-    return parse(data, model=model, version=version, place=place_of(store, manifest_key(model, version)))
+    if manifest := load_if_there(store, model, version):
+        return manifest
+    if known := versions(store, model):
+        raise _unknown(store, f"version of {model}", version, known)
+    raise _unknown(store, "model", model, models(store))
+
+
+def load_if_there(store: Store, model: str, version: str) -> Manifest | None:
+    """Read a version's manifest; None if there is none. Raises IntegrityError if it is damaged."""
+    key = manifest_key(model, version)
+    data = store.read(key)
+    return None if data is None else parse(data, model=model, version=version, place=place_of(store, key))
 
 
 def locate(store: Store, reference: Reference) -> Located:
@@ -113,14 +231,14 @@ def locate(store: Store, reference: Reference) -> Located:
     if reference.version is not None:
         return Located(reference, load(store, model, reference.version))
     for name in (reference.channel,) if reference.channel else DEFAULT_CHANNELS:
-        if channel := channels.read(store, model, name):
+        if channel := read_channel(store, model, name):
             return Located(reference, _load_served(store, channel), channel)
+    known = versions(store, model)
+    if not known:
+        raise _unknown(store, "model", model, models(store))
     if reference.channel:
-        raise _no_channel(store, reference)
-    newest = versions(store, model)[-1:] or [""]
-    if not newest[0]:
-        raise _unknown("model", model, models(store), store)
-    return Located(reference, load(store, model, newest[0]))
+        raise _unknown(store, f"channel of {model}", reference.channel, channel_names(store, model))
+    return Located(reference, load(store, model, known[-1]))
 
 
 def _load_served(store: Store, channel: Channel) -> Manifest:
@@ -139,14 +257,6 @@ def _load_served(store: Store, channel: Channel) -> Manifest:
     return manifest
 
 
-def _no_channel(store: Store, reference: Reference) -> UnknownNameError:
-    if not versions(store, reference.model):
-        return _unknown("model", reference.model, models(store), store)
-    return _unknown(
-        f"channel of {reference.model}", str(reference.channel), channels.names(store, reference.model), store
-    )
-
-
-def _unknown(kind: str, name: str, known: list[str], store: Store) -> UnknownNameError:
+def _unknown(store: Store, kind: str, name: str, known: list[str]) -> UnknownNameError:
     known_text = f"known: {', '.join(known[-10:])}" if known else "there is none yet; `enginery build` publishes one"
     return UnknownNameError(f"no {kind} {name!r} in {store.uri}; {suggest(name, known, known_text)}")

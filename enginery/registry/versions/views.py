@@ -1,7 +1,4 @@
-"""The data that `enginery list` and `enginery show` print.
-
-A channel's history for audits: who moved it, when, why, and on what evidence.
-"""
+"""The data that `enginery list`, `enginery show` and `enginery history` print."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +15,8 @@ from enginery.registry.evidence.latencies import latencies
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import page_key
-from enginery.registry.versions import channels, lookup
-from enginery.registry.versions import lookup as versions
+from enginery.registry.versions import lookup
+from enginery.registry.versions.lookup import Move, channel_names, read_channel
 
 if TYPE_CHECKING:
     from enginery.core.reports.latency import LatencyReport
@@ -93,7 +90,7 @@ def list_models(store: Store, *, limit: int | None = None, after: str | None = N
 
     limit: the largest number of models.  after: only models after this name, for paging.
     """
-    found = versions.catalogue(store) if limit is None else versions.page(store, limit, after)
+    found = lookup.catalogue(store) if limit is None else lookup.page(store, limit, after)
     found = [listed for listed in found if after is None or listed.model > after]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         pointing = pool.map(lambda listed: _read_pointers(store, listed.model, listed.channels), found)
@@ -112,10 +109,10 @@ def list_versions(
     after: only versions newer than this one, of which `limit` takes the oldest, for paging forward.
     Raises UnknownNameError for an unknown model.
     """
-    known = versions.versions(store, model)
+    known = lookup.versions(store, model)
     if not known:
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginery list` shows what there is")
-    pointing = _channels(store, model)
+    pointing = _read_pointers(store, model, channel_names(store, model))
     found = [version for version in known if before is None or version_order(version) < version_order(before)]
     found = [version for version in found if after is None or version_order(version) > version_order(after)]
     count = len(found) if limit is None else limit
@@ -126,9 +123,9 @@ def list_versions(
 
 def show_version(store: Store, reference: Reference) -> VersionStatus:
     """Everything that the registry has about one version. Raises UnknownNameError, and IntegrityError for damage."""
-    manifest = versions.locate(store, reference).manifest
+    manifest = lookup.locate(store, reference).manifest
     key = page_key(manifest.model, manifest.version)
-    pointing = _channels(store, manifest.model)
+    pointing = _read_pointers(store, manifest.model, channel_names(store, manifest.model))
     return VersionStatus(
         manifest,
         judge_entries(store, manifest),
@@ -148,22 +145,18 @@ def _exists(store: Store, key: str) -> bool:
 def _listed_version(store: Store, model: str, version: str, pointing: dict[str, str]) -> ListedVersion:
     here = {name: version for name, target in pointing.items() if target == version}
     try:
-        manifest = versions.load(store, model, version)
+        manifest = lookup.load(store, model, version)
         statuses = Counter(entry.status for entry in judge_entries(store, manifest))
     except IntegrityError as error:
         return ListedVersion(model, version, None, {}, here, str(error))
     return ListedVersion(model, version, manifest.created_at, dict(sorted(statuses.items())), here)
 
 
-def _channels(store: Store, model: str) -> dict[str, str]:
-    return _read_pointers(store, model, channels.names(store, model))
-
-
 def _read_pointers(store: Store, model: str, names: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in names:
         try:
-            channel = channels.read(store, model, name)
+            channel = read_channel(store, model, name)
         except IntegrityError:
             found[name] = UNREADABLE
         else:
@@ -179,7 +172,7 @@ class ChannelMove:
     """
 
     channel: str
-    move: channels.Move
+    move: Move
     report: str | None
 
     def to_json(self) -> dict[str, object]:
@@ -194,10 +187,10 @@ def history(store: Store, reference: Reference, limit: int | None = None) -> lis
     """
     if reference.version is not None:
         raise UnknownNameError(f"only channels have a history; {str(reference)!r} is a version: give {reference.model}")
-    names = [reference.channel] if reference.channel else channels.names(store, reference.model)
-    found = [channel for name in names if (channel := channels.read(store, reference.model, name))]
+    names = [reference.channel] if reference.channel else channel_names(store, reference.model)
+    found = [channel for name in names if (channel := read_channel(store, reference.model, name))]
     if not found:
-        known = ", ".join(channels.names(store, reference.model)) or "none"
+        known = ", ".join(channel_names(store, reference.model)) or "none"
         raise UnknownNameError(f"no channel {str(reference)!r} in {store.uri}; channels of {reference.model}: {known}")
     reports: dict[str, str | None] = {}
     rows = []
@@ -210,7 +203,7 @@ def history(store: Store, reference: Reference, limit: int | None = None) -> lis
     return sorted(rows, key=lambda row: row.move.at)
 
 
-def _report(store: Store, model: str, move: channels.Move) -> str | None:
+def _report(store: Store, model: str, move: Move) -> str | None:
     try:
         manifest = lookup.load(store, model, move.version)
     except (UnknownNameError, IntegrityError):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from enginery.core.reports.latency import LatencyReport
     from enginery.registry.verification import Verification
-    from enginery.registry.versions.channels import Channel
+    from enginery.registry.versions.lookup import Channel
     from enginery.registry.versions.policies import CanaryPass
 
 
