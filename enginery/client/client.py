@@ -6,8 +6,12 @@
 
     client = enginery.Client("s3://models/registry", policy=enginery.Policy(proven_only=True))
     answer = client.resolve("digits:stable")                  # what fits, best first; why not the others
-    pulled = client.pull("digits:stable", "engines/")         # verified, by this machine's cache
+    pulled = client.pull("digits:stable", "engines/")         # verified, through this machine's cache
     client.watch("digits:stable", "engines/", hook=enginery.Command("systemctl reload server"))
+
+A pull goes through these modules: `client` -> `pull` (which version and engine, its files), which asks
+`registry.versions.lookup` (the manifest) and `resolve` (the ranking) -> `fetch` (one blob) -> `registry.store` (cache,
+download, a folder or S3).
 
 Imports the standard library alone (boto3 for s3://, when the registry is opened): see docs/guides/client.md.
 """

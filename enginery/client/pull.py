@@ -1,7 +1,7 @@
-"""Pulling: from a reference and a target to a verified engine on disk, with what a server needs to load it beside it.
+"""From a reference and a machine to a verified engine on disk, with a JSON description for the server that loads it.
 
-The engine lands first and its description last; each appears whole or not at all, and the description names the digest
-of the engine it is about. So a server that waits for the description never loads a half engine.
+The engine is written first and its description last; each appears whole or not at all, and the description names the
+engine's digest. So a server that waits for the description never loads an incomplete engine.
 """
 
 import json
@@ -122,57 +122,45 @@ def bring(
 ) -> Pulled:
     """Download the chosen engine into the folder `dest`, verified, with a JSON description beside it.
 
+    An engine without weights of its own gets the model that holds them beside it, before the engine itself.
     fetcher: None uses this machine's cache, without progress. Raises IntegrityError for other bytes than were
     published, UnavailableError when registry or disk are out of reach.
     """
-    engine = resolution.chosen
-    stem = _stem(located, engine)
-    path, description = dest / f"{stem}{engine.suffix}", dest / f"{stem}.json"
-    digest = str(engine.digest)
-    expected = choose_digest(digest, located.manifest.blake3.get(digest))
+    engine, manifest = resolution.chosen, located.manifest
     fetcher = fetcher or BlobFetcher.for_store(store)
-    weights = _bring_weights(store, located.manifest, engine, dest, fetcher)
-    origin = fetcher.fetch(store, expected, engine.size_bytes or 0, path)
-    data = description_of(located, engine)
+
+    def fetch(digest: str, size_bytes: int, path: Path) -> Origin:
+        return fetcher.fetch(store, choose_digest(digest, manifest.blake3.get(digest)), size_bytes, path)
+
+    weights = dest / name if (name := _weights_name(manifest, engine)) else None
+    if weights is not None:
+        fetch(str(engine.graph), store.size(str(engine.graph)), weights)
+    stem = stem_of(manifest, engine)
+    path, description = dest / f"{stem}{engine.suffix}", dest / f"{stem}.json"
+    origin = fetch(str(engine.digest), engine.size_bytes or 0, path)
+    data = _description_of(located, engine)
     if origin != "there" or not description.is_file() or description.read_bytes() != data:
         write_whole(description, data)
     return Pulled(path, description, located, resolution, origin, weights)
 
 
-def _bring_weights(
-    store: Store, manifest: Manifest, engine: EngineEntry, dest: Path, fetcher: BlobFetcher
-) -> Path | None:
-    """The model that an engine without weights of its own takes them from, before the engine itself is there."""
-    name = _weights_name(manifest, engine)
-    if name is None:
-        return None
-    graph = str(engine.graph)
-    fetcher.fetch(store, choose_digest(graph, manifest.blake3.get(graph)), store.size(graph), dest / name)
-    return dest / name
+def folder_name(located: Located, engine: EngineEntry) -> str:
+    """The name of the folder of an engine, unique by the digest of its description."""
+    return f"{located.manifest.version}-{digest_of_bytes(_description_of(located, engine))[:16]}"
+
+
+def stem_of(manifest: Manifest, engine: EngineEntry) -> str:
+    """The file name of an engine and its description, without the suffix."""
+    return f"{manifest.model}-{manifest.version}-{engine.target}-{engine.precision}"
 
 
 def _weights_name(manifest: Manifest, engine: EngineEntry) -> str | None:
     return f"{stem_of(manifest, engine)}.weights.onnx" if engine.is_stripped else None
 
 
-def description_of(located: Located, engine: EngineEntry) -> bytes:
-    """The JSON description of an engine, as bytes."""
-    found = describe(located, engine, f"{_stem(located, engine)}{engine.suffix}")
+def _description_of(located: Located, engine: EngineEntry) -> bytes:
+    found = describe(located, engine, f"{stem_of(located.manifest, engine)}{engine.suffix}")
     return (json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def folder_name(located: Located, engine: EngineEntry) -> str:
-    """The name of the folder of an engine, unique by the digest of its description."""
-    return f"{located.manifest.version}-{digest_of_bytes(description_of(located, engine))[:16]}"
-
-
-def _stem(located: Located, engine: EngineEntry) -> str:
-    return stem_of(located.manifest, engine)
-
-
-def stem_of(manifest: Manifest, engine: EngineEntry) -> str:
-    """The file name of an engine and its description, without the suffix."""
-    return f"{manifest.model}-{manifest.version}-{engine.target}-{engine.precision}"
 
 
 def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, object]:
