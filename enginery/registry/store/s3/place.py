@@ -1,7 +1,7 @@
-"""Which bucket, where and how: an `s3://bucket/prefix?option=value` URI as a value.
+"""The place of a registry in a bucket: an `s3://bucket/prefix?option=value` URI as a value.
 
-The options are those that every machine of a run must agree on, so they travel in the URI: build workers open the same
-place. Credentials never do; each machine has its own, in the usual AWS ways.
+The options are those that all machines of a run must agree on, so that build workers open the same place. Credentials
+are never part of the URI; each machine has its own, in the usual AWS ways.
 """
 
 import os
@@ -54,7 +54,7 @@ class S3Location:
         return f"{self.prefix}/{key}" if self.prefix else key
 
     def encryption(self) -> dict[str, str]:
-        """What a write asks for."""
+        """The encryption parameters of a write request."""
         asked = {"ServerSideEncryption": self.sse, "SSEKMSKeyId": self.kms_key}
         return {name: value for name, value in asked.items() if value}
 
