@@ -313,7 +313,7 @@ def read_requirement(value: object, path: str) -> Requirement:
 
 
 def request_of(entry: EngineEntry) -> BuildRequest:
-    """The build request that an engine was built from. Raises IntegrityError if it does not have the entry's build key."""
+    """The build request that an engine was built from. Raises IntegrityError if it has another build key."""
     request = make_request(entry)
     if request.key != entry.build_key:
         raise IntegrityError(f"{entry.unit}: its build key is {entry.build_key}, its fields give {request.key}")

@@ -11,8 +11,8 @@
       - {models: "digits*", signers: [release, ci], needed: 2, min_version: "12"}
       - {models: "scratch-*", required: false}
 
-A model that no rule matches is refused: write a rule for `*` to say otherwise. The schema is closed: a key that is not
-known is an error, since a policy with a misspelt key would protect less than it seems to.
+A model that no rule matches is refused; a rule for `*` matches all. An unknown key is an error, since a policy with a
+misspelt key would protect less than it seems to.
 """
 
 import fnmatch
@@ -39,6 +39,7 @@ MOST_SIGNERS = 100
 MOST_RULES = 1000
 
 _GLOB = re.compile(r"[a-z0-9._*?\[\]!-]{1,128}")
+_RULE = {"models", "signers", "required", "needed", "min_version"}
 _EVENTS = 100_000
 _DEPTH = 16
 
@@ -100,7 +101,7 @@ def public_key(path: Path) -> KeySigner:
 
 
 def _plain(data: bytes) -> object:
-    """YAML without aliases, tags, duplicate keys or deep nesting: what JSON could say too."""
+    """The document in YAML bytes. Raises Malformed for what JSON cannot say, and for duplicate keys and deep nesting."""
     import yaml
 
     try:
@@ -143,9 +144,6 @@ def _policy(document: object, path: Path) -> TrustPolicy:
     signers = {_text(name, "signers"): _signer(str(name), value, path.parent) for name, value in named.items()}
     _refuse_twins(signers)
     return TrustPolicy(tuple(_rule(rule, f"rules[{i}]", signers) for i, rule in enumerate(rules)), str(path))
-
-
-_RULE = {"models", "signers", "required", "needed", "min_version"}
 
 
 def _rule(data: Mapping[str, object], where: str, signers: Mapping[str, Signer]) -> Rule:
@@ -192,7 +190,7 @@ def _signer(name: str, value: object, folder: Path) -> Signer:
 
 
 def _refuse_twins(signers: Mapping[str, Signer]) -> None:
-    """One key under two names would count as two signers."""
+    """Raise Malformed for a key under two names, which would count as two signers."""
     seen: dict[object, str] = {}
     for name, signer in signers.items():
         what = signer.key_id if isinstance(signer, KeySigner) else signer.identity
