@@ -1,12 +1,8 @@
-"""Finds what is kept: versions by rule, and every blob that one of their documents names.
+"""What garbage collection keeps, and what is garbage: versions by rule and by pin, and blobs by reference.
 
 Any 64 hexadecimal digits in a document of a kept version count as a digest, whatever the field, so that blobs of
 documents that a later release adds beside a manifest (a signature, a bill of materials) are kept, too. A blob kept
 needlessly costs space; one deleted wrongly costs an engine.
-
-Finds garbage: versions that no rule keeps, remains of versions, and blobs that nothing kept refers to.
-
-Pins: versions that garbage collection never deletes, whatever their age and channels.
 """
 
 from collections.abc import Iterable, Iterator
@@ -113,16 +109,13 @@ def find_needed_digests(
         for key, data in zip(documents, pool.map(store.read, documents), strict=True):
             if data is not None:
                 if key in manifests and not damaged:
-                    _check(place_of(store, key), data, manifests[key])
+                    model, version = manifests[key]
+                    try:
+                        parse(data, model=model, version=version, place=place_of(store, key))
+                    except IntegrityError as error:
+                        raise IntegrityError(f"{error}; nothing is collected while it is there") from error
                 named.update(digests_in(data))
     return named
-
-
-def _check(place: str, data: bytes, version: Version) -> None:
-    try:
-        parse(data, model=version[0], version=version[1], place=place)
-    except IntegrityError as error:
-        raise IntegrityError(f"{error}; nothing is collected while it is there") from error
 
 
 def _newest(versions: list[str], count: int) -> set[str]:
@@ -169,12 +162,13 @@ def find_garbage(store: Store, rules: Rules) -> Garbage:
     needed = find_needed_digests(store, known, kept)
     orphans = [digest for digest in stored if is_digest(digest) and digest not in needed]
     why = _reasons(store, known, versions) if orphans else {}
-    blobs = {digest: (why.get(digest, "nothing refers to it"), _size(store, digest)) for digest in orphans}
+    # A blob that was deleted meanwhile has size 0.
+    blobs = {d: (why.get(d, "nothing refers to it"), store.stored_size(d) or 0) for d in orphans}
     return Garbage(kept, versions, remains, blobs)
 
 
 def _reasons(store: Store, known: RegistryInventory, versions: tuple[Version, ...]) -> dict[str, str]:
-    """The reason why each orphaned blob is one: what it was a part of."""
+    """Digest -> what refers to it, of blobs that records or the given versions, which are to be deleted, name."""
     found: dict[str, str] = {}
     for key in store.list(RECORDS):
         record = read_record(store.read(key))
@@ -185,14 +179,6 @@ def _reasons(store: Store, known: RegistryInventory, versions: tuple[Version, ..
             data = store.read(key) if key.endswith(".json") else None
             found |= dict.fromkeys(digests_in(data or b""), f"of {version[0]}@{version[1]}, which goes")
     return found
-
-
-def _size(store: Store, digest: str) -> int:
-    """A blob's size in bytes; 0 if it was deleted meanwhile."""
-    try:
-        return store.size(digest)
-    except IntegrityError:
-        return 0
 
 
 def list_pinned(store: Store, model: str) -> list[str]:

@@ -1,12 +1,7 @@
 """Garbage collection in two phases: mark garbage now, and after a grace period delete what still is garbage.
 
-Sound at every interleaving with writers that hold a `guard`; see docs/guides/retention.md for the argument.
-
-Garbage collection of a registry, safe while others write.
-
-The argument for why nothing that is needed can be deleted is in docs/guides/retention.md ("Why a collection never hurts
-a publication"); its three parts are `tombstones`, `leases` and `guard` of `writers`. Here `marks` decides what is
-kept, `garbage` finds the rest, and `gc` deletes it.
+`garbage` decides what is kept and what is garbage. Nothing that a writer with a lease needs is deleted, at whatever
+moment (`leases`); docs/guides/retention.md ("Why a collection never hurts a publication") has the argument.
 """
 
 import os

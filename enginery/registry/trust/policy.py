@@ -101,7 +101,7 @@ def public_key(path: Path) -> KeySigner:
 
 
 def _plain(data: bytes) -> object:
-    """The document in YAML bytes. Raises Malformed for what JSON cannot say, and for duplicate keys and deep nesting."""
+    """The document in YAML bytes. Raises Malformed for what JSON cannot say, duplicate keys and deep nesting."""
     import yaml
 
     try:

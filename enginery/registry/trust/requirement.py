@@ -131,7 +131,7 @@ def find_misplaced(store: Store, manifest: Manifest) -> Iterator[tuple[str, str]
 def _find_signers(
     store: Store, manifest: Manifest, rule: Rule, file: str, content: bytes
 ) -> tuple[list[Signer], dict[str, str]]:
-    """The rule's signers with a valid signature of a document (file name, content), and of the others signer -> reason."""
+    """The rule's signers with a valid signature of `content` (named `file`), and of the others signer -> reason."""
     document = digest_of_bytes(content)
     valid: list[Signer] = []
     refused: dict[str, str] = {}

@@ -67,7 +67,7 @@ class Scene:
             "condemned": TOMBSTONES,
         }
         self.valid = {name: store.read(key) or b"" for name, key in self.keys.items()}
-        assert all(self.valid.values()) and len(leases.read(store).waiting) > 1
+        assert all(self.valid.values()) and len(leases.read_tombstones(store).waiting) > 1
 
 
 @pytest.fixture(scope="module")
