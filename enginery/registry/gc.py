@@ -13,10 +13,10 @@ from datetime import datetime, timedelta
 
 from enginery.core.errors import ConflictError
 from enginery.registry import build_lock, garbage, leases
-from enginery.registry import runs as journal
 from enginery.registry.garbage import Garbage, Rules, find_garbage
 from enginery.registry.leases import Sweeper, Tombstone, Tombstones
 from enginery.registry.records import read_record
+from enginery.registry.runs import prune, surplus
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import BLOBS, RECORDS, blob_key, lease_key, manifest_key, version_prefix
 
@@ -69,15 +69,12 @@ def collect(
     garbage marks that cannot be read, since these may refer to anything.
     """
     found = find_garbage(store, rules or Rules())
-    if not delete:
-        result = _summarize(store, found, leases.read_tombstones(store), grace, {}, acted=False)
-        return _with_runs(result, journal.surplus(store), "due")
     sweep = _Sweep(store, rules or Rules(), grace, say)
-    sweep.mark_garbage(found)
-    sweep.run()
-    store.sweep()
-    result = _summarize(store, found, leases.read_tombstones(store), grace, sweep.gone, acted=True)
-    return _with_runs(result, journal.prune(store), "deleted")
+    if delete:
+        sweep.mark_garbage(found)
+        sweep.run()
+        store.sweep()
+    return _summarize(store, found, grace, sweep.gone, acted=delete)
 
 
 @dataclass
@@ -193,18 +190,13 @@ class _Sweep:
             )
 
 
-def _with_runs(result: Collected, runs: list[str], state: str) -> Collected:
-    """Also the old runs: documents that nothing refers to, which need no tombstone. Their logs are blobs, and garbage
-    from the next collection on."""
-    return replace(
-        result, items=(*result.items, *(GarbageItem("run", run, "newer runs are kept", 0, state) for run in runs))
-    )
+def _summarize(store: Store, found: Garbage, grace: timedelta, gone: Mapping[str, str], *, acted: bool) -> Collected:
+    """The result of a collection, which also deletes the old runs if it acted. gone: name -> kind of what was deleted.
 
-
-def _summarize(
-    store: Store, found: Garbage, known: Tombstones, grace: timedelta, gone: Mapping[str, str], *, acted: bool
-) -> Collected:
-    now, held = leases.now(), [lease for lease in leases.list_leases(store) if lease.is_held(leases.now())]
+    Nothing refers to a run's document, so that it needs no tombstone. Its logs are blobs, and garbage from then on.
+    """
+    known, now = leases.read_tombstones(store), leases.now()
+    held = [lease for lease in leases.list_leases(store) if lease.is_held(now)]
     oldest = min((lease.seen for lease in held), default=None)
 
     def item(kind: str, name: str, why: str, size: int) -> GarbageItem:
@@ -218,11 +210,10 @@ def _summarize(
         return GarbageItem(kind, name, why, size, "waiting" if due > now else "held" if blocked else "due", due)
 
     items = [item(*row) for row in found.rows()]
-    items += [
-        GarbageItem("record", key, "a blob it speaks of is deleted", 0, "deleted")
-        for key in gone
-        if gone[key] == "record"
-    ]
+    records = (key for key, kind in gone.items() if kind == "record")
+    items += [GarbageItem("record", key, "a blob it speaks of is deleted", 0, "deleted") for key in records]
+    old, state = (prune(store), "deleted") if acted else (surplus(store), "due")
+    items += [GarbageItem("run", run, "newer runs are kept", 0, state) for run in old]
     kept = {f"{model}@{version}": why for (model, version), why in found.kept.items()}
     writers = tuple(f"{lease.what} ({lease.holder}, until {leases.stamp(lease.expires)})" for lease in held)
     return Collected(tuple(items), kept, writers, acted)

@@ -96,6 +96,7 @@ def verify(
     _check_blobs(found, sorted({*stored, *found.needed}))
     _check_litter(found, stored)
     _check_documents(found)
+    _check_leases(found)
     return found.close()
 
 
@@ -217,8 +218,8 @@ def _check_litter(found: _Findings, stored: list[str]) -> None:
 
 
 def _check_documents(found: _Findings) -> None:
-    """Documents that refer to nothing or cannot be read: remains of versions, pins, channels, policies, leases."""
-    store, known = found.store, inventory(found.store)
+    """Documents that refer to nothing: remains of versions, pins and channels."""
+    known = inventory(found.store)
     there = set(known.versions)
     models = {model for model, _ in there}
     for (model, version), keys in known.folders.items():
@@ -233,24 +234,32 @@ def _check_documents(found: _Findings) -> None:
                 found.add("dangling", key, f"{model} has no version")
             case [_, "versions", *_]:
                 found.add("unreferenced", key, "no model or version can have that name; delete it by hand")
-    for key in (*known.others, *store.list("policies/")):
+    _check_policies(found, known.others)
+
+
+def _check_policies(found: _Findings, others: tuple[str, ...]) -> None:
+    """Policies that cannot be read. others: keys of documents of models, policies among them."""
+    for key in (*others, *found.store.list("policies/")):
         match key.split("/"):
             case ["policies", name]:
-                _check_policy(found, key, None, name)
+                model = None
             case ["models", model, "policies", name]:
-                _check_policy(found, key, model, name)
+                pass
+            case _:
+                continue
+        try:
+            policies.read(found.store, model, name.removesuffix(".json"))
+        except EngineryError as error:
+            found.add("edited", key, str(error))
+
+
+def _check_leases(found: _Findings) -> None:
+    """Leases and garbage marks that cannot be read, and leases of writers that died."""
     try:
-        leases.read_tombstones(store)
-        over = [lease for lease in leases.list_leases(store) if not lease.is_held(leases.now())]
+        leases.read_tombstones(found.store)
+        over = [lease for lease in leases.list_leases(found.store) if not lease.is_held(leases.now())]
     except IntegrityError as error:
         found.add("edited", LEASES, str(error))
         return
     for lease in over:
         found.add("stray", lease_key(lease.id), f"lease of a writer that died: {lease.what}; `enginery gc` deletes it")
-
-
-def _check_policy(found: _Findings, key: str, model: str | None, name: str) -> None:
-    try:
-        policies.read(found.store, model, name.removesuffix(".json"))
-    except EngineryError as error:
-        found.add("edited", key, str(error))

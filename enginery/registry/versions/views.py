@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from enginery.core.reports.latency import LatencyReport
 
 
-# Requests on their way at once, for a registry that is far away.
+# Concurrent requests to a remote registry.
 _AT_ONCE = 16
 # Stands for the version of a channel that cannot be read, so that the other channels are still listed.
 UNREADABLE = "(unreadable)"
@@ -132,14 +133,9 @@ def show_version(store: Store, reference: Reference) -> VersionStatus:
         tuple(name for name, version in pointing.items() if version == manifest.version),
         latencies(store, manifest),
         tuple(canaries(store, manifest)),
-        store.locator(key) if _exists(store, key) else None,
+        # The page is long, so its folder is listed in place of reading it.
+        store.locator(key) if key.rpartition("/")[2] in store.children(f"{key.rpartition('/')[0]}/") else None,
     )
-
-
-def _exists(store: Store, key: str) -> bool:
-    """Whether a document is there, without reading it: pages are long."""
-    folder, _, name = key.rpartition("/")
-    return name in store.children(f"{folder}/")
 
 
 def _listed_version(store: Store, model: str, version: str, pointing: dict[str, str]) -> ListedVersion:
@@ -198,14 +194,8 @@ def history(store: Store, reference: Reference, limit: int | None = None) -> lis
         moves = channel.history if limit is None else channel.history[max(0, len(channel.history) - limit) :]
         for move in moves:
             if move.manifest not in reports:
-                reports[move.manifest] = _report(store, channel.model, move)
-            rows.append(ChannelMove(channel.name, move, reports[move.manifest]))
+                with suppress(UnknownNameError, IntegrityError):
+                    manifest = lookup.load(store, channel.model, move.version)
+                    reports[move.manifest] = manifest.report if manifest.digest == move.manifest else None
+            rows.append(ChannelMove(channel.name, move, reports.get(move.manifest)))
     return sorted(rows, key=lambda row: row.move.at)
-
-
-def _report(store: Store, model: str, move: Move) -> str | None:
-    try:
-        manifest = lookup.load(store, model, move.version)
-    except (UnknownNameError, IntegrityError):
-        return None
-    return manifest.report if manifest.digest == move.manifest else None
