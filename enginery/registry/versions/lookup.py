@@ -11,14 +11,7 @@ from enginery.core.parsing import Malformed
 from enginery.core.text import suggest
 from enginery.registry.manifest import Manifest, parse
 from enginery.registry.store.base import Store, place_of
-from enginery.registry.store.layout import (
-    MANIFEST,
-    MODELS,
-    channel_key,
-    channels_prefix,
-    manifest_key,
-    versions_prefix,
-)
+from enginery.registry.store.layout import MANIFEST, MODELS, channel_key, channels_prefix, manifest_key, versions_prefix
 
 DEFAULT_CHANNELS = (STABLE, "candidate")
 CHANNEL_MAX_BYTES = 16 << 20

@@ -194,8 +194,9 @@ def history(store: Store, reference: Reference, limit: int | None = None) -> lis
         moves = channel.history if limit is None else channel.history[max(0, len(channel.history) - limit) :]
         for move in moves:
             if move.manifest not in reports:
+                reports[move.manifest] = None
                 with suppress(UnknownNameError, IntegrityError):
                     manifest = lookup.load(store, channel.model, move.version)
                     reports[move.manifest] = manifest.report if manifest.digest == move.manifest else None
-            rows.append(ChannelMove(channel.name, move, reports.get(move.manifest)))
+            rows.append(ChannelMove(channel.name, move, reports[move.manifest]))
     return sorted(rows, key=lambda row: row.move.at)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from enginery.registry.store.base import open_store
+from enginery.registry.store.files import write_whole
 from pipeline.cli.options import registry_option, say
 from pipeline.cli.tables import echo
 
@@ -74,7 +76,6 @@ def metrics(port: int, address: str, every: float, once: bool, textfile: Path | 
 
     Read from the registry's documents, so one exporter covers every run, wherever it took place.
     """
-    from enginery.registry.store.base import open_store
     from pipeline.orchestration.metrics.exporter import Exporter
     from pipeline.orchestration.metrics.live import serve_metrics
 
@@ -93,8 +94,6 @@ def metrics(port: int, address: str, every: float, once: bool, textfile: Path | 
 
 def _write(registry: "CollectorRegistry", path: Path | None) -> None:
     from prometheus_client import generate_latest
-
-    from enginery.registry.store.files import write_whole
 
     text = generate_latest(registry)
     if path is None:
