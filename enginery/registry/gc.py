@@ -7,7 +7,7 @@ moment (`leases`); docs/guides/retention.md ("Why a collection never hurts a pub
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -105,22 +105,22 @@ class _Sweep:
     def run(self) -> None:
         """Phase 2, in batches: set names to going, find again what is needed, delete the rest, update the marks."""
         held: set[str] = set()
-        while batch := sorted(name for name in self._due() if name not in held)[:BATCH]:
+        while True:
+            marked, latest = leases.read_tombstones(self.store).waiting, leases.now() - self.grace
+            due = (name for name, item in marked.items() if item.since <= latest and name not in held)
+            if not (batch := sorted(due)[:BATCH]):
+                break
             taken = self._take(batch)
             deletable = self._find_deletable(taken)
             for name in deletable:
                 self._delete(name)
             held.update(taken.keys() - deletable)
             self._close(taken, deletable)
-        self._forget()
+        self._delete_dead_records()
         for lease in leases.list_leases(self.store):
             if not lease.is_held(leases.now()):
                 self.store.remove(lease_key(lease.id))
         build_lock.remove_stale_locks(self.store)
-
-    def _due(self) -> Iterator[str]:
-        latest = leases.now() - self.grace
-        return (name for name, item in leases.read_tombstones(self.store).waiting.items() if item.since <= latest)
 
     def _take(self, batch: list[str]) -> dict[str, Tombstone]:
         sweeper = Sweeper(self.id, f"{socket.gethostname()} {os.getpid()}", leases.now() + SWEEPING)
@@ -171,9 +171,9 @@ class _Sweep:
 
         leases.update_tombstones(self.store, change)
 
-    def _forget(self) -> None:
-        """Delete the records of which a blob is gone: they count for nothing. (One that is written this very moment
-        may go with them: then a step runs again.)"""
+    def _delete_dead_records(self) -> None:
+        """Delete the records that count for nothing, since a blob of theirs is gone. (One that is being written may be
+        deleted too: then its step runs again.)"""
         stored = {key.rpartition("/")[2] for key in self.store.list(BLOBS)}
         for key in self.store.list(RECORDS):
             record = read_record(self.store.read(key))

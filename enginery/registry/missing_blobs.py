@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
 
-# Requests on their way at once, for a registry that is far away.
+# Concurrent requests to a remote registry.
 _AT_ONCE = 16
 
 
@@ -35,8 +35,13 @@ def find_lost(store: Store, sizes: Mapping[str, int | None]) -> dict[str, Loss]:
     else:
         with ThreadPoolExecutor(min(_AT_ONCE, len(sizes))) as pool:
             found = list(pool.map(store.stored_size, sizes))
-    losses = ((digest, _loss(found, size)) for (digest, size), found in zip(sizes.items(), found, strict=True))
-    return {digest: loss for digest, loss in losses if loss}
+    lost: dict[str, Loss] = {}
+    for (digest, size), stored in zip(sizes.items(), found, strict=True):
+        if stored is None:
+            lost[digest] = MISSING
+        elif size not in (None, stored):
+            lost[digest] = Loss("size", f"{stored} bytes; the manifest says {size}")
+    return lost
 
 
 def find_lost_of(store: Store, manifest: Manifest) -> dict[str, Loss]:
@@ -57,9 +62,3 @@ def find_lost_engines(store: Store, entries: Sequence[EngineEntry]) -> dict[str,
 def engine_sizes(manifest: Manifest) -> dict[str, int | None]:
     """The sizes of a version's engines in bytes, by digest."""
     return {entry.digest: entry.size_bytes for entry in manifest.engines if entry.digest}
-
-
-def _loss(found: int | None, size: int | None) -> Loss | None:
-    if found is None:
-        return MISSING
-    return None if size in (None, found) else Loss("size", f"{found} bytes; the manifest says {size}")

@@ -109,7 +109,7 @@ class RunState:
 
     def to_bytes(self) -> bytes:
         """The document as it is stored. Items leave out empty fields, since a run may have thousands of items."""
-        empty = (None, "", (), [], 0)
+        empty: tuple[object, ...] = (None, "", (), [], 0)
         items = [{name: value for name, value in asdict(item).items() if value not in empty} for item in self.items]
         return canonical_json({**asdict(self), "items": items})
 
@@ -200,19 +200,14 @@ def surplus(store: Store) -> list[str]:
 def prune(store: Store) -> list[str]:
     """Delete surplus runs that cannot still be running, and return their names. The next `enginery gc` deletes their
     logs."""
-    gone = [run for run in surplus(store) if not _may_run(store, run)]
-    for run in gone:
+    gone = []
+    for run in surplus(store):
+        begun = datetime.fromisoformat(run.partition(".")[0])
+        if (datetime.now(UTC) - begun).total_seconds() <= LONGEST_RUN_S:
+            with suppress(EngineryError):  # a run that cannot be read is not running
+                if (found := read_run(store, run)) is not None and found.state == "running":
+                    continue
         for key in (run_live_key(run), run_key(run)):
             store.remove(key)
+        gone.append(run)
     return gone
-
-
-def _may_run(store: Store, run: str) -> bool:
-    begun = datetime.fromisoformat(run.partition(".")[0])
-    if (datetime.now(UTC) - begun).total_seconds() > LONGEST_RUN_S:
-        return False
-    try:
-        found = read_run(store, run)
-    except EngineryError:
-        return False
-    return found is not None and found.state == "running"

@@ -4,7 +4,7 @@ Problems are data. A *fault* means that something published cannot be served as 
 or repeats work, and harms nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from enginery.core.digest import is_digest
@@ -92,7 +92,14 @@ def verify(
     for model in lookup.models(store):
         _check_model(found, model)
     _take_registered(found)
-    stored = sorted(_stored_blobs(found))
+    stored = []
+    for key in store.list(BLOBS):
+        digest = key.rpartition("/")[2]
+        if is_digest(digest) and key == blob_key(digest):
+            stored.append(digest)
+        else:
+            found.add("stray", key, "not the name of a blob")
+    stored.sort()
     _check_blobs(found, sorted({*stored, *found.needed}))
     _check_litter(found, stored)
     _check_documents(found)
@@ -120,17 +127,15 @@ def _check_model(found: _Findings, model: str) -> None:
     for name in lookup.channel_names(found.store, model):
         try:
             lookup.locate(found.store, Reference(model, channel=name))
-            _take_canaries(found, model, name)
+            channel = lookup.read_channel(found.store, model, name)
         except EngineryError as error:
             found.add("dangling", f"{model}:{name}", str(error))
-
-
-def _take_canaries(found: _Findings, model: str, name: str) -> None:
-    """Add the canary reports that a channel's moves refer to, which must be kept."""
-    channel = lookup.read_channel(found.store, model, name)
-    for move in channel.history if channel else ():
-        for digest in move.canary:
-            found.needed.setdefault(digest, []).append(f"{model}:{name} canary report of the move to {move.version}")
+            continue
+        # The canary reports that a channel's moves refer to must be kept.
+        for move in channel.history if channel else ():
+            for digest in move.canary:
+                what = f"{model}:{name} canary report of the move to {move.version}"
+                found.needed.setdefault(digest, []).append(what)
 
 
 def _take_registered(found: _Findings) -> None:
@@ -167,15 +172,6 @@ def _take(found: _Findings, manifest: Manifest) -> None:
     for digest, loss in find_lost(found.store, engine_sizes(manifest)).items():
         if loss.kind == "size":  # what is missing is found with the other blobs
             found.add("size", digest, loss.detail, (f"{reference} {manifest.blobs()[digest]}",))
-
-
-def _stored_blobs(found: _Findings) -> Iterator[str]:
-    for key in found.store.list(BLOBS):
-        digest = key.rpartition("/")[2]
-        if is_digest(digest) and key == blob_key(digest):
-            yield digest
-        else:
-            found.add("stray", key, "not the name of a blob")
 
 
 def _check_blobs(found: _Findings, digests: list[str]) -> None:
@@ -239,6 +235,7 @@ def _check_documents(found: _Findings) -> None:
 
 def _check_policies(found: _Findings, others: tuple[str, ...]) -> None:
     """Policies that cannot be read. others: keys of documents of models, policies among them."""
+    model: str | None
     for key in (*others, *found.store.list("policies/")):
         match key.split("/"):
             case ["policies", name]:

@@ -7,7 +7,6 @@ import atexit
 import gc
 import importlib
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn
@@ -176,10 +175,9 @@ def _indent(lines: Sequence[str]) -> list[str]:
 def _say_last(chosen: Mapping[str, str], event: str, entries: Sequence[str]) -> None:
     """Why the command ended, in the format of its other lines."""
     if chosen.get("log_format") == "json":
-        from pipeline.progress.json_lines import format_line
+        from pipeline.progress.json_lines import write_line
 
-        message = "\n".join(entry.removeprefix("error: ") for entry in entries)
-        print(format_line(event, "error", message=message), file=sys.stderr, flush=True)
+        write_line(event, "error", message="\n".join(entry.removeprefix("error: ") for entry in entries))
     else:
         say(visible("\n".join(entries)))
 

@@ -241,9 +241,9 @@ def emit_json(value: object) -> None:
 def say(text: str) -> None:
     """Progress and remarks, on stderr, so that stdout holds only the result."""
     if log_format() == "json":
-        from pipeline.progress.json_lines import format_line
+        from pipeline.progress.json_lines import write_line
 
-        click.echo(format_line("remark", message=text), err=True)
+        write_line("remark", message=text)
     else:
         echo(text, err=True)
 

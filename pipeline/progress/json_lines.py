@@ -24,6 +24,11 @@ def format_line(event: str, level: str = "info", **fields: object) -> str:
     return visible_json(json.dumps(line, ensure_ascii=False))
 
 
+def write_line(event: str, level: str = "info", **fields: object) -> None:
+    """Write such a line on stderr."""
+    print(format_line(event, level, **fields), file=sys.stderr, flush=True)
+
+
 class JsonLines(events.Progress):
     """Writes the events, each with `write`. about: what stands on every line."""
 

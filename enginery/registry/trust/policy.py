@@ -142,7 +142,12 @@ def _policy(document: object, path: Path) -> TrustPolicy:
     if len(named) > MOST_SIGNERS or not 1 <= len(rules) <= MOST_RULES:
         raise Malformed(f"has {len(named)} signers and {len(rules)} rules; {MOST_SIGNERS} and 1 to {MOST_RULES} may be")
     signers = {_text(name, "signers"): _signer(str(name), value, path.parent) for name, value in named.items()}
-    _refuse_twins(signers)
+    seen: dict[object, str] = {}
+    for name, signer in signers.items():  # a key under two names would count as two signers
+        what = signer.key_id if isinstance(signer, KeySigner) else signer.identity
+        if what in seen:
+            raise Malformed(f"signers {seen[what]!r} and {name!r} are one; keep one name")
+        seen[what] = name
     return TrustPolicy(tuple(_rule(rule, f"rules[{i}]", signers) for i, rule in enumerate(rules)), str(path))
 
 
@@ -187,16 +192,6 @@ def _signer(name: str, value: object, folder: Path) -> Signer:
     return KeylessSigner(
         name, field(data, "keyless_identity", _text, where), field(data, "keyless_issuer", _text, where)
     )
-
-
-def _refuse_twins(signers: Mapping[str, Signer]) -> None:
-    """Raise Malformed for a key under two names, which would count as two signers."""
-    seen: dict[object, str] = {}
-    for name, signer in signers.items():
-        what = signer.key_id if isinstance(signer, KeySigner) else signer.identity
-        if what in seen:
-            raise Malformed(f"signers {seen[what]!r} and {name!r} are one; keep one name")
-        seen[what] = name
 
 
 def _key_file(value: object, where: str, folder: Path) -> bytes:
