@@ -252,6 +252,7 @@ def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, bool, s
 
 
 def _why(candidates: Sequence[EngineCandidate]) -> str:
+    """Why the first candidate was chosen: its fit, precision and status, and how it compares with the others."""
     best, others = candidates[0], [candidate.entry for candidate in candidates[1:]]
     facts = f"{best.fit}; {best.entry.precision}, {best.entry.status}"
     if not others:
@@ -262,19 +263,17 @@ def _why(candidates: Sequence[EngineCandidate]) -> str:
 
 
 def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
-    """How much faster the first is than those that are its equals otherwise; None where that did not decide."""
+    """How much faster the first is than those that are its equals otherwise; None where speed did not decide."""
     best = candidates[0]
     alike = [item for item in candidates[1:] if (item.fit, item.entry.status) == (best.fit, best.entry.status)]
-    ratios = [_ratio(item, best) for item in alike]
-    if not ratios or None in ratios:
+    ratios = []
+    for speed in (item.speed for item in alike):
+        if not (speed and best.speed and speed.buckets == best.speed.buckets) or speed.busy or best.speed.busy:
+            return None
+        ratios.append(speed.seconds / best.speed.seconds)
+    if not ratios:
         return None
     pairs = zip(alike[:3], ratios, strict=False)
     times = ", ".join(f"{item.entry.unit} takes {ratio:.2f} times as long" for item, ratio in pairs)
     own = " by their runtime alone" if best.speed and best.speed.timed == "runtime" else ""
     return f"the fastest as timed on such a machine{own}: {times}"
-
-
-def _ratio(candidate: EngineCandidate, best: EngineCandidate) -> float | None:
-    one, other = candidate.speed, best.speed
-    comparable = one and other and one.buckets == other.buckets and not (one.busy or other.busy)
-    return one.seconds / other.seconds if one and other and comparable else None

@@ -76,13 +76,16 @@ def head(place: S3Location, key: str) -> ObjectFacts | None:
 
 def read_document(place: S3Location, key: str, attempts: int | None = None) -> tuple[bytes, str] | None:
     """A document and its ETag; None if absent. Raises IntegrityError for one over 64 MiB."""
-    try:
-        found = ask(place, f"reading {key}", lambda: _document(place, key), attempts)
-    except Declined as declined:
-        _check_absent(place, key, declined)
+    data, etag = read_changed(place, key, "", attempts)
+    _LAST_READ.pop((place, key), None)
+    if data is None:
         return None
-    _remember(place, key, found)
-    return found
+    if len(data) <= _REMEMBERED_BYTES:
+        _LAST_READ[place, key] = data, etag
+    with suppress(KeyError, StopIteration, RuntimeError):  # other threads change it too
+        while len(_LAST_READ) > _REMEMBERED:
+            del _LAST_READ[next(iter(_LAST_READ))]
+    return data, etag
 
 
 def _check_absent(place: S3Location, key: str, declined: Declined) -> None:
@@ -103,35 +106,28 @@ def etag_of(place: S3Location, key: str, content: bytes) -> str | None:
     return found[1] if found is not None and found[0] == content else None
 
 
-def _remember(place: S3Location, key: str, found: tuple[bytes, str]) -> None:
-    _LAST_READ.pop((place, key), None)
-    if len(found[0]) <= _REMEMBERED_BYTES:
-        _LAST_READ[place, key] = found
-    with suppress(KeyError, StopIteration, RuntimeError):  # other threads remember too
-        while len(_LAST_READ) > _REMEMBERED:
-            del _LAST_READ[next(iter(_LAST_READ))]
+def read_changed(place: S3Location, key: str, etag: str, attempts: int | None = None) -> tuple[bytes | None, str]:
+    """A document and its ETag; (None, `etag`) if it still has that one (304), (None, '') if absent.
 
-
-def read_changed(place: S3Location, key: str, etag: str) -> tuple[bytes | None, str]:
-    """A document and its ETag; (None, `etag`) if it still has that one (304), (None, '') if absent."""
+    etag: '' for a document that was not read before. Raises IntegrityError for a document over 64 MiB.
+    """
     unless = {"IfNoneMatch": etag} if etag else {}
+
+    def send() -> tuple[bytes, str]:
+        answer = whole(client(place).get_object(Bucket=place.bucket, Key=place.key(key), **unless), *_FACTS)
+        with closing(read(answer, "Body", StreamingBody)) as body:
+            if read(answer, "ContentLength", int) > MAX_DOCUMENT_BYTES:
+                where = place.locator(key)
+                raise IntegrityError(f"{where} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is")
+            return body.read(), read(answer, "ETag", str)
+
     try:
-        return ask(place, f"reading {key}", lambda: _document(place, key, **unless))
+        return ask(place, f"reading {key}", send, attempts)
     except Declined as declined:
         if declined.status == 304:
             return None, etag
         _check_absent(place, key, declined)
         return None, ""
-
-
-def _document(place: S3Location, key: str, **unless: str) -> tuple[bytes, str]:
-    answer = whole(client(place).get_object(Bucket=place.bucket, Key=place.key(key), **unless), *_FACTS)
-    with closing(read(answer, "Body", StreamingBody)) as body:
-        if read(answer, "ContentLength", int) > MAX_DOCUMENT_BYTES:
-            raise IntegrityError(
-                f"{place.locator(key)} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is"
-            )
-        return body.read(), read(answer, "ETag", str)
 
 
 def stream_blob(place: S3Location, key: str, sink: "BinaryIO | HashingSink") -> str:
