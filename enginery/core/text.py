@@ -5,7 +5,7 @@ Text that others wrote (names in a model, a compiler's log), made safe to show: 
 An escape character moves a terminal's cursor and recolours what it shows; a change of direction reorders what a person
 reads; XML cannot hold most of them at all.
 
-The current time as text for documents, reports and logs. Times that machines compare: `registry.writers.clock`.
+The current time as text for documents, reports and logs. Times that machines compare: `registry.leases`.
 """
 
 import difflib

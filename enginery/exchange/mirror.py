@@ -79,7 +79,7 @@ def closure(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:
     """The blobs and the documents of a version, its manifest aside.
 
     Blobs are those that the manifest needs, and whatever else its documents name and the store has (as
-    `registry.retention.marks` keeps them). Raises IntegrityError when one that is needed is lost.
+    `registry.garbage` keeps them). Raises IntegrityError when one that is needed is lost.
     """
     keys = list(store.list(version_prefix(manifest.model, manifest.version)))
     needed = manifest.blobs()

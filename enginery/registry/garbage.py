@@ -17,7 +17,7 @@ from enginery.registry.leases import digests_in, hold_lease, secure_version, sta
 from enginery.registry.manifest import Manifest, parse
 from enginery.registry.records import read_record
 from enginery.registry.store.base import Store, place_of
-from enginery.registry.store.layout import BLOBS, MODELS, RECORDS, RUNS, TIMING, manifest_key, pin_key, pins_prefix
+from enginery.registry.store.layout import BLOBS, MODELS, RECORDS, RUNS, TIMING, manifest_key, model_prefix, pin_key
 from enginery.registry.versions import lookup
 from enginery.registry.versions.lookup import Channel
 
@@ -183,7 +183,7 @@ def _reasons(store: Store, known: RegistryInventory, versions: tuple[Version, ..
 
 def list_pinned(store: Store, model: str) -> list[str]:
     """A model's pinned versions in the order of their names. Lists keys, and reads no pin."""
-    prefix = pins_prefix(model)
+    prefix = model_prefix("pins", model)
     names = (name.removesuffix(".json") for name in store.children(prefix) if name.endswith(".json"))
     return sorted(filter(is_name, names), key=version_order)
 

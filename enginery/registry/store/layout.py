@@ -84,14 +84,21 @@ def record_key(kind: str, key: str) -> str:
     return f"{RECORDS}{kind}/{check_digest(key)}.json"
 
 
-def versions_prefix(model: str) -> str:
-    """Prefix of everything about a model's versions."""
-    return f"{MODELS}{check_model(model)}/versions/"
+def model_prefix(kind: Literal["versions", "channels", "pins"], model: str) -> str:
+    """Prefix of the documents of one kind of a model."""
+    return f"{MODELS}{check_model(model)}/{kind}/"
 
 
 def version_prefix(model: str, version: str) -> str:
     """Prefix of everything about one version."""
-    return f"{versions_prefix(model)}{check_version(version)}/"
+    return f"{model_prefix('versions', model)}{check_version(version)}/"
+
+
+def evidence_prefix(
+    kind: Literal["attestations", "latency", "canaries", "signatures"], model: str, version: str
+) -> str:
+    """Prefix of the documents of one kind that were stored beside a version after it was published."""
+    return f"{version_prefix(model, version)}{kind}/"
 
 
 def manifest_key(model: str, version: str) -> str:
@@ -119,11 +126,6 @@ def failed_data_key(model: str) -> str:
     return f"{FAILED}{check_model(model)}/report.json"
 
 
-def evidence_prefix(kind: Literal["attestations", "latency", "canaries"], model: str, version: str) -> str:
-    """Prefix of the documents of one kind that were stored beside a version after it was published."""
-    return f"{version_prefix(model, version)}{kind}/"
-
-
 def attestation_key(model: str, version: str, engine: str, report: str) -> str:
     """Key of one attestation: the report `report` about the engine `engine`, both digests."""
     return f"{evidence_prefix('attestations', model, version)}{check_digest(engine)}/{check_digest(report)}.json"
@@ -139,24 +141,14 @@ def canary_key(model: str, version: str, target: str, report: str) -> str:
     return check_key(f"{evidence_prefix('canaries', model, version)}{target}/{check_digest(report)}.json")
 
 
-def signatures_prefix(model: str, version: str, document: str) -> str:
-    """Prefix of the signatures of one document of a version: its manifest or an attestation, by digest."""
-    return f"{versions_prefix(model)}{check_version(version)}/signatures/{check_digest(document)}/"
-
-
 def signature_key(model: str, version: str, document: str, key_id: str) -> str:
     """Key of one signature; the document and the key that signed it go by their digests."""
-    return f"{signatures_prefix(model, version, document)}{check_digest(key_id)}.sig.json"
-
-
-def channels_prefix(model: str) -> str:
-    """Prefix of a model's channels."""
-    return f"{MODELS}{check_model(model)}/channels/"
+    return f"{evidence_prefix('signatures', model, version)}{check_digest(document)}/{check_digest(key_id)}.sig.json"
 
 
 def channel_key(model: str, channel: str) -> str:
     """Key of a channel's pointer."""
-    return f"{channels_prefix(model)}{check_channel(channel)}.json"
+    return f"{model_prefix('channels', model)}{check_channel(channel)}.json"
 
 
 def policy_key(model: str | None, channel: str) -> str:
@@ -175,14 +167,9 @@ def build_lock_key(name: str) -> str:
     return f"{BUILD_LOCKS}{check_digest(name)}.json"
 
 
-def pins_prefix(model: str) -> str:
-    """Prefix of a model's pins."""
-    return f"{MODELS}{check_model(model)}/pins/"
-
-
 def pin_key(model: str, version: str) -> str:
     """Key of a version's pin."""
-    return f"{pins_prefix(model)}{check_version(version)}.json"
+    return f"{model_prefix('pins', model)}{check_version(version)}.json"
 
 
 def lease_key(lease: str) -> str:

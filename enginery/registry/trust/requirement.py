@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from enginery.core.digest import digest_of_bytes, is_digest
+from enginery.core.digest import check_digest, digest_of_bytes, is_digest
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.names import version_order
 from enginery.core.parsing import Malformed
 from enginery.registry.evidence.attestations import Attestation
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
-from enginery.registry.store.layout import attestation_key, is_key, signature_key, signatures_prefix, versions_prefix
+from enginery.registry.store.layout import attestation_key, evidence_prefix, is_key, signature_key
 from enginery.registry.trust.policy import Rule, TrustPolicy, configured_policy, load_policy
 from enginery.registry.trust.signatures import (
     ATTESTATION_FILE,
@@ -97,7 +97,7 @@ def signers_of(
 
 def signatures(store: Store, manifest: Manifest, document: str) -> Iterator[tuple[str, SignatureBundle | Malformed]]:
     """File name and signature, or the reason why it cannot be read, of each signature of a document (its digest)."""
-    prefix = signatures_prefix(manifest.model, manifest.version, document)
+    prefix = f"{evidence_prefix('signatures', manifest.model, manifest.version)}{check_digest(document)}/"
     for name in store.children(prefix):
         data = store.read(f"{prefix}{name}") if name.endswith(_SUFFIX) and is_key(name) else None
         try:
@@ -112,7 +112,7 @@ def signatures(store: Store, manifest: Manifest, document: str) -> Iterator[tupl
 
 def find_misplaced(store: Store, manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Key and reason of each signature of a version that is malformed, or of another document than its folder says."""
-    folder = f"{versions_prefix(manifest.model)}{manifest.version}/signatures/"
+    folder = evidence_prefix("signatures", manifest.model, manifest.version)
     for child in store.children(folder):
         document = child.removesuffix("/")
         if not is_digest(document):

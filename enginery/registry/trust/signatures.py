@@ -144,29 +144,19 @@ def _base64(value: object, path: str) -> bytes:
         raise Malformed(f"{path} is not base64 ({error})") from error
 
 
-@dataclass(frozen=True)
-class ModelSigning:
-    """The public modules of model-signing."""
+def import_model_signing() -> tuple[ModuleType, ModuleType, object]:
+    """model-signing's modules `signing` and `verifying`, and how documents are hashed: whole, with SHA-256, no links.
 
-    signing: ModuleType
-    verifying: ModuleType
-    hashing: ModuleType
-
-    def hashing_config(self) -> object:
-        """How documents are hashed: as whole files, with SHA-256, no links followed."""
-        config = self.hashing.Config()
-        return config.use_file_serialization(hashing_algorithm="sha256", allow_symlinks=False)
-
-
-def import_model_signing() -> ModelSigning:
-    """model-signing's modules. Raises UnavailableError when the extra is not installed."""
+    Raises UnavailableError when the extra is not installed.
+    """
     try:
         from model_signing import hashing, signing, verifying
     except ImportError as error:
         raise UnavailableError(
             f"signatures need the extra `signing` ({error}); run `pip install 'enginery[signing]'`"
         ) from error
-    return ModelSigning(signing, verifying, hashing)
+    hashes = hashing.Config().use_file_serialization(hashing_algorithm="sha256", allow_symlinks=False)
+    return signing, verifying, hashes
 
 
 @dataclass(frozen=True)
@@ -231,8 +221,8 @@ def objection(bundle: SignatureBundle, signer: Signer, file: str, content: bytes
         return f"it is not by {signer}"
     import tempfile  # here, because a client without a policy does without
 
-    library = import_model_signing()
-    config = library.verifying.Config().set_hashing_config(library.hashing_config())
+    _, library, hashes = import_model_signing()
+    config = library.Config().set_hashing_config(hashes)
     with tempfile.TemporaryDirectory(prefix="enginery-verify-") as folder:
         place, stored = Path(folder) / "document", Path(folder) / "signature.json"
         place.mkdir()

@@ -149,8 +149,8 @@ def _public_key(signer: SigningKey | Keyless) -> bytes | None:
 
 def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
     """A function from (name, file name, content) to the bytes of a signature."""
-    library = import_model_signing()
-    config: signing.Config = library.signing.Config().set_hashing_config(library.hashing_config())
+    library, _, hashes = import_model_signing()
+    config: signing.Config = library.Config().set_hashing_config(hashes)
     if isinstance(signer, Keyless):
         token = signer.identity_token
         ambient = {"use_ambient_credentials": token is None, "use_staging": signer.staging}

@@ -11,7 +11,7 @@ from enginery.core.parsing import Malformed
 from enginery.core.text import suggest
 from enginery.registry.manifest import Manifest, parse
 from enginery.registry.store.base import Store, place_of
-from enginery.registry.store.layout import MANIFEST, MODELS, channel_key, channels_prefix, manifest_key, versions_prefix
+from enginery.registry.store.layout import MANIFEST, MODELS, channel_key, manifest_key, model_prefix
 
 DEFAULT_CHANNELS = (STABLE, "candidate")
 CHANNEL_MAX_BYTES = 16 << 20
@@ -151,7 +151,7 @@ def models(store: Store) -> list[str]:
 
 def versions(store: Store, model: str) -> list[str]:
     """A model's versions in the order of their names ('2' before '10'). Lists keys, and reads no manifest."""
-    prefix = versions_prefix(model)
+    prefix = model_prefix("versions", model)
     parts = (key.removeprefix(prefix).split("/") for key in store.list(prefix))
     complete = [part[0] for part in parts if len(part) == 2 and part[1] == MANIFEST and is_name(part[0])]
     return sorted(complete, key=version_order)
@@ -159,8 +159,8 @@ def versions(store: Store, model: str) -> list[str]:
 
 def channel_names(store: Store, model: str) -> list[str]:
     """The names of a model's channels, sorted."""
-    found = (name.removesuffix(".json") for name in store.children(channels_prefix(model)) if name.endswith(".json"))
-    return [name for name in found if is_name(name)]
+    files = (name for name in store.children(model_prefix("channels", model)) if name.endswith(".json"))
+    return [name for name in (file.removesuffix(".json") for file in files) if is_name(name)]
 
 
 def read_channel(store: Store, model: str, name: str) -> Channel | None:

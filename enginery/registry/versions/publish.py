@@ -52,7 +52,7 @@ class Published:
     """A version in the registry. existed: an earlier run published the same content, and nothing was written.
 
     channel_refusal: the reason why the channel did not move (the version is published anyway), or None.
-    repeated: other inputs gave the same engines and proofs as this version, so no channel moved (`same_version`).
+    repeated: other inputs gave the same engines and proofs as this version, so no channel moved (`find_same`).
     """
 
     manifest: Manifest
