@@ -111,11 +111,10 @@ def rollback(
     def next_move(channel: Channel | None) -> Move:
         if channel and serving not in (None, channel.manifest):
             raise ConflictError(f"channel {model}:{name} serves version {channel.version} by now, another one")
-        active = channel.active_promotions() if channel else []
-        if len(active) < 2:
+        previous = channel.previous() if channel else None
+        if previous is None:
             reason = "has served one version only" if channel else "does not exist"
             raise UnknownNameError(f"channel {model}:{name} {reason}; there is nothing to roll back to")
-        previous = active[-2]
         data = store.read(manifest_key(model, previous.version))
         manifest = None if data is None else parse(data, model=model, version=previous.version)
         if manifest is None or manifest.digest != previous.manifest:

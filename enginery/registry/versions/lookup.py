@@ -66,8 +66,13 @@ class Channel:
         """Whether it serves only proven engines."""
         return self.history[-1].proven_only
 
+    def previous(self) -> Move | None:
+        """The move that a rollback returns to: the active promotion before the last one; None if there is none."""
+        active = self.active_promotions()
+        return active[-2] if len(active) > 1 else None
+
     def active_promotions(self) -> list[Move]:
-        """The promotions that were not rolled back, oldest first; a rollback returns to the last but one."""
+        """The promotions that were not rolled back, oldest first."""
         active: list[Move] = []
         for move in self.history:
             if move.action == "promote":
