@@ -233,6 +233,9 @@ def read_entry(value: object, path: str) -> EngineEntry:
     def get(name: str, reader: Callable[[object, str], T]) -> T:
         return read(data, name, reader, path)
 
+    def profile(item: object, where: str) -> ShapeProfile:
+        return ShapeProfile(read(parsing.mapping(item, where), "inputs", parsing.many(_ranges), where))
+
     entry = EngineEntry(
         target=get("target", parsing.name),
         precision=get("precision", parsing.one_of(*PRECISIONS)),
@@ -251,7 +254,7 @@ def read_entry(value: object, path: str) -> EngineEntry:
         toolchain=get("toolchain", parsing.mapping_of(parsing.text)),
         inputs=get("inputs", parsing.many(_tensor)),
         outputs=get("outputs", parsing.many(_tensor)),
-        profiles=get("profiles", parsing.many(_profile)),
+        profiles=get("profiles", parsing.many(profile)),
         report=get("report", parsing.optional(parsing.digest)),
         checks=get("checks", parsing.mapping_of(parsing.count)),
         requires=get("requires", parsing.many(read_requirement)),
@@ -274,17 +277,12 @@ def _suffix(value: object, path: str) -> str:
 
 
 def _tensor(value: object, path: str) -> TensorSpec:
+    def size(item: object, where: str) -> int | str:
+        return parsing.text(item, where) if isinstance(item, str) else parsing.count(item, where)
+
     data = parsing.mapping(value, path)
-    shape = read(data, "shape", parsing.many(_size), path)
+    shape = read(data, "shape", parsing.many(size), path)
     return TensorSpec(read(data, "name", parsing.text, path), read(data, "dtype", parsing.text, path), shape)
-
-
-def _size(value: object, path: str) -> int | str:
-    return parsing.text(value, path) if isinstance(value, str) else parsing.count(value, path)
-
-
-def _profile(value: object, path: str) -> ShapeProfile:
-    return ShapeProfile(read(parsing.mapping(value, path), "inputs", parsing.many(_ranges), path))
 
 
 def _ranges(value: object, path: str) -> tuple[str, Shape, Shape, Shape]:

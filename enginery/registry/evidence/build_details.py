@@ -63,16 +63,13 @@ def layer_row(layer: object) -> tuple[str, ...]:
 
 def _tensors(items: object) -> str:
     """'float16 [1,64,56,56]' for each tensor, from its format and dimensions."""
-    if not isinstance(items, list):
-        return ""
-    return _short(", ".join(_tensor(item) for item in items))
-
-
-def _tensor(item: object) -> str:
-    if not isinstance(item, dict):
-        return str(item)
-    form, dims = item.get("Format/Datatype") or item.get("Format") or "", item.get("Dimensions")
-    return f"{form} {dims if isinstance(dims, list) else ''}".strip().replace(", ", ",")
+    texts = []
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict):
+            form, dims = item.get("Format/Datatype") or item.get("Format") or "", item.get("Dimensions")
+            item = f"{form} {dims if isinstance(dims, list) else ''}".strip().replace(", ", ",")
+        texts.append(str(item))
+    return _short(", ".join(texts))
 
 
 def _short(value: object) -> str:

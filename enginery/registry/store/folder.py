@@ -201,7 +201,8 @@ class FileStore:
         with reachable(f"writing {path}"), self._start_write() as file:
             file.stream.write(data)
             file.sync()
-            with self._lock():
+            with (self.root / _LOCK).open("ab") as lock:
+                fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
                 if self.read(key) != expected:
                     return False
                 make_folder(path.parent)
@@ -281,12 +282,6 @@ class FileStore:
         blob = self._blob(digest)
         make_folder(blob.parent)
         file.commit(blob, read_only=True)
-
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        with (self.root / _LOCK).open("ab") as stream:
-            fcntl.flock(stream.fileno(), fcntl.LOCK_EX)
-            yield
 
 
 def open_folder(root: Path, *, create: bool) -> FileStore:

@@ -7,7 +7,7 @@ a bad network ends nothing while bytes move.
 import hashlib
 import re
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
@@ -140,9 +140,10 @@ def stream_blob(place: S3Location, key: str, sink: "BinaryIO | HashingSink") -> 
     while True:
         have = sink.tell() - start
         try:
-            etag, blocks = _open_from(place, key, have, etag)
-            with closing(blocks):
-                for block in blocks:
+            etag, body = _open_from(place, key, have, etag)
+            # Not `with body`, which gives the stream beneath: that one does not check the number of bytes.
+            with closing(body):
+                while block := body.read(CHUNK_BYTES):
                     sink.write(block)
                     sha.update(block)
             return sha.hexdigest()
@@ -203,8 +204,8 @@ def wait(place: S3Location, key: str, broken: Exception, pause: float | None) ->
     time.sleep(pause or 0)
 
 
-def _open_from(place: S3Location, key: str, have: int, etag: str) -> tuple[str, Generator[bytes, None, None]]:
-    """The object's ETag, and its bytes from `have` on. Raises Declined when it is not the same object any more."""
+def _open_from(place: S3Location, key: str, have: int, etag: str) -> tuple[str, StreamingBody]:
+    """The object's ETag, and its body from byte `have` on. Raises Declined when it is not the same object any more."""
     wanted = {"Range": f"bytes={have}-", "IfMatch": etag} if have else {}
     try:
         answer = whole(client(place).get_object(Bucket=place.bucket, Key=place.key(key), **wanted), *_FACTS)
@@ -215,14 +216,7 @@ def _open_from(place: S3Location, key: str, have: int, etag: str) -> tuple[str, 
     if have and not find(answer, "ContentRange", str, "").startswith(f"bytes {have}-"):
         body.close()
         raise Declined(416, "no range")
-    return read(answer, "ETag", str), _blocks(body)
-
-
-def _blocks(body: StreamingBody) -> Generator[bytes, None, None]:
-    # Not `with body`, which gives the stream beneath: that one does not check the number of bytes.
-    with closing(body):
-        while block := body.read(CHUNK_BYTES):
-            yield block
+    return read(answer, "ETag", str), body
 
 
 class Range:

@@ -133,7 +133,12 @@ class S3Store:
             try:
                 found.fill(into)
             except Declined as declined:
-                raise self._lost_error(digest) if declined.status == 404 else self._shorter_error(digest) from declined
+                if declined.status == 404:
+                    raise self._lost_error(digest) from declined
+                raise IntegrityError(
+                    f"blob {digest} of {self.uri} ends before it should; run `enginery verify --repair`, then build "
+                    "again"
+                ) from declined
 
         with closing(Range(self.place, blob_key(digest), start, size)) as found:
             yield fill
@@ -259,11 +264,6 @@ class S3Store:
 
     def _lost_error(self, digest: str) -> IntegrityError:
         return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginery verify`, then build again")
-
-    def _shorter_error(self, digest: str) -> IntegrityError:
-        return IntegrityError(
-            f"blob {digest} of {self.uri} ends before it should; run `enginery verify --repair`, then build again"
-        )
 
 
 def open_bucket(uri: str, *, create: bool) -> S3Store:
