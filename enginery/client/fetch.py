@@ -82,7 +82,7 @@ class BlobFetcher:
 
         def bring(partial: Path) -> str:
             origin[:] = ["registry"]
-            return _bring(store, blob, size_bytes, partial, self.progress)
+            return _download(store, blob, size_bytes, partial, self.progress)
 
         try:
             with cache.hold_verified(blob, bring, rehash=self.rehash) as (held, found):
@@ -129,7 +129,7 @@ def _direct(store: Store, blob: BlobDigest, size_bytes: int, dest: Path, progres
     with _lock_download(partial):
         if _is_there(dest, blob, size_bytes, None):
             return
-        _bring(store, blob, size_bytes, partial, progress)
+        _download(store, blob, size_bytes, partial, progress)
         rename_durably(partial, dest)
 
 
@@ -149,7 +149,7 @@ def _lock_download(partial: Path) -> Iterator[None]:
             return
 
 
-def _bring(store: Store, blob: BlobDigest, size_bytes: int, partial: Path, progress: Progress) -> str:
+def _download(store: Store, blob: BlobDigest, size_bytes: int, partial: Path, progress: Progress) -> str:
     """Download a blob to `partial` and return its digest, the expected one.
 
     Other bytes are downloaded once more from the start, since a resumed part or the network may have been at fault;

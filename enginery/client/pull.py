@@ -77,13 +77,15 @@ class Pulled:
         return (*lost, *([self.warning] if self.warning else []))
 
 
-def ask(store: Store, reference: Reference, machine: Machine, policy: Policy) -> tuple[Located, EngineRanking]:
+def locate_and_rank(
+    store: Store, reference: Reference, machine: Machine, policy: Policy
+) -> tuple[Located, EngineRanking]:
     """Resolve a reference and rank its engines for a machine; engines whose blobs are lost are rejected.
 
     Reads no engine. Raises UnknownNameError, IntegrityError, and UntrustedError without the signatures that the trust
     policy requires.
     """
-    located, entries = look(store, reference, policy)
+    located, entries = locate_engines(store, reference, policy)
     policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
     what = f"{located.manifest.model}@{located.manifest.version}"
     timed = partial(measured_speeds, store, located.manifest, machine)
@@ -92,8 +94,8 @@ def ask(store: Store, reference: Reference, machine: Machine, policy: Policy) ->
     return located, found.without({digest: str(loss) for digest, loss in lost.items()})
 
 
-def look(store: Store, reference: Reference, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
-    """Resolve a reference to its version and engines with their current status. Reads no engine. Raises as `ask`."""
+def locate_engines(store: Store, reference: Reference, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
+    """Resolve a reference to its version and engines with their current status; raises as `locate_and_rank`."""
     located = locate(store, reference)
     vouched = require(store, located.manifest, policy.trust)
     entries: tuple[EngineEntry, ...] = judge_entries(store, located.manifest, vouched.counts)
@@ -102,22 +104,22 @@ def look(store: Store, reference: Reference, policy: Policy) -> tuple[Located, t
     return replace(located, signed_by=vouched.signers), entries
 
 
-def bring_best(found: EngineRanking, bring: Callable[[Resolution], Pulled]) -> Pulled:
-    """Call `bring` for the best engine; if it raises IntegrityError, for the next one.
+def download_best(found: EngineRanking, download: Callable[[Resolution], Pulled]) -> Pulled:
+    """Call `download` for the best engine; if it raises IntegrityError, for the next one.
 
-    Raises what `bring` raises for the last one, and as `EngineRanking.resolution`.
+    Raises what `download` raises for the last one, and as `EngineRanking.resolution`.
     """
     while True:
         resolution = found.resolution()
         try:
-            return bring(resolution)
+            return download(resolution)
         except IntegrityError as error:
             if len(found.candidates) == 1:
                 raise
             found = found.without({str(resolution.chosen.digest): str(error)})
 
 
-def bring(
+def download_engine(
     store: Store, located: Located, resolution: Resolution, dest: Path, fetcher: BlobFetcher | None = None
 ) -> Pulled:
     """Download the chosen engine into the folder `dest`, verified, with a JSON description beside it.

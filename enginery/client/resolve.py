@@ -36,7 +36,7 @@ FALLBACK = "onnx"
 
 # On GPUs narrower is faster. CPUs have int8 kernels, but run fp16 through casts to fp32, slower than fp32 itself.
 GPU_PREFERENCE = ("int8", "fp8", "int4", "fp16", "bf16", "fp32", "int8-dynamic")
-# Without VNNI that holds for int8 of reduced range; where sums must be kept from saturating, int8 comes behind fp32.
+# Without VNNI this holds for int8 of reduced range; where sums must be kept from saturating, int8 ranks after fp32.
 CPU_PREFERENCE = ("int8", "int8-dynamic", "fp32", "int4", "bf16", "fp16", "fp8")
 
 

@@ -30,7 +30,7 @@ from threading import Event
 
 from enginery.client.fetch import BlobFetcher, Origin
 from enginery.client.hooks import Hook
-from enginery.client.pull import Pulled, ask, bring, bring_best, folder_name
+from enginery.client.pull import Pulled, download_best, download_engine, folder_name, locate_and_rank
 from enginery.client.resolve import Policy, Resolution
 from enginery.core import parsing
 from enginery.core.errors import EngineryError, InputError, IntegrityError, UnavailableError, UnknownNameError
@@ -152,9 +152,9 @@ class ChannelWatcher:
             swap = self._follow(store)
         except EngineryError as error:  # about where the channel leads; what is served is another question
             if not isinstance(error, UnavailableError) and not self._ends(error):
-                self._trust_recheck.ask(store)
+                self._trust_recheck.check(store)
             raise
-        self._trust_recheck.ask(store)
+        self._trust_recheck.check(store)
         self._call_hook(swap)
         return swap
 
@@ -173,9 +173,9 @@ class ChannelWatcher:
 
     def _serve(self, store: Store) -> tuple[Swap, bool]:
         """Download and swap; return what is served then, and whether it is the best engine: False if that is lost."""
-        located, answer = ask(store, self._reference, self._machine, self._policy)
+        located, answer = locate_and_rank(store, self._reference, self._machine, self._policy)
         with reachable(f"writing {self._dest}"):
-            pulled = bring_best(answer, lambda resolution: self._bring(store, located, resolution))
+            pulled = download_best(answer, lambda resolution: self._download(store, located, resolution))
             folder = self._dest / folder_name(located, pulled.engine)
             previous = self._swap(folder.name)
         swap = Swap(
@@ -199,11 +199,11 @@ class ChannelWatcher:
         self._prune(folder.name, previous)
         return swap, not pulled.resolution.lost
 
-    def _bring(self, store: Store, located: Located, resolution: Resolution) -> Pulled:
+    def _download(self, store: Store, located: Located, resolution: Resolution) -> Pulled:
         """Download an engine to its folder: a new one appears complete, in an old one what is damaged is replaced."""
         folder = self._dest / folder_name(located, resolution.chosen)
         place = folder if folder.is_dir() else self._dest / f"{_STAGING}{str(resolution.chosen.digest)[:16]}"
-        pulled = bring(store, located, resolution, place, self._fetcher())
+        pulled = download_engine(store, located, resolution, place, self._fetcher())
         if place != folder:
             place.rename(folder)
             sync_folder(self._dest)
@@ -272,7 +272,7 @@ class TrustRecheck:
         self._mark = current.parent / MARK
         self._known: tuple[str, Manifest] | None = None
 
-    def ask(self, store: Store) -> None:
+    def check(self, store: Store) -> None:
         """Check the version that is served against the trust policy, and write or delete the mark accordingly.
 
         Raises UntrustedError when it is trusted no longer, or by a policy that cannot be read; UnknownNameError and

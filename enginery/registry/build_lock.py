@@ -75,7 +75,7 @@ def hold_build_lock(
     finally:
         stop.set()
         beating.join()
-        with suppress(EngineryError):  # whoever waits finds out by itself
+        with suppress(EngineryError):  # a waiting run notices that the lock is not renewed
             held = _read(store.read(build_lock_key(name)))
             if held is not None and _same(held, mine):
                 store.remove(build_lock_key(name))
@@ -106,7 +106,7 @@ def _take(store: Store, name: str, mine: LockHolder, say: Callable[[str], object
             seen, since = data or b"", time.monotonic()
         if holder is None or holder.gone or time.monotonic() - since > DEAD_AFTER_S:
             mine = replace(mine, since=leases.stamp(leases.now()))
-            with suppress(UndecidedError):  # the next look tells
+            with suppress(UndecidedError):  # the next read shows who wrote
                 if store.replace(key, canonical_json(asdict(mine)), data):
                     return mine
             continue

@@ -86,7 +86,10 @@ class Sweeper:
 
 @dataclass(frozen=True)
 class Tombstones:
-    """The garbage marks by name. generation: increases whenever names are added.  sweeper: who deletes, if anybody."""
+    """The garbage marks by name. generation: increases whenever names are added.
+
+    sweeper: the collection that is deleting, or None.
+    """
 
     generation: int = 0
     waiting: Mapping[str, Tombstone] = field(default_factory=dict)
@@ -116,7 +119,7 @@ class Tombstones:
 
 
 def read_tombstones(store: Store) -> Tombstones:
-    """Read the garbage marks. Raises IntegrityError when they cannot be read; then nobody may delete or publish."""
+    """Read the garbage marks. Raises IntegrityError when they are damaged: nothing may be deleted or published then."""
     return _parse_tombstones(store.read(TOMBSTONES))
 
 

@@ -1,4 +1,4 @@
-"""Registered specs: bundles of a spec and its files that a registry keeps for whoever builds them.
+"""Registered specs: bundles of a spec and its files, kept in the registry for the machines that build them.
 
 ::
 

@@ -116,7 +116,7 @@ class Store(Protocol):
     def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
         """Write a document if its content is `expected` (None: absent), and return whether this call wrote it.
 
-        Raises UndecidedError when the response was lost and the document's content does not tell: read it again.
+        Raises UndecidedError when the response was lost and the content does not show who wrote it: read it again.
         """
         ...
 

@@ -99,7 +99,7 @@ class BlobDigest:
 
     @property
     def sha256_only(self) -> "BlobDigest":
-        """The digest without the BLAKE3, which only a manifest vouches for."""
+        """The digest without the BLAKE3, which is only a manifest's claim."""
         return BlobDigest(self.digest)
 
     def hasher(self) -> Hasher:
@@ -240,7 +240,7 @@ def start_atomic_write(folder: Path) -> Iterator[AtomicWrite]:
     try:
         yield file
     finally:
-        # Unlink before close: as soon as the lock goes, a sweep may take the name.
+        # Unlink before close: without the lock a sweep may delete the file, and another writer take the name.
         with suppress(FileNotFoundError):
             file.path.unlink()
         # A failed write fails again while closing; the first error is the one to report.

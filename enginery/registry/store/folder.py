@@ -177,7 +177,7 @@ class FileStore:
         return data
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
-        """See `Store.read_if_changed`. Every write is a new file, so its number, time and size tell."""
+        """See `Store.read_if_changed`. Every write is a new file: inode number, time and size are the tag."""
         path = self.root / check_key(key)
         with reachable(f"reading {path}"):
             try:

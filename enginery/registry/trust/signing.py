@@ -1,7 +1,7 @@
 """Signing the documents of a version with OpenSSF model-signing.
 
 What is signed is the manifest as it is stored. It names every blob by digest, so one signature covers all bytes of the
-version; and it names its model and version, so a signature moved to another one vouches for nothing there.
+version; and it names its model and version, so a signature that is moved to another version is invalid there.
 Attestations come later than manifests, and are signed one by one in the same way.
 """
 
@@ -73,8 +73,8 @@ class Signed:
 def sign(store: Store, manifest: Manifest, signer: SigningKey | Keyless) -> tuple[Signed, ...]:
     """Sign a version's manifest and the attestations it has by now; what this key signed before stays.
 
-    What lies under the key's name and does not verify, or came with another certificate, is replaced: whoever may write
-    to the registry can put it there, and must not keep the key's owner from signing.
+    A stored signature under the key's name that is invalid or has another certificate is replaced: others who can write
+    to the registry may have put it there.
     Raises InputError for a key that cannot sign, UnavailableError when the extra `signing` is not installed,
     IntegrityError when the stored manifest is not the one given.
     """

@@ -160,7 +160,7 @@ def _append(store: Store, model: str, name: str, next_move: Callable[[Channel | 
         return canonical_json(Channel(model, name, (*(channel.history if channel else ()), move)).to_json())
 
     def contains(found: bytes | None, written: bytes) -> bool:
-        """A history only ever grows, so a move that happened is where it was put, whatever came after."""
+        """Whether the history `found` begins with the one written: histories only grow."""
         now, moved = (parse_channel_document(store, data, model, name) for data in (found, written))
         return bool(now and moved and now.history[: len(moved.history)] == moved.history)
 

@@ -1,7 +1,7 @@
 """Channel policies: which proven engines, canary passes and signatures a channel requires of a version.
 
-A policy is a document of the registry and is checked by the commands that promote. It does not protect from somebody
-who may write to the store directly: see docs/concepts/security.md.
+A policy is a document of the registry and is checked by the commands that promote. It does not protect from those
+who can write to the store directly: see docs/concepts/security.md.
 """
 
 from collections.abc import Sequence

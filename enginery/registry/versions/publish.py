@@ -159,7 +159,7 @@ def attach_page(store: Store, manifest: Manifest, page: bytes, data: bytes) -> s
     """Write a copy of the version's HTML report and its JSON data beside the manifest, and return the page's key."""
     key = page_key(manifest.model, manifest.version)
     for place, content in ((page_data_key(manifest.model, manifest.version), data), (key, page)):
-        with suppress(UndecidedError):  # somebody else's copy is there
+        with suppress(UndecidedError):  # another writer's copy is there
             store.replace(place, content, store.read(place))
     return key
 

@@ -40,7 +40,7 @@ LONGEST_PAUSE_S = 5.0
 # Statuses that are about the object and not about the connection or the server: the caller decides what they mean.
 _DECLINED = (304, 404, 409, 412, 416)
 _ELSEWHERE = ("NoSuchBucket", "NotImplemented")
-# An ETag of a part came cut off, so that the parts cannot be put together.
+# The ETag of an uploaded part was cut off, so that the parts cannot be put together.
 _GARBLED = ("InvalidPart", "InvalidPartOrder")
 _PASSING = (
     "SlowDown", "Throttling", "ThrottlingException", "RequestThrottled", "RequestLimitExceeded", "InternalError",
