@@ -20,11 +20,10 @@ from enginery.core.requirements import SessionOption
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.evidence.latencies import measured_speeds
 from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.missing_blobs import find_lost_engines
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import choose_digest, write_whole
 from enginery.registry.trust import require
-from enginery.registry.versions.lookup import Located, locate
+from enginery.registry.versions.lookup import Located, find_lost_engines, locate
 
 FORMAT = 1
 

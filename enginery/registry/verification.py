@@ -16,7 +16,6 @@ from enginery.registry.evidence.canaries import canaries
 from enginery.registry.evidence.latencies import latency_reports
 from enginery.registry.garbage import inventory
 from enginery.registry.manifest import Manifest, Misplaced
-from enginery.registry.missing_blobs import MISSING, engine_sizes, find_lost
 from enginery.registry.records import read_record
 from enginery.registry.registered_specs import registrations
 from enginery.registry.store.base import Store
@@ -24,6 +23,7 @@ from enginery.registry.store.files import new_blake3_hasher
 from enginery.registry.store.layout import BLOBS, LEASES, MODELS, RECORDS, blob_key, lease_key, registered_key
 from enginery.registry.trust.requirement import find_misplaced
 from enginery.registry.versions import lookup, policies
+from enginery.registry.versions.lookup import MISSING, engine_sizes, find_lost
 
 FAULTS = ("missing", "corrupt", "size", "blake3", "edited", "misplaced", "dangling", "signature")
 

@@ -13,11 +13,10 @@ from enginery.core.text import now
 from enginery.registry.evidence.attestations import Attestation, judge_entries
 from enginery.registry.leases import hold_lease, secure_version
 from enginery.registry.manifest import Manifest, parse
-from enginery.registry.missing_blobs import find_lost_of
 from enginery.registry.store.base import Store, change
 from enginery.registry.store.layout import channel_key, manifest_key
 from enginery.registry.versions import policies
-from enginery.registry.versions.lookup import Channel, Move, parse_channel_document
+from enginery.registry.versions.lookup import Channel, Move, find_lost_of, parse_channel_document
 from enginery.registry.versions.policies import CanaryPass
 
 

@@ -27,12 +27,11 @@ from enginery.core.errors import (
 from enginery.registry.evidence.attestations import MAX_BYTES
 from enginery.registry.leases import Guard, hold_lease, secure_version, version_name
 from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.missing_blobs import find_lost_of
 from enginery.registry.records import recall, remember
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import manifest_key, page_data_key, page_key
 from enginery.registry.versions import channels
-from enginery.registry.versions.lookup import load_if_there, versions
+from enginery.registry.versions.lookup import find_lost_of, load_if_there, versions
 
 if TYPE_CHECKING:
     from enginery.core.reports.proof import Approved, Report
