@@ -6,8 +6,12 @@
 
     client = enginery.Client("s3://models/registry", policy=enginery.Policy(proven_only=True))
     answer = client.resolve("digits:stable")                  # what fits, best first; why not the others
-    pulled = client.pull("digits:stable", "engines/")         # verified, by this machine's cache
+    pulled = client.pull("digits:stable", "engines/")         # verified, through this machine's cache
     client.watch("digits:stable", "engines/", hook=enginery.Command("systemctl reload server"))
+
+A pull goes through these modules: `client` -> `pull` (which version and engine, its files), which asks
+`registry.versions.lookup` (the manifest) and `resolve` (the ranking) -> `fetch` (one blob) -> `registry.store` (cache,
+download, a folder or S3).
 
 Imports the standard library alone (boto3 for s3://, when the registry is opened): see docs/guides/client.md.
 """
@@ -21,7 +25,7 @@ from typing import Literal
 
 from enginery.client.fetch import BlobFetcher, Progress, silent
 from enginery.client.hooks import Command, Hook, Post
-from enginery.client.pull import Pulled, ask, bring, bring_best
+from enginery.client.pull import Pulled, download_best, download_engine, locate_and_rank
 from enginery.client.resolve import EngineCandidate, EngineRanking, Policy
 from enginery.client.watch import ChannelWatcher, Swap
 from enginery.core.errors import InputError
@@ -72,7 +76,7 @@ class Client:
         machine: a `Machine`, or a target's name ('auto' is this one). Downloads no engine; no compatible engine is no
         error. Raises UnknownNameError for an unknown reference or target.
         """
-        return ask(self.store, parse_reference(reference), _machine(machine), self.policy)[1]
+        return locate_and_rank(self.store, parse_reference(reference), _machine(machine), self.policy)[1]
 
     def pull(
         self, reference: str, dest: str | Path, *, machine: Machine | str = AUTO, progress: Progress = silent
@@ -82,9 +86,11 @@ class Client:
         progress: called with the downloaded and the total bytes.
         Raises UnknownNameError when no engine is compatible (with each rejection), IntegrityError, UnavailableError.
         """
-        located, answer = ask(self.store, parse_reference(reference), _machine(machine), self.policy)
+        located, answer = locate_and_rank(self.store, parse_reference(reference), _machine(machine), self.policy)
         fetcher = self._fetcher(progress)
-        return bring_best(answer, lambda resolution: bring(self.store, located, resolution, Path(dest), fetcher))
+        return download_best(
+            answer, lambda resolution: download_engine(self.store, located, resolution, Path(dest), fetcher)
+        )
 
     def watch(
         self,

@@ -1,8 +1,8 @@
 """Downloads a blob to a path: from the file that is there already, this machine's cache, or the registry.
 
-From a registry elsewhere a blob comes into the cache, once for all processes, over several connections, resumed where
-a killed one left it; and gets its place by a hard link, or by a copy on another file system. Without a cache it comes
-to the place itself. A file appears whole and verified, or not at all.
+A blob of a remote registry is downloaded into the cache, once for all processes, over several connections, and resumed
+where a killed download ended; then the path becomes a hard link to it, or a copy on another file system. Without a
+cache it is downloaded beside the path. A file appears whole and verified, or not at all.
 """
 
 import errno
@@ -30,7 +30,7 @@ from enginery.registry.store.files import (
     sync_folder,
 )
 
-# Where the bytes came from: they were there, this machine had them, or the registry sent them.
+# Source of the bytes: the file was there already, this machine's cache, or the registry.
 Origin = Literal["there", "cache", "registry"]
 # Called with the downloaded and the total bytes.
 Progress = Callable[[int, int], object]
@@ -61,8 +61,8 @@ class BlobFetcher:
     def fetch(self, store: Store, blob: BlobDigest, size_bytes: int, dest: Path) -> Origin:
         """Write the blob to `dest`, verified and atomically, and return where its bytes came from.
 
-        Raises IntegrityError when the registry sends other bytes or has lost it, UnavailableError when registry or disk
-        are out of reach; what came until then is taken up by the next call.
+        Raises IntegrityError when the registry sends other bytes or has lost the blob, UnavailableError when registry
+        or disk are out of reach; the next call resumes the download.
         """
         with reachable(f"writing {dest}"):
             make_folder(dest.parent)
@@ -82,7 +82,7 @@ class BlobFetcher:
 
         def bring(partial: Path) -> str:
             origin[:] = ["registry"]
-            return _bring(store, blob, size_bytes, partial, self.progress)
+            return _download(store, blob, size_bytes, partial, self.progress)
 
         try:
             with cache.hold_verified(blob, bring, rehash=self.rehash) as (held, found):
@@ -91,7 +91,7 @@ class BlobFetcher:
         except OSError as error:
             if error.errno not in _UNUSABLE:
                 raise
-            # A cache that is full, read-only or another user's is a convenience, and nothing to fail for.
+            # A cache that is full, read-only or another user's is no reason to fail: download without it.
             cache.give_up(blob)
             _direct(store, blob, size_bytes, dest, self.progress)
             return "registry"
@@ -104,14 +104,17 @@ def _is_there(dest: Path, blob: BlobDigest, size_bytes: int, verifications: Veri
 
 
 def _place(held: Path, blob: BlobDigest, dest: Path, verifications: VerificationCache) -> None:
-    """Link `dest` to a cached blob, or copy it where that cannot be."""
+    """Make `dest` a hard link to a cached blob, or a verified copy where the file system refuses links."""
     fresh = dest.with_name(f".enginery-link-{secrets.token_hex(8)}")
     try:
         os.link(held, fresh)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        _copy(held, blob, dest)
+        with held.open("rb") as source, start_atomic_write(dest.parent) as file:
+            if copy_hashed(source, file.stream, blob.hasher()) != blob.expected:
+                raise IntegrityError(f"cached blob {held} is damaged; delete it and run again") from None
+            file.commit(dest)
     else:
         fresh.replace(dest)
         # Renaming one name of a file over another does nothing.
@@ -120,32 +123,25 @@ def _place(held: Path, blob: BlobDigest, dest: Path, verifications: Verification
     verifications.add(blob, dest)
 
 
-def _copy(held: Path, blob: BlobDigest, dest: Path) -> None:
-    with held.open("rb") as source, start_atomic_write(dest.parent) as file:
-        if copy_hashed(source, file.stream, blob.hasher()) != blob.expected:
-            raise IntegrityError(f"cached blob {held} is damaged; delete it and run again")
-        file.commit(dest)
-
-
 def _direct(store: Store, blob: BlobDigest, size_bytes: int, dest: Path, progress: Progress) -> None:
-    """Download beside `dest`, one process at a time."""
+    """Download to a partial file beside `dest`, one process at a time, and rename it."""
     partial = dest.with_name(f"{_PARTIAL}{blob.digest[:32]}")
     with _lock_download(partial):
         if _is_there(dest, blob, size_bytes, None):
             return
-        _bring(store, blob, size_bytes, partial, progress)
+        _download(store, blob, size_bytes, partial, progress)
         rename_durably(partial, dest)
 
 
 @contextmanager
 def _lock_download(partial: Path) -> Iterator[None]:
-    """The lock of a download beside its place; the file is gone afterwards."""
+    """Hold the lock file beside a partial download, and delete it afterwards."""
     path = partial.with_name(f"{partial.name}.lock")
     while True:
         with path.open("ab") as lock:
             fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
             if not os.fstat(lock.fileno()).st_nlink:
-                continue  # of a download that ended in between
+                continue  # deleted by a download that has just ended
             try:
                 yield
             finally:
@@ -153,10 +149,11 @@ def _lock_download(partial: Path) -> Iterator[None]:
             return
 
 
-def _bring(store: Store, blob: BlobDigest, size_bytes: int, partial: Path, progress: Progress) -> str:
-    """Download, and once more from the start if other bytes came: those of before, or the way here, may be spoilt.
+def _download(store: Store, blob: BlobDigest, size_bytes: int, partial: Path, progress: Progress) -> str:
+    """Download a blob to `partial` and return its digest, the expected one.
 
-    Returns the digest, which is the expected one. Raises IntegrityError.
+    Other bytes are downloaded once more from the start, since a resumed part or the network may have been at fault;
+    then IntegrityError is raised.
     """
     for _ in range(2):
         found = download(

@@ -1,8 +1,8 @@
-"""What happens after a swap: a command is run, or a URL is posted to, within a time limit.
+"""Hooks that run after a swap, within a time limit: a command, or a POST to a URL.
 
-Both are told the same facts: a command by environment variables (ENGINERY_MODEL, ENGINERY_VERSION, ENGINERY_CHANNEL,
-ENGINERY_DIGEST, ENGINERY_FOLDER, ENGINERY_ENGINE, ENGINERY_DESCRIPTION, ENGINERY_CURRENT, ENGINERY_PREVIOUS), a URL by
-a JSON object with the same names in lower case without the prefix. Done is exit code 0, and any 2xx answer.
+Both get the same facts: a command in environment variables (ENGINERY_MODEL, ENGINERY_VERSION, ENGINERY_CHANNEL,
+ENGINERY_DIGEST, ENGINERY_FOLDER, ENGINERY_ENGINE, ENGINERY_DESCRIPTION, ENGINERY_CURRENT, ENGINERY_PREVIOUS), a URL in
+a JSON object with the same names in lower case without the prefix. Success is exit code 0, or any 2xx answer.
 """
 
 import json
@@ -10,10 +10,9 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from enginery.core.errors import InputError
@@ -21,12 +20,8 @@ from enginery.core.errors import InputError
 TIMEOUT_S = 30.0
 
 
-class Hook(Protocol):
-    """Called with the facts of a swap; returns why it failed, or None. `repr` names it in messages."""
-
-    def __call__(self, facts: Mapping[str, str]) -> str | None:
-        """Act on it."""
-        ...
+# Called with the facts of a swap; returns the reason of its failure, or None.
+Hook = Callable[[Mapping[str, str]], str | None]
 
 
 @dataclass(frozen=True)
@@ -41,7 +36,7 @@ class Command:
             raise InputError("the hook's command is empty; give a command line")
 
     def __call__(self, facts: Mapping[str, str]) -> str | None:
-        """Run it. All that it started is killed when the time is up."""
+        """Run the command, with all that it started killed at the time limit; return why it failed, or None."""
         environment = {**os.environ, **{f"ENGINERY_{name.upper()}": value for name, value in facts.items()}}
         try:
             process = subprocess.Popen(
@@ -63,7 +58,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Post:
-    """A URL that is posted to."""
+    """A URL to post to. Raises InputError for one that is not http or https."""
 
     url: str
     timeout_s: float = TIMEOUT_S
@@ -73,7 +68,7 @@ class Post:
             raise InputError(f"hook URL: scheme {urlsplit(self.url).scheme!r} is not http or https")
 
     def __call__(self, facts: Mapping[str, str]) -> str | None:
-        """Post the facts as JSON."""
+        """Post the facts as JSON; return why that failed, or None."""
         from http.client import HTTPException
         from urllib.error import HTTPError
         from urllib.request import Request, urlopen
@@ -89,6 +84,6 @@ class Post:
             return f"{self._name()} does not answer: {getattr(error, 'reason', None) or type(error).__name__}"
 
     def _name(self) -> str:
-        """The URL without what may be secret in it."""
+        """The URL without user, password and query, which may be secret."""
         parts = urlsplit(self.url)
         return f"hook {parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"

@@ -1,7 +1,7 @@
-"""Pulling: from a reference and a target to a verified engine on disk, with what a server needs to load it beside it.
+"""From a reference and a machine to a verified engine on disk, with a JSON description for the server that loads it.
 
-The engine lands first and its description last; each appears whole or not at all, and the description names the digest
-of the engine it is about. So a server that waits for the description never loads a half engine.
+The engine is written first and its description last; each appears whole or not at all, and the description names the
+engine's digest. So a server that waits for the description never loads an incomplete engine.
 """
 
 import json
@@ -20,11 +20,10 @@ from enginery.core.requirements import SessionOption
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.evidence.latencies import measured_speeds
 from enginery.registry.manifest import EngineEntry, Manifest
-from enginery.registry.missing_blobs import find_lost_engines
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import choose_digest, write_whole
 from enginery.registry.trust import require
-from enginery.registry.versions.lookup import Located, locate
+from enginery.registry.versions.lookup import Located, find_lost_engines, locate
 
 FORMAT = 1
 
@@ -77,13 +76,15 @@ class Pulled:
         return (*lost, *([self.warning] if self.warning else []))
 
 
-def ask(store: Store, reference: Reference, machine: Machine, policy: Policy) -> tuple[Located, EngineRanking]:
+def locate_and_rank(
+    store: Store, reference: Reference, machine: Machine, policy: Policy
+) -> tuple[Located, EngineRanking]:
     """Resolve a reference and rank its engines for a machine; engines whose blobs are lost are rejected.
 
     Reads no engine. Raises UnknownNameError, IntegrityError, and UntrustedError without the signatures that the trust
     policy requires.
     """
-    located, entries = look(store, reference, policy)
+    located, entries = locate_engines(store, reference, policy)
     policy = replace(policy, proven_only=policy.proven_only or located.proven_only)
     what = f"{located.manifest.model}@{located.manifest.version}"
     timed = partial(measured_speeds, store, located.manifest, machine)
@@ -92,8 +93,8 @@ def ask(store: Store, reference: Reference, machine: Machine, policy: Policy) ->
     return located, found.without({digest: str(loss) for digest, loss in lost.items()})
 
 
-def look(store: Store, reference: Reference, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
-    """Resolve a reference to its version and engines with their current status. Reads no engine. Raises as `ask`."""
+def locate_engines(store: Store, reference: Reference, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
+    """Resolve a reference to its version and engines with their current status; raises as `locate_and_rank`."""
     located = locate(store, reference)
     vouched = require(store, located.manifest, policy.trust)
     entries: tuple[EngineEntry, ...] = judge_entries(store, located.manifest, vouched.counts)
@@ -102,77 +103,65 @@ def look(store: Store, reference: Reference, policy: Policy) -> tuple[Located, t
     return replace(located, signed_by=vouched.signers), entries
 
 
-def bring_best(found: EngineRanking, bring: Callable[[Resolution], Pulled]) -> Pulled:
-    """Call `bring` for the best engine; if it raises IntegrityError, for the next one.
+def download_best(found: EngineRanking, download: Callable[[Resolution], Pulled]) -> Pulled:
+    """Call `download` for the best engine; if it raises IntegrityError, for the next one.
 
-    Raises what `bring` raises for the last one, and as `EngineRanking.resolution`.
+    Raises what `download` raises for the last one, and as `EngineRanking.resolution`.
     """
     while True:
         resolution = found.resolution()
         try:
-            return bring(resolution)
+            return download(resolution)
         except IntegrityError as error:
             if len(found.candidates) == 1:
                 raise
             found = found.without({str(resolution.chosen.digest): str(error)})
 
 
-def bring(
+def download_engine(
     store: Store, located: Located, resolution: Resolution, dest: Path, fetcher: BlobFetcher | None = None
 ) -> Pulled:
     """Download the chosen engine into the folder `dest`, verified, with a JSON description beside it.
 
+    An engine without weights of its own gets the model that holds them beside it, before the engine itself.
     fetcher: None uses this machine's cache, without progress. Raises IntegrityError for other bytes than were
     published, UnavailableError when registry or disk are out of reach.
     """
-    engine = resolution.chosen
-    stem = _stem(located, engine)
-    path, description = dest / f"{stem}{engine.suffix}", dest / f"{stem}.json"
-    digest = str(engine.digest)
-    expected = choose_digest(digest, located.manifest.blake3.get(digest))
+    engine, manifest = resolution.chosen, located.manifest
     fetcher = fetcher or BlobFetcher.for_store(store)
-    weights = _bring_weights(store, located.manifest, engine, dest, fetcher)
-    origin = fetcher.fetch(store, expected, engine.size_bytes or 0, path)
-    data = description_of(located, engine)
+
+    def fetch(digest: str, size_bytes: int, path: Path) -> Origin:
+        return fetcher.fetch(store, choose_digest(digest, manifest.blake3.get(digest)), size_bytes, path)
+
+    weights = dest / name if (name := _weights_name(manifest, engine)) else None
+    if weights is not None:
+        fetch(str(engine.graph), store.size(str(engine.graph)), weights)
+    stem = stem_of(manifest, engine)
+    path, description = dest / f"{stem}{engine.suffix}", dest / f"{stem}.json"
+    origin = fetch(str(engine.digest), engine.size_bytes or 0, path)
+    data = _description_of(located, engine)
     if origin != "there" or not description.is_file() or description.read_bytes() != data:
         write_whole(description, data)
     return Pulled(path, description, located, resolution, origin, weights)
 
 
-def _bring_weights(
-    store: Store, manifest: Manifest, engine: EngineEntry, dest: Path, fetcher: BlobFetcher
-) -> Path | None:
-    """The model that an engine without weights of its own takes them from, before the engine itself is there."""
-    name = _weights_name(manifest, engine)
-    if name is None:
-        return None
-    graph = str(engine.graph)
-    fetcher.fetch(store, choose_digest(graph, manifest.blake3.get(graph)), store.size(graph), dest / name)
-    return dest / name
+def folder_name(located: Located, engine: EngineEntry) -> str:
+    """The name of the folder of an engine, unique by the digest of its description."""
+    return f"{located.manifest.version}-{digest_of_bytes(_description_of(located, engine))[:16]}"
+
+
+def stem_of(manifest: Manifest, engine: EngineEntry) -> str:
+    """The file name of an engine and its description, without the suffix."""
+    return f"{manifest.model}-{manifest.version}-{engine.target}-{engine.precision}"
 
 
 def _weights_name(manifest: Manifest, engine: EngineEntry) -> str | None:
     return f"{stem_of(manifest, engine)}.weights.onnx" if engine.is_stripped else None
 
 
-def description_of(located: Located, engine: EngineEntry) -> bytes:
-    """The JSON description of an engine, as bytes."""
-    found = describe(located, engine, f"{_stem(located, engine)}{engine.suffix}")
+def _description_of(located: Located, engine: EngineEntry) -> bytes:
+    found = describe(located, engine, f"{stem_of(located.manifest, engine)}{engine.suffix}")
     return (json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def folder_name(located: Located, engine: EngineEntry) -> str:
-    """The name of the folder of an engine, unique by the digest of its description."""
-    return f"{located.manifest.version}-{digest_of_bytes(description_of(located, engine))[:16]}"
-
-
-def _stem(located: Located, engine: EngineEntry) -> str:
-    return stem_of(located.manifest, engine)
-
-
-def stem_of(manifest: Manifest, engine: EngineEntry) -> str:
-    """The file name of an engine and its description, without the suffix."""
-    return f"{manifest.model}-{manifest.version}-{engine.target}-{engine.precision}"
 
 
 def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, object]:

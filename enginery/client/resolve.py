@@ -1,14 +1,17 @@
-"""Which engine of a version fits a machine best, and why not each of the others.
+"""Ranks the engines of a version for a machine, and says why each of the others is rejected.
 
-A CPU engine has the status that it has on the machine's kind of CPU (`registry.evidence.attestations.JudgedEntry`).
+Engines are ordered by these rules, the first that tells two apart decides:
 
-Order: an engine built for the very product, then for the same compute capability, then for another product of that
-capability (it runs, tuned for other clocks and memory), then one of another capability that was built to be compatible
-(`core.requirements`), then a portable one (target `gpu`), then the ONNX model if the policy allows it; among
-equals a proven one before an unproven one; then the faster one, where all that are equal so far were timed on a machine
-of this kind (`speeds`), else by precision, as each kind of hardware likes it; and of several compilers' engines the
-first in the manifest, where they stand as the spec names its backends. A proof says nothing
-about another capability, so where only proven engines may be used a compatible one of another capability is none.
+1. by fit: built for the very product; for the same compute capability; for another product of that capability (it runs,
+   tuned for other clocks and memory); for another capability with hardware compatibility (`core.requirements`);
+   portable (target `gpu`); the ONNX model, if the policy allows it;
+2. proven before unproven; a CPU engine has the status that it has on the machine's kind of CPU (`JudgedEntry.on_cpu`);
+3. by speed, where all that are equal so far were timed on a machine of this kind (`evidence.latencies`), else by
+   precision, in the order that is usually fastest on this kind of hardware;
+4. by the order in the manifest, which is that of the spec's backends.
+
+A proof says nothing about another compute capability: where only proven engines may be used, a compatible engine of
+another capability is rejected.
 """
 
 import itertools
@@ -33,7 +36,7 @@ FALLBACK = "onnx"
 
 # On GPUs narrower is faster. CPUs have int8 kernels, but run fp16 through casts to fp32, slower than fp32 itself.
 GPU_PREFERENCE = ("int8", "fp8", "int4", "fp16", "bf16", "fp32", "int8-dynamic")
-# Without VNNI that holds for int8 of reduced range; where sums must be kept from saturating, int8 comes behind fp32.
+# Without VNNI this holds for int8 of reduced range; where sums must be kept from saturating, int8 ranks after fp32.
 CPU_PREFERENCE = ("int8", "int8-dynamic", "fp32", "int4", "bf16", "fp16", "fp8")
 
 
@@ -69,6 +72,13 @@ class EngineCandidate:
     remarks: tuple[str, ...] = ()
     speed: MeasuredSpeed | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        """The engine's main fields, the fit, the remarks and the speed."""
+        names = ("unit", "target", "precision", "backend", "status", "reason", "digest", "size_bytes")
+        speed = self.speed and asdict(self.speed)
+        details = {"fit": self.fit, "remarks": list(self.remarks), "speed": speed}
+        return {name: getattr(self.entry, name) for name in names} | details
+
 
 @dataclass(frozen=True)
 class EngineRanking:
@@ -94,9 +104,15 @@ class EngineRanking:
         """The best engine with the reasons. Raises UnknownNameError with every rejection when no engine is compatible,
         IntegrityError when all compatible ones are lost."""
         if not self.candidates and self.lost:
-            raise IntegrityError(_all_lost(self))
+            lines = [f"  {unit}: {reason}" for unit, reason in self.lost]
+            remedy = f"restore their blobs, or build again; `enginery verify {self.what}` says more"
+            what = f"every engine of {self.what} that fits {self.machine.name} is lost"
+            raise IntegrityError("\n".join([f"{what}; {remedy}:", *lines]))
         if not self.candidates:
-            raise UnknownNameError(_nothing_fits(self))
+            wanted = self.machine.name + (f" in {self.policy.precision}" if self.policy.precision else "")
+            lines = [f"  {unit}: {reason}" for unit, reason in self.rejected] or ["  it has no engines at all"]
+            remedy = "add the target to the spec and build, or choose"
+            raise UnknownNameError("\n".join([f"{self.what} has no engine for {wanted}; {remedy}:", *lines]))
         ranked = tuple(candidate.entry for candidate in self.candidates)
         remarks = self.candidates[0].remarks
         return Resolution(ranked[0], _why(self.candidates), ranked, self.rejected, remarks, self.lost)
@@ -107,7 +123,7 @@ class EngineRanking:
             "what": self.what,
             "machine": {"target": self.machine.target.name, **asdict(self.machine)},
             "policy": asdict(self.policy),
-            "candidates": [_candidate_json(candidate) for candidate in self.candidates],
+            "candidates": [candidate.to_json() for candidate in self.candidates],
             "rejected": [{"unit": unit, "reason": reason} for unit, reason in self.rejected],
         }
 
@@ -144,7 +160,7 @@ def rank_engines(
     fitting = sorted((entry for entry, reason in judged if reason is None), key=lambda entry: _rank(entry, machine))
     speeds = timed(fitting) if len(fitting) > 1 else {}
     candidates = tuple(
-        EngineCandidate(entry, _fit(entry, machine)[1], (*remarks(entry, machine), *_busy(speed)), speed)
+        EngineCandidate(entry, _fit(entry, machine)[1], remarks(entry, machine, speed), speed)
         for entry in _by_speed(fitting, machine, speeds)
         for speed in (speeds.get(entry.digest or ""),)
     )
@@ -170,18 +186,14 @@ def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | Non
     return unmet[0].words if unmet else None
 
 
-def remarks(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
+def remarks(entry: EngineEntry, machine: Machine, speed: MeasuredSpeed | None = None) -> tuple[str, ...]:
     """Remarks on a compatible engine: what could not be checked, or differs without rejecting it."""
     words = [found.words for found in evaluate(entry.requires, machine) if not found.rules_out]
     if _is_foreign(entry, machine):
         words.append(f"{entry.status} on {entry.hardware.sm}, and not tried on {machine.target.sm}")
+    if speed and speed.busy:
+        words.append("timed on a busy machine, and so not ranked by speed")
     return tuple(filter(None, words))
-
-
-def _needs_session_option(entry: EngineEntry, machine: Machine) -> bool:
-    """Whether the machine's CPU would saturate an engine's integer sums, unless it is opened to be exact."""
-    found = evaluate([item for item in entry.requires if isinstance(item, SessionOption)], machine)
-    return any(item.state == "unmet" for item in found)
 
 
 def _is_foreign(entry: EngineEntry, machine: Machine) -> bool:
@@ -228,28 +240,19 @@ def _by_speed(
         yield from alike
 
 
-def _busy(speed: MeasuredSpeed | None) -> tuple[str, ...]:
-    return ("timed on a busy machine, and so not ranked by speed",) if speed and speed.busy else ()
-
-
 def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, bool, str]:
     preference = CPU_PREFERENCE if machine.is_cpu else GPU_PREFERENCE
     order = preference.index(entry.precision) if entry.precision in preference else len(preference)
-    if _needs_session_option(entry, machine):  # which costs much of what int8 gains, and all of it on small models
+    exact = evaluate([item for item in entry.requires if isinstance(item, SessionOption)], machine)
+    if any(item.state == "unmet" for item in exact):
+        # This CPU would saturate the engine's integer sums; opened to be exact it loses most of what int8 gains.
         order = preference.index("fp32") + 1
     foreign = entry.cpu != machine.cpu
     return _fit(entry, machine)[0], entry.status != "proven", order, foreign, entry.target
 
 
-def _candidate_json(candidate: EngineCandidate) -> dict[str, Any]:
-    entry = candidate.entry
-    names = ("unit", "target", "precision", "backend", "status", "reason", "digest", "size_bytes")
-    speed = candidate.speed and asdict(candidate.speed)
-    details = {"fit": candidate.fit, "remarks": list(candidate.remarks), "speed": speed}
-    return {name: getattr(entry, name) for name in names} | details
-
-
 def _why(candidates: Sequence[EngineCandidate]) -> str:
+    """Why the first candidate was chosen: its fit, precision and status, and how it compares with the others."""
     best, others = candidates[0], [candidate.entry for candidate in candidates[1:]]
     facts = f"{best.fit}; {best.entry.precision}, {best.entry.status}"
     if not others:
@@ -260,33 +263,17 @@ def _why(candidates: Sequence[EngineCandidate]) -> str:
 
 
 def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
-    """How much faster the first is than those that are its equals otherwise; None where that did not decide."""
+    """How much faster the first is than those that are its equals otherwise; None where speed did not decide."""
     best = candidates[0]
     alike = [item for item in candidates[1:] if (item.fit, item.entry.status) == (best.fit, best.entry.status)]
-    ratios = [_ratio(item, best) for item in alike]
-    if not ratios or None in ratios:
+    ratios = []
+    for speed in (item.speed for item in alike):
+        if not (speed and best.speed and speed.buckets == best.speed.buckets) or speed.busy or best.speed.busy:
+            return None
+        ratios.append(speed.seconds / best.speed.seconds)
+    if not ratios:
         return None
     pairs = zip(alike[:3], ratios, strict=False)
     times = ", ".join(f"{item.entry.unit} takes {ratio:.2f} times as long" for item, ratio in pairs)
     own = " by their runtime alone" if best.speed and best.speed.timed == "runtime" else ""
     return f"the fastest as timed on such a machine{own}: {times}"
-
-
-def _ratio(candidate: EngineCandidate, best: EngineCandidate) -> float | None:
-    one, other = candidate.speed, best.speed
-    comparable = one and other and one.buckets == other.buckets and not (one.busy or other.busy)
-    return one.seconds / other.seconds if one and other and comparable else None
-
-
-def _nothing_fits(found: EngineRanking) -> str:
-    precision = found.policy.precision
-    wanted = found.machine.name + (f" in {precision}" if precision else "")
-    lines = [f"  {unit}: {reason}" for unit, reason in found.rejected] or ["  it has no engines at all"]
-    remedy = "add the target to the spec and build, or choose"
-    return "\n".join([f"{found.what} has no engine for {wanted}; {remedy}:", *lines])
-
-
-def _all_lost(found: EngineRanking) -> str:
-    lines = [f"  {unit}: {reason}" for unit, reason in found.lost]
-    remedy = f"restore their blobs, or build again; `enginery verify {found.what}` says more"
-    return "\n".join([f"every engine of {found.what} that fits {found.machine.name} is lost; {remedy}:", *lines])

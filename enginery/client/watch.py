@@ -1,4 +1,4 @@
-"""Following a channel: what stands at `current` is always a whole, verified engine, and soon the one that is promoted.
+"""Follows a channel: the link `current` always leads to a complete, verified engine, of the version that is promoted.
 
 ::
 
@@ -7,14 +7,13 @@
       current -> 3-8a41c0b2d9e7f631
 
 A swap is one rename over the link `current`. A server that opens `current/...` gets the old engine or the new one; the
-old folder stays for those who have it open. A registry that is out of reach, a version in which nothing fits and a
-download that fails change nothing; they are said, and tried again. An unchanged channel costs one conditional request;
-with a trust policy, what is served is asked about at each look, too (`trust_recheck`).
+old folder stays for servers that have it open. A registry that is out of reach, a version without a compatible engine
+and a failed download change nothing; they are reported, and tried again. An unchanged channel costs one conditional
+request.
 
-Whether what a watcher serves is still trusted, asked at every look: keys are revoked while channels stand still.
-
-What is served is never taken away: the server has it open, and a key is not the only reason for a refusal. It is said,
-and a file beside `current` says so too, as long as it lasts: a readiness probe can look for it.
+With a trust policy, the version that is served is checked again at every look (`TrustRecheck`), since keys are revoked
+while channels stay. An engine that is trusted no longer is not taken away, because a server has it open: that is
+reported, and a file `distrusted` beside `current` says so for as long as it lasts, for readiness probes to find.
 """
 
 import fcntl
@@ -31,12 +30,13 @@ from threading import Event
 
 from enginery.client.fetch import BlobFetcher, Origin
 from enginery.client.hooks import Hook
-from enginery.client.pull import Pulled, ask, bring, bring_best, folder_name
+from enginery.client.pull import Pulled, download_best, download_engine, folder_name, locate_and_rank
 from enginery.client.resolve import Policy, Resolution
 from enginery.core import parsing
 from enginery.core.errors import EngineryError, InputError, IntegrityError, UnavailableError, UnknownNameError
 from enginery.core.hardware.machine import Machine
 from enginery.core.names import Reference
+from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import make_folder, reachable, sync_folder, write_whole
 from enginery.registry.store.layout import channel_key
@@ -44,10 +44,12 @@ from enginery.registry.trust import require
 from enginery.registry.trust.policy import VARIABLE, TrustPolicy
 from enginery.registry.trust.requirement import UntrustedError
 from enginery.registry.versions import lookup
-from enginery.registry.versions.channels import names
-from enginery.registry.versions.lookup import Located
+from enginery.registry.versions.lookup import Located, channel_names
 
 CURRENT = "current"
+# The file beside `current` that says why what is served is trusted no longer.
+MARK = "distrusted"
+_MAX_BYTES = 4 << 20
 _LOCK = ".enginery-watch.lock"
 _HOOKED = ".enginery-hooked"
 _STAGING = ".enginery-staging-"
@@ -57,9 +59,9 @@ _JITTER = 0.2
 
 @dataclass(frozen=True)
 class Swap:
-    """What `current` leads to. folder: the one behind the link.  previous: name of the folder there before, or ''.
+    """What `current` points to. folder: the one behind the link.  previous: name of the one before, or ''.
 
-    swapped: whether the link was moved by this look.  origin: where the engine's bytes came from.
+    swapped: whether this look moved the link.  origin: where the engine's bytes came from.
     """
 
     model: str
@@ -83,8 +85,8 @@ class Swap:
 class ChannelWatcher:
     """Follows one channel into one folder.
 
-    store: opens the registry, and is asked each time.  interval_s: between looks, a fifth more or less at random.
-    keep: folders beside the current one that stay.  say: called with a message when something happens.
+    store: opens the registry; called at each look.  interval_s: seconds between looks, a fifth more or less at random.
+    keep: number of older folders that stay.  say: called with a message when something happens.
 
     Raises InputError for a reference that is no channel.
     """
@@ -116,16 +118,15 @@ class ChannelWatcher:
         self._complaint = ""
 
     def once(self) -> Swap:
-        """Look once. Raises what went wrong; `current` then leads to where it did."""
+        """Look once, and return what is served. Raises what went wrong; `current` then stays as it was."""
         with self._alone():
             return self._look()
 
     def run(self, stop: Event) -> Swap | None:
-        """Look until `stop` is set; what is served then.
+        """Look until `stop` is set; return what is served then.
 
         Raises InputError at the first look, for what will not pass by itself. Later it is reported like any other
         error: a file that somebody is editing must not end the watcher.
-
         """
         with self._alone():
             while not stop.is_set():
@@ -140,7 +141,7 @@ class ChannelWatcher:
         return self._served
 
     def _ends(self, error: EngineryError) -> bool:
-        """Whether it will not pass by itself, and nothing was served before it came."""
+        """Whether an error will not pass by itself, and nothing was served before it."""
         wrong = isinstance(error, InputError) and not isinstance(error, UnknownNameError)
         return wrong and self._served is None
 
@@ -151,9 +152,9 @@ class ChannelWatcher:
             swap = self._follow(store)
         except EngineryError as error:  # about where the channel leads; what is served is another question
             if not isinstance(error, UnavailableError) and not self._ends(error):
-                self._trust_recheck.ask(store)
+                self._trust_recheck.check(store)
             raise
-        self._trust_recheck.ask(store)
+        self._trust_recheck.check(store)
         self._call_hook(swap)
         return swap
 
@@ -162,7 +163,7 @@ class ChannelWatcher:
         channel = str(self._reference.channel)
         data, tag = store.read_if_changed(channel_key(self._reference.model, channel), self._tag)
         if not tag:
-            known = ", ".join(names(store, self._reference.model)) or "none"
+            known = ", ".join(channel_names(store, self._reference.model)) or "none"
             raise UnknownNameError(f"there is no channel {self._reference.model}:{channel}; there are: {known}")
         if data is not None or self._served is None:
             self._served, whole = self._serve(store)
@@ -171,10 +172,10 @@ class ChannelWatcher:
         return self._served
 
     def _serve(self, store: Store) -> tuple[Swap, bool]:
-        """What is served now, and whether that is the best engine: False where a better one is lost."""
-        located, answer = ask(store, self._reference, self._machine, self._policy)
+        """Download and swap; return what is served then, and whether it is the best engine: False if that is lost."""
+        located, answer = locate_and_rank(store, self._reference, self._machine, self._policy)
         with reachable(f"writing {self._dest}"):
-            pulled = bring_best(answer, lambda resolution: self._bring(store, located, resolution))
+            pulled = download_best(answer, lambda resolution: self._download(store, located, resolution))
             folder = self._dest / folder_name(located, pulled.engine)
             previous = self._swap(folder.name)
         swap = Swap(
@@ -198,18 +199,18 @@ class ChannelWatcher:
         self._prune(folder.name, previous)
         return swap, not pulled.resolution.lost
 
-    def _bring(self, store: Store, located: Located, resolution: Resolution) -> Pulled:
-        """An engine in its folder: one that is there is looked at, and mended; a new one appears whole."""
+    def _download(self, store: Store, located: Located, resolution: Resolution) -> Pulled:
+        """Download an engine to its folder: a new one appears complete, in an old one what is damaged is replaced."""
         folder = self._dest / folder_name(located, resolution.chosen)
         place = folder if folder.is_dir() else self._dest / f"{_STAGING}{str(resolution.chosen.digest)[:16]}"
-        pulled = bring(store, located, resolution, place, self._fetcher())
+        pulled = download_engine(store, located, resolution, place, self._fetcher())
         if place != folder:
             place.rename(folder)
             sync_folder(self._dest)
         return pulled
 
     def _swap(self, name: str) -> str:
-        """Lead `current` to a folder; return where it led before."""
+        """Point `current` to the folder `name`; return where it pointed before."""
         current = self._dest / CURRENT
         before = _read_link(current)
         if before != name:
@@ -231,15 +232,19 @@ class ChannelWatcher:
             shutil.rmtree(path, ignore_errors=True)
 
     def _call_hook(self, swap: Swap) -> None:
-        marker = self._dest / _HOOKED
-        if self._hook is None or _text(marker) == swap.folder.name:
+        """Call the hook for what is served, if it has not succeeded for that before."""
+        if self._hook is None:
             return
+        marker = self._dest / _HOOKED
+        with suppress(OSError):
+            if marker.read_text() == swap.folder.name:
+                return
         if failure := self._hook(swap.facts()):
             raise EngineryError(f"{failure}; it is called again at the next look")
         write_whole(marker, swap.folder.name.encode())
 
     def _complain(self, text: str) -> None:
-        """Say what is wrong, once for as long as it stays the same."""
+        """Report an error, once for as long as it stays the same."""
         if text != self._complaint:
             served = _read_link(self._dest / CURRENT)
             self._say(f"{text}\n{f'keeping {served}' if served else 'nothing is served yet'}")
@@ -258,22 +263,6 @@ class ChannelWatcher:
             yield
 
 
-def _read_link(link: Path) -> str:
-    with suppress(OSError):
-        return os.readlink(link)  # noqa: PTH115 - the text, as it was written
-    return ""
-
-
-def _text(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text()
-    return ""
-
-
-MARK = "distrusted"
-_MAX_BYTES = 4 << 20
-
-
 class TrustRecheck:
     """Rechecks the trust policy for the version that the link `current` points to. trust: as in `resolve.Policy`; a
     file is read at every check."""
@@ -281,36 +270,30 @@ class TrustRecheck:
     def __init__(self, current: Path, trust: TrustPolicy | Path | str | None) -> None:
         self._current, self._trust = current, trust
         self._mark = current.parent / MARK
-        self._known: tuple[str, Located] | None = None
+        self._known: tuple[str, Manifest] | None = None
 
-    def ask(self, store: Store) -> None:
-        """Ask the trust policy about what is served, and leave or take away the mark.
+    def check(self, store: Store) -> None:
+        """Check the version that is served against the trust policy, and write or delete the mark accordingly.
 
         Raises UntrustedError when it is trusted no longer, or by a policy that cannot be read; UnknownNameError and
-        UnavailableError, which change nothing, when that cannot be told.
+        UnavailableError, which change nothing, when the version cannot be read.
         """
+        folder = _read_link(self._current)
         if self._trust is None and not os.environ.get(VARIABLE):
-            self._say(None)
-        elif (located := self._find_served(store)) is not None:
+            self._write_mark(None)
+        elif folder:
+            if self._known is None or self._known[0] != folder:
+                self._known = folder, self._read_served(store)
             try:
-                require(store, located.manifest, self._trust)
+                require(store, self._known[1], self._trust)
             except (UntrustedError, InputError) as error:
                 reason = f"TRUSTED NO LONGER, and still served: {error}"
-                self._say(reason)
+                self._write_mark(f"{reason}\n".encode())
                 raise UntrustedError(f"{reason}\n{self._mark} stays there until that changes") from error
-            self._say(None)
+            self._write_mark(None)
 
-    def _find_served(self, store: Store) -> Located | None:
-        """The version that is served, as the registry has it; None where nothing is. Read once a version."""
-        try:
-            folder = os.readlink(self._current)  # noqa: PTH115 - the text, as it was written
-        except OSError:
-            return None
-        if self._known is None or self._known[0] != folder:
-            self._known = folder, self._read(store)
-        return self._known[1]
-
-    def _read(self, store: Store) -> Located:
+    def _read_served(self, store: Store) -> Manifest:
+        """The manifest, from the registry, of the version that the description behind `current` names."""
         with reachable(f"reading {self._current}"):
             descriptions = sorted(self._current.glob("*.json"))
             data = descriptions[0].read_bytes() if descriptions else b""
@@ -329,14 +312,20 @@ class TrustRecheck:
                 f"{self._current} leads to {model}@{version} with manifest {digest}, and that is now "
                 f"{manifest.digest}: it was replaced by hand; run `enginery verify`"
             )
-        return Located(Reference(model, version), manifest)
+        return manifest
 
-    def _say(self, reason: str | None) -> None:
-        """Write the mark, or take it away."""
+    def _write_mark(self, content: bytes | None) -> None:
+        """Write the mark with this content, or delete it (None); nothing is written where it is so already."""
         before = None
         with suppress(OSError):
             before = self._mark.read_bytes()
-        wanted = None if reason is None else f"{reason}\n".encode()
-        if wanted != before:
+        if content != before:
             with reachable(f"writing {self._mark}"):
-                write_whole(self._mark, wanted) if wanted is not None else self._mark.unlink(missing_ok=True)
+                write_whole(self._mark, content) if content is not None else self._mark.unlink(missing_ok=True)
+
+
+def _read_link(link: Path) -> str:
+    """Where a link points, as it was written; '' where there is none."""
+    with suppress(OSError):
+        return os.readlink(link)  # noqa: PTH115
+    return ""

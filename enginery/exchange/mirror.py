@@ -24,8 +24,7 @@ from enginery.registry.trust import require
 from enginery.registry.trust.policy import TrustPolicy
 from enginery.registry.trust.signatures import read_bundle
 from enginery.registry.versions import channels
-from enginery.registry.versions.channels import Channel
-from enginery.registry.versions.lookup import locate
+from enginery.registry.versions.lookup import Channel, locate
 from enginery.registry.versions.policies import canary_pass
 
 _AT_ONCE = 4

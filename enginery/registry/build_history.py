@@ -1,19 +1,18 @@
-"""The history of builds, and the prediction of a build's seconds and memory from it.
+"""The history of builds: what they took, the prediction of a build's seconds and memory from it, and their totals.
 
-Two documents for each backend: the builds of one model, and the newest of all models. Each is bounded in size and
-changed by compare-and-swap; a run reads them when it builds its first unit, and appends its builds in a few batches. So
-a prediction costs one or two reads per run. A history is a cache: one that cannot be read counts as empty.
+The history is two documents for each backend: the builds of one model, and the newest of all models. Each is bounded
+in size and changed by compare-and-swap; a run reads them when it builds its first unit, and appends its builds in a few
+batches, so that a prediction costs one or two reads per run. A history is a cache: one that cannot be read is empty.
 
-Totals of builds by state over the life of a registry, and a histogram of their times: counters that only increase.
-
-A flow's process lives for minutes, too short to be scraped; so each run adds its builds to one document, which
-`enginery metrics` prints. The histogram's buckets are cumulative, as Prometheus has them.
+The totals are counters over the life of a registry that only increase, with a histogram of build times whose buckets
+are cumulative, as Prometheus has them. Each run adds its builds to them, since its process is too short-lived to be
+scraped; `enginery metrics` prints them.
 """
 
 import math
 import statistics
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from enginery.core import parsing
@@ -33,6 +32,10 @@ MOST_OF_BACKEND = 200
 # Number of builds nearest in graph size that predict a unit that was never built, and the largest factor between sizes.
 NEIGHBOURS = 5
 MOST_STRETCH = 8.0
+# Upper bounds in seconds of the histogram: from a CPU graph to a large engine that is tuned for hours.
+BUCKETS_S = (1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
+# The most combinations of state, target and backend that are counted; there are far fewer targets and backends.
+MOST_LINES = 2000
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,9 @@ class History:
         alike = [past for past in known if past.target == request.target.name] or known
         alike = [past for past in alike if past.precision == request.precision] or alike
         alike.sort(key=lambda past: abs(math.log(size / past.graph_bytes)))
-        chosen = [(past, _stretch(size / past.graph_bytes)) for past in alike[:NEIGHBOURS]]
+        chosen = [
+            (past, min(max(size / past.graph_bytes, 1 / MOST_STRETCH), MOST_STRETCH)) for past in alike[:NEIGHBOURS]
+        ]
         words = f"{pluralize(len(chosen), 'build')} of {request.backend}, scaled by the size of the graph"
         return _expectation(chosen, words) if chosen else None
 
@@ -129,19 +134,17 @@ def remember_builds(store: Store, builds: Mapping[str, Sequence[Past]]) -> None:
 
     Raises UnavailableError, and ConflictError when a document keeps changing.
     """
+
+    def add(key: str, new: Sequence[Past], most: int) -> None:
+        # Sets: where the response to a write was lost, the write is repeated, and must add nothing twice.
+        change(
+            store, key, lambda data: canonical_json(encode(_HistoryDocument(_newest({*read_pasts(data), *new}, most))))
+        )
+
     for backend, pasts in builds.items():
-        by_model: dict[str, list[Past]] = {}
-        for past in pasts:
-            by_model.setdefault(past.model, []).append(past)
-        for model, of_model in by_model.items():
-            _add(store, history_key(backend, model), of_model, MOST_OF_MODEL)
-        _add(store, history_key(backend), pasts, MOST_OF_BACKEND)
-
-
-def _add(store: Store, key: str, pasts: Iterable[Past], most: int) -> None:
-    new = tuple(pasts)
-    # Sets: a write whose answer was lost is tried again, and what it added is there already.
-    change(store, key, lambda data: canonical_json(encode(_HistoryDocument(_newest({*read_pasts(data), *new}, most)))))
+        for model in dict.fromkeys(past.model for past in pasts):
+            add(history_key(backend, model), [past for past in pasts if past.model == model], MOST_OF_MODEL)
+        add(history_key(backend), pasts, MOST_OF_BACKEND)
 
 
 def _newest(pasts: set[Past], most: int) -> tuple[Past, ...]:
@@ -171,17 +174,6 @@ def _expectation(found: Sequence[tuple[Past, float]], basis: str) -> Expectation
     return Expectation(statistics.median(seconds) if seconds else None, round(peak, 1), len(found), basis)
 
 
-def _stretch(ratio: float) -> float:
-    return min(max(ratio, 1 / MOST_STRETCH), MOST_STRETCH)
-
-
-TOTALS_MAX_BYTES = 4 << 20
-# Upper bounds in seconds: from a CPU graph in a second to a large engine that is tuned for hours.
-BUCKETS_S = (1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
-# Targets are GPU generations and products, backends are installed ones: far fewer. Beyond it nothing new is counted.
-MOST_LINES = 2000
-
-
 @dataclass(frozen=True)
 class BuildTally:
     """Builds of a backend for a target with one final state: count, seconds (their sum), and the number that took at
@@ -199,7 +191,7 @@ class BuildTally:
         """State, target and backend."""
         return self.state, self.target, self.backend
 
-    def and_one_of(self, seconds: float) -> "BuildTally":
+    def with_build(self, seconds: float) -> "BuildTally":
         """The tally with one more build that took `seconds`."""
         buckets = tuple(n + (seconds <= bound) for n, bound in zip(self.buckets, BUCKETS_S, strict=True))
         return replace(self, count=self.count + 1, seconds=round(self.seconds + seconds, 3), buckets=buckets)
@@ -229,7 +221,7 @@ def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]], hits: in
             for past in pasts:
                 new = BuildTally(past.outcome, past.target, backend)
                 if new.labels in tallies or len(tallies) < MOST_LINES:
-                    tallies[new.labels] = tallies.get(new.labels, new).and_one_of(past.seconds)
+                    tallies[new.labels] = tallies.get(new.labels, new).with_build(past.seconds)
         lines = tuple(tally for _, tally in sorted(tallies.items()))
         return canonical_json(encode(Totals(lines, known.hits + hits, known.misses + misses)))
 
@@ -238,9 +230,8 @@ def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]], hits: in
 
 def read_totals(data: bytes | None) -> Totals:
     """Parse the totals document; zeros where it is absent or malformed."""
-
     try:
-        found = parsing.parse_as(data, TOTALS_MAX_BYTES, Totals) if data else Totals()
+        found = parsing.parse_as(data, MAX_BYTES, Totals) if data else Totals()
     except IntegrityError:
         return Totals()
     whole = all(len(tally.buckets) == len(BUCKETS_S) for tally in found.builds)

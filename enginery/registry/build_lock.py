@@ -1,7 +1,7 @@
 """Build locks: of several runs that build the same thing, on any machines, one builds and the others wait.
 
-A lock saves work and is not needed for correctness: two runs that build at once make the same version twice, and
-records and publication join them. So a lock may be taken from a holder that seems dead: one whose document did not
+A lock saves work and is not needed for correctness: two runs that build at once make the same version twice, and the
+second publication finds the first. So a lock may be taken from a holder that seems dead: one whose document did not
 change for `DEAD_AFTER_S` by the clock of the waiting run, or whose process has ended on this machine.
 """
 
@@ -64,7 +64,9 @@ def hold_build_lock(
 
     what: the work, for the messages of waiting runs.  say: called with the holder in words, whenever it changes.
     """
-    mine = _take(store, name, _myself(what), say)
+    me, now = this_process(), leases.stamp(leases.now())
+    mine = LockHolder(what, me.host, me.namespace, me.pid, threading.get_ident(), me.began, 0, now, now)
+    mine = _take(store, name, mine, say)
     stop = threading.Event()
     beating = threading.Thread(target=_beat, args=(store, name, mine, stop), daemon=True)
     beating.start()
@@ -73,7 +75,7 @@ def hold_build_lock(
     finally:
         stop.set()
         beating.join()
-        with suppress(EngineryError):  # whoever waits finds out by itself
+        with suppress(EngineryError):  # a waiting run notices that the lock is not renewed
             held = _read(store.read(build_lock_key(name)))
             if held is not None and _same(held, mine):
                 store.remove(build_lock_key(name))
@@ -104,7 +106,7 @@ def _take(store: Store, name: str, mine: LockHolder, say: Callable[[str], object
             seen, since = data or b"", time.monotonic()
         if holder is None or holder.gone or time.monotonic() - since > DEAD_AFTER_S:
             mine = replace(mine, since=leases.stamp(leases.now()))
-            with suppress(UndecidedError):  # the next look tells
+            with suppress(UndecidedError):  # the next read shows who wrote
                 if store.replace(key, canonical_json(asdict(mine)), data):
                     return mine
             continue
@@ -128,11 +130,6 @@ def _beat(store: Store, name: str, mine: LockHolder, stop: threading.Event) -> N
 
 def _same(one: LockHolder, other: LockHolder) -> bool:
     return replace(one, beat=0, touched="") == replace(other, beat=0, touched="")
-
-
-def _myself(what: str) -> LockHolder:
-    me, now = this_process(), leases.stamp(leases.now())
-    return LockHolder(what, me.host, me.namespace, me.pid, threading.get_ident(), me.began, 0, now, now)
 
 
 def _read(data: bytes | None) -> LockHolder | None:

@@ -1,12 +1,8 @@
-"""Finds what is kept: versions by rule, and every blob that one of their documents names.
+"""What garbage collection keeps, and what is garbage: versions by rule and by pin, and blobs by reference.
 
 Any 64 hexadecimal digits in a document of a kept version count as a digest, whatever the field, so that blobs of
 documents that a later release adds beside a manifest (a signature, a bill of materials) are kept, too. A blob kept
 needlessly costs space; one deleted wrongly costs an engine.
-
-Finds garbage: versions that no rule keeps, remains of versions, and blobs that nothing kept refers to.
-
-Pins: versions that garbage collection never deletes, whatever their age and channels.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,9 +17,9 @@ from enginery.registry.leases import digests_in, hold_lease, secure_version, sta
 from enginery.registry.manifest import Manifest, parse
 from enginery.registry.records import read_record
 from enginery.registry.store.base import Store, place_of
-from enginery.registry.store.layout import BLOBS, MODELS, RECORDS, RUNS, TIMING, manifest_key, pin_key, pins_prefix
-from enginery.registry.versions import channels
-from enginery.registry.versions.channels import Channel
+from enginery.registry.store.layout import BLOBS, MODELS, RECORDS, RUNS, TIMING, manifest_key, model_prefix, pin_key
+from enginery.registry.versions import lookup
+from enginery.registry.versions.lookup import Channel
 
 _AT_ONCE = 16
 Version = tuple[str, str]
@@ -83,7 +79,7 @@ def find_kept_versions(store: Store, known: RegistryInventory, rules: Rules) -> 
             case [model, "pins", name] if name.endswith(".json"):
                 reasons.setdefault((model, name.removesuffix(".json")), []).append("pinned")
             case [model, "channels", name] if name.endswith(".json"):
-                channel = channels.read(store, model, name.removesuffix(".json"))
+                channel = lookup.read_channel(store, model, name.removesuffix(".json"))
                 for version in find_served_versions(channel, rules.moves) if channel else ():
                     reasons.setdefault((model, version), []).append(f"channel {name.removesuffix('.json')}")
     there = set(known.versions)
@@ -113,16 +109,13 @@ def find_needed_digests(
         for key, data in zip(documents, pool.map(store.read, documents), strict=True):
             if data is not None:
                 if key in manifests and not damaged:
-                    _check(place_of(store, key), data, manifests[key])
+                    model, version = manifests[key]
+                    try:
+                        parse(data, model=model, version=version, place=place_of(store, key))
+                    except IntegrityError as error:
+                        raise IntegrityError(f"{error}; nothing is collected while it is there") from error
                 named.update(digests_in(data))
     return named
-
-
-def _check(place: str, data: bytes, version: Version) -> None:
-    try:
-        parse(data, model=version[0], version=version[1], place=place)
-    except IntegrityError as error:
-        raise IntegrityError(f"{error}; nothing is collected while it is there") from error
 
 
 def _newest(versions: list[str], count: int) -> set[str]:
@@ -169,12 +162,13 @@ def find_garbage(store: Store, rules: Rules) -> Garbage:
     needed = find_needed_digests(store, known, kept)
     orphans = [digest for digest in stored if is_digest(digest) and digest not in needed]
     why = _reasons(store, known, versions) if orphans else {}
-    blobs = {digest: (why.get(digest, "nothing refers to it"), _size(store, digest)) for digest in orphans}
+    # A blob that was deleted meanwhile has size 0.
+    blobs = {d: (why.get(d, "nothing refers to it"), store.stored_size(d) or 0) for d in orphans}
     return Garbage(kept, versions, remains, blobs)
 
 
 def _reasons(store: Store, known: RegistryInventory, versions: tuple[Version, ...]) -> dict[str, str]:
-    """The reason why each orphaned blob is one: what it was a part of."""
+    """Digest -> what refers to it, of blobs that records or the given versions, which are to be deleted, name."""
     found: dict[str, str] = {}
     for key in store.list(RECORDS):
         record = read_record(store.read(key))
@@ -187,17 +181,9 @@ def _reasons(store: Store, known: RegistryInventory, versions: tuple[Version, ..
     return found
 
 
-def _size(store: Store, digest: str) -> int:
-    """A blob's size in bytes; 0 if it was deleted meanwhile."""
-    try:
-        return store.size(digest)
-    except IntegrityError:
-        return 0
-
-
 def list_pinned(store: Store, model: str) -> list[str]:
     """A model's pinned versions in the order of their names. Lists keys, and reads no pin."""
-    prefix = pins_prefix(model)
+    prefix = model_prefix("pins", model)
     names = (name.removesuffix(".json") for name in store.children(prefix) if name.endswith(".json"))
     return sorted(filter(is_name, names), key=version_order)
 

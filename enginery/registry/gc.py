@@ -1,27 +1,22 @@
 """Garbage collection in two phases: mark garbage now, and after a grace period delete what still is garbage.
 
-Sound at every interleaving with writers that hold a `guard`; see docs/guides/retention.md for the argument.
-
-Garbage collection of a registry, safe while others write.
-
-The argument for why nothing that is needed can be deleted is in docs/guides/retention.md ("Why a collection never hurts
-a publication"); its three parts are `tombstones`, `leases` and `guard` of `writers`. Here `marks` decides what is
-kept, `garbage` finds the rest, and `gc` deletes it.
+`garbage` decides what is kept and what is garbage. Nothing that a writer with a lease needs is deleted, at whatever
+moment (`leases`); docs/guides/retention.md ("Why a collection never hurts a publication") has the argument.
 """
 
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from enginery.core.errors import ConflictError
 from enginery.registry import build_lock, garbage, leases
-from enginery.registry import runs as journal
 from enginery.registry.garbage import Garbage, Rules, find_garbage
 from enginery.registry.leases import Sweeper, Tombstone, Tombstones
 from enginery.registry.records import read_record
+from enginery.registry.runs import prune, surplus
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import BLOBS, RECORDS, blob_key, lease_key, manifest_key, version_prefix
 
@@ -74,15 +69,12 @@ def collect(
     garbage marks that cannot be read, since these may refer to anything.
     """
     found = find_garbage(store, rules or Rules())
-    if not delete:
-        result = _summarize(store, found, leases.read_tombstones(store), grace, {}, acted=False)
-        return _with_runs(result, journal.surplus(store), "due")
     sweep = _Sweep(store, rules or Rules(), grace, say)
-    sweep.mark_garbage(found)
-    sweep.run()
-    store.sweep()
-    result = _summarize(store, found, leases.read_tombstones(store), grace, sweep.gone, acted=True)
-    return _with_runs(result, journal.prune(store), "deleted")
+    if delete:
+        sweep.mark_garbage(found)
+        sweep.run()
+        store.sweep()
+    return _summarize(store, found, grace, sweep.gone, acted=delete)
 
 
 @dataclass
@@ -113,22 +105,22 @@ class _Sweep:
     def run(self) -> None:
         """Phase 2, in batches: set names to going, find again what is needed, delete the rest, update the marks."""
         held: set[str] = set()
-        while batch := sorted(name for name in self._due() if name not in held)[:BATCH]:
+        while True:
+            marked, latest = leases.read_tombstones(self.store).waiting, leases.now() - self.grace
+            due = (name for name, item in marked.items() if item.since <= latest and name not in held)
+            if not (batch := sorted(due)[:BATCH]):
+                break
             taken = self._take(batch)
             deletable = self._find_deletable(taken)
             for name in deletable:
                 self._delete(name)
             held.update(taken.keys() - deletable)
             self._close(taken, deletable)
-        self._forget()
+        self._delete_dead_records()
         for lease in leases.list_leases(self.store):
             if not lease.is_held(leases.now()):
                 self.store.remove(lease_key(lease.id))
         build_lock.remove_stale_locks(self.store)
-
-    def _due(self) -> Iterator[str]:
-        latest = leases.now() - self.grace
-        return (name for name, item in leases.read_tombstones(self.store).waiting.items() if item.since <= latest)
 
     def _take(self, batch: list[str]) -> dict[str, Tombstone]:
         sweeper = Sweeper(self.id, f"{socket.gethostname()} {os.getpid()}", leases.now() + SWEEPING)
@@ -179,9 +171,9 @@ class _Sweep:
 
         leases.update_tombstones(self.store, change)
 
-    def _forget(self) -> None:
-        """Delete the records of which a blob is gone: they count for nothing. (One that is written this very moment
-        may go with them: then a step runs again.)"""
+    def _delete_dead_records(self) -> None:
+        """Delete the records that count for nothing, since a blob of theirs is gone. (One that is being written may be
+        deleted too: then its step runs again.)"""
         stored = {key.rpartition("/")[2] for key in self.store.list(BLOBS)}
         for key in self.store.list(RECORDS):
             record = read_record(self.store.read(key))
@@ -198,18 +190,13 @@ class _Sweep:
             )
 
 
-def _with_runs(result: Collected, runs: list[str], state: str) -> Collected:
-    """Also the old runs: documents that nothing refers to, which need no tombstone. Their logs are blobs, and garbage
-    from the next collection on."""
-    return replace(
-        result, items=(*result.items, *(GarbageItem("run", run, "newer runs are kept", 0, state) for run in runs))
-    )
+def _summarize(store: Store, found: Garbage, grace: timedelta, gone: Mapping[str, str], *, acted: bool) -> Collected:
+    """The result of a collection, which also deletes the old runs if it acted. gone: name -> kind of what was deleted.
 
-
-def _summarize(
-    store: Store, found: Garbage, known: Tombstones, grace: timedelta, gone: Mapping[str, str], *, acted: bool
-) -> Collected:
-    now, held = leases.now(), [lease for lease in leases.list_leases(store) if lease.is_held(leases.now())]
+    Nothing refers to a run's document, so that it needs no tombstone. Its logs are blobs, and garbage from then on.
+    """
+    known, now = leases.read_tombstones(store), leases.now()
+    held = [lease for lease in leases.list_leases(store) if lease.is_held(now)]
     oldest = min((lease.seen for lease in held), default=None)
 
     def item(kind: str, name: str, why: str, size: int) -> GarbageItem:
@@ -223,11 +210,10 @@ def _summarize(
         return GarbageItem(kind, name, why, size, "waiting" if due > now else "held" if blocked else "due", due)
 
     items = [item(*row) for row in found.rows()]
-    items += [
-        GarbageItem("record", key, "a blob it speaks of is deleted", 0, "deleted")
-        for key in gone
-        if gone[key] == "record"
-    ]
+    records = (key for key, kind in gone.items() if kind == "record")
+    items += [GarbageItem("record", key, "a blob it speaks of is deleted", 0, "deleted") for key in records]
+    old, state = (prune(store), "deleted") if acted else (surplus(store), "due")
+    items += [GarbageItem("run", run, "newer runs are kept", 0, state) for run in old]
     kept = {f"{model}@{version}": why for (model, version), why in found.kept.items()}
     writers = tuple(f"{lease.what} ({lease.holder}, until {leases.stamp(lease.expires)})" for lease in held)
     return Collected(tuple(items), kept, writers, acted)

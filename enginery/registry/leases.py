@@ -1,28 +1,17 @@
-"""The clock of leases and of the grace period, in one place so that tests can replace it.
+"""Leases and garbage marks: nothing that a writer to a registry refers to is deleted by garbage collection meanwhile.
 
-Only these compare times of two machines, whose clocks may differ by `SKEW`: others treat a lease as held for that much
-longer than it says, and its holder relies on it for that much shorter.
+Garbage marks are one document that lists what shall be deleted, changed by compare-and-swap only. A name on it is a
+blob's digest or `model@version`. It is *waiting* until its grace period is over; then a collection makes it *going*,
+and only what is going is deleted.
 
-Garbage marks: one document that lists what shall be deleted, changed by compare-and-swap only.
+A lease is a document of a running writer. It records the generation of the garbage marks when the writer began: what
+was marked later is kept while the lease is held, and of what was marked before the writer removes the marks. So a
+writer does this, in this order: `hold_lease`; `Guard.secure` the names; check that they exist; write what refers to
+them. One that needs a name that is going must run again later. docs/guides/retention.md ("Why a collection never hurts
+a publication") has the argument why this is enough.
 
-A name on it is a blob's digest or `model@version`. It is *waiting* until its grace period is over; then the sweep makes
-it *going*, and only what is going is deleted. A writer that needs a waiting name removes its mark
-(`guard.Guard.secure`); one that needs a name that is going must run again later.
-
-Leases: documents of running writers. Garbage collection deletes nothing that their holders may refer to.
-
-A lease records the generation of the garbage marks that its holder had read. What was marked later is kept as long as
-the lease is held; for what was marked before, the holder removes the marks (`guard.Guard.secure`) before it refers to
-it.
-
-The protocol by which a writer keeps garbage collection from deleting what it refers to.
-
-In this order: take a lease; `secure` the names; check that they exist; write what refers to them; release the lease.
-
-Protects writers to a registry from garbage collection: nothing that they refer to is deleted meanwhile.
-
-Writers call `guard`; `leases` record who writes, `tombstones` what is marked as garbage, `clock` gives the time.
-The argument for why this is enough is in docs/guides/retention.md ("Why a collection never hurts a publication").
+Only leases and grace periods compare times of two machines, whose clocks may differ by `SKEW`: others take a lease as
+held for that much longer than it says, and its holder relies on it for that much shorter.
 """
 
 import os
@@ -44,10 +33,21 @@ from enginery.registry.store.base import Store
 from enginery.registry.store.layout import LEASES, TOMBSTONES, lease_key, manifest_key, version_prefix
 
 SKEW = timedelta(minutes=5)
+FORMAT = 1
+TOMBSTONES_MAX_BYTES = 48 << 20
+# The most names that are marked, so that the document stays below what a store takes; the rest waits for the next run.
+MOST_TOMBSTONES = 200_000
+LEASE_MAX_BYTES = 1 << 16
+# Duration of a publication's lease: far longer than its requests take; a killed one delays collections for so long.
+PUBLISHING = timedelta(hours=1)
+# Of a whole build's lease, in which compilers run for hours.
+BUILDING = timedelta(hours=24)
+
+_DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
 def now() -> datetime:
-    """The current time in UTC."""
+    """The current time in UTC; tests replace this function."""
     return datetime.now(UTC)
 
 
@@ -65,12 +65,6 @@ def read_stamp(value: object, path: str) -> datetime:
     if found.tzinfo is None:
         raise Malformed(f"{path} is {str(value)[:80]!r}; it must say its time zone")
     return found
-
-
-FORMAT = 1
-TOMBSTONES_MAX_BYTES = 48 << 20
-# The rest waits for the next run, so that the document stays below what a store takes.
-MOST_TOMBSTONES = 200_000
 
 
 @dataclass(frozen=True)
@@ -92,7 +86,10 @@ class Sweeper:
 
 @dataclass(frozen=True)
 class Tombstones:
-    """The garbage marks by name. generation: increases whenever names are added.  sweeper: who deletes, if anybody."""
+    """The garbage marks by name. generation: increases whenever names are added.
+
+    sweeper: the collection that is deleting, or None.
+    """
 
     generation: int = 0
     waiting: Mapping[str, Tombstone] = field(default_factory=dict)
@@ -101,20 +98,28 @@ class Tombstones:
 
     def to_bytes(self) -> bytes:
         """The document as it is stored."""
+        marks = {
+            kind: {name: [stamp(item.since), item.generation] for name, item in found.items()}
+            for kind, found in (("waiting", self.waiting), ("going", self.going))
+        }
         sweeper = self.sweeper and {**vars(self.sweeper), "expires": stamp(self.sweeper.expires)}
-        return canonical_json(
-            {
-                "format": FORMAT,
-                "generation": self.generation,
-                "waiting": _names(self.waiting),
-                "going": _names(self.going),
-                "sweeper": sweeper,
-            }
-        )
+        return canonical_json({"format": FORMAT, "generation": self.generation, **marks, "sweeper": sweeper})
+
+    def without(self, names: frozenset[str]) -> "Tombstones":
+        """The marks without those of waiting `names`. Raises ConflictError if one of `names` is going."""
+        if going := sorted(names & self.going.keys()):
+            raise ConflictError(
+                f"{going[0]} is being deleted this moment by `enginery gc` "
+                f"({self.sweeper.by if self.sweeper else '?'}); run again when that is done (`enginery gc --delete` "
+                "also ends one that was killed)"
+            )
+        if names.isdisjoint(self.waiting):
+            return self
+        return replace(self, waiting={name: item for name, item in self.waiting.items() if name not in names})
 
 
 def read_tombstones(store: Store) -> Tombstones:
-    """Read the garbage marks. Raises IntegrityError when they cannot be read; then nobody may delete or publish."""
+    """Read the garbage marks. Raises IntegrityError when they are damaged: nothing may be deleted or published then."""
     return _parse_tombstones(store.read(TOMBSTONES))
 
 
@@ -132,10 +137,6 @@ def update_tombstones(store: Store, change: Callable[[Tombstones], Tombstones]) 
     return _parse_tombstones(base.change(store, TOMBSTONES, make))
 
 
-def _names(found: Mapping[str, Tombstone]) -> dict[str, list[object]]:
-    return {name: [stamp(tombstone.since), tombstone.generation] for name, tombstone in found.items()}
-
-
 def _parse_tombstones(data: bytes | None) -> Tombstones:
     if data is None:
         return Tombstones()
@@ -145,9 +146,9 @@ def _parse_tombstones(data: bytes | None) -> Tombstones:
             raise Malformed(f"format is {found}; this enginery reads {FORMAT}: upgrade enginery")
         return Tombstones(
             parsing.field(document, "generation", parsing.count),
-            parsing.field(document, "waiting", _tombstones),
-            parsing.field(document, "going", _tombstones),
-            parsing.field(document, "sweeper", parsing.optional(_sweeper)),
+            parsing.field(document, "waiting", _read_marks),
+            parsing.field(document, "going", _read_marks),
+            parsing.field(document, "sweeper", parsing.optional(_read_sweeper)),
         )
     except Malformed as error:
         raise IntegrityError(
@@ -155,19 +156,19 @@ def _parse_tombstones(data: bytes | None) -> Tombstones:
         ) from error
 
 
-def _tombstones(value: object, path: str) -> dict[str, Tombstone]:
+def _read_marks(value: object, path: str) -> dict[str, Tombstone]:
     if not isinstance(value, dict):
         raise Malformed(f"{path} is {str(value)[:80]!r}; it must be an object")
-    return {name: _tombstone(item, f"{path}.{name[:80]}") for name, item in value.items()}
+    found: dict[str, Tombstone] = {}
+    for name, item in value.items():
+        where = f"{path}.{name[:80]}"
+        if not (isinstance(item, list) and len(item) == 2):
+            raise Malformed(f"{where} is {str(item)[:80]!r}; it must be a time and a generation")
+        found[name] = Tombstone(read_stamp(item[0], where), parsing.count(item[1], where))
+    return found
 
 
-def _tombstone(value: object, path: str) -> Tombstone:
-    if not (isinstance(value, list) and len(value) == 2):
-        raise Malformed(f"{path} is {str(value)[:80]!r}; it must be a time and a generation")
-    return Tombstone(read_stamp(value[0], path), parsing.count(value[1], path))
-
-
-def _sweeper(value: object, path: str) -> Sweeper:
+def _read_sweeper(value: object, path: str) -> Sweeper:
     data = parsing.mapping(value, path)
     return Sweeper(
         parsing.field(data, "id", parsing.text, path),
@@ -176,17 +177,12 @@ def _sweeper(value: object, path: str) -> Sweeper:
     )
 
 
-LEASE_MAX_BYTES = 1 << 16
-# Of one publication: far longer than its requests take; a killed one delays collections for so long.
-PUBLISHING = timedelta(hours=1)
-# Of a whole build, in which compilers run for hours.
-BUILDING = timedelta(hours=24)
-
-
 @dataclass(frozen=True)
 class Lease:
-    """A writer's lease. what: the work, for messages.  holder: host and process number.  at, expires: its time.  seen:
-    the generation of the garbage marks that was read before."""
+    """A writer's lease. what: the work, for messages.  holder: host and process number.  at, expires: its time.
+
+    seen: the generation of the garbage marks that was read before.
+    """
 
     id: str
     what: str
@@ -210,33 +206,27 @@ def take_lease(store: Store, what: str, lasts: timedelta = PUBLISHING) -> Lease:
     return lease
 
 
-def release_lease(store: Store, lease: Lease) -> None:
-    """Delete a lease."""
-    store.remove(lease_key(lease.id))
-
-
 def list_leases(store: Store) -> list[Lease]:
     """All leases, held or expired. Raises IntegrityError for one that cannot be read, as it may protect anything."""
-    found = ((key, store.read(key)) for key in store.list(LEASES))
-    return [_parse_lease(key, data) for key, data in found if data is not None]
-
-
-def _parse_lease(key: str, data: bytes) -> Lease:
-    try:
-        document = parsing.parse_json(data, LEASE_MAX_BYTES)
-        return Lease(
-            key.removeprefix(LEASES).removesuffix(".json"),
-            parsing.field(document, "what", parsing.text),
-            parsing.field(document, "holder", parsing.text),
-            parsing.field(document, "at", read_stamp),
-            parsing.field(document, "expires", read_stamp),
-            parsing.field(document, "seen", parsing.count),
-        )
-    except Malformed as error:
-        raise IntegrityError(f"{key}: {error}; delete it when nobody publishes") from error
-
-
-_DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+    found: list[Lease] = []
+    for key in store.list(LEASES):
+        if (data := store.read(key)) is None:
+            continue
+        try:
+            document = parsing.parse_json(data, LEASE_MAX_BYTES)
+            found.append(
+                Lease(
+                    key.removeprefix(LEASES).removesuffix(".json"),
+                    parsing.field(document, "what", parsing.text),
+                    parsing.field(document, "holder", parsing.text),
+                    parsing.field(document, "at", read_stamp),
+                    parsing.field(document, "expires", read_stamp),
+                    parsing.field(document, "seen", parsing.count),
+                )
+            )
+        except Malformed as error:
+            raise IntegrityError(f"{key}: {error}; delete it when nobody publishes") from error
+    return found
 
 
 @dataclass(frozen=True)
@@ -247,8 +237,7 @@ class Guard:
     lease: Lease
 
     def secure(self, names: Iterable[str]) -> None:
-        """Remove the garbage marks of names (digests, `model@version`). Check that they exist after this call, not
-        before.
+        """Remove the garbage marks of names (digests, `model@version`); check only afterwards that they exist.
 
         Raises ConflictError when one is being deleted at this moment, or the lease has expired.
         """
@@ -257,7 +246,7 @@ class Guard:
             raise ConflictError(
                 f"{self.lease.what} took longer than its lease, until {stamp(self.lease.expires)}; run again"
             )
-        update_tombstones(self.store, lambda known: _without(known, wanted))
+        update_tombstones(self.store, lambda known: known.without(wanted))
 
 
 @contextmanager
@@ -267,8 +256,8 @@ def hold_lease(store: Store, what: str, lasts: timedelta = PUBLISHING) -> Iterat
     try:
         yield Guard(store, lease)
     finally:
-        with suppress(UnavailableError):  # it ends by itself
-            release_lease(store, lease)
+        with suppress(UnavailableError):  # it expires by itself
+            store.remove(lease_key(lease.id))
 
 
 def secure_version(guard: Guard, manifest: Manifest) -> None:
@@ -294,14 +283,3 @@ def digests_in(data: bytes) -> Iterator[str]:
 def version_name(model: str, version: str) -> str:
     """The name of a version among the garbage marks: 'model@version'."""
     return f"{model}@{version}"
-
-
-def _without(known: Tombstones, names: frozenset[str]) -> Tombstones:
-    if going := sorted(names & known.going.keys()):
-        raise ConflictError(
-            f"{going[0]} is being deleted this moment by `enginery gc` ({known.sweeper.by if known.sweeper else '?'}); "
-            "run again when that is done (`enginery gc --delete` also ends one that was killed)"
-        )
-    if names.isdisjoint(known.waiting):
-        return known
-    return replace(known, waiting={name: item for name, item in known.waiting.items() if name not in names})

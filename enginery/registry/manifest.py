@@ -1,17 +1,13 @@
 """The manifest: one immutable document that describes a version and names its blobs by digest.
 
 It is canonical JSON with the digest of its other fields, so that an edit by hand is detected when it is read. All
-names, digests and sizes are checked before they are used.
-
-Reading what an engine requires from a manifest that somebody else may have written.
-
-The build request behind a published engine.
+names, digests and sizes are checked before they are used. `request_of` gives the build request of a published engine.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 from enginery.core import parsing
 from enginery.core.codec import decode
@@ -29,8 +25,6 @@ _REMEDY = (
     "restore it from a copy; or build again, which publishes another version (change the spec's own, if it has one), "
     "then delete this file and run `enginery gc`"
 )
-
-
 T = TypeVar("T")
 
 
@@ -205,7 +199,10 @@ def parse(data: bytes, *, model: str | None = None, version: str | None = None, 
 
 
 def _read(data: dict[str, object]) -> Manifest:
-    _check_digest(data)
+    stated = read(data, "digest", parsing.digest)
+    actual = digest_of({key: value for key, value in data.items() if key != "digest"})
+    if stated != actual:
+        raise Malformed(f"its digest is {actual}, and it says {stated}: it was edited by hand or damaged")
     manifest = Manifest(
         model=read(data, "model", parsing.name),
         version=read(data, "version", parsing.name),
@@ -226,19 +223,18 @@ def _read(data: dict[str, object]) -> Manifest:
     return manifest
 
 
-def _check_digest(data: Mapping[str, object]) -> None:
-    stated = read(data, "digest", parsing.digest)
-    actual = digest_of({key: value for key, value in data.items() if key != "digest"})
-    if stated != actual:
-        raise Malformed(f"its digest is {actual}, and it says {stated}: it was edited by hand or damaged")
-
-
 def read_entry(value: object, path: str) -> EngineEntry:
-    """Read an `EngineEntry` that `EngineEntry.to_json` wrote. Raises Malformed."""
+    """Read an `EngineEntry` that `EngineEntry.to_json` wrote.
+
+    Raises Malformed, also for a usable engine without a file, a report or a processor requirement.
+    """
     data = parsing.mapping(value, path)
 
     def get(name: str, reader: Callable[[object, str], T]) -> T:
         return read(data, name, reader, path)
+
+    def profile(item: object, where: str) -> ShapeProfile:
+        return ShapeProfile(read(parsing.mapping(item, where), "inputs", parsing.many(_ranges), where))
 
     entry = EngineEntry(
         target=get("target", parsing.name),
@@ -258,24 +254,19 @@ def read_entry(value: object, path: str) -> EngineEntry:
         toolchain=get("toolchain", parsing.mapping_of(parsing.text)),
         inputs=get("inputs", parsing.many(_tensor)),
         outputs=get("outputs", parsing.many(_tensor)),
-        profiles=get("profiles", parsing.many(_profile)),
+        profiles=get("profiles", parsing.many(profile)),
         report=get("report", parsing.optional(parsing.digest)),
         checks=get("checks", parsing.mapping_of(parsing.count)),
         requires=get("requires", parsing.many(read_requirement)),
         notes=get("notes", parsing.many(parsing.text)),
     )
-    _check_usable(entry, path)
-    return entry
-
-
-def _check_usable(entry: EngineEntry, path: str) -> None:
-    """Raise Malformed for a usable engine without a file, a report or a processor requirement."""
     facts = {name: getattr(entry, name) for name in ("digest", "size_bytes", "suffix", "report")}
     missing = [name for name, value in facts.items() if value is None]
     if entry.usable and missing:
         raise Malformed(f"{path} ({entry.unit}) is {entry.status} and has no {missing[0]}")
     if entry.usable and not any(isinstance(item, Gpu | Cpu | Unknown) for item in entry.requires):
         raise Malformed(f"{path} ({entry.unit}) is {entry.status} and does not say which processor it requires")
+    return entry
 
 
 def _suffix(value: object, path: str) -> str:
@@ -286,17 +277,12 @@ def _suffix(value: object, path: str) -> str:
 
 
 def _tensor(value: object, path: str) -> TensorSpec:
+    def size(item: object, where: str) -> int | str:
+        return parsing.text(item, where) if isinstance(item, str) else parsing.count(item, where)
+
     data = parsing.mapping(value, path)
-    shape = read(data, "shape", parsing.many(_size), path)
+    shape = read(data, "shape", parsing.many(size), path)
     return TensorSpec(read(data, "name", parsing.text, path), read(data, "dtype", parsing.text, path), shape)
-
-
-def _size(value: object, path: str) -> int | str:
-    return parsing.text(value, path) if isinstance(value, str) else parsing.count(value, path)
-
-
-def _profile(value: object, path: str) -> ShapeProfile:
-    return ShapeProfile(read(parsing.mapping(value, path), "inputs", parsing.many(_ranges), path))
 
 
 def _ranges(value: object, path: str) -> tuple[str, Shape, Shape, Shape]:
@@ -307,11 +293,14 @@ def _ranges(value: object, path: str) -> tuple[str, Shape, Shape, Shape]:
     return parsing.text(items[0], path), low, opt, high
 
 
-def read_requirement(value: Any, path: str) -> Requirement:
-    """A requirement that `core.requirements.to_json` wrote. One of a kind, or with a field, that this enginery does not
-    know rules out its engine alone. Raises Malformed for a field of another type."""
+def read_requirement(value: object, path: str) -> Requirement:
+    """Read a requirement that `core.requirements.to_json` wrote.
+
+    One of an unknown kind or with an unknown field becomes `Unknown`, which no machine meets, so that it rules out its
+    engine alone. Raises Malformed for a field of another type.
+    """
     data = parsing.mapping(value, path)
-    kind = parsing.field(data, "kind", parsing.text, path)
+    kind = read(data, "kind", parsing.text, path)
     known = KINDS.get(kind)
     if known is None or data.keys() != {field.name for field in fields(known)}:
         return Unknown(kind, canonical_json(data).decode())
@@ -322,8 +311,7 @@ def read_requirement(value: Any, path: str) -> Requirement:
 
 
 def request_of(entry: EngineEntry) -> BuildRequest:
-    """The build request that an engine was built from. Raises IntegrityError if the entry's fields do not give its
-    build key."""
+    """The build request that an engine was built from. Raises IntegrityError if it has another build key."""
     request = make_request(entry)
     if request.key != entry.build_key:
         raise IntegrityError(f"{entry.unit}: its build key is {entry.build_key}, its fields give {request.key}")

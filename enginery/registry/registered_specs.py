@@ -1,4 +1,4 @@
-"""Registered specs: bundles of a spec and its files that a registry keeps for whoever builds them.
+"""Registered specs: bundles of a spec and its files, kept in the registry for the machines that build them.
 
 ::
 
@@ -7,7 +7,7 @@
 The last `KEPT` are remembered. Files of earlier ones are garbage for `enginery gc`, unless a version has them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -108,25 +108,20 @@ def find(store: Store, model: str, digest: str | None = None) -> Registration:
 
 def parse(data: bytes | None, model: str) -> list[Registration]:
     """Read a model's document. Raises IntegrityError."""
-    if data is None:
-        return []
-    try:
-        document = parsing.parse_json(data, MAX_BYTES)
-        return parsing.field(document, "registered", lambda value, path: [*parsing.many(_item(model))(value, path)])
-    except Malformed as error:
-        raise IntegrityError(f"{registered_key(model)}: {error}; delete it and register again") from error
 
-
-def _item(model: str) -> Callable[[object, str], Registration]:
     def read(value: object, path: str) -> Registration:
-        data = parsing.mapping(value, path)
-        bundle = SpecBundle.from_json(data.get("bundle"), f"{path}.bundle")
-        if bundle.model != model or bundle.digest != parsing.field(data, "digest", parsing.digest, path):
+        fields = parsing.mapping(value, path)
+        bundle = SpecBundle.from_json(fields.get("bundle"), f"{path}.bundle")
+        if bundle.model != model or bundle.digest != parsing.field(fields, "digest", parsing.digest, path):
             raise Malformed(f"{path}: its bundle is of {bundle.model} and has digest {bundle.digest}; it was edited")
-        at, by = (parsing.field(data, name, parsing.text, path) for name in ("at", "by"))
+        at, by = (parsing.field(fields, name, parsing.text, path) for name in ("at", "by"))
         return Registration(bundle, at, by)
 
-    return read
+    try:
+        document = parsing.parse_json(data, MAX_BYTES) if data is not None else {"registered": []}
+        return [*parsing.field(document, "registered", parsing.many(read))]
+    except Malformed as error:
+        raise IntegrityError(f"{registered_key(model)}: {error}; delete it and register again") from error
 
 
 def outside(name: str) -> str | None:

@@ -1,13 +1,8 @@
-"""The state of a run as values, as its document in the registry stores it.
-
-Runs in the registry: names, reading, and deletion of old ones.
-
-Records of pipeline runs: state, result, and the time and memory of builds.
-"""
+"""Runs in the registry: their state as values, and how they are named, read and deleted."""
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -30,6 +25,13 @@ State = Literal["running", "done", "failed", "interrupted"]
 ItemState = Literal["planned", "waiting", "running", "done", "built", "cached", "failed", "refused", "cancelled"]
 # States that a unit does not leave.
 OVER = ("done", "built", "cached", "failed", "refused", "cancelled")
+# The number of newest runs that are kept, of each model and of all.
+MOST_OF_MODEL = 20
+MOST = 2000
+# A run that began longer ago is dead, whatever its document says; a younger one that runs is never deleted.
+LONGEST_RUN_S = 48 * 3600
+_ID = re.compile(r"([0-9]{8}T[0-9]{6}Z)\.(.+)\.([0-9a-f]{6})")
+_LIVE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,9 @@ class RunState:
 
     def to_bytes(self) -> bytes:
         """The document as it is stored. Items leave out empty fields, since a run may have thousands of items."""
-        return canonical_json({**asdict(self), "items": [_drop_empty(asdict(item)) for item in self.items]})
+        empty: tuple[object, ...] = (None, "", (), [], 0)
+        items = [{name: value for name, value in asdict(item).items() if value not in empty} for item in self.items]
+        return canonical_json({**asdict(self), "items": items})
 
 
 def limit_items(items: Sequence[RunItem]) -> tuple[RunItem, ...]:
@@ -116,32 +120,6 @@ def limit_items(items: Sequence[RunItem]) -> tuple[RunItem, ...]:
     if len(items) <= MOST_ITEMS:
         return tuple(items)
     return tuple(sorted(items, key=lambda item: item.state in OVER and item.state != "failed")[:MOST_ITEMS])
-
-
-def parse_run(key: str, data: bytes) -> RunState:
-    """Read a run's document. Raises IntegrityError that names the key."""
-    try:
-        run = parsing.parse_as(data, MAX_BYTES, RunState)
-        if run.format != FORMAT:
-            raise IntegrityError(f"format is {run.format}; this enginery reads {FORMAT}: upgrade enginery")
-        if strange := [item.log for item in run.items if item.log and not is_digest(item.log)]:
-            raise IntegrityError(f"items.log is {strange[0][:80]!r}, which is no digest")
-    except IntegrityError as error:
-        raise IntegrityError(f"{key}: {error}; it is only a memory: delete it") from error
-    return run
-
-
-def _drop_empty(item: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in item.items() if value not in (None, "", (), [], 0)}
-
-
-# The newest so many of each model, and of all, are kept.
-MOST_OF_MODEL = 20
-MOST = 2000
-# A run that was begun so long ago is dead, whatever its document says; a newer one that runs is never pruned.
-LONGEST_RUN_S = 48 * 3600
-_ID = re.compile(r"([0-9]{8}T[0-9]{6}Z)\.(.+)\.([0-9a-f]{6})")
-_LIVE_BYTES = 8 << 20
 
 
 def new_id(model: str) -> str:
@@ -165,6 +143,19 @@ def read_run(store: Store, run: str) -> RunState | None:
     """Read a run; None if it does not exist. Raises IntegrityError if it cannot be read."""
     data = store.read(run_key(run))
     return None if data is None else parse_run(run_key(run), data)
+
+
+def parse_run(key: str, data: bytes) -> RunState:
+    """Read a run's document. Raises IntegrityError that names the key."""
+    try:
+        found = parsing.parse_as(data, MAX_BYTES, RunState)
+        if found.format != FORMAT:
+            raise IntegrityError(f"format is {found.format}; this enginery reads {FORMAT}: upgrade enginery")
+        if strange := [item.log for item in found.items if item.log and not is_digest(item.log)]:
+            raise IntegrityError(f"items.log is {strange[0][:80]!r}, which is no digest")
+    except IntegrityError as error:
+        raise IntegrityError(f"{key}: {error}; it is only a memory: delete it") from error
+    return found
 
 
 def read_runs(store: Store, runs: list[str]) -> Iterator[RunState]:
@@ -209,19 +200,14 @@ def surplus(store: Store) -> list[str]:
 def prune(store: Store) -> list[str]:
     """Delete surplus runs that cannot still be running, and return their names. The next `enginery gc` deletes their
     logs."""
-    gone = [run for run in surplus(store) if not _may_run(store, run)]
-    for run in gone:
+    gone = []
+    for run in surplus(store):
+        begun = datetime.fromisoformat(run.partition(".")[0])
+        if (datetime.now(UTC) - begun).total_seconds() <= LONGEST_RUN_S:
+            with suppress(EngineryError):  # a run that cannot be read is not running
+                if (found := read_run(store, run)) is not None and found.state == "running":
+                    continue
         for key in (run_live_key(run), run_key(run)):
             store.remove(key)
+        gone.append(run)
     return gone
-
-
-def _may_run(store: Store, run: str) -> bool:
-    begun = datetime.fromisoformat(run.partition(".")[0])
-    if (datetime.now(UTC) - begun).total_seconds() > LONGEST_RUN_S:
-        return False
-    try:
-        found = read_run(store, run)
-    except EngineryError:
-        return False
-    return found is not None and found.state == "running"

@@ -1,14 +1,10 @@
-"""Reading everything again: what is missing, corrupt, edited or pointing nowhere, and what nothing refers to.
+"""Reads a version or a whole registry again, and finds what is missing, corrupt, edited, or referred to by nothing.
 
-Problems are data. A *fault* means that something published cannot be served as it was; a *remark* is litter or a lost
-memory, and harms nobody.
-
-Documents that lead nowhere or cannot be read, for `verify`: remains of versions, pins, policies, leases.
-
-Reading everything again: what is missing, corrupt or pointing nowhere.
+Problems are data. A *fault* means that something published cannot be served as it was; any other problem wastes space
+or repeats work, and harms nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from enginery.core.digest import is_digest
@@ -18,17 +14,16 @@ from enginery.registry import garbage, leases
 from enginery.registry.evidence.attestations import attestations
 from enginery.registry.evidence.canaries import canaries
 from enginery.registry.evidence.latencies import latency_reports
-from enginery.registry.garbage import RegistryInventory, inventory
+from enginery.registry.garbage import inventory
 from enginery.registry.manifest import Manifest, Misplaced
-from enginery.registry.missing_blobs import MISSING, engine_sizes, find_lost
 from enginery.registry.records import read_record
 from enginery.registry.registered_specs import registrations
 from enginery.registry.store.base import Store
-from enginery.registry.store.files import BlobDigest, new_blake3_hasher
+from enginery.registry.store.files import new_blake3_hasher
 from enginery.registry.store.layout import BLOBS, LEASES, MODELS, RECORDS, blob_key, lease_key, registered_key
 from enginery.registry.trust.requirement import find_misplaced
-from enginery.registry.versions import channels, policies
-from enginery.registry.versions import lookup as versions
+from enginery.registry.versions import lookup, policies
+from enginery.registry.versions.lookup import MISSING, engine_sizes, find_lost
 
 FAULTS = ("missing", "corrupt", "size", "blake3", "edited", "misplaced", "dangling", "signature")
 
@@ -85,23 +80,30 @@ class _Findings:
 def verify(
     store: Store, reference: Reference | None = None, progress: Callable[[str], None] = lambda _: None
 ) -> Verification:
-    """Read a version's every byte, or the whole registry's, and compare. `progress` hears of each blob.
+    """Read every byte of a version, or of the whole registry, and compare digests. progress: called with each blob.
 
-    Raises UnknownNameError for a reference to nothing; what is damaged is reported and not raised.
+    Raises UnknownNameError for an unknown reference; damage is in the result and raises nothing.
     """
     found = _Findings(store, progress)
     if reference is not None:
-        _take(found, versions.locate(store, reference).manifest)
+        _take(found, lookup.locate(store, reference).manifest)
         _check_blobs(found, sorted(found.needed))
         return found.close()
-    for model in versions.models(store):
+    for model in lookup.models(store):
         _check_model(found, model)
     _take_registered(found)
-    stored = sorted(_stored_blobs(found))
+    stored = []
+    for key in store.list(BLOBS):
+        digest = key.rpartition("/")[2]
+        if is_digest(digest) and key == blob_key(digest):
+            stored.append(digest)
+        else:
+            found.add("stray", key, "not the name of a blob")
+    stored.sort()
     _check_blobs(found, sorted({*stored, *found.needed}))
     _check_litter(found, stored)
-    for kind, what, detail in find_orphans(store):
-        found.add(kind, what, detail)
+    _check_documents(found)
+    _check_leases(found)
     return found.close()
 
 
@@ -114,32 +116,30 @@ def repair(store: Store, verification: Verification) -> tuple[str, ...]:
 
 
 def _check_model(found: _Findings, model: str) -> None:
-    for version in versions.versions(found.store, model):
+    for version in lookup.versions(found.store, model):
         try:
-            _take(found, versions.load(found.store, model, version))
+            _take(found, lookup.load(found.store, model, version))
         except Misplaced as error:
             found.add("misplaced", f"{model}@{version}", str(error))
         except IntegrityError as error:
             found.add("edited", f"{model}@{version}", str(error))
             found.unread = True
-    for name in channels.names(found.store, model):
+    for name in lookup.channel_names(found.store, model):
         try:
-            versions.locate(found.store, Reference(model, channel=name))
-            _take_canaries(found, model, name)
+            lookup.locate(found.store, Reference(model, channel=name))
+            channel = lookup.read_channel(found.store, model, name)
         except EngineryError as error:
             found.add("dangling", f"{model}:{name}", str(error))
-
-
-def _take_canaries(found: _Findings, model: str, name: str) -> None:
-    """The reports that spoke for a channel's moves are evidence, and kept."""
-    channel = channels.read(found.store, model, name)
-    for move in channel.history if channel else ():
-        for digest in move.canary:
-            found.needed.setdefault(digest, []).append(f"{model}:{name} canary report of the move to {move.version}")
+            continue
+        # The canary reports that a channel's moves refer to must be kept.
+        for move in channel.history if channel else ():
+            for digest in move.canary:
+                what = f"{model}:{name} canary report of the move to {move.version}"
+                found.needed.setdefault(digest, []).append(what)
 
 
 def _take_registered(found: _Findings) -> None:
-    """What is registered shall be built, and its files are needed for that."""
+    """Add the files of registered specs, which are needed to build them."""
     for name in found.store.children(MODELS):
         model = name.removesuffix("/")
         try:
@@ -166,25 +166,12 @@ def _take(found: _Findings, manifest: Manifest) -> None:
             found.needed.setdefault(verdict.report, []).append(f"{reference} report of its canary on {verdict.target}")
     except IntegrityError as error:
         found.add("edited", reference, str(error))
-    _check_signatures(found, manifest)
+    # Signatures that cannot be read or are about something else; whose they are only a trust policy can say.
+    for key, detail in find_misplaced(found.store, manifest):
+        found.add("signature", key, detail, (reference,))
     for digest, loss in find_lost(found.store, engine_sizes(manifest)).items():
         if loss.kind == "size":  # what is missing is found with the other blobs
             found.add("size", digest, loss.detail, (f"{reference} {manifest.blobs()[digest]}",))
-
-
-def _check_signatures(found: _Findings, manifest: Manifest) -> None:
-    """Signatures that cannot be read or are about something else. Whose they are only a trust policy can say."""
-    for key, detail in find_misplaced(found.store, manifest):
-        found.add("signature", key, detail, (f"{manifest.model}@{manifest.version}",))
-
-
-def _stored_blobs(found: _Findings) -> Iterator[str]:
-    for key in found.store.list(BLOBS):
-        digest = key.rpartition("/")[2]
-        if is_digest(digest) and key == blob_key(digest):
-            yield digest
-        else:
-            found.add("stray", key, "not the name of a blob")
 
 
 def _check_blobs(found: _Findings, digests: list[str]) -> None:
@@ -200,22 +187,18 @@ def _check_blobs(found: _Findings, digests: list[str]) -> None:
         if actual.digest != digest:
             found.add("corrupt", digest, f"its bytes have digest {actual.digest}", affects)
         elif actual.blake3 is not None:
-            _check_blake3(found, actual)
+            # A manifest may be wrong about a sound blob: a pull that verifies it by BLAKE3 then fails.
+            for reference, claimed in found.blake3.get(digest, {}).items():
+                if claimed != actual.blake3:
+                    detail = f"says {claimed} of blob {digest}, whose BLAKE3 is {actual.blake3}"
+                    found.add("blake3", reference, detail, affects)
     if found.blake3 and new_blake3_hasher() is None:
         found.add("unchecked", "blake3", "the library is not installed, and pulls verify by it; pip install blake3")
 
 
-def _check_blake3(found: _Findings, actual: BlobDigest) -> None:
-    """A manifest that is wrong about a sound blob: whoever pulls it by its BLAKE3 is refused."""
-    for reference, claimed in found.blake3.get(actual.digest, {}).items():
-        if claimed != actual.blake3:
-            detail = f"says {claimed} of blob {actual.digest}, whose BLAKE3 is {actual.blake3}"
-            found.add("blake3", reference, detail, tuple(found.needed[actual.digest]))
-
-
 def _check_litter(found: _Findings, stored: list[str]) -> None:
-    known = garbage.inventory(found.store)
-    # By the collection's own measure: what it keeps is no orphan, though no manifest names it.
+    known = inventory(found.store)
+    # By the rules of garbage collection: what it keeps is no orphan, though no manifest names it.
     remembered = garbage.find_needed_digests(found.store, known, known.versions, damaged=True)
     for key in found.store.list(RECORDS):
         record = read_record(found.store.read(key))
@@ -230,56 +213,50 @@ def _check_litter(found: _Findings, stored: list[str]) -> None:
         found.add("stray", path, "left behind by a writer that died; the next build cleans it")
 
 
-Orphan = tuple[str, str, str]
-
-
-def find_orphans(store: Store) -> Iterator[Orphan]:
-    """Kind of problem, what has it, and the detail. See `verify.FAULTS`."""
-    known = inventory(store)
+def _check_documents(found: _Findings) -> None:
+    """Documents that refer to nothing: remains of versions, pins and channels."""
+    known = inventory(found.store)
     there = set(known.versions)
+    models = {model for model, _ in there}
     for (model, version), keys in known.folders.items():
         if (model, version) not in there:
             for key in keys:
-                yield "unreferenced", key, f"{model}@{version} has no manifest; `enginery gc` deletes it"
-    yield from _others(known)
-    for key in (*known.others, *store.list("policies/")):
-        yield from _policy(store, key)
-    yield from _retention(store)
-
-
-def _others(known: RegistryInventory) -> Iterator[Orphan]:
-    there = set(known.versions)
-    models = {model for model, _ in there}
+                found.add("unreferenced", key, f"{model}@{version} has no manifest; `enginery gc` deletes it")
     for key in known.others:
         match key.removeprefix(MODELS).split("/"):
             case [model, "pins", name] if (model, name.removesuffix(".json")) not in there:
-                yield "unreferenced", key, "a pin of a version that is not there"
+                found.add("unreferenced", key, "a pin of a version that is not there")
             case [model, "channels", _] if model not in models:
-                yield "dangling", key, f"{model} has no version"
+                found.add("dangling", key, f"{model} has no version")
             case [_, "versions", *_]:
-                yield "unreferenced", key, "no model or version can have that name; delete it by hand"
+                found.add("unreferenced", key, "no model or version can have that name; delete it by hand")
+    _check_policies(found, known.others)
 
 
-def _policy(store: Store, key: str) -> Iterator[Orphan]:
-    match key.split("/"):
-        case ["policies", name]:
-            model = None
-        case ["models", model, "policies", name]:
-            pass
-        case _:
-            return
+def _check_policies(found: _Findings, others: tuple[str, ...]) -> None:
+    """Policies that cannot be read. others: keys of documents of models, policies among them."""
+    model: str | None
+    for key in (*others, *found.store.list("policies/")):
+        match key.split("/"):
+            case ["policies", name]:
+                model = None
+            case ["models", model, "policies", name]:
+                pass
+            case _:
+                continue
+        try:
+            policies.read(found.store, model, name.removesuffix(".json"))
+        except EngineryError as error:
+            found.add("edited", key, str(error))
+
+
+def _check_leases(found: _Findings) -> None:
+    """Leases and garbage marks that cannot be read, and leases of writers that died."""
     try:
-        policies.read(store, model, name.removesuffix(".json"))
-    except EngineryError as error:
-        yield "edited", key, str(error)
-
-
-def _retention(store: Store) -> Iterator[Orphan]:
-    try:
-        leases.read_tombstones(store)
-        over = [lease for lease in leases.list_leases(store) if not lease.is_held(leases.now())]
+        leases.read_tombstones(found.store)
+        over = [lease for lease in leases.list_leases(found.store) if not lease.is_held(leases.now())]
     except IntegrityError as error:
-        yield "edited", LEASES, str(error)
+        found.add("edited", LEASES, str(error))
         return
     for lease in over:
-        yield "stray", lease_key(lease.id), f"lease of a writer that died: {lease.what}; `enginery gc` deletes it"
+        found.add("stray", lease_key(lease.id), f"lease of a writer that died: {lease.what}; `enginery gc` deletes it")

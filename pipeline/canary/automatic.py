@@ -12,7 +12,7 @@ from enginery.core.errors import InputError
 from enginery.core.hardware.machine import target_named
 from enginery.core.names import Reference, check_channel, check_model, check_version
 from enginery.registry.store.base import Store
-from enginery.registry.versions import channels, lookup
+from enginery.registry.versions import lookup
 from pipeline.canary.engines import check_shared_gpu, choose, choose_unrun
 from pipeline.canary.run import CanaryRun, run_canary
 from pipeline.canary.settle import attach
@@ -56,7 +56,7 @@ def sides_of(store: Store, wanted: CanaryRequest) -> tuple[Reference, Reference]
     """
     model, channel = check_model(wanted.model), check_channel(wanted.channel)
     candidate = lookup.load(store, model, check_version(wanted.version))
-    incumbent = channels.read(store, model, channel)
+    incumbent = lookup.read_channel(store, model, channel)
     if incumbent is None:
         return f"{model}:{channel} serves nothing yet; there is nothing to compare with"
     if incumbent.manifest == candidate.digest:

@@ -26,7 +26,7 @@ from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.versions import channels, lookup, policies
-from enginery.registry.versions.channels import Channel
+from enginery.registry.versions.lookup import Channel
 from pipeline.canary.verdicts import canary_passes, roll_back
 from validation.canary.report import MOST_BYTES, CanaryReport, read_report
 
@@ -132,7 +132,7 @@ def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str
     if (about := found.candidate.model) != model:
         raise InputError(f"canary report {report} is about {about}, not about {model}; no channel was moved")
     ran_on = attach(store, found, report).target
-    serving = channels.read(store, check_model(model), check_channel(channel))
+    serving = lookup.read_channel(store, check_model(model), check_channel(channel))
     if serving is None:
         return f"{model}:{channel} serves nothing; there is nothing to move"
     candidate = lookup.load(store, model, str(found.candidate.version))
@@ -150,7 +150,7 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
 
     Raises UnknownNameError for no such model, UntrustedError as `settle`.
     """
-    serving = channels.read(store, check_model(model), check_channel(channel))
+    serving = lookup.read_channel(store, check_model(model), check_channel(channel))
     found = lookup.versions(store, model)
     if not found:
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginery list` shows what there is")
@@ -158,7 +158,7 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
         return f"{model}:{channel} serves nothing; there is nothing to move"
     failed = _find_fail(store, serving)
     told = _roll_back(store, failed.report, channel) if failed else ""
-    if failed and channels.read(store, model, channel) != serving:
+    if failed and lookup.read_channel(store, model, channel) != serving:
         return told
     advanced = _advance(store, lookup.load(store, model, found[-1]), serving, say)
     return f"{told}; {advanced}" if told else advanced

@@ -18,8 +18,8 @@ from enginery.registry.evidence.canaries import canary_target
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import reachable, write_whole
-from enginery.registry.versions import channels
-from enginery.registry.versions.channels import Channel
+from enginery.registry.versions import channels, lookup
+from enginery.registry.versions.lookup import Channel
 from enginery.registry.versions.policies import CanaryPass
 from pipeline.compile.run_context import versions
 from validation.canary.judging.judge import Looks, judge
@@ -174,7 +174,7 @@ def canary_passes(
 
     Raises InputError unless every report is a PASS of exactly this version against what the channel serves.
     """
-    serving = channels.read(store, manifest.model, channel)
+    serving = lookup.read_channel(store, manifest.model, channel)
     words, passes, texts = [], [], []
     for path in reports:
         read_report_file(path)

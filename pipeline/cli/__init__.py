@@ -175,9 +175,9 @@ def _indent(lines: Sequence[str]) -> list[str]:
 def _say_last(chosen: Mapping[str, str], event: str, entries: Sequence[str]) -> None:
     """Why the command ended, in the format of its other lines."""
     if chosen.get("log_format") == "json":
-        from pipeline.progress.json_lines import JsonLines
+        from pipeline.progress.json_lines import write_line
 
-        JsonLines().tell(event, "error", message="\n".join(entry.removeprefix("error: ") for entry in entries))
+        write_line(event, "error", message="\n".join(entry.removeprefix("error: ") for entry in entries))
     else:
         say(visible("\n".join(entries)))
 

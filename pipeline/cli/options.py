@@ -14,7 +14,7 @@ import click
 
 from enginery.core.text import visible_json
 from enginery.core.types import PRECISIONS
-from enginery.registry import DEFAULT_REGISTRY
+from enginery.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
@@ -241,9 +241,9 @@ def emit_json(value: object) -> None:
 def say(text: str) -> None:
     """Progress and remarks, on stderr, so that stdout holds only the result."""
     if log_format() == "json":
-        from pipeline.progress.json_lines import JsonLines
+        from pipeline.progress.json_lines import write_line
 
-        JsonLines().tell("remark", message=text)
+        write_line("remark", message=text)
     else:
         echo(text, err=True)
 

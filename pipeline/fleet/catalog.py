@@ -19,7 +19,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from enginery.client.pull import look
+from enginery.client.pull import locate_engines
 from enginery.client.resolve import Policy
 from enginery.core.errors import EngineryError, UnavailableError
 from enginery.core.hardware.targets import parse_targets
@@ -170,7 +170,7 @@ def read_served(store: Store, demands: Sequence[Demand]) -> tuple[Served, ...]:
 
 def _look(store: Store, demand: Demand) -> Served:
     try:
-        located, engines = look(store, demand.reference, Policy())
+        located, engines = locate_engines(store, demand.reference, Policy())
     except UnavailableError:
         raise
     except EngineryError as error:

@@ -29,7 +29,7 @@ from enginery.registry.evidence.latencies import attach_latency
 from enginery.registry.manifest import EngineEntry, Manifest, make_request, request_of
 from enginery.registry.store.base import Store
 from enginery.registry.trust import require
-from enginery.registry.versions import channels, lookup
+from enginery.registry.versions import lookup
 from pipeline.compile.run_context import RunContext, shown_turn
 from pipeline.compile.steps.latency import time_engine
 from pipeline.compile.steps.proofs import try_to_prove
@@ -251,9 +251,8 @@ def prove(item: Pending, context: RunContext) -> list[PendingProof]:
 
 def _looked_at(store: Store, model: str) -> set[str]:
     found = lookup.versions(store, model)
-    served = {
-        channel.version for name in channels.names(store, model) if (channel := channels.read(store, model, name))
-    }
+    channels = (lookup.read_channel(store, model, name) for name in lookup.channel_names(store, model))
+    served = {channel.version for channel in channels if channel}
     return ({found[-1]} if found else set()) | (served & set(found))
 
 

@@ -14,9 +14,9 @@ from typing import Literal
 
 from enginery.core.errors import EngineryError, InputError
 from enginery.core.text import pluralize
-from enginery.registry import DEFAULT_REGISTRY
 from enginery.registry.registered_specs import addresses
 from enginery.registry.store.base import open_store
+from enginery.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.compile.composition import StepRunner
 from pipeline.intake.places import SCHEME, Bucket, Found, Place, below, files_below, place_at
 from pipeline.orchestration.run import Compiled, Executors, RunOptions, compile_once

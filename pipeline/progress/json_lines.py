@@ -17,6 +17,18 @@ from pipeline.progress.clocks import Clocks
 _LEVELS = {"failed": "error", "unproven": "warning"}
 
 
+def format_line(event: str, level: str = "info", **fields: object) -> str:
+    """One line: a JSON object with the time, the level, the event and the fields that are not None."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    line = {"time": precise_now(), "level": level, "event": event, **given}
+    return visible_json(json.dumps(line, ensure_ascii=False))
+
+
+def write_line(event: str, level: str = "info", **fields: object) -> None:
+    """Write such a line on stderr."""
+    print(format_line(event, level, **fields), file=sys.stderr, flush=True)
+
+
 class JsonLines(events.Progress):
     """Writes the events, each with `write`. about: what stands on every line."""
 
@@ -28,11 +40,7 @@ class JsonLines(events.Progress):
 
     def tell(self, event: str, level: str = "info", **fields: object) -> None:
         """Write one line. Fields that are None are left out."""
-        given = {name: value for name, value in fields.items() if value is not None}
-        line = json.dumps(
-            {"time": precise_now(), "level": level, "event": event, **self._about, **given}, ensure_ascii=False
-        )
-        self._write_alone(visible_json(line))
+        self._write_alone(format_line(event, level, **self._about, **fields))
 
     def of_run(self, model: str, run: str) -> "JsonLines":
         """Both stand on every line about it."""

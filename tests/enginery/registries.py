@@ -11,7 +11,7 @@ import pytest
 
 from builders.backends import discovery
 from enginery.client.fetch import BlobFetcher
-from enginery.client.pull import Pulled, ask, bring, bring_best
+from enginery.client.pull import Pulled, download_best, download_engine, locate_and_rank
 from enginery.client.resolve import Policy
 from enginery.core.digest import canonical_json, digest_of
 from enginery.core.hardware.machine import Machine
@@ -160,8 +160,8 @@ def pull(
     store: Store, reference: Reference, target: Target, dest: Path, fetcher: BlobFetcher | None = None, **policy: Any
 ) -> Pulled:
     """Bring the engine that fits best, as `Client.pull` does with a store that is open already."""
-    located, found = ask(store, reference, Machine.of(target), Policy(**policy))
-    return bring_best(found, lambda resolution: bring(store, located, resolution, dest, fetcher))
+    located, found = locate_and_rank(store, reference, Machine.of(target), Policy(**policy))
+    return download_best(found, lambda resolution: download_engine(store, located, resolution, dest, fetcher))
 
 
 def names_in(folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ from enginery.core.parsing import Malformed
 from enginery.core.types import CPU_KIND
 from enginery.registry.manifest import EngineEntry, Manifest, Status
 from enginery.registry.store.base import Store
-from enginery.registry.store.layout import attestation_key, attestations_prefix
+from enginery.registry.store.layout import attestation_key, evidence_prefix
 
 if TYPE_CHECKING:
     from enginery.core.reports.proof import Report
@@ -103,7 +103,7 @@ def attestations(store: Store, manifest: Manifest) -> Iterator[Attestation]:
 
 def attestation_documents(store: Store, manifest: Manifest) -> Iterator[tuple[Attestation, bytes]]:
     """All attestations of a version with their bytes. Raises IntegrityError for a damaged one."""
-    prefix = attestations_prefix(manifest.model, manifest.version)
+    prefix = evidence_prefix("attestations", manifest.model, manifest.version)
     for key in store.list(prefix):
         engine, _, name = key.removeprefix(prefix).partition("/")
         try:
@@ -114,22 +114,29 @@ def attestation_documents(store: Store, manifest: Manifest) -> Iterator[tuple[At
 
 
 def _judge(entry: EngineEntry, found: list[Attestation]) -> JudgedEntry:
-    """With the attestations of the kind of CPU it was built for; a GPU engine with all of them."""
+    """The engine with the status by the attestations on the kind of CPU it was built for; a GPU engine by all."""
     judged = JudgedEntry(**vars(entry))
     if entry.cpu is None or entry.digest is None:
-        status, reason = _word(entry, found)
+        status, reason = _combine(entry, found)
         return replace(judged, status=status, reason=reason)
     kinds = sorted({entry.cpu, *(item.cpu for item in found if item.cpu)})
-    words = {kind: _word(entry, [item for item in found if item.cpu == kind], kind == entry.cpu) for kind in kinds}
-    status, reason = words[entry.cpu]
+    statuses = {
+        kind: _combine(entry, [item for item in found if item.cpu == kind], kind == entry.cpu) for kind in kinds
+    }
+    status, reason = statuses[entry.cpu]
     return replace(
-        judged, status=status, reason=reason, on={k: word for k, word in words.items() if word[0] in DECIDED}
+        judged,
+        status=status,
+        reason=reason,
+        on={kind: found for kind, found in statuses.items() if found[0] in DECIDED},
     )
 
 
-def _word(entry: EngineEntry, found: list[Attestation], published: bool = True) -> tuple[Status, str]:
-    """Status and reason from attestations: of each machine the newest counts, and one failure outweighs all passes.
-    published: whether the manifest's status counts, too."""
+def _combine(entry: EngineEntry, found: list[Attestation], published: bool = True) -> tuple[Status, str]:
+    """Status and reason by attestations: of each machine the newest counts, and one failure outweighs all passes.
+
+    published: whether the manifest's status counts, too.
+    """
     newest = {item.host: item for item in sorted(found, key=lambda item: item.created_at)}
     failed = [item for item in newest.values() if item.verdict == "failed"]
     if not newest or (published and not entry.usable):

@@ -1,10 +1,10 @@
-"""Verdicts of canaries, one for each target that a published version was tried on: a GPU generation, a kind of CPU.
+"""Verdicts of canaries: each is of one run of a published version on one target, a GPU generation or a kind of CPU.
 
 They are stored beside the manifest, which does not change, and are deleted with the version. Each names the canary's
 report, a blob. Several runs on a target give one verdict (`verdict_on`), where a FAIL outweighs a PASS.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from enginery.core import parsing
@@ -18,7 +18,7 @@ from enginery.core.requirements import hardware_of
 from enginery.core.types import Target
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
-from enginery.registry.store.layout import canaries_prefix, canary_key
+from enginery.registry.store.layout import canary_key, evidence_prefix
 
 FORMAT = 1
 MAX_BYTES = 1 << 16
@@ -66,35 +66,30 @@ def attach_canary(store: Store, manifest: Manifest, found: CanaryVerdict) -> Non
         _read(data)
     except Malformed as error:
         raise InputError(f"the canary's report does not say what was compared, and where: {error}") from None
-    if found.target != UNKNOWN and not _runs(entry, found.target):
-        raise InputError(f"the canary's report is not in order: {entry.unit} does not run on {found.target}")
+    if found.target != UNKNOWN:
+        # Whether the engine may have run there, by what it was built for.
+        capability = parse_targets(found.target)[0].compute_capability if found.target.startswith("sm_") else None
+        processor = hardware_of(entry.requires)
+        if processor is None or judge(processor, Machine(capability)).state == "unmet":
+            raise InputError(f"the canary's report is not in order: {entry.unit} does not run on {found.target}")
     if not store.has(found.report):
         raise IntegrityError(f"canary report {found.report} is not in {store.uri}; run the canary again")
     key = canary_key(manifest.model, manifest.version, found.target, found.report)
     store.create(key, data)
 
 
-def _runs(entry: EngineEntry, target: str) -> bool:
-    """Whether an engine may have run on a target of canaries, by what it was built for."""
-    capability = parse_targets(target)[0].compute_capability if target.startswith("sm_") else None
-    processor = hardware_of(entry.requires)
-    return processor is not None and judge(processor, Machine(capability)).state != "unmet"
-
-
 def canaries(store: Store, manifest: Manifest) -> list[CanaryVerdict]:
     """All verdicts of a version, sorted by target and then by time. Raises IntegrityError for a damaged one."""
-    return sorted(_all(store, manifest), key=lambda found: (found.target, found.created_at))
-
-
-def _all(store: Store, manifest: Manifest) -> Iterator[CanaryVerdict]:
-    for key in store.list(canaries_prefix(manifest.model, manifest.version)):
+    verdicts = []
+    for key in store.list(evidence_prefix("canaries", manifest.model, manifest.version)):
         try:
             found = _read(store.read(key) or b"")
             if canary_key(manifest.model, manifest.version, found.target, found.report) != key:
                 raise Malformed("it is not the verdict its name says: it was edited by hand or moved")
         except Malformed as error:
             raise IntegrityError(f"{key} of {store.uri}: {error}; delete it, and run the canary again") from error
-        yield found
+        verdicts.append(found)
+    return sorted(verdicts, key=lambda found: (found.target, found.created_at))
 
 
 def _read(data: bytes) -> CanaryVerdict:

@@ -1,8 +1,6 @@
-"""Latency reports of published engines, for each kind of machine that they were timed on.
+"""Latency reports of published engines, for each kind of machine they were timed on, and the engines' speeds from them.
 
 Like attestations they are stored beside the manifest under the engine's digest; the manifest does not change.
-
-The speed of a version's engines on one kind of machine, from the latency reports stored beside the version.
 """
 
 import math
@@ -20,9 +18,11 @@ from enginery.core.parsing import Malformed
 from enginery.core.reports.latency import FORMAT, BucketLatency, LatencyReport, MachineKind
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import Store
-from enginery.registry.store.layout import latencies_prefix, latency_key
+from enginery.registry.store.layout import evidence_prefix, latency_key
 
 MAX_BYTES = 16 << 20
+# What was timed: the runtime's own call, or `Session.run` with its checks.
+Timed = Literal["runtime", "session"]
 
 
 def attach_latency(store: Store, manifest: Manifest, report: str) -> None:
@@ -46,8 +46,10 @@ def read_latency_report(store: Store, report: str) -> LatencyReport:
 
 
 def latencies(store: Store, manifest: Manifest) -> dict[str, list[LatencyReport]]:
-    """Engine's digest -> the newest report of each kind of machine, newest first. Raises IntegrityError for a damaged
-    report."""
+    """Engine's digest -> the newest report of each kind of machine, newest first.
+
+    Raises IntegrityError for a damaged report.
+    """
     newest: dict[tuple[str, MachineKind], LatencyReport] = {}
     for report in latency_reports(store, manifest):
         key = (report.engine, report.machine)
@@ -61,7 +63,7 @@ def latencies(store: Store, manifest: Manifest) -> dict[str, list[LatencyReport]
 
 def latency_reports(store: Store, manifest: Manifest) -> Iterator[LatencyReport]:
     """All latency reports of a version. Raises IntegrityError for a damaged one."""
-    prefix = latencies_prefix(manifest.model, manifest.version)
+    prefix = evidence_prefix("latency", manifest.model, manifest.version)
     for key in store.list(prefix):
         engine, _, name = key.removeprefix(prefix).partition("/")
         data = store.read(key) or b""
@@ -80,10 +82,6 @@ def _parse(data: bytes) -> LatencyReport:
         raise Malformed(f"format is {found}; this enginery reads {FORMAT}: upgrade enginery")
     parsing.field(document, "engine", parsing.digest)
     return decode(document, LatencyReport)
-
-
-# Of the runtime's own call, or of `Session.run` with its checks.
-Timed = Literal["runtime", "session"]
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def measured_speeds(
         if report := next(alike, None):
             newest[str(entry.digest)] = report
     buckets = [bucket for report in newest.values() for bucket in report.buckets]
-    timed: Timed = "runtime" if all(_runtime(bucket) for bucket in buckets) else "session"
+    timed: Timed = "runtime" if all(_median_s(bucket, "runtime") for bucket in buckets) else "session"
     speeds = {digest: _speed(report, timed) for digest, report in newest.items()}
     return {digest: speed for digest, speed in speeds.items() if speed}
 
@@ -129,23 +127,18 @@ def _is_alike(kind: MachineKind, machine: Machine) -> bool:
 
 
 def _speed(report: LatencyReport, timed: Timed) -> MeasuredSpeed | None:
-    median = _runtime if timed == "runtime" else _session
-    times = {bucket.name: median(bucket) for bucket in report.buckets}
+    """The speed by one report; None where a bucket lacks a time of this kind, or there are none."""
+    times = {bucket.name: _median_s(bucket, timed) for bucket in report.buckets}
     known = [value for value in times.values() if value]
     if not known or len(known) != len(times):
         return None
     return MeasuredSpeed(sum(known), tuple(sorted(times)), bool(report.busy), timed)
 
 
-def _session(bucket: BucketLatency) -> float | None:
-    """Seconds of the median run; the mean where runs were too few for a median."""
-    return _seconds(bucket.middle.value if bucket.middle else bucket.mean_s)
-
-
-def _runtime(bucket: BucketLatency) -> float | None:
-    """Seconds of the runtime's own median call."""
-    return _seconds(bucket.runtime.value if bucket.runtime else None)
-
-
-def _seconds(value: float | None) -> float | None:
+def _median_s(bucket: BucketLatency, timed: Timed) -> float | None:
+    """Seconds of the median run, or of the mean one where runs were too few; of the runtime's call only the median."""
+    if timed == "runtime":
+        value = bucket.runtime.value if bucket.runtime else None
+    else:
+        value = bucket.middle.value if bucket.middle else bucket.mean_s
     return value if value is not None and 0 < value < math.inf else None

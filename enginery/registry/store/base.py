@@ -1,9 +1,7 @@
-"""The protocol of a registry's stores, and the functions that open them.
+"""The protocol of a registry's stores, the functions that open them, and the change of a document with many writers.
 
 A store has blobs (immutable, by digest) and documents (small, by key, changed by compare-and-swap). It has no notion of
 models, so that another kind of store needs one file and passes the same tests.
-
-Changes a document that has several writers: compare-and-swap, repeated after a lost race.
 """
 
 import os
@@ -21,6 +19,11 @@ from enginery.registry.store.files import BlobDigest
 from enginery.registry.store.folder import FileStore, open_folder
 
 __all__ = ["FileStore", "Store", "absolute_uri", "open_store"]
+
+# Enough for dozens of concurrent writers of one document.
+_ATTEMPTS = 200
+# A writer that lost a race waits at random up to so long, times its attempts, so that not all retry at once.
+_LOSERS_PAUSE_S = 0.01
 
 
 class Store(Protocol):
@@ -92,8 +95,10 @@ class Store(Protocol):
         ...
 
     def rehash(self, digest: str) -> BlobDigest:
-        """The digests of the bytes that are there under a blob's name, read anew (the BLAKE3 where the library is
-        there). Raises IntegrityError if absent."""
+        """The digests of a blob's stored bytes, read anew (with the BLAKE3 where its library is installed).
+
+        Raises IntegrityError if the blob is missing.
+        """
         ...
 
     def read(self, key: str) -> bytes | None:
@@ -111,13 +116,15 @@ class Store(Protocol):
     def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
         """Write a document if its content is `expected` (None: absent), and return whether this call wrote it.
 
-        Raises UndecidedError when the response was lost and the document's content does not tell: read it again.
+        Raises UndecidedError when the response was lost and the content does not show who wrote it: read it again.
         """
         ...
 
     def remove(self, key: str) -> None:
-        """Delete a document or a blob by its key, if it exists. Only `retention` may delete blobs: nothing else checks
-        what is still needed."""
+        """Delete a document or a blob by its key, if it exists.
+
+        Only `gc` may delete blobs, since it alone checks that nothing refers to them.
+        """
         ...
 
     def list(self, prefix: str = "") -> Iterator[str]:
@@ -136,11 +143,11 @@ class Store(Protocol):
         ...
 
     def strays(self) -> tuple[str, ...]:
-        """What dead writers left behind, in words; no key refers to it."""
+        """Files or uploads that dead writers left behind, in words; no key refers to them."""
         ...
 
     def sweep(self) -> int:
-        """Delete what dead writers left behind, but nothing of a running process, and return how many."""
+        """Delete what `strays` lists, and return how many; nothing of a running process is deleted."""
         ...
 
 
@@ -167,8 +174,6 @@ def open_store(uri: str | Path, *, create: bool = False) -> Store:
         from enginery.registry.store.s3.store import open_bucket
 
         return open_bucket(text, create=create)
-    if parts.scheme != "file":
-        raise InputError(f"registry {text}: scheme {parts.scheme!r} is not known; use a path, file:// or s3://")
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InputError(f"registry {text}: a file URI needs an absolute path, as in file:///srv/registry")
     return open_folder(Path(unquote(parts.path)), create=create)
@@ -181,21 +186,18 @@ def absolute_uri(uri: str) -> str:
     """
     if "://" not in uri:
         return f"file://{quote(str(Path(_not_empty(uri)).expanduser().absolute()))}"
-    parts = _split(uri)
-    if parts.scheme == "s3":
+    if _split(uri).scheme == "s3":
         from enginery.registry.store.s3.place import parse_place
 
         return parse_place(uri).uri
-    if parts.scheme != "file":
-        raise InputError(f"registry {uri}: scheme {parts.scheme!r} is not known; use a path, file:// or s3://")
     return uri
 
 
 def _split(text: str) -> SplitResult:
-    """The parts of a URI that may be repeated. Raises InputError for one with credentials, and repeats none of it.
+    """The parts of a file:// or s3:// URI. Raises InputError for any other, and for one with credentials, whose message
+    repeats none of it.
 
-    A secret may hold '/' and then lies outside what a URI's reader takes for the authority; only a file's path may
-    hold '@'.
+    A secret may hold '/', so that `urlsplit` takes a part of it for the path; only a file's path may hold '@'.
     """
     scheme, _, rest = text.partition("://")
     if "@" in (rest.partition("/")[0] if scheme == "file" else rest):
@@ -204,21 +206,18 @@ def _split(text: str) -> SplitResult:
             "AWS ways (environment, profile, role)"
         )
     try:
-        return urlsplit(text)
+        parts = urlsplit(text)
     except ValueError as error:
         raise InputError(f"registry {text[:200]!r} is not a URI ({error}); give a path, file:// or s3://") from error
+    if parts.scheme not in ("file", "s3"):
+        raise InputError(f"registry {text}: scheme {parts.scheme!r} is not known; use a path, file:// or s3://")
+    return parts
 
 
 def _not_empty(text: str) -> str:
     if not text.strip() or "\0" in text:
         raise InputError(f"registry {text!r} is not a path; give --registry or set ENGINERY_REGISTRY")
     return text
-
-
-# One limit for every document: a busy one has dozens of writers.
-_ATTEMPTS = 200
-# Whoever lost looks again a little later, so that many writers do not keep each other from writing.
-_LOSERS_PAUSE_S = 0.01
 
 
 def change(

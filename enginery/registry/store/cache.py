@@ -1,16 +1,14 @@
-"""Whether a file that was verified is still the same, without reading it again.
-
-Digesting a gigabyte takes seconds; that a file was not written since takes one look: device, inode, size, and the
-times of the last change of its content and of its inode, and the latter no program can set back. What differs in any of
-them is digested again. (So does git decide which files it looks into.) What this cannot see is a disk that changes bits
-by itself: `--rehash` looks into every file.
-
-This machine's cache of blobs from remote registries, shared by all its processes.
+"""This machine's cache of blobs from remote registries, shared by all its processes.
 
 A blob is verified before it enters, under a lock of its digest, so that of several processes one downloads it. The
 cache is bounded: the least recently used blobs are evicted first, and none that is being read. Everything in it can be
 deleted at any time. A blob that was verified by a manifest's BLAKE3 is stored under the pair of both digests (see
-`blob_digest`), and under its SHA-256 only after that was computed. (`flock`: Linux and other Unixes; on NFS version 4.)
+`files`), and under its SHA-256 only after that was computed. (`flock`: Linux and other Unixes; on NFS version 4.)
+
+A file that was verified is not digested again while its device, inode, size and the times of the last change of its
+content and of its inode are the same (`VerificationCache`; no program can set back the last of these, and git decides
+in the same way which files to read). Digesting a gigabyte takes seconds, and a look at these takes microseconds. A disk
+that changes bits by itself is not seen; `--rehash` reads every file.
 """
 
 import fcntl
@@ -29,11 +27,22 @@ from enginery.core.errors import InputError, IntegrityError
 from enginery.registry.store.download import journal_of
 from enginery.registry.store.files import BlobDigest, make_folder, rename_durably, start_atomic_write, sweep
 
+DEFAULT_BYTES = 16 << 30
+# Partial downloads that were not written to for a week are deleted.
+PARTIAL_S = 7 * 24 * 3600.0
+# Locks are shared by digests of equal beginning, so that their number has a bound.
+_LOCK_DIGITS = 3
+
+# Writes a blob's bytes into a stream and returns the digest of what it wrote.
+Download = Callable[[BinaryIO], str]
+# Writes a blob's bytes into a file, which may hold some of them, and returns the digest of its content then.
+Bring = Callable[[Path], str]
+# Device, inode, size in bytes, and the times in ns of the last change of content and of the inode.
 Facts = list[int]
 
-# A file may have several places on several file systems; more are forgotten, oldest first.
+# Files of one blob that are remembered; of more the oldest are forgotten.
 _KEPT = 8
-# A write within one tick of the kernel's clock leaves the times as they are, so a fresh file rests for some ticks.
+# A write within one tick of the kernel's clock leaves the times as they are: a new file is recorded some ticks later.
 _TICKS_S = 0.02
 
 
@@ -98,18 +107,6 @@ def _facts(path: Path) -> Facts:
     return [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
 
 
-DEFAULT_BYTES = 16 << 30
-# After a week nobody comes back to a download.
-PARTIAL_S = 7 * 24 * 3600.0
-# Locks are shared by digests of equal beginning, so that their number has a bound.
-_LOCK_DIGITS = 3
-
-# Writes a blob's bytes into a stream and returns the digest of what it wrote.
-Download = Callable[[BinaryIO], str]
-# Writes a blob's bytes into a file, which may hold some of them, and returns the digest of what is there then.
-Bring = Callable[[Path], str]
-
-
 @dataclass(frozen=True)
 class BlobCache:
     """A cache in `folder` of at most `limit_bytes`, which only blobs in use may exceed."""
@@ -142,8 +139,6 @@ class BlobCache:
         `bring` gets the file to write to, which keeps its content when `bring` fails, and returns the content's digest.
         Raises IntegrityError when it wrote other bytes, OSError, and whatever `bring` raises.
         """
-        for folder in ("blobs", "locks", "partial"):
-            make_folder(self.folder / folder)
         with self._lock(blob.digest):
             if rehash:
                 self.verifications.forget(blob)
@@ -180,7 +175,10 @@ class BlobCache:
         return self.folder / "blobs" / name
 
     def _sound(self, blob: BlobDigest) -> BlobDigest | None:
-        """The blob under which the blob is here, sound: its SHA-256's if need be. What is damaged goes."""
+        """The digests under which the blob is stored, if possible its SHA-256 alone; None if it is not stored.
+
+        A damaged file is deleted.
+        """
         for known in dict.fromkeys((blob.sha256_only, blob)):
             path = self._blob(known.name)
             if path.is_file():
@@ -190,7 +188,7 @@ class BlobCache:
         return blob if blob == blob.sha256_only and self._adopt(blob) else None
 
     def _adopt(self, blob: BlobDigest) -> bool:
-        """Whether a file that was verified by a BLAKE3 has this SHA-256; if so, it is renamed to the SHA-256's name."""
+        """Whether a file that was verified by a BLAKE3 has this SHA-256; it is then renamed to that."""
         for path in sorted((self.folder / "blobs").glob(f"{blob.name}-*")):
             if blob.matches(path):
                 path.replace(self._blob(blob.name))
@@ -200,10 +198,8 @@ class BlobCache:
 
     def _open_or_download(self, digest: str, path: Path, download: Download) -> BinaryIO:
         """The blob's file, locked against eviction; downloaded unless another process just did that."""
-        for folder in ("blobs", "locks", "tmp"):
-            make_folder(self.folder / folder)
         with self._lock(digest):
-            # Again, because another process may have brought it, or have evicted it right after this one did.
+            # In a loop, because another process may have downloaded it, or have evicted it right after this one did.
             while (stream := _open_shared(path)) is None:
                 if not self._adopt(BlobDigest(digest)):
                     self._download(digest, path, download)
@@ -212,13 +208,19 @@ class BlobCache:
 
     @contextmanager
     def _lock(self, digest: str) -> Iterator[None]:
+        """Hold the lock of a digest, in a cache whose folders are there."""
+        for folder in ("blobs", "locks", "partial", "tmp"):
+            make_folder(self.folder / folder)
         with (self.folder / "locks" / digest[:_LOCK_DIGITS]).open("ab") as lock:
             fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
             yield
 
     def _bring(self, blob: BlobDigest, bring: Bring) -> None:
         partial, path = self.folder / "partial" / blob.name, self._blob(blob.name)
-        self._forget_partials(blob.name)
+        for entry in os.scandir(self.folder / "partial"):
+            with suppress(FileNotFoundError):
+                if not entry.name.startswith(blob.name) and entry.stat().st_mtime < time.time() - PARTIAL_S:
+                    Path(entry.path).unlink()
         found = bring(partial)
         if found != blob.expected:
             raise IntegrityError(
@@ -226,13 +228,6 @@ class BlobCache:
             )
         rename_durably(partial, path, read_only=True)
         self.verifications.add(blob, path)
-
-    def _forget_partials(self, but: str) -> None:
-        """Delete the partial downloads of other blobs that were not written to for a week."""
-        for entry in os.scandir(self.folder / "partial"):
-            with suppress(FileNotFoundError):
-                if not entry.name.startswith(but) and entry.stat().st_mtime < time.time() - PARTIAL_S:
-                    Path(entry.path).unlink()
 
     def _download(self, digest: str, path: Path, download: Download) -> None:
         sweep(self.folder / "tmp")
@@ -242,21 +237,21 @@ class BlobCache:
                 raise IntegrityError(f"blob {digest} came as other bytes (their digest is {found}); it was not kept")
             file.commit(path, read_only=True)
 
-    def _entries(self) -> Iterator[tuple[float, int, Path]]:
-        """When each blob was last used, its size, and its file."""
+    def _evict(self) -> None:
+        """Delete the least recently used blobs until the rest fits, but none that is being read."""
+        found: list[tuple[float, int, Path]] = []
         for entry in os.scandir(self.folder / "blobs"):
             with suppress(FileNotFoundError):
                 facts, used = entry.stat(), self.verifications.last_used(entry.name)
-                yield facts.st_mtime if used is None else used, facts.st_size, Path(entry.path)
-
-    def _evict(self) -> None:
-        """Delete the least recently used blobs until the rest fits, but none that is being read."""
-        found = sorted(self._entries())
+                found.append((facts.st_mtime if used is None else used, facts.st_size, Path(entry.path)))
         excess = sum(size for _, size, _ in found) - self.limit_bytes
-        for _, size, path in found:
+        for _, size, path in sorted(found):
             if excess <= 0:
                 return
-            excess -= size if _unused_and_deleted(path) else 0
+            with suppress(OSError), path.open("rb") as stream:
+                fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+                excess -= size
 
 
 def local_cache() -> BlobCache | None:
@@ -282,11 +277,3 @@ def _open_shared(path: Path) -> BinaryIO | None:
         return stream
     stream.close()
     return None
-
-
-def _unused_and_deleted(path: Path) -> bool:
-    with suppress(OSError), path.open("rb") as stream:
-        fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
-        return True
-    return False

@@ -1,20 +1,17 @@
 """Downloads a blob over several connections, digests it on the way, and resumes after a killed process.
 
-A connection asks for a *span* of parts at once, because a request costs time at the server and on the way; the span
-shrinks towards the end, so that no connection is left with much while the others are done. Digests are sequential:
-parts come in any order, and are digested in theirs. What comes early is kept in memory as far as there is room, and
-read back from the file where there is none (it was written a moment ago, and is still the kernel's). So memory is
-bounded, and nobody waits for it.
+The blob is divided into parts of 8 MiB. A connection asks for a *span* of several parts at once, because each request
+has a latency; spans shrink towards the end, so that all connections finish at about the same time. Parts arrive in any
+order and are digested in theirs: a part that arrives early is kept in memory while there is room (`KEPT_PARTS`), and is
+otherwise read back from the file, most likely from the page cache. So memory is bounded, and no connection waits.
 
-Beside the file lies a journal of the parts that are complete; whoever takes it up reads those from the disk. The
-journal is believed only as far as the digest of the whole, at the end, agrees: the caller compares, and starts anew
-where it does not.
+A journal beside the file lists the parts that are complete; a later download of the same blob reads those from the
+disk. The journal is not trusted: the caller compares the digest of the whole, and starts anew where it differs.
 
-How many connections a download is worth.
-
-Few are fastest where a machine's own cores are the limit, or a link that they share. A single connection to S3 gives 85
-to 90 MB/s at best (https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html), so
-where each brings no more than that they are doubled, and doubled again while that pays.
+The number of connections starts at 4, since few are fastest where the machine's cores or a shared link are the limit.
+One connection to S3 gives 85 to 90 MB/s at best
+(https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html), so where each gives no
+more than that they are doubled, up to 16, as long as that raises the rate.
 """
 
 import json
@@ -23,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,11 +28,17 @@ from enginery.registry.store.files import BlobDigest
 
 PART_BYTES = 8 << 20
 SPAN_PARTS = 16
-# Parts that wait in memory for those before them: 96 MiB.
+# Parts that are kept in memory until those before them are digested: 96 MiB.
 KEPT_PARTS = 12
 _BLOCK_BYTES = 1 << 18
-# How long a failed or cancelled download waits for its connections.
+# How long a failed or cancelled download waits for its connections to end.
 _PATIENCE_S = 2.0
+
+CONNECTIONS = 4
+MOST_CONNECTIONS = 16
+SLOW_BYTES_S = 90e6
+# The least gain in rate from twice the connections that is not taken for chance.
+_GAIN = 1.25
 
 # Fills a view with the next bytes, or raises.
 Fill = Callable[[memoryview], None]
@@ -74,18 +77,19 @@ def download(
     *,
     part: int = PART_BYTES,
 ) -> str:
-    """Fill the file `path` with the blob, from what its journal says on, and return the digest of what is there, by the
+    """Download the parts of a blob that are missing from the file `path`, and return the digest of its content by the
     blob's algorithm.
 
-    The caller holds a lock: one process at a time works on `path`. Raises what `source` raises, and OSError; what came
-    until then is kept.
+    listener: called with the number of bytes digested so far. The caller holds a lock, so that one process at a time
+    writes to `path`. Raises what `source` raises, and OSError; complete parts are kept.
     """
     parts = parts_of(size_bytes, part)
-    with _Journal(journal_of(path), {"digest": blob.name, "size_bytes": size_bytes, "part_bytes": part}) as journal:
+    about: dict[str, object] = {"digest": blob.name, "size_bytes": size_bytes, "part_bytes": part}
+    with _open_journal(journal_of(path), about) as (done, journal):
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             os.ftruncate(fd, size_bytes)
-            missing = [item for item in parts if item.number not in journal.done]
+            missing = [item for item in parts if item.number not in done]
             hasher, there = blob.hasher(), 0
             with _Arrivals(fd, missing, source, journal) as arrivals:
                 for item in parts:
@@ -99,58 +103,49 @@ def download(
 
 
 def _blocks(fd: int, part: BlobPart) -> Iterator[bytes]:
-    """What is on disk of a part."""
+    """The bytes of a part in the file, in blocks."""
     end = part.start + part.size
     for start in range(part.start, end, _BLOCK_BYTES):
         yield os.pread(fd, min(_BLOCK_BYTES, end - start), start)
 
 
-class _Journal:
-    """Which parts are complete: a line of JSON that says of what, then a number a line. A torn last line is no number.
+@contextmanager
+def _open_journal(path: Path, about: dict[str, object]) -> Iterator[tuple[set[int], int]]:
+    """Open the journal of the blob that `about` describes; gives the numbers of complete parts, and a descriptor to
+    append to.
 
-    Not synced: what a power cut makes of it, the digest finds.
+    The first line is `about` as JSON, each further line a number; an incomplete last line counts for nothing. It is not
+    synced: the final digest finds what a power failure did to it.
     """
-
-    def __init__(self, path: Path, about: dict[str, object]) -> None:
-        self._path = path
-        self._head = json.dumps(about, sort_keys=True)
-        self.done: set[int] = set()
-
-    def __enter__(self) -> "_Journal":
-        with suppress(FileNotFoundError):
-            head, *lines = self._path.read_text(errors="replace").split("\n")
-            self.done = (
-                {int(line) for line in lines[:-1] if line.isdecimal() and len(line) < 20}
-                if head == self._head
-                else set()
-            )
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-        os.write(self._fd, "\n".join([self._head, *map(str, sorted(self.done)), ""]).encode())
-        return self
-
-    def fileno(self) -> int:
-        """Where a line is added by one write."""
-        return self._fd
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+    head, done = json.dumps(about, sort_keys=True), set[int]()
+    with suppress(FileNotFoundError):
+        first, *lines = path.read_text(errors="replace").split("\n")
+        if first == head:
+            done = {int(line) for line in lines[:-1] if line.isdecimal() and len(line) < 20}
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+    try:
+        os.write(fd, "\n".join([head, *map(str, sorted(done)), ""]).encode())
+        yield done, fd
+    finally:
+        os.close(fd)
 
 
 class _Arrivals:
-    """The missing parts, coming over several connections.
+    """The missing parts, which several connections download at once.
 
-    Threads are daemons with files of their own: one that hangs on a dead connection keeps nobody from ending, and what
-    it writes in the end is the same bytes at the same place.
+    fd, journal: descriptors of the file and its journal. Threads are daemons with descriptors of their own: one that
+    hangs on a dead connection keeps the process from ending no longer than `_PATIENCE_S`, and what it writes later are
+    the same bytes at the same offset.
     """
 
-    def __init__(self, fd: int, missing: list[BlobPart], source: RangeOpener, journal: _Journal) -> None:
+    def __init__(self, fd: int, missing: list[BlobPart], source: RangeOpener, journal: int) -> None:
         self._missing = {part.number for part in missing}
         self._part_bytes = max((part.size for part in missing), default=0)
         self._todo = deque(missing)
         self._source = source
-        self._fd, self._marks = os.dup(fd), os.dup(journal.fileno())
+        self._fd, self._marks = os.dup(fd), os.dup(journal)
         self._changed = threading.Condition()
-        # A part that came, and its bytes where there was room for them.
+        # Number of each part that has arrived -> its bytes, or None where there was no room for them.
         self._came: dict[int, memoryview | None] = {}
         self._room = min(KEPT_PARTS, len(missing))
         self._spare: list[memoryview] = []
@@ -178,7 +173,8 @@ class _Arrivals:
             os.close(self._marks)
 
     def wait_for(self, part: BlobPart) -> Iterator[memoryview | bytes]:
-        """The bytes of a part, which may be looked at until the next step."""
+        """The bytes of a part, in blocks that are valid until the next one is asked for. Raises what a connection
+        raised."""
         with self._changed:
             self._changed.wait_for(lambda: self._error or part.number in self._came)
             if self._error:
@@ -202,14 +198,14 @@ class _Arrivals:
                             return
                         self._bring(part, fill, block)
                 self._hire(size)
-        except BaseException as error:  # raised again by who waits
+        except BaseException as error:  # `wait_for` raises it again
             with self._changed:
                 self._error = self._error or error
                 self._stop = True
                 self._changed.notify()
 
     def _next_span(self) -> list[BlobPart]:
-        """The next missing parts that lie together; none when there are none, or it is over."""
+        """The next missing parts that are adjacent; empty when there are none, or the download was stopped."""
         with self._changed:
             if self._stop:
                 return []
@@ -234,7 +230,7 @@ class _Arrivals:
             self._changed.notify()
 
     def _memory(self) -> memoryview | None:
-        """Room for a part, if there is any."""
+        """Memory for one part; None where `KEPT_PARTS` are kept already."""
         with self._changed:
             if self._spare:
                 return self._spare.pop()
@@ -244,15 +240,15 @@ class _Arrivals:
         return memoryview(bytearray(self._part_bytes))
 
     def _hire(self, size: int) -> None:
-        """More connections, if that pays. size: of the span that just came."""
+        """Start more connections where that raises the rate. size: of the span that has just arrived, in bytes."""
         with self._changed:
             count = self._pace.more(size, time.monotonic(), len(self._threads))
             for _ in range(0 if self._stop else min(count, len(self._todo))):
                 thread = threading.Thread(target=self._work, daemon=True)
                 try:
-                    # Under the lock, so that whoever ends it all finds only threads that were started.
+                    # Under the lock, so that `__exit__` finds only threads that were started.
                     thread.start()
-                except RuntimeError:  # no more threads on this machine: those that there are do it
+                except RuntimeError:  # no more threads on this machine: the others go on
                     return
                 self._threads.append(thread)
 
@@ -261,13 +257,6 @@ def _write(fd: int, data: memoryview, at: int) -> None:
     written = 0
     while written < len(data):
         written += os.pwrite(fd, data[written:], at + written)
-
-
-CONNECTIONS = 4
-MOST_CONNECTIONS = 16
-SLOW_BYTES_S = 90e6
-# Less than this is no gain from twice the connections, but chance.
-_GAIN = 1.25
 
 
 class ConnectionScaler:

@@ -1,20 +1,18 @@
-"""Counters of registry I/O errors and retries in this process; they only increase.
+"""Files of a store: the digests of their bytes, and writes that appear whole or not at all.
 
-Counted where every request passes (`atomic_write.reachable` for folders, `s3.retries` for buckets); read by metrics.
+**Digests.** A blob's name is its SHA-256. SHA-256 on a CPU without instructions for it is slower than a network; BLAKE3
+is about ten times as fast there (https://github.com/BLAKE3-team/BLAKE3-specs), so a manifest may give a blob's BLAKE3
+too. That it belongs to the SHA-256 is only the manifest's claim, and a cache is shared by registries that need not
+trust each other. So bytes that were verified by BLAKE3 are stored under the pair of both digests and used for that pair
+only, until their SHA-256 has been computed, too.
 
-The digests that a blob is verified by: its SHA-256, which is its name, or its BLAKE3, if a manifest has one.
+**Atomic writes.** A file is written under a temporary name, locked by its writer, synced to disk and renamed. The lock
+tells a file that is being written from one whose writer died: only the latter can be locked by another process, so
+`sweep` never deletes the file of a living process, whatever its age and container. (`flock`: Linux and other Unixes; on
+NFS version 4.)
 
-SHA-256 on a CPU without instructions for it is slower than a network; BLAKE3 is about ten times as fast there
-(https://github.com/BLAKE3-team/BLAKE3-specs). But that a BLAKE3 belongs to a SHA-256 is the word of whoever wrote the
-manifest, and a cache is shared by registries that need not trust each other. So bytes that were verified by BLAKE3 are
-stored under the pair of both digests and used for that pair only, until their SHA-256 was computed, too.
-
-Files that appear whole or not at all.
-
-A file is written under a temporary name, locked by its writer, synced to disk and renamed. The lock tells a file
-that is being written from one whose writer died: only the latter can be locked by somebody else, so `sweep` never
-takes a file from a living process, whatever its age and whichever container it lives in. (`flock`, so: Linux and
-other Unixes; on NFS it needs version 4.)
+**Errors.** `reachable` turns an OSError into an UnavailableError with a remedy. I/O errors and retries of a process are
+counted, here for folders and in `s3.requests` for buckets, and read by metrics.
 """
 
 import errno
@@ -27,11 +25,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol
 
-from enginery.core.digest import CHUNK_BYTES, check_digest
+from enginery.core.digest import check_digest
 from enginery.core.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -42,16 +39,10 @@ _COUNTS_LOCK = threading.Lock()
 _COUNTS = {"errors": 0, "retries": 0}
 
 
-def count_error() -> None:
-    """Count a request that failed for good."""
+def count_io(kind: Literal["errors", "retries"]) -> None:
+    """Count a request that failed for good ('errors'), or that is sent again ('retries')."""
     with _COUNTS_LOCK:
-        _COUNTS["errors"] += 1
-
-
-def count_retry() -> None:
-    """Count a request that is sent again."""
-    with _COUNTS_LOCK:
-        _COUNTS["retries"] += 1
+        _COUNTS[kind] += 1
 
 
 def read_error_counts() -> dict[str, int]:
@@ -108,23 +99,20 @@ class BlobDigest:
 
     @property
     def sha256_only(self) -> "BlobDigest":
-        """The digest without the BLAKE3, which only a manifest vouches for."""
+        """The digest without the BLAKE3, which is only a manifest's claim."""
         return BlobDigest(self.digest)
 
     def hasher(self) -> Hasher:
         """A new hasher. Raises ModuleNotFoundError where a BLAKE3 is given and the library is not installed."""
-        found = sha256() if self.blake3 is None else new_blake3_hasher()
+        found = hashlib.sha256() if self.blake3 is None else new_blake3_hasher()
         if found is None:
             raise ModuleNotFoundError("blake3")
         return found
 
     def matches(self, path: Path) -> bool:
         """Whether a file's content has the expected digest. Reads all of it; raises OSError."""
-        hasher = self.hasher()
         with path.open("rb") as stream:
-            for block in _blocks(stream):
-                hasher.update(block)
-        return hasher.hexdigest() == self.expected
+            return copy_hashed(stream, None, self.hasher()) == self.expected
 
 
 def choose_digest(digest: str, blake3: str | None) -> BlobDigest:
@@ -138,10 +126,20 @@ def new_blake3_hasher() -> Hasher | None:
     return None if found is None else found()
 
 
+def copy_hashed(source: BinaryIO, dest: BinaryIO | None, hasher: Hasher | None = None) -> str:
+    """Copy a stream to `dest` (None: only read it), and return its digest by `hasher` or SHA-256."""
+    found = hasher or hashlib.sha256()
+    for block in _blocks(source):
+        found.update(block)
+        if dest is not None:
+            dest.write(block)
+    return found.hexdigest()
+
+
 def digest_stream(source: BinaryIO, dest: BinaryIO | None = None) -> BlobDigest:
     """Read a stream to its end and return its SHA-256 and, where the library is installed, its BLAKE3. dest: a stream
     that the bytes are copied to."""
-    sha, other = sha256(), new_blake3_hasher()
+    sha, other = hashlib.sha256(), new_blake3_hasher()
     for block in _blocks(source):
         sha.update(block)
         if other is not None:
@@ -159,7 +157,7 @@ def _blocks(stream: BinaryIO) -> Iterator[memoryview]:
 
 @cache
 def _library() -> "Callable[[], Hasher] | None":
-    """Loaded at first use, and left out where it is not installed: a serving node can do without."""
+    """The library's hasher; None where it is not installed, since serving nodes do without it."""
     try:
         from blake3 import blake3
     except ImportError:
@@ -192,7 +190,7 @@ def reachable(doing: str) -> Iterator[None]:
             place = error.filename2 or error.filename
             remedy = f"{place} is a folder where a file belongs: choose another place, or move that folder away"
         reason = error.strerror or str(error)
-        count_error()
+        count_io("errors")
         raise UnavailableError(f"{doing}: {reason}; {remedy}") from error
 
 
@@ -205,11 +203,8 @@ class AtomicWrite:
 
     def commit(self, dest: Path, *, read_only: bool = False) -> None:
         """Rename the file to `dest`, replacing an existing file; durable when this returns. Raises OSError."""
-        if read_only:
-            os.fchmod(self.stream.fileno(), os.fstat(self.stream.fileno()).st_mode & 0o444)
-        self.sync()
-        self.path.replace(dest)
-        sync_folder(dest.parent)
+        self.stream.flush()
+        _rename_synced(self.stream, self.path, dest, read_only)
 
     def sync(self) -> None:
         """Flush the content to disk."""
@@ -220,9 +215,13 @@ class AtomicWrite:
 def rename_durably(path: Path, dest: Path, *, read_only: bool = False) -> None:
     """Sync a finished file and rename it to `dest`, replacing an existing file; durable on return. Raises OSError."""
     with path.open("rb") as stream:
-        if read_only:
-            os.fchmod(stream.fileno(), os.fstat(stream.fileno()).st_mode & 0o444)
-        os.fsync(stream.fileno())
+        _rename_synced(stream, path, dest, read_only)
+
+
+def _rename_synced(stream: BinaryIO, path: Path, dest: Path, read_only: bool) -> None:
+    if read_only:
+        os.fchmod(stream.fileno(), os.fstat(stream.fileno()).st_mode & 0o444)
+    os.fsync(stream.fileno())
     path.replace(dest)
     sync_folder(dest.parent)
 
@@ -230,11 +229,18 @@ def rename_durably(path: Path, dest: Path, *, read_only: bool = False) -> None:
 @contextmanager
 def start_atomic_write(folder: Path) -> Iterator[AtomicWrite]:
     """Create a file under a temporary name in `folder`, which is deleted at the end unless it was committed."""
-    file = _claim(folder)
+    while True:
+        path = folder / f"{PREFIX}{secrets.token_hex(8)}"
+        stream = path.open("xb")
+        fcntl.flock(stream.fileno(), fcntl.LOCK_EX)
+        if os.fstat(stream.fileno()).st_nlink:
+            break
+        stream.close()  # a sweep deleted the file before it was locked
+    file = AtomicWrite(path, stream)
     try:
         yield file
     finally:
-        # Unlink before close: as soon as the lock goes, a sweep may take the name.
+        # Unlink before close: without the lock a sweep may delete the file, and another writer take the name.
         with suppress(FileNotFoundError):
             file.path.unlink()
         # A failed write fails again while closing; the first error is the one to report.
@@ -242,50 +248,24 @@ def start_atomic_write(folder: Path) -> Iterator[AtomicWrite]:
             file.stream.close()
 
 
-def _claim(folder: Path) -> AtomicWrite:
-    """Create and lock a temporary file. Between the two a sweep may delete it; then try another name."""
-    while True:
-        path = folder / f"{PREFIX}{secrets.token_hex(8)}"
-        stream = path.open("xb")
-        fcntl.flock(stream.fileno(), fcntl.LOCK_EX)
-        if os.fstat(stream.fileno()).st_nlink:
-            return AtomicWrite(path, stream)
-        stream.close()
-
-
-def strays(folder: Path) -> list[Path]:
-    """The temporary files in `folder` whose writers have died."""
+def strays(folder: Path, *, remove: bool = False) -> list[Path]:
+    """The temporary files in `folder` whose writers have died. remove: whether to delete them."""
     if not folder.is_dir():
         return []
-    return [
-        path for path in sorted(folder.iterdir()) if path.name.startswith(PREFIX) and _is_abandoned(path, remove=False)
-    ]
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(PREFIX):
+            with suppress(OSError), path.open("rb") as stream:
+                fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if remove:
+                    path.unlink()
+                found.append(path)
+    return found
 
 
 def sweep(folder: Path) -> int:
     """Delete the temporary files in `folder` whose writers have died, and return how many."""
-    if not folder.is_dir():
-        return 0
-    found = (path for path in folder.iterdir() if path.name.startswith(PREFIX))
-    return sum(_is_abandoned(path, remove=True) for path in found)
-
-
-def _is_abandoned(path: Path, *, remove: bool) -> bool:
-    with suppress(OSError), path.open("rb") as stream:
-        fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if remove:
-            path.unlink()
-        return True
-    return False
-
-
-def copy_hashed(source: BinaryIO, dest: BinaryIO, hasher: Hasher | None = None) -> str:
-    """Copy in blocks; return the digest of what was copied, by `hasher` or SHA-256."""
-    found = hasher or hashlib.sha256()
-    while block := source.read(CHUNK_BYTES):
-        found.update(block)
-        dest.write(block)
-    return found.hexdigest()
+    return len(strays(folder, remove=True))
 
 
 def make_folder(path: Path) -> None:

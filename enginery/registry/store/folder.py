@@ -1,7 +1,7 @@
 """A registry in a folder, safe for many processes on one machine or one shared file system.
 
-Blobs and documents are written under a temporary name in `tmp/` and renamed (see `landing`). Documents that may have
-two writers are compared and swapped under one lock for the whole registry: they are small, and held for one rename.
+Blobs and documents are written under a temporary name in `tmp/` and renamed (`files.start_atomic_write`). Documents
+that may have two writers are compared and swapped under one lock for the whole registry, held for one rename.
 """
 
 import fcntl
@@ -73,7 +73,7 @@ class FileStore:
     def put_and_digest_file(self, path: Path) -> BlobDigest:
         """See `Store.put_and_digest_file`."""
         with reachable(f"copying {path} into {self.root}"), path.open("rb") as source, self._start_write() as file:
-            # One pass: hashing first and copying after would read, and hash, every new file twice.
+            # One pass: to digest first and copy afterwards would read each new file twice.
             found = digest_stream(source, file.stream)
             if not self._holds(found.digest):
                 self._commit_blob(file, found.digest)
@@ -95,11 +95,12 @@ class FileStore:
 
     def stored_size(self, digest: str) -> int | None:
         """See `Store.stored_size`."""
-        # Not by a path object, nor below: planning a catalog asks tens of thousands of times.
+        # Strings in place of path objects, here and in `read`: planning a catalog asks tens of thousands of times.
         path = f"{self.root}/{blob_key(digest)}"
         try:
             facts = os.lstat(path)
-            if stat.S_ISLNK(facts.st_mode) and self._leads_inside(path):
+            # A link counts only where it leads to something in the registry.
+            if stat.S_ISLNK(facts.st_mode) and Path(path).resolve().is_relative_to(self.root.resolve()):
                 facts = os.stat(path)  # noqa: PTH116
         except OSError:
             return None
@@ -166,7 +167,7 @@ class FileStore:
         path = f"{self.root}/{check_key(key)}"
         with reachable(f"reading {path}"):
             try:
-                # Room for what is there, not for the most: a buffer of 64 MiB costs more than reading a small file.
+                # A buffer of the file's size: one of 64 MiB costs more than reading a small file.
                 with open(path, "rb", buffering=0) as stream:  # noqa: PTH123
                     data = stream.read(min(os.fstat(stream.fileno()).st_size, MAX_DOCUMENT_BYTES) + 1)
             except (FileNotFoundError, NotADirectoryError):
@@ -176,7 +177,7 @@ class FileStore:
         return data
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
-        """See `Store.read_if_changed`. Every write is a new file, so its number, time and size tell."""
+        """See `Store.read_if_changed`. Every write is a new file: inode number, time and size are the tag."""
         path = self.root / check_key(key)
         with reachable(f"reading {path}"):
             try:
@@ -186,7 +187,7 @@ class FileStore:
         found = f"{facts.st_ino}-{facts.st_mtime_ns}-{facts.st_size}"
         if found == tag:
             return None, tag
-        # Written anew in between, it carries an older tag, and is read once more next time.
+        # If it was replaced in between, the older tag makes the next call read it once more.
         data = self.read(key)
         return data, found if data is not None else ""
 
@@ -200,7 +201,8 @@ class FileStore:
         with reachable(f"writing {path}"), self._start_write() as file:
             file.stream.write(data)
             file.sync()
-            with self._lock():
+            with (self.root / _LOCK).open("ab") as lock:
+                fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
                 if self.read(key) != expected:
                     return False
                 make_folder(path.parent)
@@ -208,7 +210,7 @@ class FileStore:
         return True
 
     def remove(self, key: str) -> None:
-        """See `Store.remove`. Folders stay: somebody may be about to write into them."""
+        """See `Store.remove`. Folders stay, since another process may be about to write into them."""
         path = self.root / check_key(key)
         with reachable(f"deleting {path}"):
             try:
@@ -259,12 +261,8 @@ class FileStore:
         return self.root / blob_key(check_digest(digest))
 
     def _holds(self, digest: str) -> bool:
-        """Whether a blob is there and sound. Reading it again costs less than writing it, and heals a corrupt one."""
+        """Whether a blob is there and sound. Reading it costs less than writing it, and a corrupt one is replaced."""
         return self.has(digest) and digest_of_file(self._blob(digest)) == digest
-
-    def _leads_inside(self, path: str) -> bool:
-        """Whether a link leads to something in the registry."""
-        return Path(path).resolve().is_relative_to(self.root.resolve())
 
     def _lost_error(self, digest: str) -> IntegrityError:
         return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginery verify`, then build again")
@@ -285,12 +283,6 @@ class FileStore:
         make_folder(blob.parent)
         file.commit(blob, read_only=True)
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        with (self.root / _LOCK).open("ab") as stream:
-            fcntl.flock(stream.fileno(), fcntl.LOCK_EX)
-            yield
-
 
 def open_folder(root: Path, *, create: bool) -> FileStore:
     """Open the registry in a folder, or make one there. Raises InputError and UnavailableError; see `open_store`."""
@@ -304,7 +296,8 @@ def open_folder(root: Path, *, create: bool) -> FileStore:
             make_folder(store.root)
         store.create(MARKER, MARKER_CONTENT)
     if create:
-        _check_writable(store)
+        if not os.access(store.root, os.W_OK | os.X_OK):
+            raise UnavailableError(f"registry {store.root} is not writable; give this user access, or set --registry")
         store.sweep()
     return store
 
@@ -324,8 +317,3 @@ def _is_registry(store: FileStore) -> bool:
     if others:
         refuse_other(others, str(store.root), "give an empty or a new folder")
     return False
-
-
-def _check_writable(store: FileStore) -> None:
-    if not os.access(store.root, os.W_OK | os.X_OK):
-        raise UnavailableError(f"registry {store.root} is not writable; give this user access, or set --registry")

@@ -1,44 +1,48 @@
-"""The keys of a registry's blobs and documents, the same in every store: relative paths with '/' between the parts.
+"""Where things lie in a registry, the same in every store: the keys of blobs and documents, and the marker.
 
-::
+A key is a relative path with '/' between its parts::
 
-    enginery-registry.json                                {"format": 1}: this folder is a registry
+    enginery-registry.json                                the marker, {"format": 1}: this place is a registry
     blobs/sha256/ab/abcd...                               bytes, by digest
-    records/<kind>/<key>.json                             what a step gave (see `records`)
-    models/<model>/versions/<version>/manifest.json       the truth about a version; never rewritten
+    records/<kind>/<key>.json                             the result of a step (`enginery.registry.records`)
+    models/<model>/versions/<version>/manifest.json       the description of a version; never rewritten
     models/<model>/versions/<version>/attestations/<engine>/<report>.json
     models/<model>/versions/<version>/latency/<engine>/<report>.json
     models/<model>/versions/<version>/canaries/<target>/<report>.json    a canary's verdict on one target
-    models/<model>/versions/<version>/signatures/<document>/<key id>.sig.json   who vouches for a document of it
-    models/<model>/versions/<version>/report.html         a convenience copy, no part of the truth
-    models/<model>/versions/<version>/report.json         what that page is drawn from
+    models/<model>/versions/<version>/signatures/<document>/<key id>.sig.json
+    models/<model>/versions/<version>/report.html         a copy of the report for people
+    models/<model>/versions/<version>/report.json         the data of that page
     models/<model>/channels/<channel>.json                which version a channel serves, and its history
     failed/<model>/report.html, report.json               page of the model's last run that published nothing
     models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models
     models/<model>/pins/<version>.json                    a version that is never deleted, and why
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
-    turns/<digest>.json                                   a build lock: which run builds something (see `build_lock`)
-    leases/<id>.json                                      somebody is writing (see `writers.leases`)
-    runs/<run>.json, <run>.live                           what became of a run (see `runs`), what it prints now
-    history/<backend>/models/<model>.json, all.json       what builds took (see `enginery.registry.build_history`)
-    history/totals.json                                   how many ended how (see `enginery.registry.build_history`)
-    timing/<product>/<driver>/<version>.json              which blob is the timing cache (see `pipeline.timing`)
-    gc/condemned.json                                     what shall be deleted (see `writers.tombstones`)
-
-The marker: the one document that says that a place is a registry, and of which format.
+    turns/<digest>.json                                   a build lock (`enginery.registry.build_lock`)
+    leases/<id>.json                                      a running writer (`enginery.registry.leases`)
+    runs/<run>.json, <run>.live                           the state of a run, and the latest output of its jobs
+    history/<backend>/models/<model>.json, all.json       finished builds (`enginery.registry.build_history`)
+    history/totals.json                                   number of builds by outcome, and their times
+    timing/<product>/<driver>/<version>.json              which blob is a GPU's timing cache
+    gc/condemned.json                                     the garbage marks (`enginery.registry.leases`)
 """
 
 import re
 from collections.abc import Collection
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from enginery.core import parsing
 from enginery.core.digest import canonical_json, check_digest
 from enginery.core.errors import InputError, IntegrityError
 from enginery.core.names import check_channel, check_model, check_version
 
+# The registry of commands and flows that name none.
+DEFAULT_REGISTRY = "./registry"
+
 MARKER = "enginery-registry.json"
+MARKER_MAX_BYTES = 64 << 10
 FORMAT = 1
+MARKER_CONTENT = canonical_json({"format": FORMAT})
+
 BLOBS = "blobs/sha256/"
 RECORDS = "records/"
 MODELS = "models/"
@@ -80,24 +84,36 @@ def record_key(kind: str, key: str) -> str:
     return f"{RECORDS}{kind}/{check_digest(key)}.json"
 
 
-def versions_prefix(model: str) -> str:
-    """Prefix of everything about a model's versions."""
-    return f"{MODELS}{check_model(model)}/versions/"
+def model_prefix(kind: Literal["versions", "channels", "pins"], model: str) -> str:
+    """Prefix of the documents of one kind of a model."""
+    return f"{MODELS}{check_model(model)}/{kind}/"
+
+
+def version_prefix(model: str, version: str) -> str:
+    """Prefix of everything about one version."""
+    return f"{model_prefix('versions', model)}{check_version(version)}/"
+
+
+def evidence_prefix(
+    kind: Literal["attestations", "latency", "canaries", "signatures"], model: str, version: str
+) -> str:
+    """Prefix of the documents of one kind that were stored beside a version after it was published."""
+    return f"{version_prefix(model, version)}{kind}/"
 
 
 def manifest_key(model: str, version: str) -> str:
     """Key of a version's manifest."""
-    return f"{versions_prefix(model)}{check_version(version)}/{MANIFEST}"
+    return f"{version_prefix(model, version)}{MANIFEST}"
 
 
 def page_key(model: str, version: str) -> str:
     """Key of the copy of a version's HTML report."""
-    return f"{versions_prefix(model)}{check_version(version)}/report.html"
+    return f"{version_prefix(model, version)}report.html"
 
 
 def page_data_key(model: str, version: str) -> str:
     """Key of the JSON that a version's HTML report is drawn from."""
-    return f"{versions_prefix(model)}{check_version(version)}/report.json"
+    return f"{version_prefix(model, version)}report.json"
 
 
 def failed_page_key(model: str) -> str:
@@ -110,54 +126,29 @@ def failed_data_key(model: str) -> str:
     return f"{FAILED}{check_model(model)}/report.json"
 
 
-def attestations_prefix(model: str, version: str) -> str:
-    """Prefix of the attestations of a version's engines."""
-    return f"{versions_prefix(model)}{check_version(version)}/attestations/"
-
-
 def attestation_key(model: str, version: str, engine: str, report: str) -> str:
     """Key of one attestation: the report `report` about the engine `engine`, both digests."""
-    return f"{attestations_prefix(model, version)}{check_digest(engine)}/{check_digest(report)}.json"
-
-
-def latencies_prefix(model: str, version: str) -> str:
-    """Prefix of the latency reports of a version's engines."""
-    return f"{versions_prefix(model)}{check_version(version)}/latency/"
+    return f"{evidence_prefix('attestations', model, version)}{check_digest(engine)}/{check_digest(report)}.json"
 
 
 def latency_key(model: str, version: str, engine: str, report: str) -> str:
     """Key of one latency report about the engine `engine`; both are digests."""
-    return f"{latencies_prefix(model, version)}{check_digest(engine)}/{check_digest(report)}.json"
-
-
-def canaries_prefix(model: str, version: str) -> str:
-    """Prefix of the verdicts of a version's canaries."""
-    return f"{versions_prefix(model)}{check_version(version)}/canaries/"
+    return f"{evidence_prefix('latency', model, version)}{check_digest(engine)}/{check_digest(report)}.json"
 
 
 def canary_key(model: str, version: str, target: str, report: str) -> str:
     """Key of one verdict: of the canary on `target` ('sm_89') whose report has this digest."""
-    return check_key(f"{canaries_prefix(model, version)}{target}/{check_digest(report)}.json")
-
-
-def signatures_prefix(model: str, version: str, document: str) -> str:
-    """Prefix of the signatures of one document of a version: its manifest or an attestation, by digest."""
-    return f"{versions_prefix(model)}{check_version(version)}/signatures/{check_digest(document)}/"
+    return check_key(f"{evidence_prefix('canaries', model, version)}{target}/{check_digest(report)}.json")
 
 
 def signature_key(model: str, version: str, document: str, key_id: str) -> str:
     """Key of one signature; the document and the key that signed it go by their digests."""
-    return f"{signatures_prefix(model, version, document)}{check_digest(key_id)}.sig.json"
-
-
-def channels_prefix(model: str) -> str:
-    """Prefix of a model's channels."""
-    return f"{MODELS}{check_model(model)}/channels/"
+    return f"{evidence_prefix('signatures', model, version)}{check_digest(document)}/{check_digest(key_id)}.sig.json"
 
 
 def channel_key(model: str, channel: str) -> str:
     """Key of a channel's pointer."""
-    return f"{channels_prefix(model)}{check_channel(channel)}.json"
+    return f"{model_prefix('channels', model)}{check_channel(channel)}.json"
 
 
 def policy_key(model: str | None, channel: str) -> str:
@@ -176,19 +167,9 @@ def build_lock_key(name: str) -> str:
     return f"{BUILD_LOCKS}{check_digest(name)}.json"
 
 
-def pins_prefix(model: str) -> str:
-    """Prefix of a model's pins."""
-    return f"{MODELS}{check_model(model)}/pins/"
-
-
 def pin_key(model: str, version: str) -> str:
     """Key of a version's pin."""
-    return f"{pins_prefix(model)}{check_version(version)}.json"
-
-
-def version_prefix(model: str, version: str) -> str:
-    """Prefix of everything about one version."""
-    return f"{versions_prefix(model)}{check_version(version)}/"
+    return f"{model_prefix('pins', model)}{check_version(version)}.json"
 
 
 def lease_key(lease: str) -> str:
@@ -217,10 +198,6 @@ def timing_key(product: str, driver: str, version: str) -> str:
         re.sub(r"[^A-Za-z0-9._-]+", "-", part).strip("-._").lower() or "unknown" for part in (product, driver, version)
     )
     return check_key(f"{TIMING}{'/'.join(parts)}.json")
-
-
-MARKER_MAX_BYTES = 64 << 10
-MARKER_CONTENT = canonical_json({"format": FORMAT})
 
 
 def refuse_other(names: Collection[str], where: str, remedy: str) -> NoReturn:

@@ -1,7 +1,7 @@
-"""Who vouches for a version, and whether that is enough for this client.
+"""Which signatures a version needs before a client loads it.
 
-Signatures are OpenSSF model signatures (Sigstore bundles) that lie beside a version; a policy on the client says whose
-are needed. What pulls, runs or promotes an engine asks `require` first, before a byte of it is fetched.
+Signatures are OpenSSF model signatures (Sigstore bundles) stored beside a version; a policy on the client names the
+signers. What pulls, runs or promotes an engine calls `require` before it reads a byte of it.
 """
 
 from enginery.registry.trust.requirement import Vouched, require

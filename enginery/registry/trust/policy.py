@@ -11,8 +11,8 @@
       - {models: "digits*", signers: [release, ci], needed: 2, min_version: "12"}
       - {models: "scratch-*", required: false}
 
-A model that no rule matches is refused: write a rule for `*` to say otherwise. The schema is closed: a key that is not
-known is an error, since a policy with a misspelt key would protect less than it seems to.
+A model that no rule matches is refused; a rule for `*` matches all. An unknown key is an error, since a policy with a
+misspelt key would protect less than it seems to.
 """
 
 import fnmatch
@@ -39,6 +39,7 @@ MOST_SIGNERS = 100
 MOST_RULES = 1000
 
 _GLOB = re.compile(r"[a-z0-9._*?\[\]!-]{1,128}")
+_RULE = {"models", "signers", "required", "needed", "min_version"}
 _EVENTS = 100_000
 _DEPTH = 16
 
@@ -100,7 +101,7 @@ def public_key(path: Path) -> KeySigner:
 
 
 def _plain(data: bytes) -> object:
-    """YAML without aliases, tags, duplicate keys or deep nesting: what JSON could say too."""
+    """The document in YAML bytes. Raises Malformed for what JSON cannot say, duplicate keys and deep nesting."""
     import yaml
 
     try:
@@ -141,11 +142,13 @@ def _policy(document: object, path: Path) -> TrustPolicy:
     if len(named) > MOST_SIGNERS or not 1 <= len(rules) <= MOST_RULES:
         raise Malformed(f"has {len(named)} signers and {len(rules)} rules; {MOST_SIGNERS} and 1 to {MOST_RULES} may be")
     signers = {_text(name, "signers"): _signer(str(name), value, path.parent) for name, value in named.items()}
-    _refuse_twins(signers)
+    seen: dict[object, str] = {}
+    for name, signer in signers.items():  # a key under two names would count as two signers
+        what = signer.key_id if isinstance(signer, KeySigner) else signer.identity
+        if what in seen:
+            raise Malformed(f"signers {seen[what]!r} and {name!r} are one; keep one name")
+        seen[what] = name
     return TrustPolicy(tuple(_rule(rule, f"rules[{i}]", signers) for i, rule in enumerate(rules)), str(path))
-
-
-_RULE = {"models", "signers", "required", "needed", "min_version"}
 
 
 def _rule(data: Mapping[str, object], where: str, signers: Mapping[str, Signer]) -> Rule:
@@ -189,16 +192,6 @@ def _signer(name: str, value: object, folder: Path) -> Signer:
     return KeylessSigner(
         name, field(data, "keyless_identity", _text, where), field(data, "keyless_issuer", _text, where)
     )
-
-
-def _refuse_twins(signers: Mapping[str, Signer]) -> None:
-    """One key under two names would count as two signers."""
-    seen: dict[object, str] = {}
-    for name, signer in signers.items():
-        what = signer.key_id if isinstance(signer, KeySigner) else signer.identity
-        if what in seen:
-            raise Malformed(f"signers {seen[what]!r} and {name!r} are one; keep one name")
-        seen[what] = name
 
 
 def _key_file(value: object, where: str, folder: Path) -> bytes:

@@ -1,8 +1,8 @@
-"""Whether a version may be loaded: the one question that pulling, running and promoting ask first.
+"""Whether a version may be loaded by a trust policy; checked before pulling, running and promoting.
 
-Only a policy's own keys are looked for, so that somebody who can write to the registry cannot bury a good signature
-under a heap of bad ones. With a policy, an attestation without a needed signature can take trust away from an engine
-(it may say 'failed'), and never give it any.
+Only signatures by a policy's own keys are read, so that one who can write to the registry cannot hide a good signature
+among many bad ones. Under a policy, an attestation without the signatures can only say that an engine failed; that it
+is proven does not count then.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from enginery.core.digest import digest_of_bytes, is_digest
+from enginery.core.digest import check_digest, digest_of_bytes, is_digest
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.names import version_order
 from enginery.core.parsing import Malformed
 from enginery.registry.evidence.attestations import Attestation
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
-from enginery.registry.store.layout import attestation_key, is_key, signature_key, signatures_prefix, versions_prefix
+from enginery.registry.store.layout import attestation_key, evidence_prefix, is_key, signature_key
 from enginery.registry.trust.policy import Rule, TrustPolicy, configured_policy, load_policy
 from enginery.registry.trust.signatures import (
     ATTESTATION_FILE,
@@ -30,7 +30,7 @@ from enginery.registry.trust.signatures import (
     read_bundle,
 )
 
-# How many signatures by certificates are looked at; signatures by keys go by name, and have no limit.
+# How many signatures are read to find those by certificates; those by keys are found by name.
 MOST_SIGNATURES = 64
 _SUFFIX = ".sig.json"
 
@@ -41,9 +41,9 @@ class UntrustedError(IntegrityError):
 
 @dataclass(frozen=True)
 class Vouched:
-    """What was found. signers: the policy's names of those who signed; empty where none was needed.
+    """A version that may be loaded. signers: the policy's names of its signers; empty where none was needed.
 
-    counts: which attestations this client believes.
+    counts: whether an attestation counts.
     """
 
     signers: tuple[str, ...]
@@ -51,11 +51,11 @@ class Vouched:
 
 
 def require(store: Store, manifest: Manifest, policy: TrustPolicy | Path | str | None = None) -> Vouched:
-    """Say who vouches for a version, or raise UntrustedError when the policy asks for more.
+    """The signers of a version. Raises UntrustedError when the policy needs other or more signatures, or refuses it.
 
-    policy: one, or its file; None is the one that ENGINERY_TRUST_POLICY names; without it nothing is asked for.
-    The manifest that was checked is the one given, digest by digest: whoever goes on with it uses nothing else.
-    Raises InputError for a policy that cannot be read: then nothing is loaded either.
+    manifest: the signatures of exactly this manifest are checked, so the caller must go on with it and load no other.
+    policy: one, or its file; None is the one that ENGINERY_TRUST_POLICY names; without it nothing is required.
+    Raises InputError for a policy that cannot be read, and for an unreadable key that it names.
     """
     if not isinstance(policy, TrustPolicy):
         policy = load_policy(policy) if policy else configured_policy()
@@ -79,7 +79,7 @@ def require(store: Store, manifest: Manifest, policy: TrustPolicy | Path | str |
         content = store.read(key)
         if attestation.verdict == "failed":
             return True
-        if content is None or digest_of_bytes(content) != attestation.report:  # it changed since it was read
+        if content is None or digest_of_bytes(content) != attestation.report:  # changed since it was read
             return False
         return len(_find_signers(store, manifest, rule, ATTESTATION_FILE, content)[0]) >= rule.needed
 
@@ -89,15 +89,15 @@ def require(store: Store, manifest: Manifest, policy: TrustPolicy | Path | str |
 def signers_of(
     store: Store, manifest: Manifest, signers: Sequence[Signer]
 ) -> tuple[tuple[Signer, ...], dict[str, str]]:
-    """Those of `signers` whose signature of a version is good, and by signer why the others' are not."""
+    """Those of `signers` with a valid signature of a version's manifest, and of the others signer -> reason."""
     rule = Rule("*", tuple(signers))
     valid, refused = _find_signers(store, manifest, rule, MANIFEST_FILE, manifest.to_bytes())
     return tuple(valid), refused
 
 
 def signatures(store: Store, manifest: Manifest, document: str) -> Iterator[tuple[str, SignatureBundle | Malformed]]:
-    """The signatures beside a document of a version, by key; those that cannot be read say why."""
-    prefix = signatures_prefix(manifest.model, manifest.version, document)
+    """File name and signature, or the reason why it cannot be read, of each signature of a document (its digest)."""
+    prefix = f"{evidence_prefix('signatures', manifest.model, manifest.version)}{check_digest(document)}/"
     for name in store.children(prefix):
         data = store.read(f"{prefix}{name}") if name.endswith(_SUFFIX) and is_key(name) else None
         try:
@@ -111,8 +111,8 @@ def signatures(store: Store, manifest: Manifest, document: str) -> Iterator[tupl
 
 
 def find_misplaced(store: Store, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Signatures beside a version that are none, or not of the document whose folder they are in: key and reason."""
-    folder = f"{versions_prefix(manifest.model)}{manifest.version}/signatures/"
+    """Key and reason of each signature of a version that is malformed, or of another document than its folder says."""
+    folder = evidence_prefix("signatures", manifest.model, manifest.version)
     for child in store.children(folder):
         document = child.removesuffix("/")
         if not is_digest(document):
@@ -131,7 +131,7 @@ def find_misplaced(store: Store, manifest: Manifest) -> Iterator[tuple[str, str]
 def _find_signers(
     store: Store, manifest: Manifest, rule: Rule, file: str, content: bytes
 ) -> tuple[list[Signer], dict[str, str]]:
-    """The rule's signers whose signature of `content` is good, and why others' are not, by signer."""
+    """The rule's signers with a valid signature of `content` (named `file`), and of the others signer -> reason."""
     document = digest_of_bytes(content)
     valid: list[Signer] = []
     refused: dict[str, str] = {}

@@ -1,11 +1,8 @@
-"""A signature as it is stored: a Sigstore bundle around an in-toto statement, as OpenSSF model-signing writes it.
+"""Signatures of documents: how they are read, and whether one was made by a signer that a policy names.
 
-Read here without any cryptography, and strictly, before a library sees it: what it is about, and which key it says it
-is from. Both are claims until `verifying` has checked them.
-
-The one door to OpenSSF model-signing, an optional dependency that takes seconds to import.
-
-Whether a signature was made by a signer that a policy names. Without the right key a signature is worth nothing.
+A stored signature is a Sigstore bundle around an in-toto statement, as OpenSSF model-signing writes it. `read_bundle`
+reads it strictly and without cryptography: the document and the key that it names are claims until `objection` has
+verified them with model-signing, an optional dependency that takes seconds to import.
 """
 
 import base64
@@ -23,12 +20,10 @@ from enginery.core.parsing import Malformed, field
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
-if TYPE_CHECKING:
     from model_signing import verifying
 
-
 MAX_BYTES = 256 << 10
-# The name under which a document is signed, so that no signature of one kind is taken for one of another.
+# The file name under which a document of each kind is signed, so that a signature of one kind counts for no other.
 MANIFEST_FILE = "manifest.json"
 ATTESTATION_FILE = "attestation.json"
 
@@ -40,9 +35,9 @@ _PREDICATE = "https://model_signing/signature/v1.0"
 
 @dataclass(frozen=True)
 class SignatureBundle:
-    """What a signature claims. key_id: of the key that made it.  certificate: its certificate (DER), if it has one.
+    """The claims of a signature. key_id: of the key that made it.  certificate: its certificate (DER), if it has one.
 
-    file, digest: name and SHA-256 of the document it is about.  data: the bundle as it is stored.
+    file, digest: file name and SHA-256 of the signed document.  data: the bundle as it is stored.
     """
 
     key_id: str
@@ -66,8 +61,11 @@ def read_bundle(data: bytes) -> SignatureBundle:
     payload = parsing.parse_json(field(envelope, "payload", _base64, "dsseEnvelope"), MAX_BYTES)
     file, digest = _resource(payload)
     certificate = _certificate(material)
-    key_id = _hint(material) if certificate is None else key_id_of_certificate(certificate)
-    return SignatureBundle(key_id, file, digest, certificate, data)
+    if certificate is not None:
+        return SignatureBundle(key_id_of_certificate(certificate), file, digest, certificate, data)
+    key = field(material, "publicKey", parsing.mapping, "verificationMaterial")
+    key_id = field(key, "hint", parsing.digest, "verificationMaterial.publicKey")
+    return SignatureBundle(key_id, file, digest, None, data)
 
 
 def key_id_of_pem(pem: bytes) -> str:
@@ -134,14 +132,9 @@ def _certificate(material: dict[str, object]) -> bytes | None:
 
 
 def _only(data: dict[str, object], path: str, *known: str) -> None:
-    """No field but the known ones: a library that also takes another spelling must not find one here."""
+    """Raise Malformed for any other field: a library might accept another spelling of a known one."""
     if unknown := sorted(set(data) - set(known)):
         raise Malformed(f"{path}.{unknown[0][:80]} is no field of a signature")
-
-
-def _hint(material: dict[str, object]) -> str:
-    key = field(material, "publicKey", parsing.mapping, "verificationMaterial")
-    return field(key, "hint", parsing.digest, "verificationMaterial.publicKey")
 
 
 def _base64(value: object, path: str) -> bytes:
@@ -151,34 +144,24 @@ def _base64(value: object, path: str) -> bytes:
         raise Malformed(f"{path} is not base64 ({error})") from error
 
 
-@dataclass(frozen=True)
-class ModelSigning:
-    """model-signing's public modules."""
+def import_model_signing() -> tuple[ModuleType, ModuleType, object]:
+    """model-signing's modules `signing` and `verifying`, and how documents are hashed: whole, with SHA-256, no links.
 
-    signing: ModuleType
-    verifying: ModuleType
-    hashing: ModuleType
-
-    def hashing_config(self) -> object:
-        """How documents are hashed: as whole files, with SHA-256, no links followed."""
-        config = self.hashing.Config()
-        return config.use_file_serialization(hashing_algorithm="sha256", allow_symlinks=False)
-
-
-def import_model_signing() -> ModelSigning:
-    """The library. Raises UnavailableError when the extra is not installed."""
+    Raises UnavailableError when the extra is not installed.
+    """
     try:
         from model_signing import hashing, signing, verifying
     except ImportError as error:
         raise UnavailableError(
             f"signatures need the extra `signing` ({error}); run `pip install 'enginery[signing]'`"
         ) from error
-    return ModelSigning(signing, verifying, hashing)
+    hashes = hashing.Config().use_file_serialization(hashing_algorithm="sha256", allow_symlinks=False)
+    return signing, verifying, hashes
 
 
 @dataclass(frozen=True)
 class KeySigner:
-    """Whoever holds the private key of `public_key` (PEM)."""
+    """The holder of the private key of `public_key` (PEM)."""
 
     name: str
     public_key: bytes
@@ -190,7 +173,7 @@ class KeySigner:
 
 @dataclass(frozen=True)
 class CertificateSigner:
-    """Whoever holds a certificate under one of `roots` (PEM) that is made out to `identity`.
+    """The holder of a certificate for `identity` under one of `roots` (PEM).
 
     identity: the certificate's common name, or one of its alternative names (DNS, e-mail, URI), letter for letter.
     """
@@ -205,7 +188,7 @@ class CertificateSigner:
 
 @dataclass(frozen=True)
 class KeylessSigner:
-    """An OpenID Connect identity, as Sigstore's public instance certifies it. Needs the network; not run here."""
+    """An OpenID Connect identity, as Sigstore's public instance certifies it. Needs the network; not tested here."""
 
     name: str
     identity: str
@@ -219,7 +202,7 @@ Signer = KeySigner | CertificateSigner | KeylessSigner
 
 
 def claims(bundle: SignatureBundle, signer: Signer) -> bool:
-    """Whether a signature says that it is this signer's; cheap, and proves nothing."""
+    """Whether a signature claims to be this signer's, which proves nothing; no cryptography."""
     if isinstance(signer, KeySigner):
         return bundle.certificate is None and bundle.key_id == signer.key_id
     if bundle.certificate is None:
@@ -228,28 +211,31 @@ def claims(bundle: SignatureBundle, signer: Signer) -> bool:
 
 
 def objection(bundle: SignatureBundle, signer: Signer, file: str, content: bytes) -> str | None:
-    """Why this signature is not the signer's word for this document; None if it is. Raises UnavailableError."""
+    """Why a signature is no valid one of this document by this signer; None if it is one.
+
+    file, content: the document's file name and bytes. Raises UnavailableError without model-signing.
+    """
     if (bundle.file, bundle.digest) != (file, digest_of_bytes(content)):
         return f"it is about another {bundle.file} ({bundle.digest[:12]}): it was moved there by hand"
     if not claims(bundle, signer):
         return f"it is not by {signer}"
     import tempfile  # here, because a client without a policy does without
 
-    library = import_model_signing()
-    config = library.verifying.Config().set_hashing_config(library.hashing_config())
+    _, library, hashes = import_model_signing()
+    config = library.Config().set_hashing_config(hashes)
     with tempfile.TemporaryDirectory(prefix="enginery-verify-") as folder:
         place, stored = Path(folder) / "document", Path(folder) / "signature.json"
         place.mkdir()
         (place / file).write_bytes(content)
         stored.write_bytes(bundle.data)
-        # Hostile bytes meet three libraries here, each with errors of its own; every one of them means no.
+        # Three libraries read untrusted bytes here, each with errors of its own; each error means that it is not valid.
         try:
             _use(config, signer, Path(folder))
             config.verify(place, stored)
         except UnavailableError:
             raise
         except Exception as error:
-            return f"it does not verify: {_first_line(error)}"
+            return f"it does not verify: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"
     return None
 
 
@@ -266,12 +252,8 @@ def _use(config: "verifying.Config", signer: Signer, folder: Path) -> None:
         config.use_sigstore_verifier(identity=signer.identity, oidc_issuer=signer.issuer)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-
 def identities(der: bytes) -> tuple[str, ...]:
-    """Whom a certificate is made out to. Empty for one whose names cannot be read."""
+    """The names that a certificate (DER) is issued to: common name, DNS, e-mail, URI. Empty if they cannot be read."""
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 

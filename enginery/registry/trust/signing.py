@@ -1,7 +1,7 @@
 """Signing the documents of a version with OpenSSF model-signing.
 
 What is signed is the manifest as it is stored. It names every blob by digest, so one signature covers all bytes of the
-version; and it names its model and version, so a signature moved to another one vouches for nothing there.
+version; and it names its model and version, so a signature that is moved to another version is invalid there.
 Attestations come later than manifests, and are signed one by one in the same way.
 """
 
@@ -73,8 +73,8 @@ class Signed:
 def sign(store: Store, manifest: Manifest, signer: SigningKey | Keyless) -> tuple[Signed, ...]:
     """Sign a version's manifest and the attestations it has by now; what this key signed before stays.
 
-    What lies under the key's name and does not verify, or came with another certificate, is replaced: whoever may write
-    to the registry can put it there, and must not keep the key's owner from signing.
+    A stored signature under the key's name that is invalid or has another certificate is replaced: others who can write
+    to the registry may have put it there.
     Raises InputError for a key that cannot sign, UnavailableError when the extra `signing` is not installed,
     IntegrityError when the stored manifest is not the one given.
     """
@@ -117,33 +117,27 @@ def _put(
 
 
 def _as_good(before: bytes, fresh: SignatureBundle, document: tuple[str, bytes], public: bytes | None) -> bool:
-    """Whether a stored signature is this key's own word for a document, and carries the certificates of the fresh one.
+    """Whether a stored signature is this key's, valid for the document, and has the certificates of the fresh one.
 
-    Certificates are not part of what is signed, so that the key alone says whether the signature is its own. A keyless
-    one (public: None) has a key of its own, whose name nobody can foresee.
+    Certificates are not part of what is signed, so the key alone decides. A keyless signature (public: None) has a key
+    of its own, which is another each time.
     """
     try:
         found = read_bundle(before)
     except IntegrityError:
         return False
-    if public is None or _material(before) != _material(fresh.data):
+    field = "verificationMaterial"
+    stored = json.loads(before)
+    if public is None or stored[field] != json.loads(fresh.data)[field]:
         return False
-    by_key = replace(found, key_id=fresh.key_id, certificate=None, data=_as_by_key(before, fresh.key_id))
+    # The bundle as if its key had signed without a certificate.
+    data = json.dumps({**stored, field: {"publicKey": {"hint": fresh.key_id}}}).encode()
+    by_key = replace(found, key_id=fresh.key_id, certificate=None, data=data)
     return objection(by_key, KeySigner("this key", public, fresh.key_id), *document) is None
 
 
-def _material(data: bytes) -> object:
-    material: object = json.loads(data)["verificationMaterial"]
-    return material
-
-
-def _as_by_key(data: bytes, key_id: str) -> bytes:
-    """A bundle as if its key had signed without a certificate."""
-    return json.dumps({**json.loads(data), "verificationMaterial": {"publicKey": {"hint": key_id}}}).encode()
-
-
 def _public_key(signer: SigningKey | Keyless) -> bytes | None:
-    """The public key (PEM) of one that was tried before; None of an identity."""
+    """The public key (PEM) of a signing key; None for an identity."""
     if isinstance(signer, Keyless):
         return None
     from cryptography.hazmat.primitives import serialization
@@ -155,10 +149,12 @@ def _public_key(signer: SigningKey | Keyless) -> bytes | None:
 
 def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
     """A function from (name, file name, content) to the bytes of a signature."""
-    library = import_model_signing()
-    config: signing.Config = library.signing.Config().set_hashing_config(library.hashing_config())
+    library, _, hashes = import_model_signing()
+    config: signing.Config = library.Config().set_hashing_config(hashes)
     if isinstance(signer, Keyless):
-        _explain("keyless", lambda: _keyless(config, signer))
+        token = signer.identity_token
+        ambient = {"use_ambient_credentials": token is None, "use_staging": signer.staging}
+        _explain("keyless", lambda: config.use_sigstore_signer(identity_token=token, **ambient))
     else:
         _explain(str(signer.private_key), lambda: _with_key(config, signer))
 
@@ -172,13 +168,6 @@ def _maker(signer: SigningKey | Keyless) -> Callable[[str, str, bytes], bytes]:
             return out.read_bytes()[: MAX_BYTES + 1]
 
     return make
-
-
-def _keyless(config: "signing.Config", signer: Keyless) -> None:
-    ambient = signer.identity_token is None
-    config.use_sigstore_signer(
-        identity_token=signer.identity_token, use_ambient_credentials=ambient, use_staging=signer.staging
-    )
 
 
 def _with_key(config: "signing.Config", signer: SigningKey) -> None:
@@ -212,7 +201,7 @@ def check_key_file(path: Path) -> None:
 
 
 def _explain(what: str, work: Callable[[], object]) -> None:
-    """model-signing and what it calls raise many kinds; here all mean that this key or identity cannot sign."""
+    """Run `work`, and turn any error of model-signing and its libraries into InputError: `what` cannot sign."""
     try:
         work()
     except InputError:

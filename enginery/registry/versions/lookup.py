@@ -1,20 +1,95 @@
-"""Finds models, versions and what a reference resolves to."""
+"""Finds models, versions and channels, resolves a reference to a version's manifest, and finds blobs that are lost.
 
+A blob is lost when it is missing, truncated, or a link out of the registry, which one stat or HEAD request shows. Other
+bytes of the same size are found when they are read: by a pull, and by `verify`.
+"""
+
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
 
+from enginery.core import parsing
 from enginery.core.errors import IntegrityError, UnknownNameError
 from enginery.core.names import STABLE, Reference, is_name, version_order
+from enginery.core.parsing import Malformed
 from enginery.core.text import suggest
-from enginery.registry.manifest import Manifest, parse
+from enginery.registry.manifest import EngineEntry, Manifest, parse
 from enginery.registry.store.base import Store, place_of
-from enginery.registry.store.layout import MANIFEST, MODELS, manifest_key, versions_prefix
-from enginery.registry.versions import channels
-from enginery.registry.versions.channels import Channel
+from enginery.registry.store.layout import MANIFEST, MODELS, channel_key, manifest_key, model_prefix
 
 DEFAULT_CHANNELS = (STABLE, "candidate")
-# Requests on their way at once, for a registry that is far away.
+CHANNEL_MAX_BYTES = 16 << 20
+# Concurrent requests to a remote registry.
 _AT_ONCE = 16
+
+Action = Literal["promote", "rollback"]
+
+
+@dataclass(frozen=True)
+class Move:
+    """One entry of a channel's history: the version, when (ISO 8601, UTC), by whom and why.
+
+    manifest: digest of the version's manifest.  canary: digests of the canary reports that it was promoted with, which
+    are blobs of the registry.
+    """
+
+    version: str
+    manifest: str
+    at: str
+    by: str = ""
+    why: str = ""
+    proven_only: bool = False
+    action: Action = "promote"
+    canary: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """The move as it is stored."""
+        return {**asdict(self), "canary": list(self.canary)}
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A name such as `stable` that points at one version, with its whole history; the last move is the current one."""
+
+    model: str
+    name: str
+    history: tuple[Move, ...]
+
+    @property
+    def version(self) -> str:
+        """The version it serves."""
+        return self.history[-1].version
+
+    @property
+    def manifest(self) -> str:
+        """Digest of that version's manifest."""
+        return self.history[-1].manifest
+
+    @property
+    def proven_only(self) -> bool:
+        """Whether it serves only proven engines."""
+        return self.history[-1].proven_only
+
+    def previous(self) -> Move | None:
+        """The move that a rollback returns to: the active promotion before the last one; None if there is none."""
+        active = self.active_promotions()
+        return active[-2] if len(active) > 1 else None
+
+    def active_promotions(self) -> list[Move]:
+        """The promotions that were not rolled back, oldest first."""
+        active: list[Move] = []
+        for move in self.history:
+            if move.action == "promote":
+                active.append(move)
+            else:
+                del active[-1:]
+        return active
+
+    def to_json(self) -> dict[str, object]:
+        """The document as it is stored."""
+        history = [move.to_json() for move in self.history]
+        return {"version": self.version, "manifest": self.manifest, "history": history}
 
 
 @dataclass(frozen=True)
@@ -86,21 +161,67 @@ def models(store: Store) -> list[str]:
 
 def versions(store: Store, model: str) -> list[str]:
     """A model's versions in the order of their names ('2' before '10'). Lists keys, and reads no manifest."""
-    prefix = versions_prefix(model)
+    prefix = model_prefix("versions", model)
     parts = (key.removeprefix(prefix).split("/") for key in store.list(prefix))
     complete = [part[0] for part in parts if len(part) == 2 and part[1] == MANIFEST and is_name(part[0])]
     return sorted(complete, key=version_order)
 
 
+def channel_names(store: Store, model: str) -> list[str]:
+    """The names of a model's channels, sorted."""
+    files = (name for name in store.children(model_prefix("channels", model)) if name.endswith(".json"))
+    return [name for name in (file.removesuffix(".json") for file in files) if is_name(name)]
+
+
+def read_channel(store: Store, model: str, name: str) -> Channel | None:
+    """Read a channel; None if it does not exist. Raises IntegrityError if it cannot be read."""
+    return parse_channel_document(store, store.read(channel_key(model, name)), model, name)
+
+
+def parse_channel_document(store: Store, data: bytes | None, model: str, name: str) -> Channel | None:
+    """A channel from its document's bytes; None for no document. Raises IntegrityError with the document's place."""
+    if data is None:
+        return None
+    try:
+        document = parsing.parse_json(data, CHANNEL_MAX_BYTES)
+        channel = Channel(model, name, parsing.field(document, "history", parsing.many(_read_move)))
+        if not channel.history or channel.to_json() != document:
+            raise Malformed("its history does not lead to where it points: it was edited by hand")
+    except Malformed as error:
+        place = place_of(store, channel_key(model, name))
+        remedy = "restore it from a copy, or delete this file and promote a version again; its history is then gone"
+        raise IntegrityError(f"channel {model}:{name} ({place}): {error}; {remedy}") from error
+    return channel
+
+
+def _read_move(value: object, path: str) -> Move:
+    data = parsing.mapping(value, path)
+    return Move(
+        version=parsing.field(data, "version", parsing.name, path),
+        manifest=parsing.field(data, "manifest", parsing.digest, path),
+        at=parsing.field(data, "at", parsing.text, path),
+        by=parsing.field(data, "by", parsing.text, path),
+        why=parsing.field(data, "why", parsing.text, path),
+        proven_only=parsing.field(data, "proven_only", parsing.truth, path),
+        action=parsing.field(data, "action", parsing.one_of(*get_args(Action)), path),
+        canary=parsing.field(data, "canary", parsing.many(parsing.digest), path),
+    )
+
+
 def load(store: Store, model: str, version: str) -> Manifest:
     """Read a version's manifest. Raises UnknownNameError if there is none, IntegrityError if it is damaged."""
-    data = store.read(manifest_key(model, version))
-    if data is None:
-        known = versions(store, model)
-        if not known:
-            raise _unknown("model", model, models(store), store)
-        raise _unknown(f"version of {model}", version, known, store)
-    return parse(data, model=model, version=version, place=place_of(store, manifest_key(model, version)))
+    if manifest := load_if_there(store, model, version):
+        return manifest
+    if known := versions(store, model):
+        raise _unknown(store, f"version of {model}", version, known)
+    raise _unknown(store, "model", model, models(store))
+
+
+def load_if_there(store: Store, model: str, version: str) -> Manifest | None:
+    """Read a version's manifest; None if there is none. Raises IntegrityError if it is damaged."""
+    key = manifest_key(model, version)
+    data = store.read(key)
+    return None if data is None else parse(data, model=model, version=version, place=place_of(store, key))
 
 
 def locate(store: Store, reference: Reference) -> Located:
@@ -113,14 +234,14 @@ def locate(store: Store, reference: Reference) -> Located:
     if reference.version is not None:
         return Located(reference, load(store, model, reference.version))
     for name in (reference.channel,) if reference.channel else DEFAULT_CHANNELS:
-        if channel := channels.read(store, model, name):
+        if channel := read_channel(store, model, name):
             return Located(reference, _load_served(store, channel), channel)
+    known = versions(store, model)
+    if not known:
+        raise _unknown(store, "model", model, models(store))
     if reference.channel:
-        raise _no_channel(store, reference)
-    newest = versions(store, model)[-1:] or [""]
-    if not newest[0]:
-        raise _unknown("model", model, models(store), store)
-    return Located(reference, load(store, model, newest[0]))
+        raise _unknown(store, f"channel of {model}", reference.channel, channel_names(store, model))
+    return Located(reference, load(store, model, known[-1]))
 
 
 def _load_served(store: Store, channel: Channel) -> Manifest:
@@ -139,14 +260,56 @@ def _load_served(store: Store, channel: Channel) -> Manifest:
     return manifest
 
 
-def _no_channel(store: Store, reference: Reference) -> UnknownNameError:
-    if not versions(store, reference.model):
-        return _unknown("model", reference.model, models(store), store)
-    return _unknown(
-        f"channel of {reference.model}", str(reference.channel), channels.names(store, reference.model), store
-    )
-
-
-def _unknown(kind: str, name: str, known: list[str], store: Store) -> UnknownNameError:
+def _unknown(store: Store, kind: str, name: str, known: list[str]) -> UnknownNameError:
     known_text = f"known: {', '.join(known[-10:])}" if known else "there is none yet; `enginery build` publishes one"
     return UnknownNameError(f"no {kind} {name!r} in {store.uri}; {suggest(name, known, known_text)}")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A problem of a blob. kind: 'missing' or 'size', as in `verify`.  detail: the problem in words."""
+
+    kind: str
+    detail: str
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+MISSING = Loss("missing", "published, and no file of this registry: it is not there, or a link that leads out of it")
+
+
+def find_lost(store: Store, sizes: Mapping[str, int | None]) -> dict[str, Loss]:
+    """Missing or truncated blobs by digest. sizes: digest -> expected size in bytes, None where it is unknown."""
+    if store.near or len(sizes) < 2:
+        found = [store.stored_size(digest) for digest in sizes]
+    else:
+        with ThreadPoolExecutor(min(_AT_ONCE, len(sizes))) as pool:
+            found = list(pool.map(store.stored_size, sizes))
+    lost: dict[str, Loss] = {}
+    for (digest, size), stored in zip(sizes.items(), found, strict=True):
+        if stored is None:
+            lost[digest] = MISSING
+        elif size not in (None, stored):
+            lost[digest] = Loss("size", f"{stored} bytes; the manifest says {size}")
+    return lost
+
+
+def find_lost_of(store: Store, manifest: Manifest) -> dict[str, Loss]:
+    """Missing or truncated blobs of a version by digest. Only the engines' sizes are compared."""
+    sizes = engine_sizes(manifest)
+    return find_lost(store, {digest: sizes.get(digest) for digest in manifest.blobs()})
+
+
+def find_lost_engines(store: Store, entries: Sequence[EngineEntry]) -> dict[str, Loss]:
+    """Missing or truncated engines, or models with their weights, by the engine's digest."""
+    sizes: dict[str, int | None] = {str(entry.digest): entry.size_bytes for entry in entries}
+    models = {str(entry.digest): entry.graph for entry in entries if entry.is_stripped}
+    lost = find_lost(store, {**{model: None for model in models.values() if model}, **sizes})
+    found = {digest: lost.get(digest) or lost.get(models.get(digest) or "") for digest in sizes}
+    return {digest: loss for digest, loss in found.items() if loss}
+
+
+def engine_sizes(manifest: Manifest) -> dict[str, int | None]:
+    """The sizes of a version's engines in bytes, by digest."""
+    return {entry.digest: entry.size_bytes for entry in manifest.engines if entry.digest}

@@ -1,7 +1,7 @@
 """Channel policies: which proven engines, canary passes and signatures a channel requires of a version.
 
-A policy is a document of the registry and is checked by the commands that promote. It does not protect from somebody
-who may write to the store directly: see docs/concepts/security.md.
+A policy is a document of the registry and is checked by the commands that promote. It does not protect from those
+who can write to the store directly: see docs/concepts/security.md.
 """
 
 from collections.abc import Sequence
@@ -101,8 +101,14 @@ def normalize(policy: ChannelPolicy, where: str) -> ChannelPolicy:
     Raises UnknownNameError for an unknown target, InputError for an alias of several targets or a malformed key.
     """
     _signers(policy, where)
-    proven = tuple(sorted({_target(name) for name in policy.proven}))
-    return replace(policy, proven=proven, canary_on=targets_named(policy.canary_on))
+    proven: set[str] = set()
+    for name in policy.proven:
+        found = parse_targets(name)
+        if len(found) != 1:
+            names = ", ".join(item.name for item in found)
+            raise InputError(f"target {name!r} stands for {names}; name the ones needed")
+        proven.add(found[0].name)
+    return replace(policy, proven=tuple(sorted(proven)), canary_on=targets_named(policy.canary_on))
 
 
 def write(
@@ -124,17 +130,18 @@ def write(
 
 
 def common_refusal(manifest: Manifest, entries: Sequence[EngineEntry], name: str, *, proven_only: bool) -> str | None:
-    """The reason why no channel of this name accepts a version, whatever its policy; None if it may.
+    """The reason why a channel does not accept a version, whatever its policy; None if it may. name: the channel's.
 
     entries: the version's engines with their current status.
     """
     reference = f"{manifest.model}@{manifest.version}"
     proven = [entry for entry in entries if entry.status == "proven"]
     unproven = [entry.unit for entry in entries if entry.status == "unproven"]
+    validate = f"run `enginery validate {reference}` on a node with that GPU"
     if not proven and not unproven:
         return f"channel {name!r}: {reference} has no usable engine; `enginery show {reference}` says why"
     if proven_only and not proven:
-        return f"channel {name!r}: {reference} has no proven engine; {_validate(reference)}"
+        return f"channel {name!r}: {reference} has no proven engine; {validate}"
     failing = [entry.unit for entry in entries if entry.status == "failed" and entry.digest]
     if failing and not proven_only and name not in OPEN_CHANNELS:
         return (
@@ -146,13 +153,9 @@ def common_refusal(manifest: Manifest, entries: Sequence[EngineEntry], name: str
         listed = join_first(unproven, 3)
         return (
             f"channel {name!r} takes only proven engines; {reference} has unproven ones: {listed}; "
-            f"{_validate(reference)}, or add --proven-only and the channel serves only the proven ones"
+            f"{validate}, or add --proven-only and the channel serves only the proven ones"
         )
     return None
-
-
-def _validate(reference: str) -> str:
-    return f"run `enginery validate {reference}` on a node with that GPU"
 
 
 def refusal(
@@ -238,13 +241,6 @@ def _signers(policy: ChannelPolicy, where: str) -> tuple["KeySigner", ...]:
     except Malformed as error:
         raise InputError(f"a key of {where} {error}; `openssl ec -in KEY -pubout` writes one") from error
     return tuple(KeySigner("its signer", pem, key_id) for key_id, pem in ids)
-
-
-def _target(name: str) -> str:
-    found = parse_targets(name)
-    if len(found) != 1:
-        raise InputError(f"target {name!r} stands for {', '.join(item.name for item in found)}; name the ones needed")
-    return found[0].name
 
 
 def _parse(data: bytes | None, model: str | None, channel: str) -> ChannelPolicy | None:

@@ -1,13 +1,11 @@
 """Publishing a version: first the blobs, then the manifest atomically, last the channel; killed anywhere, no partial
 version is left.
 
-Only engines with an `Approved` report are published as usable: `approved` pairs each with its proof, and everything
-else is a failure or a refusal, which has no engine.
+Only engines with an `Approved` report are published as usable: `publish` gets each with its proof, and everything else
+is a failure or a refusal, which has no engine.
 
-Finds the version that a publication would repeat: the same engines with the same proofs, made from other inputs.
-
-A comment in the entry point, a renamed file, a calibration sample that changes no scale: the inputs differ, the engines
-do not. Such a run gives the existing version.
+`find_same` finds the version that a publication would repeat: the same engines with the same proofs, made from other
+inputs (a comment in the entry point, a renamed file, a calibration sample that changes no scale).
 """
 
 import re
@@ -28,24 +26,24 @@ from enginery.core.errors import (
 )
 from enginery.registry.evidence.attestations import MAX_BYTES
 from enginery.registry.leases import Guard, hold_lease, secure_version, version_name
-from enginery.registry.manifest import EngineEntry, Manifest, parse
-from enginery.registry.missing_blobs import find_lost_of
+from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.records import recall, remember
-from enginery.registry.store.base import Store, place_of
+from enginery.registry.store.base import Store
 from enginery.registry.store.layout import manifest_key, page_data_key, page_key
-from enginery.registry.versions import channels, lookup
-from enginery.registry.versions.lookup import load, versions
+from enginery.registry.versions import channels
+from enginery.registry.versions.lookup import find_lost_of, load_if_there, versions
 
 if TYPE_CHECKING:
-    from enginery.core.reports.proof import Approved
-if TYPE_CHECKING:
-    from enginery.core.reports.proof import Report
-
+    from enginery.core.reports.proof import Approved, Report
 
 _RECORD = "publish"
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _ATTEMPTS = 200
 _RECENT = 32
+# Parts of a spec that determine the engines, and so show in them. The others determine how engines are proven.
+_MAKING = ("source", "precisions", "targets", "backends", "calibration", "quantization")
+# Fields of a report about the time and the machine, not the engine.
+_CIRCUMSTANCES = ("created_at", "host")
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Published:
     """A version in the registry. existed: an earlier run published the same content, and nothing was written.
 
     channel_refusal: the reason why the channel did not move (the version is published anyway), or None.
-    repeated: other inputs gave the same engines and proofs as this version, so no channel moved (`same_version`).
+    repeated: other inputs gave the same engines and proofs as this version, so no channel moved (`find_same`).
     """
 
     manifest: Manifest
@@ -129,11 +127,38 @@ def find_published(store: Store, manifest: Manifest) -> Manifest | None:
     return theirs or _recent(store, manifest, _highest_number(store, manifest.model))
 
 
+def find_same(
+    store: Store, manifest: Manifest, reports: Sequence["Report"], wanted_version: str | None = None
+) -> Manifest | None:
+    """The newest version, or the wanted one if it exists, if its engines and proofs equal those of `manifest`; or None.
+
+    manifest: as it would be published, with its engines.  reports: of its usable engines.
+    """
+    name = wanted_version or next(reversed(versions(store, manifest.model)), None)
+    theirs = _load_sound(store, manifest.model, name) if name else None
+    if theirs is None or _comparable_content(theirs) != _comparable_content(manifest):
+        return None
+    if not all(map(store.has, theirs.blobs())):
+        return None
+    ours = {report.unit: _comparable_report(report.to_json()) for report in reports}
+    try:
+        for entry in theirs.engines:
+            if entry.usable:
+                report = parsing.parse_json(store.read_blob(str(entry.report)), MAX_BYTES)
+                if _comparable_report(report) != ours[entry.unit]:
+                    return None
+    except IntegrityError:  # a damaged report proves nothing
+        return None
+    with hold_lease(store, f"counting on {theirs.model}@{theirs.version}") as guard:
+        secure_version(guard, theirs)
+    return theirs
+
+
 def attach_page(store: Store, manifest: Manifest, page: bytes, data: bytes) -> str:
     """Write a copy of the version's HTML report and its JSON data beside the manifest, and return the page's key."""
     key = page_key(manifest.model, manifest.version)
     for place, content in ((page_data_key(manifest.model, manifest.version), data), (key, page)):
-        with suppress(UndecidedError):  # somebody else's copy is there
+        with suppress(UndecidedError):  # another writer's copy is there
             store.replace(place, content, store.read(place))
     return key
 
@@ -155,7 +180,7 @@ def _entries(
 
 
 def _find_existing(store: Store, manifest: Manifest, wanted: str | None) -> Published | None:
-    theirs = _read(store, manifest.model, wanted) if wanted else find_published(store, manifest)
+    theirs = load_if_there(store, manifest.model, wanted) if wanted else find_published(store, manifest)
     if theirs is None:
         return None
     published = _same_or_conflict(theirs, manifest)
@@ -172,7 +197,11 @@ def _write(guard: Guard, manifest: Manifest, wanted: str | None, seen: int) -> P
     """Write the manifest under its name or the next number. seen: the highest number known to differ."""
     store = guard.store
     guard.secure(manifest.blobs())
-    _check_blobs(store, manifest)
+    for digest, loss in find_lost_of(store, manifest).items():
+        what = f"{manifest.blobs()[digest]} ({digest})"
+        if loss.kind == "missing":
+            raise IntegrityError(f"{what} is not in {store.uri}; put it there before publishing")
+        raise IntegrityError(f"{what} in {store.uri} has {loss.detail}")
     newest = 0
     for _ in range(_ATTEMPTS):
         # A listing may be stale on servers with weaker consistency than S3; then the rejected number counts.
@@ -186,7 +215,7 @@ def _write(guard: Guard, manifest: Manifest, wanted: str | None, seen: int) -> P
         guard.secure([version_name(manifest.model, version)])
         if store.create(manifest_key(manifest.model, version), mine.to_bytes()):
             return Published(mine, existed=False)
-        if wanted and (theirs := _read(store, manifest.model, wanted)):
+        if wanted and (theirs := load_if_there(store, manifest.model, wanted)):
             return _same_or_conflict(theirs, manifest)
         newest += wanted is None
     raise ConflictError(f"versions of {manifest.model} are being published faster than this one; run again")
@@ -201,18 +230,17 @@ def _recent(store: Store, manifest: Manifest, newest: int, seen: int = 0) -> Man
 
 
 def _alike(store: Store, manifest: Manifest, version: str) -> Manifest | None:
-    """The published version, if it equals `manifest` and is undamaged, else None. (`verify` reports damage.)"""
-    try:
-        theirs = _read(store, manifest.model, version)
-    except IntegrityError:
-        return None
+    """The published version, if it equals `manifest` and is undamaged, else None."""
+    theirs = _load_sound(store, manifest.model, version)
     return theirs if theirs and _same(theirs, manifest) and not find_lost_of(store, theirs) else None
 
 
-def _read(store: Store, model: str, version: str) -> Manifest | None:
-    key = manifest_key(model, version)
-    data = store.read(key)
-    return None if data is None else parse(data, model=model, version=version, place=place_of(store, key))
+def _load_sound(store: Store, model: str, version: str) -> Manifest | None:
+    """A version's manifest; None if it is absent or damaged. (`verify` reports damage.)"""
+    try:
+        return load_if_there(store, model, version)
+    except (IntegrityError, UnknownNameError):
+        return None
 
 
 def _same(theirs: Manifest, mine: Manifest) -> bool:
@@ -229,61 +257,16 @@ def _same_or_conflict(theirs: Manifest, mine: Manifest) -> Published:
     differs = "results" if theirs.content == mine.content else "content"
     raise ConflictError(
         f"{mine.model}@{theirs.version} exists with other {differs} (manifest {theirs.digest[:12]}, published "
-        f"{theirs.created_at}); "
-        "versions never change: choose another version, or leave it out"
+        f"{theirs.created_at}); versions never change: choose another version, or leave it out"
     )
 
 
-def _check_blobs(store: Store, manifest: Manifest) -> None:
-    for digest, loss in find_lost_of(store, manifest).items():
-        what = manifest.blobs()[digest]
-        if loss.kind == "missing":
-            raise IntegrityError(f"{what} ({digest}) is not in {store.uri}; put it there before publishing")
-        raise IntegrityError(f"{what} ({digest}) in {store.uri} has {loss.detail}")
-
-
 def _highest_number(store: Store, model: str) -> int:
-    return max((int(name) for name in lookup.versions(store, model) if _NUMBER.fullmatch(name)), default=0)
+    return max((int(name) for name in versions(store, model) if _NUMBER.fullmatch(name)), default=0)
 
 
 def _memo_key(manifest: Manifest) -> str:
     return digest_of({"model": manifest.model, "content": manifest.content, "outcome": _outcome(manifest)})
-
-
-# Parts of a spec that determine the engines, and so show in them. The others determine how engines are proven.
-_MAKING = ("source", "precisions", "targets", "backends", "calibration", "quantization")
-# Fields of a report about the time and the machine, not the engine.
-_CIRCUMSTANCES = ("created_at", "host")
-
-
-def find_same(
-    store: Store, manifest: Manifest, reports: Sequence["Report"], wanted_version: str | None = None
-) -> Manifest | None:
-    """The newest version, or the wanted one if it exists, if its engines and proofs equal those of `manifest`; or None.
-
-    manifest: as it would be published, with its engines.  reports: of its usable engines.
-    """
-    name = wanted_version or next(reversed(versions(store, manifest.model)), None)
-    theirs = _load_sound(store, manifest.model, name) if name else None
-    if (
-        theirs is None
-        or _comparable_content(theirs) != _comparable_content(manifest)
-        or not all(map(store.has, theirs.blobs()))
-    ):
-        return None
-    if not _equal_proofs(store, theirs, reports):
-        return None
-    with hold_lease(store, f"counting on {theirs.model}@{theirs.version}") as guard:
-        secure_version(guard, theirs)
-    return theirs
-
-
-def _load_sound(store: Store, model: str, version: str) -> Manifest | None:
-    """A version's manifest; None if it is absent or damaged. (`verify` reports damage.)"""
-    try:
-        return load(store, model, version)
-    except (IntegrityError, UnknownNameError):
-        return None
 
 
 def _comparable_content(manifest: Manifest) -> bytes:
@@ -296,18 +279,5 @@ def _comparable_content(manifest: Manifest) -> bytes:
     return canonical_json([entries, spec, validation, golden, manifest.sources.get("golden")])
 
 
-def _equal_proofs(store: Store, theirs: Manifest, reports: Sequence["Report"]) -> bool:
-    ours = {report.unit: report.to_json() for report in reports}
-    return all(_plain(ours[entry.unit]) == _proof(store, entry) for entry in theirs.engines if entry.usable)
-
-
-def _proof(store: Store, entry: EngineEntry) -> bytes | None:
-    """The proof of a published engine; None where its report is damaged."""
-    try:
-        return _plain(parsing.parse_json(store.read_blob(str(entry.report)), MAX_BYTES))
-    except IntegrityError:
-        return None
-
-
-def _plain(report: dict[str, object]) -> bytes:
+def _comparable_report(report: dict[str, object]) -> bytes:
     return canonical_json({name: part for name, part in report.items() if name not in _CIRCUMSTANCES})

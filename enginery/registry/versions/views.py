@@ -1,11 +1,9 @@
-"""The data that `enginery list` and `enginery show` print.
-
-A channel's history for audits: who moved it, when, why, and on what evidence.
-"""
+"""The data that `enginery list`, `enginery show` and `enginery history` print."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -18,14 +16,14 @@ from enginery.registry.evidence.latencies import latencies
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import page_key
-from enginery.registry.versions import channels, lookup
-from enginery.registry.versions import lookup as versions
+from enginery.registry.versions import lookup
+from enginery.registry.versions.lookup import Move, channel_names, read_channel
 
 if TYPE_CHECKING:
     from enginery.core.reports.latency import LatencyReport
 
 
-# Requests on their way at once, for a registry that is far away.
+# Concurrent requests to a remote registry.
 _AT_ONCE = 16
 # Stands for the version of a channel that cannot be read, so that the other channels are still listed.
 UNREADABLE = "(unreadable)"
@@ -93,7 +91,7 @@ def list_models(store: Store, *, limit: int | None = None, after: str | None = N
 
     limit: the largest number of models.  after: only models after this name, for paging.
     """
-    found = versions.catalogue(store) if limit is None else versions.page(store, limit, after)
+    found = lookup.catalogue(store) if limit is None else lookup.page(store, limit, after)
     found = [listed for listed in found if after is None or listed.model > after]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         pointing = pool.map(lambda listed: _read_pointers(store, listed.model, listed.channels), found)
@@ -112,10 +110,10 @@ def list_versions(
     after: only versions newer than this one, of which `limit` takes the oldest, for paging forward.
     Raises UnknownNameError for an unknown model.
     """
-    known = versions.versions(store, model)
+    known = lookup.versions(store, model)
     if not known:
         raise UnknownNameError(f"no model {model!r} in {store.uri}; `enginery list` shows what there is")
-    pointing = _channels(store, model)
+    pointing = _read_pointers(store, model, channel_names(store, model))
     found = [version for version in known if before is None or version_order(version) < version_order(before)]
     found = [version for version in found if after is None or version_order(version) > version_order(after)]
     count = len(found) if limit is None else limit
@@ -126,44 +124,35 @@ def list_versions(
 
 def show_version(store: Store, reference: Reference) -> VersionStatus:
     """Everything that the registry has about one version. Raises UnknownNameError, and IntegrityError for damage."""
-    manifest = versions.locate(store, reference).manifest
+    manifest = lookup.locate(store, reference).manifest
     key = page_key(manifest.model, manifest.version)
-    pointing = _channels(store, manifest.model)
+    pointing = _read_pointers(store, manifest.model, channel_names(store, manifest.model))
     return VersionStatus(
         manifest,
         judge_entries(store, manifest),
         tuple(name for name, version in pointing.items() if version == manifest.version),
         latencies(store, manifest),
         tuple(canaries(store, manifest)),
-        store.locator(key) if _exists(store, key) else None,
+        # The page is long, so its folder is listed in place of reading it.
+        store.locator(key) if key.rpartition("/")[2] in store.children(f"{key.rpartition('/')[0]}/") else None,
     )
-
-
-def _exists(store: Store, key: str) -> bool:
-    """Whether a document is there, without reading it: pages are long."""
-    folder, _, name = key.rpartition("/")
-    return name in store.children(f"{folder}/")
 
 
 def _listed_version(store: Store, model: str, version: str, pointing: dict[str, str]) -> ListedVersion:
     here = {name: version for name, target in pointing.items() if target == version}
     try:
-        manifest = versions.load(store, model, version)
+        manifest = lookup.load(store, model, version)
         statuses = Counter(entry.status for entry in judge_entries(store, manifest))
     except IntegrityError as error:
         return ListedVersion(model, version, None, {}, here, str(error))
     return ListedVersion(model, version, manifest.created_at, dict(sorted(statuses.items())), here)
 
 
-def _channels(store: Store, model: str) -> dict[str, str]:
-    return _read_pointers(store, model, channels.names(store, model))
-
-
 def _read_pointers(store: Store, model: str, names: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in names:
         try:
-            channel = channels.read(store, model, name)
+            channel = read_channel(store, model, name)
         except IntegrityError:
             found[name] = UNREADABLE
         else:
@@ -179,7 +168,7 @@ class ChannelMove:
     """
 
     channel: str
-    move: channels.Move
+    move: Move
     report: str | None
 
     def to_json(self) -> dict[str, object]:
@@ -194,10 +183,10 @@ def history(store: Store, reference: Reference, limit: int | None = None) -> lis
     """
     if reference.version is not None:
         raise UnknownNameError(f"only channels have a history; {str(reference)!r} is a version: give {reference.model}")
-    names = [reference.channel] if reference.channel else channels.names(store, reference.model)
-    found = [channel for name in names if (channel := channels.read(store, reference.model, name))]
+    names = [reference.channel] if reference.channel else channel_names(store, reference.model)
+    found = [channel for name in names if (channel := read_channel(store, reference.model, name))]
     if not found:
-        known = ", ".join(channels.names(store, reference.model)) or "none"
+        known = ", ".join(channel_names(store, reference.model)) or "none"
         raise UnknownNameError(f"no channel {str(reference)!r} in {store.uri}; channels of {reference.model}: {known}")
     reports: dict[str, str | None] = {}
     rows = []
@@ -205,14 +194,9 @@ def history(store: Store, reference: Reference, limit: int | None = None) -> lis
         moves = channel.history if limit is None else channel.history[max(0, len(channel.history) - limit) :]
         for move in moves:
             if move.manifest not in reports:
-                reports[move.manifest] = _report(store, channel.model, move)
+                reports[move.manifest] = None
+                with suppress(UnknownNameError, IntegrityError):
+                    manifest = lookup.load(store, channel.model, move.version)
+                    reports[move.manifest] = manifest.report if manifest.digest == move.manifest else None
             rows.append(ChannelMove(channel.name, move, reports[move.manifest]))
     return sorted(rows, key=lambda row: row.move.at)
-
-
-def _report(store: Store, model: str, move: channels.Move) -> str | None:
-    try:
-        manifest = lookup.load(store, model, move.version)
-    except (UnknownNameError, IntegrityError):
-        return None
-    return manifest.report if manifest.digest == move.manifest else None

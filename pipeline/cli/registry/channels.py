@@ -1,17 +1,19 @@
-"""The commands about what a channel did and what it asks: history, policy."""
+"""The commands of channels' history and policies: history, policy show, policy set."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from enginery.core.errors import UnavailableError
+from enginery.core.names import check_channel, parse_channel, parse_reference
 from enginery.core.origin import user
+from enginery.registry.store.base import Store, open_store
+from enginery.registry.trust.policy import public_key
+from enginery.registry.versions import policies
+from enginery.registry.versions.policies import ChannelPolicy
+from enginery.registry.versions.views import history as moves_of
 from pipeline.cli.options import channel_argument, emit_json, json_option, registry_option, say, why_option
 from pipeline.cli.tables import echo, print_table
-
-if TYPE_CHECKING:
-    from enginery.registry.store.base import Store
-    from enginery.registry.versions.policies import ChannelPolicy
 
 
 @click.command()
@@ -24,10 +26,6 @@ def history(where: str, limit: int | None, registry: str, as_json: bool) -> None
 
     NAME:CHANNEL: a model and its channel.
     """
-    from enginery.core.names import parse_reference
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions.views import history as moves_of
-
     rows = moves_of(open_store(registry), parse_reference(where), limit)
     if as_json:
         emit_json([row.to_json() for row in rows])
@@ -54,9 +52,6 @@ def policy() -> None:
 @json_option
 def show_policy(where: str, registry: str, as_json: bool) -> None:
     """Show the policy that applies to a channel, and where it was set."""
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions import policies
-
     model, channel = _where(where)
     store = open_store(registry)
     own = policies.read(store, model, channel) if model else None
@@ -111,11 +106,8 @@ def set_policy(
 
     Creates the registry if there is none: policies may be set before the first version is published.
     """
-    from enginery.registry.versions import policies
-    from enginery.registry.versions.policies import ChannelPolicy
-
     model, channel = _where(where)
-    keys = tuple(_key(path) for path in signed_by)
+    keys = tuple(public_key(path).public_key.decode() for path in signed_by)
     named, tried = (tuple(text.replace(",", " ").split()) for text in (proven, canary_on))
     wanted = policies.normalize(ChannelPolicy(named, canary, tried, keys), f"the policy of {where}")
     after = policies.write(_open_or_make(registry), model, channel, wanted, by=user(), why=why)
@@ -125,10 +117,7 @@ def set_policy(
         echo(f"{where}: {_words(after)}")
 
 
-def _open_or_make(registry: str) -> "Store":
-    from enginery.core.errors import UnavailableError
-    from enginery.registry.store.base import open_store
-
+def _open_or_make(registry: str) -> Store:
     try:
         return open_store(registry)
     except UnavailableError:  # absent, or out of reach: then the next line says so
@@ -138,18 +127,11 @@ def _open_or_make(registry: str) -> "Store":
 
 
 def _where(text: str) -> tuple[str | None, str]:
-    from enginery.core.names import check_channel, parse_channel
-
+    """The model and the channel of 'NAME:CHANNEL'; the model of '*:CHANNEL' is None."""
     return (None, check_channel(text[2:])) if text.startswith("*:") else parse_channel(text)
 
 
-def _key(path: Path) -> str:
-    from enginery.registry.trust.policy import public_key
-
-    return public_key(path).public_key.decode()
-
-
-def _words(found: "ChannelPolicy") -> str:
+def _words(found: ChannelPolicy) -> str:
     rules: list[str] = [f"proven engines for {', '.join(found.proven)}"] if found.proven else []
     rules += ["a canary's PASS"] if found.canary else []
     rules += [f"a canary's PASS on each of {', '.join(found.canary_on)}"] if found.canary_on else []

@@ -5,8 +5,13 @@ from pathlib import Path
 
 import click
 
+from enginery.core.names import parse_reference
 from enginery.core.origin import user
 from enginery.core.text import pluralize
+from enginery.exchange.mirror import mirror as copy
+from enginery.exchange.oci import export_oci as write
+from enginery.registry.store.base import open_store
+from enginery.registry.versions.lookup import locate
 from pipeline.cli.options import (
     emit_json,
     json_option,
@@ -30,10 +35,6 @@ def mirror(
     references: tuple[str, ...], dest: str, with_channels: bool, trust: Path | None, registry: str, as_json: bool
 ) -> None:
     """Copy the version of each REF to the registry DEST (a path, file:// or s3://bucket/prefix), verified."""
-    from enginery.core.names import parse_reference
-    from enginery.exchange.mirror import mirror as copy
-    from enginery.registry.store.base import open_store
-
     wanted = [parse_reference(text) for text in references]
     source, target = open_store(registry), open_store(dest, create=True)
     found = copy(source, wanted, target, with_channels=with_channels, trust=trust, by=user())
@@ -56,11 +57,6 @@ def mirror(
 @json_option
 def export_oci(reference: str, dest: Path, proven_only: bool, trust: Path | None, registry: str, as_json: bool) -> None:
     """Write the engines of REF to the OCI image layout DEST: one image per engine, and an index of all."""
-    from enginery.core.names import parse_reference
-    from enginery.exchange.oci import export_oci as write
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions.lookup import locate
-
     store = open_store(registry)
     located = locate(store, parse_reference(reference))
     found = write(store, located, dest, proven_only=proven_only, trust=trust)

@@ -2,6 +2,8 @@
 
 import click
 
+from enginery.registry.store.base import open_store
+from enginery.registry.versions import views
 from pipeline.cli.options import emit_json, json_option, registry_option, say
 from pipeline.cli.tables import cell, print_fields, print_table
 
@@ -28,10 +30,7 @@ def list_models(
 
 
 def _list_models(registry: str, as_json: bool, limit: int, after: str | None) -> None:
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions.views import list_models
-
-    rows = list_models(open_store(registry), limit=limit + 1, after=after)
+    rows = views.list_models(open_store(registry), limit=limit + 1, after=after)
     more, rows = len(rows) > limit, rows[:limit]
     if more:
         say(f"at most {limit} models are shown; for more add --after {rows[-1].model}")
@@ -45,11 +44,8 @@ def _list_models(registry: str, as_json: bool, limit: int, after: str | None) ->
 
 
 def _list_versions(registry: str, model: str, as_json: bool, limit: int, before: str | None, after: str | None) -> None:
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions.views import list_versions
-
-    rows = list_versions(open_store(registry), model, limit=limit + 1, before=before, after=after)
-    # One more than is shown says whether there are more; it is at the end where the next page begins.
+    rows = views.list_versions(open_store(registry), model, limit=limit + 1, before=before, after=after)
+    # One more than is shown was asked for, to know whether there are more: the newest with `after`, else the oldest.
     more, rows = len(rows) > limit, rows[:limit] if after is not None else rows[-limit:]
     if more and after is None:
         say(f"at most {limit} versions are shown; for older ones add --before {rows[0].version}")

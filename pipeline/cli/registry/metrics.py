@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from enginery.registry.store.base import open_store
+from enginery.registry.store.files import write_whole
 from pipeline.cli.options import registry_option, say
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-
     from pipeline.orchestration.metrics.live import LiveMetrics
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -38,7 +38,7 @@ def metrics_options(command: Command) -> Command:
 
 @contextmanager
 def served_metrics(port: int | None, address: str) -> Iterator["LiveMetrics | None"]:
-    """Count what a run is told, and serve the counts while it lives; None without a port."""
+    """Count the events of a run, and serve the counts while the block runs; None without a port."""
     if port is None:
         yield None
         return
@@ -74,14 +74,19 @@ def metrics(port: int, address: str, every: float, once: bool, textfile: Path | 
 
     Read from the registry's documents, so one exporter covers every run, wherever it took place.
     """
-    from enginery.registry.store.base import open_store
     from pipeline.orchestration.metrics.exporter import Exporter
     from pipeline.orchestration.metrics.live import serve_metrics
 
     exporter = Exporter(open_store(registry), say)
     whole = exporter.refresh()
     if once or textfile is not None:
-        _write(exporter.registry(), textfile)
+        from prometheus_client import generate_latest
+
+        text = generate_latest(exporter.registry())
+        if textfile is None:
+            echo(text.decode(), nl=False)
+        else:
+            write_whole(textfile, text)
         raise SystemExit(0 if whole else 3)
     with serve_metrics(exporter.registry(), port, address) as taken:
         say(f"metrics of {registry}: http://{address}:{taken}/metrics; Ctrl-C ends it")
@@ -89,15 +94,3 @@ def metrics(port: int, address: str, every: float, once: bool, textfile: Path | 
             exporter.run(every, threading.Event())
         except KeyboardInterrupt:
             say("stopped")
-
-
-def _write(registry: "CollectorRegistry", path: Path | None) -> None:
-    from prometheus_client import generate_latest
-
-    from enginery.registry.store.files import write_whole
-
-    text = generate_latest(registry)
-    if path is None:
-        echo(text.decode(), nl=False)
-        return
-    write_whole(path, text)

@@ -24,11 +24,10 @@ from pipeline.cli.options import (
     stated_runtimes,
     trust_option,
 )
-from pipeline.cli.tables import echo
+from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from enginery.client.client import Client, EngineRanking, Machine, Pulled
-    from enginery.client.hooks import Hook
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
@@ -36,6 +35,10 @@ if TYPE_CHECKING:
 
 
 Command = TypeVar("Command", bound=Callable[..., object])
+
+# Widths in characters of the columns of a download's bar: '1,023.9/1,023.9 MiB', ' 1023.9 MiB/s' and ' 0:00:00'.
+_BYTES, _SPEED, _LEFT = 19, 13, 8
+_WIDEST_BAR, _SHORTEST_BAR = 40, 4
 
 _MACHINE = (
     engine_options,
@@ -148,20 +151,25 @@ def _machine(given: dict[str, Any]) -> "Machine":
 def _client(registry: str, given: dict[str, Any]) -> "Client":
     from enginery.client.client import Client, Policy
 
-    wanted = {name: given[name] for name in ("precision", "proven_only", "fallback", "trust")}
-    policy = Policy(**wanted)
+    policy = Policy(**{name: given[name] for name in ("precision", "proven_only", "fallback", "trust")})
     return Client(registry, policy=policy, rehash=given.get("rehash", False))
 
 
 def _watch(client: "Client", reference: str, dest: Path, given: dict[str, Any], as_json: bool) -> None:
-    """SIGTERM and Ctrl-C end it; what it serves stays."""
+    """Follow the channel until SIGTERM or Ctrl-C; the engine that is served stays."""
+    from enginery.client.hooks import Command, Post
+
+    line, url, timeout_s = given["hook"], given["hook_url"], given["hook_timeout"]
+    if line and url:
+        raise click.UsageError("give --hook or --hook-url, not both")
+    hook = Command(line, timeout_s) if line else Post(url, timeout_s) if url else None
     try:
         swap = client.watch(
             reference,
             dest,
             machine=_machine(given),
             interval_s=given["interval"],
-            hook=_hook(given),
+            hook=hook,
             once=given["once"],
             keep=given["keep"],
             say=say,
@@ -171,17 +179,6 @@ def _watch(client: "Client", reference: str, dest: Path, given: dict[str, Any], 
         return
     if as_json and swap is not None:
         emit_json({**swap.facts(), "swapped": swap.swapped, "origin": swap.origin})
-
-
-def _hook(given: dict[str, Any]) -> "Hook | None":
-    from enginery.client.hooks import Command, Post
-
-    line, url, timeout_s = given["hook"], given["hook_url"], given["hook_timeout"]
-    if line and url:
-        raise click.UsageError("give --hook or --hook-url, not both")
-    if line:
-        return Command(line, timeout_s)
-    return Post(url, timeout_s) if url else None
 
 
 def _only_with_watch(context: click.Context) -> None:
@@ -194,8 +191,6 @@ def _show(answer: "EngineRanking", as_json: bool) -> None:
     if as_json:
         emit_json(answer.to_json())
         return
-    from pipeline.cli.tables import print_table
-
     rows = [
         [str(number), one.entry.unit, one.entry.status, "; ".join((one.fit, *one.remarks))]
         for number, one in enumerate(answer.candidates, 1)
@@ -217,6 +212,9 @@ def _print_pulled(pulled: "Pulled") -> None:
         echo(f"not:    {unit}: {reason}")
 
 
+_ENGINE_FIELDS = ("target", "precision", "backend", "status", "reason", "digest", "size_bytes")
+
+
 def _pulled_json(pulled: "Pulled") -> dict[str, Any]:
     engine, manifest = pulled.engine, pulled.located.manifest
     return {
@@ -224,13 +222,7 @@ def _pulled_json(pulled: "Pulled") -> dict[str, Any]:
         "description": str(pulled.description),
         "model": manifest.model,
         "version": manifest.version,
-        "target": engine.target,
-        "precision": engine.precision,
-        "backend": engine.backend,
-        "status": engine.status,
-        "reason": engine.reason,
-        "digest": engine.digest,
-        "size_bytes": engine.size_bytes,
+        **{name: getattr(engine, name) for name in _ENGINE_FIELDS},
         "why": pulled.resolution.why,
         "rejected": [{"unit": unit, "reason": reason} for unit, reason in pulled.resolution.rejected],
         "lost": [{"unit": unit, "reason": reason} for unit, reason in pulled.resolution.lost],
@@ -240,12 +232,6 @@ def _pulled_json(pulled: "Pulled") -> dict[str, Any]:
         "warning": pulled.warning,
         "signed_by": list(pulled.located.signed_by),
     }
-
-
-# '1,023.9/1,023.9 MiB', ' 1023.9 MiB/s' and ' 0:00:00'; a bar gets what is left, and a column between.
-_BYTES, _SPEED, _LEFT = 19, 13, 8
-_WIDEST_BAR, _SHORTEST_BAR = 40, 4
-_MIB = 1 << 20
 
 
 @contextmanager
@@ -264,7 +250,7 @@ def download_bar(quiet: bool = False) -> Iterator["Progress"]:
 
 
 def _columns(width: int) -> "list[ProgressColumn]":
-    """What fits into one line; what is least needed goes first."""
+    """The columns of the bar that fit into one line of `width` characters; the least needed are left out first."""
     from rich.progress import BarColumn, DownloadColumn, ProgressColumn, Task, TaskProgressColumn, TimeRemainingColumn
     from rich.table import Column
     from rich.text import Text
@@ -273,17 +259,15 @@ def _columns(width: int) -> "list[ProgressColumn]":
         return Column(no_wrap=True)
 
     class Speed(ProgressColumn):
-        """In the units of the sizes beside it."""
+        """MiB per second, the unit of the sizes beside it."""
 
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
-            return Text("" if speed is None else f"{speed / _MIB:.1f} MiB/s", style="progress.data.speed")
+            return Text("" if speed is None else f"{speed / (1 << 20):.1f} MiB/s", style="progress.data.speed")
 
-    bytes_there, left = (
-        DownloadColumn(binary_units=True, table_column=whole()),
-        TimeRemainingColumn(table_column=whole()),
-    )
+    size = DownloadColumn(binary_units=True, table_column=whole())
+    left = TimeRemainingColumn(table_column=whole())
     bar = min(_WIDEST_BAR, width - _BYTES - _SPEED - _LEFT - 1)
     if bar >= _SHORTEST_BAR:
-        return [BarColumn(bar), bytes_there, Speed(whole()), left]
-    return [bytes_there, left] if width >= _BYTES + _LEFT else [TaskProgressColumn(table_column=whole())]
+        return [BarColumn(bar), size, Speed(whole()), left]
+    return [size, left] if width >= _BYTES + _LEFT else [TaskProgressColumn(table_column=whole())]

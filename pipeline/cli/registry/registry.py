@@ -1,13 +1,28 @@
-"""The commands that read and steer a registry: show, verify, promote, rollback."""
+"""The commands of versions: show, verify, promote, rollback."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from enginery.core.codec import encode
+from enginery.core.errors import UnknownNameError
+from enginery.core.names import STABLE, channel_of, parse_channel, parse_reference
 from enginery.core.origin import user
+from enginery.core.parsing import parse_json, read
+from enginery.core.reports.latency import LatencyReport
 from enginery.core.text import format_bytes, pluralize
+from enginery.registry.evidence.build_details import LAYER_COLUMNS, layer_row, layers_of, quantization_records
+from enginery.registry.store.base import open_store
+from enginery.registry.trust import require
+from enginery.registry.verification import Verification
+from enginery.registry.verification import repair as move_away
+from enginery.registry.verification import verify as verify_store
+from enginery.registry.versions import channels
+from enginery.registry.versions.lookup import Channel, locate
+from enginery.registry.versions.policies import CanaryPass
+from enginery.registry.versions.views import show_version
 from pipeline.cli.options import (
     emit_json,
     json_option,
@@ -18,14 +33,6 @@ from pipeline.cli.options import (
     why_option,
 )
 from pipeline.cli.tables import echo, print_fields, print_table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from enginery.core.reports.latency import LatencyReport
-    from enginery.registry.verification import Verification
-    from enginery.registry.versions.channels import Channel
-    from enginery.registry.versions.policies import CanaryPass
 
 
 @click.command()
@@ -41,19 +48,9 @@ if TYPE_CHECKING:
 @registry_option
 @json_option
 def show(
-    reference: str,
-    quantization: bool,
-    layers: str | None,
-    provenance: bool,
-    sbom: bool,
-    registry: str,
-    as_json: bool,
+    reference: str, quantization: bool, layers: str | None, provenance: bool, sbom: bool, registry: str, as_json: bool
 ) -> None:
     """Show the version REF and its engines."""
-    from enginery.core.names import parse_reference
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions.views import show_version
-
     if quantization:
         _show_quantization(reference, registry, as_json)
         return
@@ -88,16 +85,12 @@ def show(
 @json_option
 def verify(reference: str | None, repair: bool, registry: str, as_json: bool) -> None:
     """Re-hash every byte of REF, or of the whole registry, and report damage. Exit code 1 if there is any."""
-    from enginery.core.names import parse_reference
-    from enginery.registry.store.base import open_store
-    from enginery.registry.verification import repair as move_away
-    from enginery.registry.verification import verify as verify_store
-
     store = open_store(registry)
     result = verify_store(store, parse_reference(reference) if reference else None)
     moved = move_away(store, result) if repair else ()
     if as_json:
-        emit_json(_verified_json(result, moved))
+        problems = [{**asdict(problem), "fault": problem.fault} for problem in result.problems]
+        emit_json({**asdict(result), "problems": problems, "sound": result.sound, "moved_away": list(moved)})
     else:
         _print_verified(result, moved)
     if not result.sound:
@@ -133,12 +126,6 @@ def promote(
 
     NAME:CHANNEL: a channel of the same model (default: its channel stable).
     """
-    from enginery.core.names import STABLE, channel_of, parse_reference
-    from enginery.registry.store.base import open_store
-    from enginery.registry.trust import require
-    from enginery.registry.versions import channels
-    from enginery.registry.versions.lookup import locate
-
     named = parse_reference(reference)
     channel = channel_of(named.model, where) if where else STABLE
     store = open_store(registry)
@@ -152,14 +139,7 @@ def promote(
         words, passes = canary_passes(store, manifest, channel, reports, say)
         why = " ".join(part for part in (why, words) if part)
     after = channels.promote(
-        store,
-        manifest,
-        channel,
-        by=user(),
-        why=why,
-        proven_only=proven_only,
-        canaries=passes,
-        counts=vouched.counts,
+        store, manifest, channel, by=user(), why=why, proven_only=proven_only, canaries=passes, counts=vouched.counts
     )
     _print_channel(after, as_json)
 
@@ -174,20 +154,12 @@ def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
 
     NAME:CHANNEL: a model and its channel; NAME alone is its channel stable.
     """
-    from enginery.core.names import STABLE, parse_channel
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions import channels
-
     model, channel = parse_channel(where, STABLE)
     after = channels.rollback(open_store(registry), model, channel, by=user(), why=why)
     _print_channel(after, as_json)
 
 
 def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
-    from enginery.core.names import parse_reference
-    from enginery.registry.evidence.build_details import quantization_records
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions.lookup import locate
     from validation.reporting.quantization import facts, left_lines, row
 
     store = open_store(registry)
@@ -209,12 +181,6 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
 
 
 def _show_layers(reference: str, unit: str, registry: str, as_json: bool) -> None:
-    from enginery.core.names import parse_reference
-    from enginery.core.parsing import read
-    from enginery.registry.evidence.build_details import LAYER_COLUMNS, layer_row, layers_of
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions.lookup import locate
-
     store = open_store(registry)
     entry, told = layers_of(store, locate(store, parse_reference(reference)).manifest, unit)
     if as_json:
@@ -227,12 +193,6 @@ def _show_layers(reference: str, unit: str, registry: str, as_json: bool) -> Non
 
 def _show_stored(reference: str, registry: str, source: str) -> None:
     """Print a JSON document that the manifest names, verified."""
-    from enginery.core.errors import UnknownNameError
-    from enginery.core.names import parse_reference
-    from enginery.core.parsing import parse_json
-    from enginery.registry.store.base import open_store
-    from enginery.registry.versions.lookup import locate
-
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
     digest = manifest.sources.get(source)
@@ -244,8 +204,8 @@ def _show_stored(reference: str, registry: str, source: str) -> None:
     emit_json(parse_json(store.read_blob(digest), 64 << 20))
 
 
-def _print_latencies(found: "Mapping[str, Sequence[LatencyReport]]") -> None:
-    """How fast each engine was on each kind of machine, in a line, and what bounds it."""
+def _print_latencies(found: Mapping[str, Sequence[LatencyReport]]) -> None:
+    """Tables of each engine's latencies on each kind of machine, with the diagnosis of what bounds it."""
     from validation.latency.formatting import describe_diagnosis, format_bucket, list_remarks
 
     columns = ("bucket", "runtime", "p50", "p99", "items/s", "memory")
@@ -260,14 +220,7 @@ def _print_latencies(found: "Mapping[str, Sequence[LatencyReport]]") -> None:
                 echo(f"  {line}")
 
 
-def _verified_json(result: "Verification", moved: tuple[str, ...]) -> dict[str, object]:
-    from dataclasses import asdict
-
-    problems = [{**asdict(problem), "fault": problem.fault} for problem in result.problems]
-    return {**asdict(result), "problems": problems, "sound": result.sound, "moved_away": list(moved)}
-
-
-def _print_verified(result: "Verification", moved: tuple[str, ...]) -> None:
+def _print_verified(result: Verification, moved: tuple[str, ...]) -> None:
     for problem in result.problems:
         affects = f" [{'; '.join(problem.affects)}]" if problem.affects else ""
         echo(f"{problem.kind}: {problem.what}: {problem.detail}{affects}")
@@ -283,7 +236,7 @@ def _print_verified(result: "Verification", moved: tuple[str, ...]) -> None:
     echo(f"{verdict}: {pluralize(result.versions, 'version')}, {pluralize(result.blobs, 'blob')}, {read} read")
 
 
-def _print_channel(channel: "Channel", as_json: bool) -> None:
+def _print_channel(channel: Channel, as_json: bool) -> None:
     if as_json:
         emit_json({"model": channel.model, "channel": channel.name, **channel.to_json()})
         return

@@ -1,18 +1,21 @@
 """The commands of trust: sign, verify-signature."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from enginery.core.errors import InputError, IntegrityError
+from enginery.core.names import parse_reference
+from enginery.registry.store.base import open_store
+from enginery.registry.trust import require
+from enginery.registry.trust.policy import load_policy, policy_of_key
+from enginery.registry.trust.signing import Keyless, Signed, SigningKey, check_signer
+from enginery.registry.trust.signing import sign as sign_version
+from enginery.registry.versions.lookup import locate
 from pipeline.cli.options import emit_json, json_option, reference_argument, registry_option, say, trust_option
 from pipeline.cli.tables import echo
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from enginery.registry.trust.signing import Keyless, Signed, SigningKey
 
 SIGNING_KEY = "ENGINERY_SIGNING_KEY"
 
@@ -49,11 +52,6 @@ def sign(
     as_json: bool,
 ) -> None:
     """Sign the version REF and the attestations that it has so far."""
-    from enginery.core.names import parse_reference
-    from enginery.registry.store.base import open_store
-    from enginery.registry.trust.signing import sign as sign_version
-    from enginery.registry.versions.lookup import locate
-
     signer = _signer(private_key, certificate, chain, keyless)
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
@@ -79,13 +77,6 @@ def sign(
 @json_option
 def verify_signature(reference: str, public_key: Path | None, trust: Path | None, registry: str, as_json: bool) -> None:
     """Check that the version REF is signed as a key or a trust policy requires. Exit code 1 if it is not."""
-    from enginery.core.errors import InputError
-    from enginery.core.names import parse_reference
-    from enginery.registry.store.base import open_store
-    from enginery.registry.trust import require
-    from enginery.registry.trust.policy import load_policy, policy_of_key
-    from enginery.registry.versions.lookup import locate
-
     if public_key is None and trust is None:
         raise InputError("verify-signature needs --public-key FILE, or a trust policy (--trust FILE)")
     policy = policy_of_key(public_key) if public_key is not None else load_policy(trust or "")
@@ -106,12 +97,6 @@ def sign_published(private_key: Path, registry: str, name: str, digest: str | No
 
     Raises IntegrityError when the registry holds another.
     """
-    from enginery.core.errors import IntegrityError
-    from enginery.core.names import parse_reference
-    from enginery.registry.store.base import open_store
-    from enginery.registry.trust.signing import sign as sign_version
-    from enginery.registry.versions.lookup import locate
-
     store = open_store(registry)
     manifest = locate(store, parse_reference(name)).manifest
     if manifest.digest != digest:
@@ -122,22 +107,17 @@ def sign_published(private_key: Path, registry: str, name: str, digest: str | No
 
 def check_signing_key(private_key: Path) -> None:
     """Raise InputError for a key that cannot sign, before hours of work end with it."""
-    from enginery.registry.trust.signing import check_signer
-
     check_signer(_signer(private_key, None, (), keyless=False))
 
 
-def signed_lines(signed: "Sequence[Signed]") -> list[str]:
+def signed_lines(signed: Sequence[Signed]) -> list[str]:
     """One line per signature."""
     return [f"{'signed' if item.new else 'was signed'}: {item.what} by key {item.key_id[:12]}" for item in signed]
 
 
 def _signer(
     private_key: Path | None, certificate: Path | None, chain: tuple[Path, ...], keyless: bool
-) -> "SigningKey | Keyless":
-    from enginery.core.errors import InputError
-    from enginery.registry.trust.signing import Keyless, SigningKey
-
+) -> SigningKey | Keyless:
     if keyless:
         return Keyless(identity_token=os.environ.get("ENGINERY_IDENTITY_TOKEN"))
     if private_key is None:

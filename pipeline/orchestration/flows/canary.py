@@ -7,8 +7,8 @@ from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed
 
-from enginery.registry import DEFAULT_REGISTRY
 from enginery.registry.store.base import open_store
+from enginery.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.canary.automatic import CanaryRequest
 from pipeline.canary.automatic import canary as run_canary
 from pipeline.compile.run_context import RunContext

@@ -6,8 +6,8 @@ from prefect import flow, get_run_logger, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from enginery.registry import DEFAULT_REGISTRY
 from enginery.registry.store.base import open_store
+from enginery.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.fleet.cluster import Access
 from pipeline.fleet.coverage import Coverage
 from pipeline.fleet.work import predictor

@@ -5,8 +5,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from enginery.core.errors import EngineryError
-from enginery.registry import DEFAULT_REGISTRY
 from enginery.registry.store.base import open_store
+from enginery.registry.store.layout import DEFAULT_REGISTRY
 from enginery.registry.versions import lookup
 from pipeline.canary.settle import settle, settle_newest
 from pipeline.orchestration.flows.runner import PrefectRunner

@@ -8,8 +8,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from enginery.core.types import Target
-from enginery.registry import DEFAULT_REGISTRY
 from enginery.registry.store.base import open_store
+from enginery.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.compile.run_context import RunContext
 from pipeline.operations.revalidate import Pending, PendingProof, list_pending, pending_of, prove, why_nothing
 from pipeline.orchestration.artifacts import show_table

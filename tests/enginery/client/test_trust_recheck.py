@@ -165,4 +165,4 @@ def test_a_description_that_was_written_over_is_told(store: Store, dest: Path, t
     (dest / "current").symlink_to("other")
     watch = following(store, dest, trust)
     with pytest.raises(EngineryError, match="has no description"):
-        watch._trust_recheck.ask(store)
+        watch._trust_recheck.check(store)

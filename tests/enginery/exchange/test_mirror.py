@@ -11,7 +11,7 @@ from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import page_key
 from enginery.registry.verification import verify
-from enginery.registry.versions import channels, policies
+from enginery.registry.versions import channels, lookup, policies
 from enginery.registry.versions.lookup import locate
 from enginery.registry.versions.policies import ChannelPolicy
 from enginery.registry.versions.publish import attach_page
@@ -45,7 +45,7 @@ def test_a_version_arrives_whole_and_once(store: Store, tmp_path: Path, back: bo
     assert verify(dest).problems == () and locate(dest, parse_reference("digits")).manifest == manifest
     assert [entry.status for entry in judge_entries(dest, manifest)] == ["proven", "proven"]
     assert dest.read(page_key("digits", "1")) == b"<html>"
-    move = channels.read(dest, "digits", "stable").history[-1]  # type: ignore[union-attr]
+    move = lookup.read_channel(dest, "digits", "stable").history[-1]  # type: ignore[union-attr]
     assert (move.by, move.why) == ("ada", f"mirror of {source.uri}: good")
     pulled = pull(dest, parse_reference("digits:stable"), parse_targets("l4")[0], tmp_path / "out")
     assert pulled.path.read_bytes() == b"a" * 9
@@ -106,7 +106,8 @@ def test_channels_take_their_evidence_along_and_meet_the_other_sites_policy(stor
     dest = open_store(tmp_path / "other", create=True)
     policies.write(dest, None, "stable", ChannelPolicy(canary=True))
     mirror(store, [parse_reference("digits:stable")], dest, with_channels=True)
-    assert dest.has(found.report) and channels.read(dest, "digits", "stable").history[-1].canary == (found.report,)  # type: ignore[union-attr]
+    stable = lookup.read_channel(dest, "digits", "stable")
+    assert dest.has(found.report) and stable is not None and stable.history[-1].canary == (found.report,)
     policies.write(dest, None, "stable", ChannelPolicy(("sm_90",)))
     third = publish(store, "c")
     channels.promote(store, third, "stable")

@@ -25,7 +25,7 @@ from enginery.registry.store.s3 import requests, writing
 from enginery.registry.store.s3 import requests as clients
 from enginery.registry.store.s3.store import S3Store
 from enginery.registry.verification import verify
-from enginery.registry.versions import channels, lookup
+from enginery.registry.versions import lookup
 from enginery.registry.versions.publish import Published
 from tests.enginery.faulty_proxy import Fault, FaultyProxy, Kind, Request, proxying
 from tests.enginery.registries import engine, in_child, publish_engines
@@ -212,7 +212,7 @@ def _check(store: Store, work: Work, name: str, end: str, tally: Tally) -> None:
     found = lookup.versions(store, "digits")
     there = str(work.number) in found
     assert found == [*before, *([str(work.number)] if there else [])], (name, found)
-    channel = channels.read(store, "digits", "candidate")
+    channel = lookup.read_channel(store, "digits", "candidate")
     assert channel is not None and channel.version in found[-2:], name
     serving = lookup.load(store, "digits", channel.version)
     assert len(store.read_blob(str(serving.engines[0].digest))) == serving.engines[0].size_bytes, name
@@ -220,7 +220,7 @@ def _check(store: Store, work: Work, name: str, end: str, tally: Tally) -> None:
     published = work.publish(store)
     assert (published.version, published.existed) == (str(work.number), there), name
     assert store.read_blob(str(published.manifest.engines[0].digest)) == work.data(), name
-    after = channels.read(store, "digits", "candidate")
+    after = lookup.read_channel(store, "digits", "candidate")
     assert after is not None and [move.version for move in after.history] == [*before, str(work.number)], name
     tally.add(name, end, there)
 

@@ -18,7 +18,7 @@ from enginery.registry.store.base import FileStore, Store
 from enginery.registry.store.layout import blob_key
 from enginery.registry.store.s3.store import S3Store
 from enginery.registry.verification import verify
-from enginery.registry.versions import channels
+from enginery.registry.versions import channels, lookup
 from tests.enginery.faulty_proxy import FaultyProxy
 from tests.enginery.registries import engine, flip, on_each_store, overwrite, publish_engines, pull
 
@@ -66,7 +66,7 @@ def test_promotion_refuses(store: Store, manifest: Manifest, damage: Damage, kin
     damage(store, digest)
     with pytest.raises(IntegrityError, match=rf"digits@1 is damaged; .*verify digits@1(.|\n)*engine cpu .*{digest}"):
         channels.promote(store, manifest, "stable", proven_only=proven_only)
-    assert channels.read(store, "digits", "stable") is None
+    assert lookup.read_channel(store, "digits", "stable") is None
     assert (kind, digest) in {(problem.kind, problem.what) for problem in verify(store).problems}
 
 

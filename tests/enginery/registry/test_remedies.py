@@ -46,7 +46,7 @@ def test_a_garbage_channel_goes_away_as_its_message_says(store: FileStore) -> No
     path = store.root / channel_key("digits", "candidate")
     path.write_text("garbage")
     with pytest.raises(IntegrityError) as caught:
-        channels.read(store, "digits", "candidate")
+        lookup.read_channel(store, "digits", "candidate")
     assert f"({path}): is not JSON" in str(caught.value) and "delete this file and promote" in str(caught.value)
     path.unlink()
     channels.promote(store, published.manifest, "candidate")
@@ -98,7 +98,7 @@ def test_a_disk_that_is_full_after_publication_says_that_the_version_is_publishe
         with pytest.raises(UnavailableError, match=wanted):
             publish_engines(store, [engine(store)], "a", channel="candidate")
     again = publish_engines(store, [engine(store)], "a", channel="candidate")
-    assert again.existed and channels.read(store, "digits", "candidate") is not None
+    assert again.existed and lookup.read_channel(store, "digits", "candidate") is not None
 
 
 def test_a_garbage_channel_after_publication_does_too(store: FileStore) -> None:

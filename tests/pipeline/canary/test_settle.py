@@ -44,7 +44,7 @@ def pair(store: Store) -> tuple[Manifest, Manifest]:
 
 
 def serving(store: Store) -> str:
-    channel = channels.read(store, "digits", "stable")
+    channel = lookup.read_channel(store, "digits", "stable")
     assert channel is not None
     return channel.version
 
@@ -99,7 +99,7 @@ def test_a_pass_on_each_target_promotes_and_one_alone_does_not(store: Store, pai
     assert "enginery deploy --only canary" in said and "--attach" in said and said.endswith("cpu PASS")
     assert serving(store) == "1"
     assert settled("sm_89", two, one) == "promoted: digits:stable -> 2"
-    move = channels.read(store, "digits", "stable").history[-1]
+    move = lookup.read_channel(store, "digits", "stable").history[-1]
     assert len(move.canary) == 2 and move.why.startswith("canary PASS ")
     assert settled("cpu", two, one, seed=1) == "digits:stable serves 2 already", "one more PASS moves nothing"
     assert [(found.target, found.verdict, found.against) for found in canaries(store, two)] == [
@@ -140,7 +140,7 @@ def test_a_fail_whose_event_was_lost_is_taken_back_by_the_hourly_run(store: Stor
     assert hourly(store) == "digits:stable serves 2 already"
     kept("sm_89", two, one, slower=0.05)
     assert hourly(store) == "rolled back: digits:stable -> 1" and serving(store) == "1"
-    assert channels.read(store, "digits", "stable").history[-1].why.startswith("canary FAIL ")
+    assert lookup.read_channel(store, "digits", "stable").history[-1].why.startswith("canary FAIL ")
     assert "a person promotes it again" in hourly(store) and serving(store) == "1"
 
 
@@ -224,7 +224,7 @@ def test_a_person_promotes_under_such_a_policy_with_a_report_of_each_target(stor
     report = tmp_path / "cpu/report.json"
     assert "on sm_89" in refused(run("promote", "digits@2", "digits:stable", "--canary", report))
     both = ("--canary", report, "--canary", tmp_path / "sm_89/report.json")
-    assert [found.verdict for found in target_verdicts(store, two, channels.read(store, "digits", "stable"))] == [
+    assert [found.verdict for found in target_verdicts(store, two, lookup.read_channel(store, "digits", "stable"))] == [
         "PASS"
     ] * 2
     assert run("promote", "digits@2", "digits:stable", *both).exit_code == 0 and serving(store) == "2"
@@ -325,7 +325,7 @@ def test_a_fail_that_arrives_while_a_pass_promotes_takes_it_back(
 def test_what_the_channel_has_no_engine_for_cannot_be_compared_and_the_line_says_so(store: Store, pair) -> None:
     three = published(store, "three", "cpu", "sm_89", "sm_90")
     run("policy", "set", "digits:stable", "--canary-on", "sm_90")
-    (found,) = target_verdicts(store, three, channels.read(store, "digits", "stable"))
+    (found,) = target_verdicts(store, three, lookup.read_channel(store, "digits", "stable"))
     assert "digits:stable serves digits@1, which has no engine for it, so there is nothing to compare with" in str(
         found
     )

@@ -1,10 +1,8 @@
-"""Listing a bucket: a request for each thousand names, whatever lies below them.
+"""Lists what is in a bucket: keys, a request for each thousand of them; and uploads that were never completed.
 
-What writers that died left in a bucket: uploads that were never completed. They hold no name, and cost money.
-
-No server tells whether somebody still writes to an upload. So one counts as left behind a day after it began, by the
-server's own clock; a writer that took longer would find its upload gone, and begin again. A lifecycle rule of the
-bucket (AbortIncompleteMultipartUpload) does the same without Enginery.
+Unfinished uploads are left by writers that died; they have no key, and cost money. No server tells whether an upload is
+still being written, so one counts as abandoned a day after it began, by the server's clock; a writer that takes longer
+finds its upload gone, and begins again. A lifecycle rule of the bucket (AbortIncompleteMultipartUpload) does the same.
 """
 
 from collections.abc import Iterator
@@ -12,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import partial
 
 from enginery.core.codec import JsonObject
 from enginery.core.errors import UnavailableError
@@ -20,12 +19,14 @@ from enginery.registry.store.layout import BLOBS
 from enginery.registry.store.s3.place import S3Location
 from enginery.registry.store.s3.requests import Declined, ask, client, whole
 
+LEFT_AFTER = timedelta(days=1)
+
 
 def keys_below(place: S3Location, prefix: str) -> list[str]:
     """All keys under a prefix that ends in '/' or is empty, sorted part by part."""
     start = place.key(prefix)
-    names = (read(item, "Key", str).removeprefix(place.key("")) for item in _items(place, "Contents", start))
-    # A key that ends in '/' is what some tools write to show a folder that is empty.
+    names = (read(item, "Key", str).removeprefix(place.key("")) for item in _items(place, start))
+    # Some tools write a key that ends in '/' for an empty folder.
     return sorted((name for name in names if not name.endswith("/")), key=lambda name: name.split("/"))
 
 
@@ -43,7 +44,7 @@ def objects_below(place: S3Location) -> list[Object]:
     start = place.key("")
     found = (
         Object(read(item, "Key", str).removeprefix(start), read(item, "Size", int), read(item, "ETag", str))
-        for item in _items(place, "Contents", start)
+        for item in _items(place, start)
     )
     return sorted((item for item in found if item.name and not item.name.endswith("/")), key=lambda item: item.name)
 
@@ -58,8 +59,8 @@ def names_below(place: S3Location, prefix: str) -> list[str]:
     return sorted(found - {""}, key=lambda name: name.removesuffix("/"))
 
 
-def _items(place: S3Location, kind: str, start: str) -> Iterator[object]:
-    return (item for page in _pages(place, start) for item in find(page, kind, list, []))
+def _items(place: S3Location, start: str) -> Iterator[object]:
+    return (item for page in _pages(place, start) for item in find(page, "Contents", list, []))
 
 
 def _pages(place: S3Location, start: str, **how: str) -> Iterator[JsonObject]:
@@ -78,12 +79,9 @@ def _pages(place: S3Location, start: str, **how: str) -> Iterator[JsonObject]:
         after = {"ContinuationToken": read(page, "NextContinuationToken", str)}
 
 
-LEFT_AFTER = timedelta(days=1)
-
-
 @dataclass(frozen=True)
 class Upload:
-    """An upload that was not completed: of which key of the bucket, and its id."""
+    """An upload that was not completed: its key in the bucket, and its id."""
 
     key: str
     upload_id: str
@@ -98,18 +96,15 @@ def list_abandoned(place: S3Location) -> tuple[Upload, ...]:
 
 
 def abort_abandoned(place: S3Location) -> int:
-    """Abort them; how many. Someone who may not, or a server without the request, cleans nothing."""
+    """Abort these uploads, and return how many; 0 where that is not allowed, or the server lacks the request."""
     count = 0
     with suppress(UnavailableError):
         for upload in _find_abandoned(place):
+            asked = {"Bucket": place.bucket, "Key": upload.key, "UploadId": upload.upload_id}
             with suppress(Declined):
-                ask(place, f"aborting {upload}", lambda upload=upload: _abort(place, upload))  # type: ignore[misc]
+                ask(place, f"aborting {upload}", partial(client(place).abort_multipart_upload, **asked))
                 count += 1
     return count
-
-
-def _abort(place: S3Location, upload: Upload) -> None:
-    client(place).abort_multipart_upload(Bucket=place.bucket, Key=upload.key, UploadId=upload.upload_id)
 
 
 def _find_abandoned(place: S3Location) -> Iterator[Upload]:
@@ -123,7 +118,9 @@ def _find_abandoned(place: S3Location) -> Iterator[Upload]:
                 "IsTruncated",
             ),
         )
-        now = _now(page)
+        # The server's clock, which also dated the uploads: this machine's may be wrong.
+        stated = find(page, "ResponseMetadata.HTTPHeaders.date", str, None)
+        now = parsedate_to_datetime(stated) if stated else datetime.now(UTC)
         for item in find(page, "Uploads", list, []):
             if now - read(item, "Initiated", datetime) > LEFT_AFTER:
                 yield Upload(read(item, "Key", str), read(item, "UploadId", str))
@@ -131,9 +128,3 @@ def _find_abandoned(place: S3Location) -> Iterator[Upload]:
             return
         following = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
         marker = {name: read(page, where, str) for name, where in following.items()}
-
-
-def _now(page: JsonObject) -> datetime:
-    """The server's clock, which also dated the uploads; this machine's may be wrong."""
-    stated = find(page, "ResponseMetadata.HTTPHeaders.date", str, None)
-    return parsedate_to_datetime(stated) if stated else datetime.now(UTC)

@@ -1,7 +1,7 @@
-"""Which bucket, where and how: an `s3://bucket/prefix?option=value` URI as a value.
+"""The place of a registry in a bucket: an `s3://bucket/prefix?option=value` URI as a value.
 
-The options are those that every machine of a run must agree on, so they travel in the URI: build workers open the same
-place. Credentials never do; each machine has its own, in the usual AWS ways.
+The options are those that all machines of a run must agree on, so that build workers open the same place. Credentials
+are never part of the URI; each machine has its own, in the usual AWS ways.
 """
 
 import os
@@ -54,7 +54,7 @@ class S3Location:
         return f"{self.prefix}/{key}" if self.prefix else key
 
     def encryption(self) -> dict[str, str]:
-        """What a write asks for."""
+        """The encryption parameters of a write request."""
         asked = {"ServerSideEncryption": self.sse, "SSEKMSKeyId": self.kms_key}
         return {name: value for name, value in asked.items() if value}
 
@@ -77,34 +77,21 @@ def parse_place(text: str, environment: Mapping[str, str] = os.environ) -> S3Loc
         raise InputError(f"{where}: {parts.netloc!r} is not the name of a bucket (3 to 63 of a-z 0-9 . -)")
     if prefix and not is_key(prefix):
         raise InputError(f"{where}: the parts of the prefix must be letters, digits and . _ -, not starting with . _ -")
-    options = _options(parts.query, where)
-    return S3Location(
-        parts.netloc,
-        prefix,
-        endpoint=_endpoint(options.get("endpoint") or _first(environment, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")),
-        region=_region(options.get("region") or _first(environment, "AWS_REGION", "AWS_DEFAULT_REGION"), where),
-        path_style=_truth(options.get("path_style"), where),
-        **_encryption(options, where),
-    )
-
-
-def _options(query: str, where: str) -> dict[str, str]:
-    pairs = parse_qsl(query, keep_blank_values=True)
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
     options = dict(pairs)
     if unknown := sorted(set(options) - set(OPTIONS)):
         raise InputError(f"{where}: option {unknown[0][:40]!r} is not known; there are {', '.join(OPTIONS)}")
     if len(options) < len(pairs) or not all(options.values()):
         raise InputError(f"{where}: an option is given twice or without a value")
-    return options
+    endpoint = options.get("endpoint") or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
+    region = options.get("region") or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or None
+    path_style, sse, key = (options.get(name) for name in ("path_style", "sse", "kms_key"))
+    _check_options(where, region, path_style, sse, key)
+    style = None if path_style is None else path_style in ("1", "true")
+    return S3Location(parts.netloc, prefix, _check_endpoint(endpoint) if endpoint else None, region, style, sse, key)
 
 
-def _first(environment: Mapping[str, str], *names: str) -> str | None:
-    return next((environment[name] for name in names if environment.get(name)), None)
-
-
-def _endpoint(text: str | None) -> str | None:
-    if text is None:
-        return None
+def _check_endpoint(text: str) -> str:
     parts = urlsplit(text)
     if "@" in text or parts.query or parts.fragment:
         raise InputError("the S3 endpoint must be a plain URL, without user, password or query")
@@ -113,24 +100,12 @@ def _endpoint(text: str | None) -> str | None:
     return text.rstrip("/")
 
 
-def _region(text: str | None, where: str) -> str | None:
-    if text is not None and not _REGION.fullmatch(text):
-        raise InputError(f"{where}: region {text[:40]!r} is not one; write it as in eu-central-1")
-    return text
-
-
-def _truth(text: str | None, where: str) -> bool | None:
-    if text is None:
-        return None
-    if text not in ("0", "1", "false", "true"):
-        raise InputError(f"{where}: path_style is {text[:40]!r}; it must be 1 or 0")
-    return text in ("1", "true")
-
-
-def _encryption(options: Mapping[str, str], where: str) -> dict[str, str | None]:
-    sse, key = options.get("sse"), options.get("kms_key")
+def _check_options(where: str, region: str | None, path_style: str | None, sse: str | None, key: str | None) -> None:
+    if region is not None and not _REGION.fullmatch(region):
+        raise InputError(f"{where}: region {region[:40]!r} is not one; write it as in eu-central-1")
+    if path_style is not None and path_style not in ("0", "1", "false", "true"):
+        raise InputError(f"{where}: path_style is {path_style[:40]!r}; it must be 1 or 0")
     if sse is not None and sse not in _ENCRYPTIONS:
         raise InputError(f"{where}: sse is {sse[:40]!r}; it must be one of {', '.join(_ENCRYPTIONS)}")
     if key is not None and (sse is None or not sse.startswith("aws:kms")):
         raise InputError(f"{where}: kms_key needs sse=aws:kms")
-    return {"sse": sse, "kms_key": key}

@@ -1,12 +1,13 @@
-"""Reading from a bucket: documents whole, blobs as streams, digested on the way and resumed where they broke.
+"""Reading from a bucket: whole documents; blobs as streams, digested on the way; and ranges of blobs.
 
-Reading a range of an object into memory that the caller has: what a download by many connections is made of.
+A body that breaks off is resumed at that byte, and the pauses between attempts start anew whenever bytes came, so that
+a bad network ends nothing while bytes move.
 """
 
 import hashlib
 import re
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
@@ -35,10 +36,13 @@ from enginery.registry.store.s3.requests import (
 MAX_DOCUMENT_BYTES = 64 << 20
 
 _FACTS = ("ContentLength", "ETag")
-# The documents that were read last, with their ETags: so many, and so small.
+# The documents that were read last, with their ETags: at most `_REMEMBERED`, each of at most `_REMEMBERED_BYTES`.
 _LAST_READ: dict[tuple[S3Location, str], tuple[bytes, str]] = {}
 _REMEMBERED = 64
 _REMEMBERED_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
+_PARTIAL = 206
+_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/")
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,16 @@ def head(place: S3Location, key: str) -> ObjectFacts | None:
 
 def read_document(place: S3Location, key: str, attempts: int | None = None) -> tuple[bytes, str] | None:
     """A document and its ETag; None if absent. Raises IntegrityError for one over 64 MiB."""
-    try:
-        found = ask(place, f"reading {key}", lambda: _document(place, key), attempts)
-    except Declined as declined:
-        _check_absent(place, key, declined)
+    data, etag = read_changed(place, key, "", attempts)
+    _LAST_READ.pop((place, key), None)
+    if data is None:
         return None
-    _remember(place, key, found)
-    return found
+    if len(data) <= _REMEMBERED_BYTES:
+        _LAST_READ[place, key] = data, etag
+    with suppress(KeyError, StopIteration, RuntimeError):  # other threads change it too
+        while len(_LAST_READ) > _REMEMBERED:
+            del _LAST_READ[next(iter(_LAST_READ))]
+    return data, etag
 
 
 def _check_absent(place: S3Location, key: str, declined: Declined) -> None:
@@ -91,8 +98,7 @@ def _check_absent(place: S3Location, key: str, declined: Declined) -> None:
 def etag_of(place: S3Location, key: str, content: bytes) -> str | None:
     """The ETag under which a document has had this content; None if it has another content now, or is absent.
 
-    Who swaps a document has usually just read it, and need not read it again: whether the ETag is still the document's
-    is for the server to say.
+    A document that was read just now is not read again: the write's condition makes the server check the ETag.
     """
     found = _LAST_READ.get((place, key))
     if found is None or found[0] != content:
@@ -100,20 +106,23 @@ def etag_of(place: S3Location, key: str, content: bytes) -> str | None:
     return found[1] if found is not None and found[0] == content else None
 
 
-def _remember(place: S3Location, key: str, found: tuple[bytes, str]) -> None:
-    _LAST_READ.pop((place, key), None)
-    if len(found[0]) <= _REMEMBERED_BYTES:
-        _LAST_READ[place, key] = found
-    with suppress(KeyError, StopIteration, RuntimeError):  # other threads remember too
-        while len(_LAST_READ) > _REMEMBERED:
-            del _LAST_READ[next(iter(_LAST_READ))]
+def read_changed(place: S3Location, key: str, etag: str, attempts: int | None = None) -> tuple[bytes | None, str]:
+    """A document and its ETag; (None, `etag`) if it still has that one (304), (None, '') if absent.
 
-
-def read_changed(place: S3Location, key: str, etag: str) -> tuple[bytes | None, str]:
-    """A document and its ETag; (None, `etag`) if it still has that one (304), (None, '') if absent."""
+    etag: '' for a document that was not read before. Raises IntegrityError for a document over 64 MiB.
+    """
     unless = {"IfNoneMatch": etag} if etag else {}
+
+    def send() -> tuple[bytes, str]:
+        answer = whole(client(place).get_object(Bucket=place.bucket, Key=place.key(key), **unless), *_FACTS)
+        with closing(read(answer, "Body", StreamingBody)) as body:
+            if read(answer, "ContentLength", int) > MAX_DOCUMENT_BYTES:
+                where = place.locator(key)
+                raise IntegrityError(f"{where} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is")
+            return body.read(), read(answer, "ETag", str)
+
     try:
-        return ask(place, f"reading {key}", lambda: _document(place, key, **unless))
+        return ask(place, f"reading {key}", send, attempts)
     except Declined as declined:
         if declined.status == 304:
             return None, etag
@@ -121,37 +130,27 @@ def read_changed(place: S3Location, key: str, etag: str) -> tuple[bytes | None, 
         return None, ""
 
 
-def _document(place: S3Location, key: str, **unless: str) -> tuple[bytes, str]:
-    answer = whole(client(place).get_object(Bucket=place.bucket, Key=place.key(key), **unless), *_FACTS)
-    with closing(read(answer, "Body", StreamingBody)) as body:
-        if read(answer, "ContentLength", int) > MAX_DOCUMENT_BYTES:
-            raise IntegrityError(
-                f"{place.locator(key)} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is"
-            )
-        return body.read(), read(answer, "ETag", str)
+def stream_blob(place: S3Location, key: str, sink: "BinaryIO | HashingSink") -> str:
+    """Write an object's bytes to `sink` and return their SHA-256.
 
-
-def stream_blob(place: S3Location, key: str, sink: "BinaryIO | CountingSink") -> str:
-    """Write an object's bytes to `sink` and return their SHA-256. A body that breaks off is resumed at that byte.
-
-    The pauses start anew whenever it came further, so that a bad network ends nothing while bytes move. Raises Declined
-    (404) when it is absent, UnavailableError, and the sink's OSError.
+    Raises Declined (404) when it is absent, UnavailableError, and the sink's OSError.
     """
     start, furthest, waiting = sink.tell(), 0, pauses()
     sha, etag = hashlib.sha256(), ""
     while True:
         have = sink.tell() - start
         try:
-            etag, blocks = _open_from(place, key, have, etag)
-            with closing(blocks):
-                for block in blocks:
+            etag, body = _open_from(place, key, have, etag)
+            # Not `with body`, which gives the stream beneath: that one does not check the number of bytes.
+            with closing(body):
+                while block := body.read(CHUNK_BYTES):
                     sink.write(block)
                     sha.update(block)
             return sha.hexdigest()
         except Declined as declined:
             if not have or declined.status == 404:
                 raise
-            # Another object by now (412), or a server that has no ranges (416): from the beginning.
+            # Another object by now (412), or a server without ranges (416): from the beginning.
             broken: Exception = declined
             sink.seek(start)
             sink.truncate()
@@ -163,57 +162,41 @@ def stream_blob(place: S3Location, key: str, sink: "BinaryIO | CountingSink") ->
         wait(place, key, broken, next(waiting))
 
 
-class CountingSink:
-    """A sink that keeps nothing and knows how much came: to digest what is too large to keep."""
+class HashingSink:
+    """A sink that keeps no bytes: it counts them and, where the library is installed, digests them by BLAKE3."""
 
     def __init__(self) -> None:
-        self._size = 0
+        self._size, self._hasher = 0, new_blake3_hasher()
+
+    @property
+    def blake3(self) -> str | None:
+        """The BLAKE3 of what was written; None without the library."""
+        return None if self._hasher is None else self._hasher.hexdigest()
 
     def write(self, data: bytes, /) -> int:
-        """Count the bytes."""
+        """Digest and count the bytes."""
+        if self._hasher is not None:
+            self._hasher.update(data)
         self._size += len(data)
         return len(data)
 
     def tell(self) -> int:
-        """How many came."""
+        """How many bytes were written."""
         return self._size
 
     def seek(self, offset: int, /) -> int:
-        """Start again from `offset`."""
-        self._size = offset
+        """Start again from the beginning, the only position to go back to."""
+        self._size, self._hasher = offset, new_blake3_hasher()
         return offset
 
     def truncate(self) -> int:
-        """There is nothing to cut off."""
+        """Does nothing, as there is nothing to cut off."""
         return self._size
 
 
-class Blake3Sink(CountingSink):
-    """Digests what came by BLAKE3 as well, where the library is there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._blake3 = new_blake3_hasher()
-
-    @property
-    def blake3(self) -> str | None:
-        """The BLAKE3 of what came; None without the library."""
-        return None if self._blake3 is None else self._blake3.hexdigest()
-
-    def write(self, data: bytes, /) -> int:
-        """Digest and count the bytes."""
-        if self._blake3 is not None:
-            self._blake3.update(data)
-        return super().write(data)
-
-    def seek(self, offset: int, /) -> int:
-        """Start again from the beginning, which is the only place to go back to."""
-        self._blake3 = new_blake3_hasher()
-        return super().seek(offset)
-
-
 def wait(place: S3Location, key: str, broken: Exception, pause: float | None) -> None:
-    """Before another attempt; raises when there is none."""
+    """Wait `pause` seconds before another attempt to read. Raises where `broken` is not worth one or none is left
+    (pause: None)."""
     if not isinstance(broken, Declined):
         refuse(place, f"reading {key}", broken, last=pause is None)
     elif pause is None:
@@ -221,8 +204,8 @@ def wait(place: S3Location, key: str, broken: Exception, pause: float | None) ->
     time.sleep(pause or 0)
 
 
-def _open_from(place: S3Location, key: str, have: int, etag: str) -> tuple[str, Generator[bytes, None, None]]:
-    """The object's ETag, and its bytes from `have` on. Raises Declined when it is not the same object any more."""
+def _open_from(place: S3Location, key: str, have: int, etag: str) -> tuple[str, StreamingBody]:
+    """The object's ETag, and its body from byte `have` on. Raises Declined when it is not the same object any more."""
     wanted = {"Range": f"bytes={have}-", "IfMatch": etag} if have else {}
     try:
         answer = whole(client(place).get_object(Bucket=place.bucket, Key=place.key(key), **wanted), *_FACTS)
@@ -233,26 +216,11 @@ def _open_from(place: S3Location, key: str, have: int, etag: str) -> tuple[str, 
     if have and not find(answer, "ContentRange", str, "").startswith(f"bytes {have}-"):
         body.close()
         raise Declined(416, "no range")
-    return read(answer, "ETag", str), _blocks(body)
-
-
-def _blocks(body: StreamingBody) -> Generator[bytes, None, None]:
-    # Not `with body`, which gives the stream beneath, that does not count what came.
-    with closing(body):
-        while block := body.read(CHUNK_BYTES):
-            yield block
-
-
-_PARTIAL = 206
-_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/")
-_READ_BYTES = 1 << 20
+    return read(answer, "ETag", str), body
 
 
 class Range:
-    """`size` bytes of an object from `start` on, in order. A body that breaks off is resumed at that byte.
-
-    The pauses start anew whenever it came further. Not verified: that needs the whole object.
-    """
+    """`size` bytes of an object from `start` on, in order; not verified, which needs the whole object."""
 
     def __init__(self, place: S3Location, key: str, start: int, size: int) -> None:
         self._place, self._key = place, key
@@ -279,7 +247,7 @@ class Range:
                 self._at += count
 
     def close(self) -> None:
-        """Let go of the connection: for others to use, if all came."""
+        """Release the connection, for reuse if the whole range was read."""
         if self._body is not None:
             if self._at == self._end:
                 self._body.release_conn()
@@ -288,9 +256,9 @@ class Range:
 
 
 def _some(body: Any, into: memoryview) -> int:
-    """Read into `into`; how many bytes came, which are fewer only where the body ends.
+    """Read into `into`, and return how many bytes were read; fewer only where the body ends.
 
-    From the response below urllib3's, whose `readinto` makes a copy of everything: a sixth of a download's CPU time.
+    From the response below urllib3's, whose `readinto` copies everything once more: a sixth of a download's CPU time.
     """
     plain = getattr(body, "_fp", None)
     try:
@@ -306,12 +274,8 @@ def _open_range(place: S3Location, key: str, start: int, length: int) -> Any:
     """The body of exactly that range. Raises Declined (416) if it ends before, or the server has no ranges."""
     last = start + length - 1
     asked = {"Bucket": place.bucket, "Key": place.key(key), "Range": f"bytes={start}-{last}"}
-    try:
-        answer = client(place).get_object(**asked)
-    except aws.ClientError as error:
-        raise_if_declined(error)
-        raise
-    # All of a small object, from a server that has no ranges, is that range too.
+    answer = client(place).get_object(**asked)
+    # From a server without ranges, the whole of a small object may be that range.
     body = read(answer, "Body", StreamingBody)
     if read(answer, "ResponseMetadata.HTTPStatusCode", int) != _PARTIAL:
         if start == 0 and answer.get("ContentLength") == length:
@@ -324,10 +288,10 @@ def _open_range(place: S3Location, key: str, start: int, length: int) -> Any:
     body.close()
     if found and int(found[1]) == start and int(found[2]) < last:
         raise Declined(416, "it ends before")
-    # What was cut off among the headers is another range, or none; it is worth another attempt.
+    # Headers that were cut off have another range, or none: worth another attempt.
     raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=length)
 
 
 def _beneath(body: Any) -> Any:
-    """urllib3's response, which botocore gives out so."""
+    """urllib3's response beneath botocore's body."""
     return body.__enter__()

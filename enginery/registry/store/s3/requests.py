@@ -1,12 +1,10 @@
-"""Asking a bucket: what is asked again, and what the answers mean to a person.
+"""Requests to a bucket: boto3's client, which requests are repeated, and errors in words.
 
-botocore's own retries are off, because they know neither a conditional write whose answer was lost (sent again, it
-would meet its own object and call that a conflict) nor a body that was cut halfway. So there is one loop, here.
+botocore's own retries are off, because they know neither a conditional write whose response was lost (sent again, it
+would meet its own object and call that a conflict) nor a body that was cut halfway. So `ask` repeats requests.
 
-What is said of an error is its code and the remedy, never the server's whole answer: that may hold a key's name, a
-token or a signed URL.
-
-boto3's client for a place: one per process, because neither sockets nor locks survive a fork.
+A message has the error's code and the remedy, never the server's whole response: that may hold a key's name, a token or
+a signed URL.
 """
 
 import os
@@ -19,27 +17,30 @@ from typing import Any, TypeVar
 import boto3
 from botocore import exceptions as aws
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError
 from botocore.parsers import ResponseParserError
 from botocore.response import StreamingBody
 
 from enginery.core.codec import JsonObject
 from enginery.core.errors import EngineryError, InputError, UnavailableError
 from enginery.core.parsing import find
-from enginery.registry.store import files
+from enginery.registry.store.files import count_io
 from enginery.registry.store.s3.place import S3Location
 
 T = TypeVar("T")
 
+CONNECT_TIMEOUT_S = 5.0
+# More than any server needs for one response; a body is read in pieces, each with this limit.
+READ_TIMEOUT_S = 60.0
+CONNECTIONS = 32
 # Requests before giving up: with the pauses between them about ten seconds.
 ATTEMPTS = 8
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 
-# Answers that are about the object and not about the way there: the asker decides what they mean.
+# Statuses that are about the object and not about the connection or the server: the caller decides what they mean.
 _DECLINED = (304, 404, 409, 412, 416)
 _ELSEWHERE = ("NoSuchBucket", "NotImplemented")
-# An ETag of a part came cut off, so that the parts cannot be put together.
+# The ETag of an uploaded part was cut off, so that the parts cannot be put together.
 _GARBLED = ("InvalidPart", "InvalidPartOrder")
 _PASSING = (
     "SlowDown", "Throttling", "ThrottlingException", "RequestThrottled", "RequestLimitExceeded", "InternalError",
@@ -51,7 +52,6 @@ _CREDENTIALS = (
     "TokenRefreshRequired", "UnrecognizedClientException", "InvalidClientTokenId",
 )  # fmt: skip
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired")
-
 
 # All that botocore raises for a request; ValueError, where it reads a number or a date from a header that was cut off.
 FAILURES = (aws.BotoCoreError, aws.ClientError, ResponseParserError, ValueError)
@@ -95,9 +95,9 @@ def refuse(place: S3Location, doing: str, error: Exception, *, last: bool) -> No
     """Return if it is worth another attempt. Raises Declined and EngineryErrors otherwise."""
     raise_if_declined(error)
     if last or not is_transient(error):
-        files.count_error()
+        count_io("errors")
         raise translate_error(place, doing, error) from error
-    files.count_retry()
+    count_io("retries")
 
 
 def raise_if_declined(error: Exception) -> None:
@@ -140,88 +140,79 @@ def is_transient(error: Exception) -> bool:
 
 
 def translate_error(place: S3Location, doing: str, error: Exception) -> EngineryError:
-    """The error as ours: what, which place, and the remedy."""
-    where = f"{doing} in {place.locator('')}"
-    if isinstance(error, aws.ClientError):
-        return _explain_answer(place, where, error)
-    return _explain_no_answer(place, where, error)
+    """The error as InputError or UnavailableError, with what was done, the place and the remedy."""
+    explain = _explain_answer if isinstance(error, aws.ClientError) else _explain_no_answer
+    at = f" at {place.endpoint}" if place.endpoint else " at AWS"
+    words = explain(place, at, error)
+    kind = InputError if words == _UNKNOWN_REQUEST else UnavailableError
+    return kind(f"{doing} in {place.locator('')}: {words}")
 
 
-def _explain_answer(place: S3Location, where: str, error: Exception) -> EngineryError:
+_UNKNOWN_REQUEST = "this server does not know the request; see docs/concepts/registry.md"
+
+
+def _explain_answer(place: S3Location, at: str, error: Exception) -> str:
+    """What an error response of the server means, and the remedy. at: where the server is, for messages."""
     code, status = code_of(error), status_of(error)
     if code == "NoSuchBucket":
-        return UnavailableError(
-            f"{where}: there is no bucket {place.bucket!r}{_at(place)}; create it, or check its name"
-        )
+        return f"there is no bucket {place.bucket!r}{at}; create it, or check its name"
     if code in _EXPIRED:
-        return UnavailableError(f"{where}: the credentials have expired ({code}); renew them and run again")
+        return f"the credentials have expired ({code}); renew them and run again"
     if code in _CREDENTIALS:
-        return UnavailableError(
-            f"{where}: the credentials are not accepted ({code}); check the access key, its secret, the session token "
-            f"and the region{_at(place)}"
+        return (
+            f"the credentials are not accepted ({code}); check the access key, its secret, the session token and the "
+            f"region{at}"
         )
     if code in ("RequestTimeTooSkewed", "RequestInTheFuture"):
-        return UnavailableError(f"{where}: this machine's clock differs from the server's ({code}); set it")
+        return f"this machine's clock differs from the server's ({code}); set it"
     if status in (301, 307, 400) and code in ("301", "307", "400", "PermanentRedirect", "TemporaryRedirect"):
-        return UnavailableError(
-            f"{where}: refused with {status} and no reason: the bucket is in another region (give ?region=...), or the "
+        return (
+            f"refused with {status} and no reason: the bucket is in another region (give ?region=...), or the "
             "credentials have expired"
         )
     if status == 403 or code in ("AccessDenied", "AllAccessDisabled"):
-        return UnavailableError(
-            f"{where}: not allowed (AccessDenied); docs/concepts/registry.md has the policy that is needed (without "
+        return (
+            "not allowed (AccessDenied); docs/concepts/registry.md has the policy that is needed (without "
             "s3:ListBucket, S3 answers so for what is absent, too)"
         )
     if status == 501 or code == "NotImplemented":
-        return InputError(f"{where}: this server does not know the request; see docs/concepts/registry.md")
+        return _UNKNOWN_REQUEST
     if code in _PASSING or status >= 500:
-        return UnavailableError(f"{where}: the server is overloaded or failing ({code or status}); run again later")
-    return UnavailableError(f"{where}: the server refuses with {status} {code[:60]}; check the URI's options")
+        return f"the server is overloaded or failing ({code or status}); run again later"
+    return f"the server refuses with {status} {code[:60]}; check the URI's options"
 
 
-def _explain_no_answer(place: S3Location, where: str, error: Exception) -> EngineryError:
+def _explain_no_answer(_place: S3Location, at: str, error: Exception) -> str:
+    """Why there was no response, and the remedy."""
     kind = type(error).__name__
     if isinstance(error, aws.NoCredentialsError | aws.PartialCredentialsError | aws.CredentialRetrievalError):
-        return UnavailableError(
-            f"{where}: no usable credentials ({kind}); set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine a role"
+        return (
+            f"no usable credentials ({kind}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give "
+            "this machine a role"
         )
     if isinstance(error, aws.ProfileNotFound | aws.ConfigParseError | aws.TokenRetrievalError | aws.SSOError):
-        return UnavailableError(f"{where}: the AWS configuration cannot be used ({kind}); check AWS_PROFILE and ~/.aws")
+        return f"the AWS configuration cannot be used ({kind}); check AWS_PROFILE and ~/.aws"
     if isinstance(error, aws.SSLError):
-        return UnavailableError(
-            f"{where}: no TLS connection{_at(place)}; set AWS_CA_BUNDLE to its certificate authority"
-        )
+        return f"no TLS connection{at}; set AWS_CA_BUNDLE to its certificate authority"
     if isinstance(error, aws.ProxyConnectionError):
-        return UnavailableError(f"{where}: the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY")
+        return "the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
     if isinstance(error, _NO_WHOLE_ANSWER):
-        return UnavailableError(
-            f"{where}: no whole answer{_at(place)} ({kind}); check the endpoint and the network, then run again"
-        )
-    return UnavailableError(f"{where}: {kind}{_at(place)}; check the URI's options and the AWS configuration")
-
-
-def _at(place: S3Location) -> str:
-    return f" at {place.endpoint}" if place.endpoint else " at AWS"
-
-
-CONNECT_TIMEOUT_S = 5.0
-# Longer than any server thinks about one request; a slow body is read in pieces, and this counts for each.
-READ_TIMEOUT_S = 60.0
-CONNECTIONS = 32
+        return f"no whole answer{at} ({kind}); check the endpoint and the network, then run again"
+    return f"{kind}{at}; check the URI's options and the AWS configuration"
 
 
 def client(place: S3Location) -> Any:
-    """The client, made at first use. Credentials, profile, proxies and CA bundle are found as boto3 finds them.
+    """boto3's client, made at first use; one per process, because neither sockets nor locks survive a fork.
 
-    Raises UnavailableError when the AWS configuration cannot be used.
+    Credentials, profile, proxies and CA bundle are found as boto3 finds them. Raises UnavailableError when the AWS
+    configuration cannot be used.
     """
     return _client(place, os.getpid())
 
 
 @lru_cache(maxsize=1)
 def _session() -> Any:
-    """What boto3 reads once: service descriptions, profile, credentials. Without sockets, so a fork may share it."""
+    """What boto3 reads once: service descriptions, profile, credentials. It has no sockets, so a fork may share it."""
     return boto3.session.Session()
 
 
@@ -233,7 +224,7 @@ def _client(place: S3Location, _process: int) -> Any:
         read_timeout=READ_TIMEOUT_S,
         max_pool_connections=CONNECTIONS,
         tcp_keepalive=True,
-        # `retries` asks again; see there why.
+        # `ask` repeats requests.
         retries={"total_max_attempts": 1},
         # Checksums of newer SDKs are refused by older servers; parts carry Content-MD5, and readers check SHA-256.
         request_checksum_calculation="when_required",
@@ -245,5 +236,5 @@ def _client(place: S3Location, _process: int) -> Any:
         session = _session()
         region = place.region or session.region_name or "us-east-1"
         return session.client("s3", endpoint_url=place.endpoint, region_name=region, config=config)
-    except (BotoCoreError, ValueError) as error:
+    except (aws.BotoCoreError, ValueError) as error:
         raise translate_error(place, "configuring S3", error) from error

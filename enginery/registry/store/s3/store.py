@@ -1,7 +1,4 @@
-"""The store in a bucket. See `enginery.registry.store.base.Store` for what each method promises.
-
-The door to a registry in a bucket: is there one, may there be one, and can it be published to.
-"""
+"""The store in a bucket (`enginery.registry.store.base.Store` documents the methods), and how it is opened or made."""
 
 import io
 from collections.abc import Iterator
@@ -12,7 +9,7 @@ from typing import BinaryIO
 
 from enginery.core.digest import check_digest, digest_of_bytes
 from enginery.core.errors import IntegrityError, UnavailableError, UndecidedError
-from enginery.registry.store.cache import local_cache
+from enginery.registry.store.cache import BlobCache, local_cache
 from enginery.registry.store.download import Fill
 from enginery.registry.store.files import (
     BlobDigest,
@@ -27,7 +24,7 @@ from enginery.registry.store.layout import MARKER, MARKER_CONTENT, blob_key, che
 from enginery.registry.store.s3.listing import abort_abandoned, keys_below, list_abandoned, names_below
 from enginery.registry.store.s3.place import S3Location, parse_place
 from enginery.registry.store.s3.reading import (
-    Blake3Sink,
+    HashingSink,
     Range,
     etag_of,
     head,
@@ -39,6 +36,8 @@ from enginery.registry.store.s3.requests import Declined, ask, client
 from enginery.registry.store.s3.writing import ABSENT, UploadSource, match_etag, put, require_conditional_writes, write
 
 _DISCARDED = "discarded"
+# Attempts when a registry is opened: few, since a wrong endpoint is likelier than a passing fault.
+_ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
@@ -109,13 +108,15 @@ class S3Store:
 
     def fetch(self, digest: str, dest: Path) -> None:
         """See `Store.fetch`. A blob in this machine's cache is not downloaded again."""
-        size = self._size_unless_cached(digest)
+        cache = local_cache()
+        size = None if cache is not None and cache.holds(digest) else self.size(digest)
         with reachable(f"copying blob {digest} of {self.uri} to {dest}"):
             make_folder(dest.parent)
             sweep(dest.parent)
             with start_atomic_write(dest.parent) as file:
-                if not self._from_cache(digest, size, file.stream):
-                    self._stream_verified(digest, file.stream)
+                sink = file.stream
+                if cache is None or (size or 0) > cache.limit_bytes or not self._copy_from_cache(cache, digest, sink):
+                    self._stream_verified(digest, sink)
                 file.commit(dest)
 
     def read_blob(self, digest: str) -> bytes:
@@ -132,7 +133,12 @@ class S3Store:
             try:
                 found.fill(into)
             except Declined as declined:
-                raise self._lost_error(digest) if declined.status == 404 else self._shorter_error(digest) from declined
+                if declined.status == 404:
+                    raise self._lost_error(digest) from declined
+                raise IntegrityError(
+                    f"blob {digest} of {self.uri} ends before it should; run `enginery verify --repair`, then build "
+                    "again"
+                ) from declined
 
         with closing(Range(self.place, blob_key(digest), start, size)) as found:
             yield fill
@@ -140,7 +146,7 @@ class S3Store:
     def rehash(self, digest: str) -> BlobDigest:
         """See `Store.rehash`."""
         try:
-            sink = Blake3Sink()
+            sink = HashingSink()
             return BlobDigest(stream_blob(self.place, blob_key(digest), sink), sink.blake3)
         except Declined as declined:
             raise self._lost_error(digest) from declined
@@ -156,7 +162,7 @@ class S3Store:
 
     def create(self, key: str, data: bytes) -> bool:
         """See `Store.create`."""
-        # Of a document that is never replaced, one that is not this call's own is another's.
+        # Undecided means that another writer's document is there: it is never replaced, so this call wrote none.
         with suppress(UndecidedError):
             return self.replace(key, data, None)
         return False
@@ -202,11 +208,7 @@ class S3Store:
                 # Managed, because a single copy request takes at most 5 GiB.
                 lambda: client(self.place).copy(source, self.place.bucket, aside, ExtraArgs=asked),
             )
-            ask(
-                self.place,
-                f"deleting {key}",
-                lambda: client(self.place).delete_object(**source, IfMatch=found.etag),
-            )
+            ask(self.place, f"deleting {key}", lambda: client(self.place).delete_object(**source, IfMatch=found.etag))
         except Declined:
             return
 
@@ -227,8 +229,8 @@ class S3Store:
         return prefix
 
     def _stream_verified(self, digest: str, sink: BinaryIO) -> str:
-        """Write a blob's bytes to `sink` and return its digest. A wrong blob is downloaded once more, since the network
-        may have changed it; then IntegrityError."""
+        """Write a blob's bytes to `sink` and return its digest. Other bytes are downloaded once more, since the network
+        may have changed them; then IntegrityError is raised."""
         start, found = sink.tell(), ""
         for _ in range(2):
             sink.seek(start)
@@ -244,22 +246,14 @@ class S3Store:
             "run `enginery verify --repair`, then build again"
         )
 
-    def _size_unless_cached(self, digest: str) -> int | None:
-        """A blob's size in bytes, or None when this machine has it cached. Raises IntegrityError if it is missing."""
-        cache = local_cache()
-        return None if cache is not None and cache.holds(digest) else self.size(digest)
-
-    def _from_cache(self, digest: str, size: int | None, sink: BinaryIO) -> bool:
-        """Write a blob's bytes to `sink` through the cache; False where there is no cache that can hold them."""
-        cache = local_cache()
-        if cache is None or (size is not None and size > cache.limit_bytes):
-            return False
+    def _copy_from_cache(self, cache: BlobCache, digest: str, sink: BinaryIO) -> bool:
+        """Write a blob's bytes to `sink` through the cache; False where that is full, read-only or damaged."""
         with ExitStack() as stack:
             try:
                 held = stack.enter_context(cache.hold(digest, lambda file: self._stream_verified(digest, file)))
                 source = stack.enter_context(held.open("rb"))
             except OSError:
-                return False  # full, or read-only: a convenience, and nothing to fail for
+                return False
             start = sink.tell()
             if copy_hashed(source, sink) == digest:
                 return True
@@ -270,15 +264,6 @@ class S3Store:
 
     def _lost_error(self, digest: str) -> IntegrityError:
         return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginery verify`, then build again")
-
-    def _shorter_error(self, digest: str) -> IntegrityError:
-        return IntegrityError(
-            f"blob {digest} of {self.uri} ends before it should; run `enginery verify --repair`, then build again"
-        )
-
-
-# At the door a wrong endpoint is likelier than a bad moment.
-_ATTEMPTS = 4
 
 
 def open_bucket(uri: str, *, create: bool) -> S3Store:
@@ -292,16 +277,11 @@ def open_bucket(uri: str, *, create: bool) -> S3Store:
             f"there is no registry at {place.locator('')}; `enginery build` makes one, or set --registry"
         )
     else:
-        _make(place)
+        if others := [name.removesuffix("/") for name in names_below(place, "") if name != MARKER]:
+            refuse_other(others, place.locator(""), "give a prefix of its own")
+        write(place, MARKER, MARKER_CONTENT, ABSENT)
     store = S3Store(place)
     if create:
         require_conditional_writes(place)
         store.sweep()
     return store
-
-
-def _make(place: S3Location) -> None:
-    others = [name for name in names_below(place, "") if name != MARKER]
-    if others:
-        refuse_other([name.removesuffix("/") for name in others], place.locator(""), "give a prefix of its own")
-    write(place, MARKER, MARKER_CONTENT, ABSENT)

@@ -1,19 +1,16 @@
-"""Writing to a bucket under a condition: an object that must be absent, or still be the one that was read.
+"""Writing to a bucket: conditional writes of objects, and uploads of blobs.
 
-The answer to a write can be lost after the server did it. Sent again, the write meets its own object and is refused
-(412). So every write carries a token in the object's metadata: who finds it there knows that the object is its own.
+**Conditional writes.** A write requires that the object is absent, or still the one that was read. Its response can be
+lost after the server did it; sent again, it meets its own object and is refused (412). So every write carries a token
+in the object's metadata, by which the writer knows its own object. Some servers answer 200 to `If-None-Match: *` and
+overwrite, so that of two publishers of one version both succeed, and one version is lost. So before the first write of
+a process `require_conditional_writes` writes the marker again, with the bytes that it has and a condition that does not
+hold: the content stays the same whatever the server does.
 
-Whether a server honours conditional writes, found out before the first write of each process.
-
-Some answer 200 to `If-None-Match: *` and overwrite: with them two publishers of one version both win, and one of them
-is lost without a word. The marker is written again, with the bytes that it has: if the condition counts nothing
-changes, and if not, nothing changes either.
-
-Putting blobs: whole ones as one object, large ones in parts, complete or not at all, and never over a sound one.
-
-Parts are 16 MiB (more above 156 GiB: S3 takes at most 10,000), all of one size but the last, so that a reader can ask
-for ranges that are parts. Nothing is there before the upload is completed, and it is completed only when the bytes that
-were sent have the digest that is their name.
+**Blobs.** Small ones are one object; large ones are uploaded in parts of 16 MiB (larger above 156 GiB: S3 takes at most
+10,000), all of one size but the last, so that a reader can ask for ranges that are parts. No object exists before its
+upload is completed, which happens only when the bytes that were sent have the blob's digest. A sound blob is never
+overwritten.
 """
 
 import base64
@@ -30,12 +27,11 @@ from typing import BinaryIO
 
 from botocore import exceptions as aws
 
-from enginery.core.codec import JsonObject
 from enginery.core.errors import EngineryError, InputError, IntegrityError, UnavailableError, UndecidedError
 from enginery.core.parsing import read
 from enginery.registry.store.layout import MARKER, blob_key
 from enginery.registry.store.s3.place import S3Location
-from enginery.registry.store.s3.reading import CountingSink, ObjectFacts, head, read_document, stream_blob
+from enginery.registry.store.s3.reading import HashingSink, ObjectFacts, head, read_document, stream_blob
 from enginery.registry.store.s3.requests import (
     FAILURES,
     Declined,
@@ -48,8 +44,15 @@ from enginery.registry.store.s3.requests import (
     whole,
 )
 
+PART_BYTES = 16 << 20
+MAX_PARTS = 10_000
+# Parts that are uploaded at the same time; they and one more are in memory.
+AT_ONCE = 4
+
 TOKEN = "enginery-write"  # noqa: S105 - the name of a header
 ABSENT = {"IfNoneMatch": "*"}
+# The ETag of an MD5 of zeros, which no object has.
+_IMPOSSIBLE_ETAG = f'"{"0" * 32}"'
 
 
 def match_etag(etag: str) -> dict[str, str]:
@@ -58,20 +61,22 @@ def match_etag(etag: str) -> dict[str, str]:
 
 
 def md5_of(data: bytes) -> str:
-    """MD5 as the Content-MD5 header has it. The server refuses a part that it received otherwise (BadDigest)."""
+    """MD5 in base64, for the header Content-MD5: the server refuses other bytes (BadDigest)."""
     return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 
 def write(place: S3Location, key: str, data: bytes, condition: dict[str, str]) -> bool:
-    """Put an object if the condition holds; whether this call did. Raises UndecidedError when the answer was lost and
-    another object is there by now, UnavailableError."""
+    """Put an object if the condition holds, and return whether this call did.
+
+    Raises UnavailableError, and UndecidedError when the response was lost and another object is there by now.
+    """
     token, unsure = secrets.token_hex(16), False
     for pause in pauses():
         try:
             put_once(place, key, data, condition, token)
             return True
         except Declined as declined:
-            if declined.status != 409:  # 409: another write is on its way, and this one was not done
+            if declined.status != 409:  # 409: this write was not done because of a concurrent one
                 return unsure and _was_done(place, key, token)
             if pause is None:
                 return False
@@ -100,7 +105,7 @@ def put_once(place: S3Location, key: str, data: bytes, condition: dict[str, str]
 
 
 def _was_done(place: S3Location, key: str, token: str) -> bool:
-    """Whether the object there is the one that was written under this token."""
+    """True if the stored object has this token. Raises UndecidedError."""
     found = head(place, key)
     if found is not None and found.metadata.get(TOKEN) == token:
         return True
@@ -108,10 +113,6 @@ def _was_done(place: S3Location, key: str, token: str) -> bool:
         f"writing {key} in {place.locator('')}: the answer was lost, and somebody else's is there by now; "
         "look at it, then run again"
     )
-
-
-# An ETag that no object has: that of an MD5 of zeros.
-_NOBODYS = f'"{"0" * 32}"'
 
 
 @lru_cache(maxsize=64)
@@ -123,7 +124,7 @@ def require_conditional_writes(place: S3Location) -> None:
     marker = read_document(place, MARKER)
     if marker is None:
         raise UnavailableError(f"there is no registry at {place.locator('')}; `enginery build` makes one")
-    for header, condition in (("If-None-Match: *", ABSENT), ("If-Match", match_etag(_NOBODYS))):
+    for header, condition in (("If-None-Match: *", ABSENT), ("If-Match", match_etag(_IMPOSSIBLE_ETAG))):
         if not _honours_condition(place, marker[0], condition):
             raise InputError(
                 f"the S3 server of {place.locator('')} ignores conditional writes: it took a PUT with {header} that it "
@@ -145,12 +146,6 @@ def _honours_condition(place: S3Location, marker: bytes, condition: dict[str, st
                 return False
             refuse(place, "asking for conditional writes", error, last=pause is None)
     raise AssertionError("unreachable")
-
-
-PART_BYTES = 16 << 20
-MAX_PARTS = 10_000
-# Parts on their way at once; the memory for it is this many parts and one.
-AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -185,8 +180,8 @@ class UploadSource:
 
 
 def put(place: S3Location, source: UploadSource) -> None:
-    """Make sure that the blob is there and sound; nothing is sent if it is. Raises UnavailableError, and IntegrityError
-    when the source changes meanwhile."""
+    """Upload a blob unless it is stored and sound. Raises UnavailableError, and IntegrityError when the source changes
+    meanwhile."""
     key = blob_key(source.digest)
     for pause in pauses():
         found = head(place, key)
@@ -196,7 +191,7 @@ def put(place: S3Location, source: UploadSource) -> None:
             _send(place, key, source, ABSENT if found is None else match_etag(found.etag))
             return
         except Declined:
-            # Somebody else put it, or swept this upload away, or the answer to this very upload was lost: look again.
+            # Another writer put it or aborted this upload, or the response to this upload was lost: look again.
             if pause is None:
                 raise UnavailableError(f"{place.locator(key)} keeps changing while it is written; run again") from None
         except FAILURES as error:
@@ -205,7 +200,7 @@ def put(place: S3Location, source: UploadSource) -> None:
 
 
 def _is_sound(place: S3Location, key: str, found: ObjectFacts, source: UploadSource) -> bool:
-    """Whether the object there has these bytes. Its ETag tells, if it was put as this module does; else it is read."""
+    """Whether the object has the source's bytes: by its ETag, if it was put as this module does, else by reading it."""
     if found.size != source.size:
         return False
     if found.etag == source.etag():
@@ -213,7 +208,7 @@ def _is_sound(place: S3Location, key: str, found: ObjectFacts, source: UploadSou
     if "-" not in found.etag and not found.encryption.startswith("aws:kms"):
         return False  # the MD5 of other bytes
     with suppress(Declined):
-        return stream_blob(place, key, CountingSink()) == source.digest
+        return stream_blob(place, key, HashingSink()) == source.digest
     return False
 
 
@@ -238,9 +233,11 @@ def _send_parts(place: S3Location, key: str, source: UploadSource, condition: di
     upload = {**where, "UploadId": read(begun, "UploadId", str)}
     try:
         parts = _upload_parts(place, upload, source)
-        _complete(place, key, {**upload, "MultipartUpload": {"Parts": parts}, **condition})
+        request = {**upload, "MultipartUpload": {"Parts": parts}, **condition}
+        # Sent twice it does no harm: a completed upload is gone, which the server declines (404).
+        ask(place, f"completing {key}", lambda: whole(client(place).complete_multipart_upload(**request), "ETag"))
     except BaseException:
-        # Whatever ended it; what cannot be aborted now is found by `strays` later.
+        # After an interrupt too. An upload that cannot be aborted now is found by `listing.list_abandoned` later.
         with suppress(EngineryError, Declined):
             ask(place, f"aborting {key}", lambda: client(place).abort_multipart_upload(**upload), attempts=3)
         raise
@@ -271,11 +268,6 @@ def _upload_part(place: S3Location, upload: dict[str, str], number: int, data: b
         return read(whole(client(place).upload_part(**part), "ETag"), "ETag", str)
 
     return ask(place, f"writing part {number} of {upload.get('Key')}", send)
-
-
-def _complete(place: S3Location, key: str, request: JsonObject) -> None:
-    """Sending it twice is safe: an upload that was completed is gone, which the server declines (404)."""
-    ask(place, f"completing {key}", lambda: whole(client(place).complete_multipart_upload(**request), "ETag"))
 
 
 def _check(source: UploadSource, found: str) -> None:

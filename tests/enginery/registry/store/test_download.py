@@ -239,8 +239,8 @@ def test_spoilt_parts_of_before_cost_a_second_download(store: Store, tmp_path: P
     partial.parent.mkdir(parents=True)
     partial.write_bytes(b"x" * len(DATA))
     about = {"digest": digest, "size_bytes": len(DATA), "part_bytes": module.PART_BYTES}
-    with module._Journal(journal_of(partial), about) as journal:
-        os.write(journal.fileno(), b"0\n")
+    with module._open_journal(journal_of(partial), about) as (_, journal):
+        os.write(journal, b"0\n")
     assert BlobFetcher(cache).fetch(Far(), BlobDigest(digest), len(DATA), tmp_path / "out") == "registry"  # type: ignore[arg-type]
     assert (tmp_path / "out").read_bytes() == DATA and names_in(cache.folder / "partial") == []
 

@@ -14,7 +14,7 @@ from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import MARKER
 from enginery.registry.store.s3 import requests, writing
 from enginery.registry.store.s3.store import S3Store
-from enginery.registry.versions import channels
+from enginery.registry.versions import channels, lookup
 from tests.enginery.faulty_proxy import PASSING, Fault, FaultyProxy, Kind, Request
 from tests.enginery.registries import engine, publish_engines, uploads
 from tests.enginery.s3_server import BUCKET
@@ -109,7 +109,7 @@ def test_a_channel_knows_its_move_from_its_history(store: S3Store, proxy: Faulty
     after = channels.promote(store, two, "stable", by="ada")
     expected = ["1", "2", "3"] if first == "lost answer" else ["1", "3", "2"]
     assert [move.version for move in after.history] == expected
-    assert channels.read(store, "digits", "stable") == after
+    assert lookup.read_channel(store, "digits", "stable") == after
 
 
 def test_what_stays_broken_is_told_with_the_place_and_leaves_nothing(store: S3Store, proxy: FaultyProxy) -> None:

@@ -29,7 +29,9 @@ def test_promote_and_rollback_keep_a_history(store: Store) -> None:
     assert [move.version for move in after.history] == ["1", "2", "3", "2", "1", "3"]
     assert (after.history[0].by, after.history[0].why, after.history[3].by) == ("ada", "because", "bob")
     assert channels.rollback(store, "digits", "stable").version == "1"
-    assert channels.read(store, "digits", "stable") != after and channels.names(store, "digits") == ["stable"]
+    assert lookup.read_channel(store, "digits", "stable") != after and lookup.channel_names(store, "digits") == [
+        "stable"
+    ]
 
 
 def test_promoting_what_is_there_changes_nothing(store: Store) -> None:
@@ -46,12 +48,12 @@ def test_rolling_back_what_never_was(store: Store) -> None:
 def test_only_candidate_takes_unproven_engines(store: Store) -> None:
     entries = [engine(store), engine(store, "sm_89", status="unproven")]
     manifest = publish_engines(store, entries).manifest
-    assert channels.read(store, "digits", "candidate")
+    assert lookup.read_channel(store, "digits", "candidate")
     for name in ("stable", "nightly"):
         with pytest.raises(InputError, match=r"sm_89 fp32 tensorrt-rtx.*enginery validate digits@1.*--proven-only"):
             channels.promote(store, manifest, name)
     only = channels.promote(store, manifest, "stable", proven_only=True)
-    assert only.proven_only and channels.read(store, "digits", "stable") == only
+    assert only.proven_only and lookup.read_channel(store, "digits", "stable") == only
 
 
 def test_an_attestation_opens_stable(store: Store) -> None:
@@ -111,7 +113,7 @@ def test_a_channel_edited_by_hand_is_refused(store: Store) -> None:
     ):
         store.replace(key, json.dumps(edited).encode(), store.read(key))
         with pytest.raises(IntegrityError, match="digits:stable"):
-            channels.read(store, "digits", "stable")
+            lookup.read_channel(store, "digits", "stable")
     moved = {"version": "2", "manifest": document["manifest"], "history": [move]}
     store.replace(key, json.dumps(moved).encode(), store.read(key))
     with pytest.raises(IntegrityError, match="replaced by hand"):
@@ -127,5 +129,5 @@ def test_racing_promotions_lose_no_move(store: Store) -> None:
         for manifest in manifests
     ]
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 16
-    channel = channels.read(store, "digits", "stable")
+    channel = lookup.read_channel(store, "digits", "stable")
     assert channel is not None and sorted(move.by for move in channel.history) == sorted(names)

@@ -10,7 +10,7 @@ from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import policy_key
 from enginery.registry.verification import verify
-from enginery.registry.versions import channels, policies
+from enginery.registry.versions import channels, lookup, policies
 from enginery.registry.versions.policies import CanaryPass, ChannelPolicy
 from enginery.registry.versions.views import history
 from tests.enginery.registries import engine, on_each_store, publish_engines, report
@@ -41,7 +41,7 @@ def test_targets_that_need_a_proven_engine(store: Store) -> None:
     policies.write(store, None, "candidate", ChannelPolicy(("sm_90",)))
     found = publish_engines(store, [engine(store, data=b"b")], "b")
     assert found.channel_refusal and "needs a proven engine for sm_90" in found.channel_refusal
-    assert channels.read(store, "digits", "candidate") is None
+    assert lookup.read_channel(store, "digits", "candidate") is None
 
 
 def test_the_policy_of_a_model_replaces_that_of_all(store: Store) -> None:

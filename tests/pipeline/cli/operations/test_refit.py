@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from builders.backends import discovery
 from builders.execution.jobs import WorkerContext
-from enginery.client.pull import bring
+from enginery.client.pull import download_engine
 from enginery.client.resolve import Resolution
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError, ModelError
@@ -138,7 +138,7 @@ def test_a_stripped_engine_is_pulled_with_the_model_that_has_its_weights(project
     located = locate(store, parse_reference("tiny@1"))
     for backend in ("whole", "stripped"):
         engine = entry(project, "1", backend)
-        pulled = bring(store, located, Resolution(engine, "", (engine,), ()), tmp_path / backend)
+        pulled = download_engine(store, located, Resolution(engine, "", (engine,), ()), tmp_path / backend)
         told = json.loads(pulled.description.read_bytes())
         if backend == "whole":
             assert pulled.weights is None and "weights" not in told

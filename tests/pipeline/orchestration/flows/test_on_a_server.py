@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from enginery.registry.store.base import open_store
-from enginery.registry.versions import channels, lookup
+from enginery.registry.versions import lookup
 from tests.pipeline.orchestration.flows.server import Prefect, prefect_server, until
 from tests.pipeline.projects import Project, weights, write_model
 
@@ -60,7 +60,7 @@ def said(prefect: Prefect, run: str | None = None) -> list[str]:
 def served(project: Project) -> tuple[list[str], str | None]:
     """The model's versions, and the one that `stable` serves."""
     store = open_store(project.registry)
-    channel = channels.read(store, "tiny", "stable")
+    channel = lookup.read_channel(store, "tiny", "stable")
     return lookup.versions(store, "tiny"), channel.version if channel else None
 
 

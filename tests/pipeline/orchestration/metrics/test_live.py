@@ -75,7 +75,7 @@ def test_errors_of_the_registry_are_counted(live: LiveMetrics) -> None:
     before = value(live, "enginery_registry_errors_total")
     with pytest.raises(UnavailableError), reachable("writing"):
         raise OSError(28, "No space left on device")
-    files.count_retry()
+    files.count_io("retries")
     assert before is not None and value(live, "enginery_registry_errors_total") == before + 1
     assert value(live, "enginery_registry_retries_total")
 
