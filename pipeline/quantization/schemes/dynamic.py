@@ -12,12 +12,12 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from enginery.core.reports.quantization import FloatNode
-from pipeline.quantization.graph import finish
+from pipeline.quantization.graph import attribute_of, finish
 from pipeline.quantization.insertion_points import Site, find_sites, prepare_model
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.insertion import GRIDS, Insertion, weight_scales
-from pipeline.quantization.schemes.overrides import OverridePrecision
+from pipeline.quantization.schemes.overrides import OverridePrecision, find_override
 from pipeline.quantization.schemes.qdq import LARGEST_REACH, carries_qdq
 
 OP_TYPES = ("Gemm", "MatMul")
@@ -51,12 +51,11 @@ def quantize_dynamic(
 def _obstacle(
     site: Site, rewrite: "_DynamicRewrite", overrides: Mapping[str, OverridePrecision], ranges: Ranges | None
 ) -> str | None:
-    if overrides.get(site.node, "int8") != "int8":
-        return f"quantization.overrides says {overrides[site.node]}"
+    if reason := find_override(site.node, overrides):
+        return reason
     if site.op_type not in OP_TYPES:
         return "run-time scales are for MatMul and Gemm"
-    node = rewrite.insertion.by_name[site.node]
-    if any(item.name == "transA" and item.i for item in node.attribute):
+    if attribute_of(rewrite.insertion.by_name[site.node], "transA", 0):
         return "its activation is transposed"
     reach = ranges.reach(site.activation) if ranges else None
     if reach is not None and reach >= LARGEST_REACH:
@@ -102,7 +101,7 @@ class _DynamicRewrite:
         scales = weight_scales(insertion, site.node, site.axis)
         float_values = numpy_helper.to_array(insertion.given[site.weight])
         values = insertion.weight_grid.rounded(float_values, scales, site.axis)
-        alpha = next((item.f for item in node.attribute if item.name == "alpha"), 1.0)
+        alpha = attribute_of(node, "alpha", 1.0)
         return (
             insertion.constant(values.T if site.axis == 0 else values, f"{site.weight}_int8"),
             insertion.constant(np.zeros(scales.shape, np.int8), f"{site.weight}_zero_point"),

@@ -1,29 +1,27 @@
 """Weight-only int4: weights in blocks of 64 or 128 along the reduction, each with its own scale; the rest is float.
 
-Round to nearest, with the scale of each block searched for the least squared error: clipping the largest of a block
-makes the steps of all others finer. For what waits for memory rather than arithmetic: small batches, large MatMuls.
+Values are rounded to nearest, and the scale of each block is searched for the least squared error: clipping the largest
+value makes the steps of all others finer. Faster where a node waits for memory: small batches, large MatMuls.
 TensorRT multiplies in fp16; onnxruntime turns DequantizeLinear and MatMul into MatMulNBits on the CPU.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, helper, numpy_helper
 
 from enginery.arrays import Array
 from enginery.core.reports.quantization import FloatNode
 from enginery.core.types import QuantizationScheme
-from pipeline.quantization.graph import constants, finish, tidy_from
+from pipeline.quantization.graph import attribute_of, tidy_from
 from pipeline.quantization.insertion_points import Site, find_sites, prepare_model
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.insertion import GRIDS, Insertion
-from pipeline.quantization.schemes.overrides import OverridePrecision, in_fp32
-from pipeline.quantization.schemes.qdq import carries_qdq
+from pipeline.quantization.schemes.overrides import OverridePrecision, find_override
+from pipeline.quantization.schemes.qdq import carries_qdq, finish_rest
 
 BLOCKS = (128, 64)
 # int4 and blocks exist in ONNX from these versions on.
@@ -46,24 +44,25 @@ def quantize_int4(
     """
     if carries_qdq(model):
         return model, QuantizationNotes(passed_through=True)
-    chosen = overrides or {}
     graph = tidy_from(prepare_model(model), LOWEST_OPSET)
     graph.ir_version = max(graph.ir_version, LOWEST_IR)
     sites, kept = find_sites(graph)
     insertion, done, left = Insertion(graph, GRIDS["int8"]), [], list(kept)
     for site in sites:
-        size = _block(site, graph)
-        reason = _obstacle(site, size, chosen)
-        if reason:
+        dims = insertion.given[site.weight].dims
+        depth = dims[1 - site.axis] if len(dims) == 2 else 0
+        size = next((size for size in BLOCKS if depth and depth % size == 0), 0)
+        reason = find_override(site.node, overrides or {})
+        if reason is None and site.op_type not in OP_TYPES:
+            reason = "int4 is for the weights of MatMul and Gemm"
+        if reason or not size:
+            reason = reason or "its depth is no multiple of the block"
             left.append(FloatNode(site.node, site.op_type, reason))
         else:
             _store(insertion, site, size)
             done.append(site.node)
     notes = QuantizationNotes(tuple(done), tuple(left), precision="int4 weights")
-    if scheme.float_precision == "fp32":
-        return finish(graph), notes
-    cast, cast_notes = cast_float(graph, "fp16", keep=in_fp32(chosen), ranges=ranges)
-    return cast, replace(notes, cast=cast_notes)
+    return finish_rest(graph, notes, scheme, overrides or {}, ranges)
 
 
 def blocks_of(values: Array, block: int) -> tuple[Array, NDArray[np.float32]]:
@@ -95,28 +94,16 @@ def _error(parts: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[n
     return total
 
 
-def _block(site: Site, model: ModelProto) -> int:
-    """Elements that share a scale: the largest of `BLOCKS` that divides the weight's depth; 0 when none does."""
-    dims = constants(model.graph)[site.weight].dims
-    depth = dims[1 - site.axis] if len(dims) == 2 else 0
-    return next((size for size in BLOCKS if depth and depth % size == 0), 0)
-
-
-def _obstacle(site: Site, block: int, overrides: Mapping[str, OverridePrecision]) -> str | None:
-    if overrides.get(site.node, "int8") != "int8":
-        return f"quantization.overrides says {overrides[site.node]}"
-    if site.op_type not in OP_TYPES:
-        return "int4 is for the weights of MatMul and Gemm"
-    return None if block else "its depth is no multiple of the block"
-
-
 def _store(insertion: Insertion, site: Site, block: int) -> None:
     """Put the int4 weight, [depth, channels], and its DequantizeLinear in the place of the float one."""
     node = insertion.by_name[site.node]
     values = numpy_helper.to_array(insertion.given[site.weight])
     if site.axis == 0:  # Gemm with transB
         values = values.T
-    values = values * _plain(node)
+    # onnxruntime fuses no int4 weight with a Gemm that has transB or alpha.
+    values = values * np.float32(attribute_of(node, "alpha", 1.0))
+    for item in [item for item in node.attribute if item.name in ("alpha", "transB")]:
+        node.attribute.remove(item)
     stored, scales = blocks_of(values, block)
     inputs = [insertion.constant(stored, f"{site.weight}_int4"), insertion.constant(scales, f"{site.weight}_scale")]
     result = f"{inputs[0]}_dequantized"
@@ -125,13 +112,3 @@ def _store(insertion: Insertion, site: Site, block: int) -> None:
         helper.make_node("DequantizeLinear", inputs, [result], name=name, axis=0, block_size=block)
     )
     node.input[1] = result
-
-
-def _plain(node: NodeProto) -> np.float32:
-    """Clear a Gemm's transB and alpha, with which onnxruntime fuses no int4 weight; gives alpha, for the weight."""
-    alpha = np.float32(1)
-    for item in list(node.attribute):
-        if item.name in ("alpha", "transB"):
-            alpha = np.float32(item.f) if item.name == "alpha" else alpha
-            node.attribute.remove(item)
-    return alpha

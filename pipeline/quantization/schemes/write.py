@@ -1,4 +1,4 @@
-"""One door to every scheme: a model written for a precision, in the way that a backend wants it."""
+"""Writes a model in any precision, in the way that a backend wants it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,8 +29,8 @@ def write(
 ) -> tuple[ModelProto, QuantizationNotes | CastNotes]:
     """The model in a precision other than fp32, and notes on what was done and what was left alone.
 
-    scheme: the backend's, for the quantized precisions.  ranges: needed by int8 and fp8, welcome to the others.
-    left: nodes that a search leaves in float (node -> reason), in int8 only.
+    scheme: the backend's, for the quantized precisions.  ranges: int8 and fp8 need them; the others find with them
+    which tensors are too large.  left: nodes that a search leaves in float (node -> reason), in int8 only.
     keep_io: whether fp16 and bf16 graphs keep fp32 inputs and outputs.
     Raises DataError where ranges are missing, InputError for an override that matches no node, ModelError for a graph
     that cannot be written so.

@@ -1,4 +1,4 @@
-"""What calibration saw, without any choice made yet: one file from which every method derives its ranges.
+"""What the tensors of a model held over calibration samples: one file from which every method derives its ranges.
 
 All of it merges exactly and in any order: extremes, counts, histograms, and sums of per-run extremes, which are kept as
 whole multiples of 2**-149 (the smallest float32), so that adding them rounds nothing.
@@ -74,7 +74,10 @@ class TensorStatistics:
     @property
     def averages(self) -> tuple[float, float]:
         """The mean over all runs of the lowest and of the highest value; (0, 0) without a run."""
-        return (_mean(self.low_sum, self.runs), _mean(self.high_sum, self.runs))
+        if not self.runs:
+            return 0.0, 0.0
+        units = self.runs << SMALLEST_EXPONENT
+        return float(Fraction(self.low_sum, units)), float(Fraction(self.high_sum, units))
 
 
 @dataclass(frozen=True)
@@ -152,10 +155,6 @@ def join_spans(spans: Sequence[Span]) -> tuple[Span, ...]:
 def in_units(value: float) -> int:
     """A float32 as a whole multiple of 2**-149; exact."""
     return int(math.ldexp(value, SMALLEST_EXPONENT))
-
-
-def _mean(total: int, runs: int) -> float:
-    return float(Fraction(total, runs << SMALLEST_EXPONENT)) if runs else 0.0
 
 
 @dataclass(frozen=True)

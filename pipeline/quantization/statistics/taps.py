@@ -1,4 +1,4 @@
-"""A model made ready for measuring: onnxruntime optimizes it first, and only then are reductions put on its tensors.
+"""A session that measures a model's tensors: onnxruntime optimizes it first, then reductions are put on its tensors.
 
 onnxruntime computes convolutions in a layout of its own (NCHWc: channels in blocks of a vector's width) and would copy
 every measured tensor back. Extremes and histograms do not care about order, so the reductions are put on the
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from builders.onnx_graphs.bodies import list_reads
 from builders.reference import embed_shapes, open_interpreter, words_of
 from enginery.arrays import Array
 from enginery.core.errors import ModelError
 from enginery.core.types import Tensors, Untyped
-from pipeline.quantization.graph import constants, element_types
+from pipeline.quantization.graph import attribute_of, constants, element_types
 
 EXTREMES, TOTAL = ("ReduceMin", "ReduceMax", "Size"), "ReduceL1"
 # The widest blocks of channels that onnxruntime has; a multiple of it fills narrower blocks too.
@@ -36,10 +36,10 @@ _SAVING = {
 
 @dataclass(frozen=True)
 class TapValues:
-    """One tensor in one run: extremes, number of elements, sum of magnitudes where there is no histogram, values else.
+    """One tensor in one run. low, high: extremes; (inf, -inf) of an empty tensor, as onnxruntime gives them.
 
-    The sum is there for NaN: onnxruntime's vectorised minimum and maximum skip it, a sum cannot.
-    The values are in no particular order. An empty tensor has the extremes that onnxruntime gives it: (inf, -inf).
+    values: in no particular order, where they are counted into a histogram, else None.  total: the sum of magnitudes
+    where they are not. It shows NaN, which onnxruntime's vectorised minimum and maximum skip.
     """
 
     name: str
@@ -52,14 +52,15 @@ class TapValues:
 
 @dataclass(frozen=True)
 class Tapped:
-    """An open session, and where in it each tensor is measured; `whole` are those whose values leave it."""
+    """An open session. places: tensor -> the tensor of the session where it is measured.  whole: those whose values
+    leave it."""
 
     session: Untyped
     places: Mapping[str, str]
     whole: frozenset[str]
 
     def run(self, inputs: Tensors) -> Iterator[TapValues]:
-        """Measure one run. Raises ModelError when the model does not run on these inputs."""
+        """The tensors in one run. Raises ModelError when the model does not run on these inputs."""
         fed = {value.name: inputs[value.name] for value in self.session.get_inputs() if value.name in inputs}
         names = [value.name for value in self.session.get_outputs()]
         try:
@@ -133,20 +134,12 @@ def _optimize(
     _open(source, threads, _SAVING, optimized=True, save=str(workdir / "optimized.onnx"))
     optimized = onnx.load(workdir / "optimized.onnx", load_external_data=False)
     embed_shapes(optimized, workdir)
-    return optimized, _places(optimized, inner)
-
-
-def _places(model: ModelProto, tensors: Sequence[str]) -> dict[str, str]:
-    made = {name: node for node in model.graph.node for name in node.output}
-    return {name: _place(name, made.get(name)) for name in tensors}
-
-
-def _place(tensor: str, maker: NodeProto | None) -> str:
-    """The blocked tensor behind a copy back to plain layout, where it holds no padding; else the tensor itself."""
-    if maker is None or maker.op_type != "ReorderOutput":
-        return tensor
-    channels = next((a.i for a in maker.attribute if a.name == "channels"), 0)
-    return str(maker.input[0]) if channels and channels % BLOCK == 0 else tensor
+    places = {}
+    for node in optimized.graph.node:
+        channels = attribute_of(node, "channels", 0) if node.op_type == "ReorderOutput" else 0
+        if channels and channels % BLOCK == 0:  # a copy back to plain layout, of blocks that hold no padding
+            places[node.output[0]] = node.input[0]
+    return optimized, {name: places[name] for name in inner if name in places}
 
 
 def _drop_unneeded(model: ModelProto, places: set[str]) -> None:
@@ -162,6 +155,7 @@ def _drop_unneeded(model: ModelProto, places: set[str]) -> None:
 
 
 def _measure(model: ModelProto, places: Mapping[str, str], whole: Collection[str]) -> None:
+    """Add the reductions of each tensor, as outputs."""
     for index, (name, place) in enumerate(places.items()):
         for reduction in EXTREMES if name in whole else (*EXTREMES, TOTAL):
             output = _output(index, reduction)
