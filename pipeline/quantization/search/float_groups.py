@@ -1,8 +1,7 @@
-"""Floors that cannot do their work end in an error: those that nothing can miss, and those that nothing reaches.
+"""Which groups a floor leaves in float: from all groups in int8 down to the first point that holds it.
 
-From all groups in int8 down to the floor: which groups are left in float.
-
-Damages of single groups say where to look; what counts is the whole model's run.
+The damages of single groups say which point to try next; whether it holds the floor is measured on the whole model.
+A floor that cannot do its work ends in an error: one that nothing can miss, and one that nothing reaches.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,13 +9,13 @@ from typing import Protocol
 
 from enginery.core.errors import DataError
 from enginery.core.types import Tensors
-from pipeline.quantization.search.chosen import FrontierPoint
-from pipeline.quantization.search.floor import SearchFloor
-from pipeline.quantization.search.sensitivity import Quality, decides
+from pipeline.quantization.search.choice import FrontierPoint
+from pipeline.quantization.search.quality import Quality, SearchFloor
+from pipeline.quantization.search.sensitivity import decides
 
 
 def check_decisions(outputs: Tensors) -> None:
-    """Raises DataError when a floor of decisions would hold whatever int8 does: no output of the model has any."""
+    """Raises DataError when no output of the model holds decisions: a floor of these would hold whatever int8 does."""
     if not any(decides(values) for values in outputs.values()):
         raise DataError(
             "quantization.floor.argmax_agreement: every output has one value along its last axis, whose argmax cannot "
@@ -25,7 +24,7 @@ def check_decisions(outputs: Tensors) -> None:
 
 
 def check_reached(floor: SearchFloor, found: Quality) -> None:
-    """Raises DataError when not even the float model (found) is good enough; what only compares with it cannot miss."""
+    """Raises DataError when the search ended without reaching the floor: not even the float model (found) does."""
     if not found.finite:
         raise DataError(
             "quantization.floor cannot be judged: the float model itself gives NaN or infinities on the calibration "
@@ -40,11 +39,14 @@ def check_reached(floor: SearchFloor, found: Quality) -> None:
 
 
 # Groups that are tried to be swapped, each by two runs of the whole model.
-MOST_SWAPS = 8
+_MOST_SWAPS = 8
 
 
 class Trial(Protocol):
-    """What is known of a model while points are tried. ranked: groups by damage per multiplication, worst first."""
+    """What is known of a model while points are tried. ranked: groups by damage per multiplication, worst first.
+
+    macs: multiplications by group.  qualities: by the groups left in float, of points that were run.
+    """
 
     @property
     def ranked(self) -> tuple[str, ...]: ...  # noqa: D102
@@ -76,7 +78,7 @@ def find_shallowest(trial: Trial, floor: SearchFloor, tried: dict[int, FrontierP
 
 
 def refill_groups(trial: Trial, floor: SearchFloor, point: FrontierPoint) -> FrontierPoint:
-    """Take groups back that the floor allows, those that compute most first."""
+    """The point with groups taken back into int8 that the floor allows, those that compute most first."""
     for group in sorted(point.left, key=lambda name: -trial.macs[name]):
         left = tuple(name for name in point.left if name != group)
         if floor.sqnr_db is not None and trial.predicted_db(left) < floor.sqnr_db:
@@ -88,13 +90,13 @@ def refill_groups(trial: Trial, floor: SearchFloor, point: FrontierPoint) -> Fro
 
 
 def swap_groups(trial: Trial, floor: SearchFloor, point: FrontierPoint) -> FrontierPoint:
-    """Take a group back and leave smaller ones in float instead, where together they compute less and the floor holds.
+    """The point with groups taken back into int8 and smaller ones left in float instead, which together compute less.
 
     Only for a floor in decibels, which can be predicted: a group is often more than what is missing.
     """
     if floor.sqnr_db is None:
         return point
-    for group in sorted(point.left, key=lambda name: -trial.macs[name])[:MOST_SWAPS]:
+    for group in sorted(point.left, key=lambda name: -trial.macs[name])[:_MOST_SWAPS]:
         left = _smaller(trial, floor.sqnr_db, tuple(name for name in point.left if name != group), trial.macs[group])
         if left is not None:
             other = trial.point(left)
@@ -104,7 +106,7 @@ def swap_groups(trial: Trial, floor: SearchFloor, point: FrontierPoint) -> Front
 
 
 def _smaller(trial: Trial, sqnr_db: float, left: tuple[str, ...], most: float) -> tuple[str, ...] | None:
-    """More groups to leave in float, with less than `most` multiplications, that should reach the floor; or None."""
+    """`left` with more groups, of less than `most` multiplications together, that should reach the floor; or None."""
     start = trial.point(left)
     # What interactions cost beyond the sum of damages is taken to stay the same over so small a step.
     beyond = trial.predicted_db(left) - start.sqnr_db if start.sqnr_db is not None else 0.0

@@ -1,8 +1,8 @@
-"""Keeps as much of the compute in int8 as a quality floor allows.
+"""Mixed-precision search: as much of the compute in int8 as a quality floor allows.
 
 Groups are ranked by damage per multiplication. Those at the top are left in float until the whole model, quantized and
 run on samples that no setting was fitted on, reaches the floor; then each of them is taken back where the floor still
-holds. Damages of single groups add up closely enough to say where to look; what counts is the run.
+holds. Damages of single groups add up closely enough to say which to try; what decides is the run of the whole model.
 """
 
 import math
@@ -17,7 +17,7 @@ from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8, usable_sites
-from pipeline.quantization.search.chosen import FrontierPoint, GroupDamage, MixedPrecisionChoice, in_json
+from pipeline.quantization.search.choice import FrontierPoint, GroupDamage, MixedPrecisionChoice, in_json
 from pipeline.quantization.search.float_groups import (
     check_decisions,
     check_reached,
@@ -25,12 +25,11 @@ from pipeline.quantization.search.float_groups import (
     refill_groups,
     swap_groups,
 )
-from pipeline.quantization.search.floor import SearchFloor
-from pipeline.quantization.search.latency import PairedRounds, Timing, without_unpaid
-from pipeline.quantization.search.sensitivity import Answers, Quality, SweepCost, quality, sweep
+from pipeline.quantization.search.latency import PairedRounds, Timing, benchmark_until_decided
+from pipeline.quantization.search.quality import Quality, SearchFloor
+from pipeline.quantization.search.sensitivity import Answers, SweepCost, quality, sweep
 from pipeline.quantization.settings.channels import StatisticsWork, gather
-from pipeline.quantization.settings.convolutions import fit_convolutions
-from pipeline.quantization.settings.fit import STRENGTHS, fit
+from pipeline.quantization.settings.fit import STRENGTHS, fit, fit_convolutions
 from pipeline.quantization.settings.groups import SmoothingGroup, find_groups, matrices
 from pipeline.quantization.settings.runs import Run, RunLabels, SessionRunner, divide_runs
 from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, folds
@@ -48,12 +47,13 @@ def choose(
     race: PairedRounds | None = None,
     labels: RunLabels | None = None,
 ) -> MixedPrecisionChoice:
-    """Search strengths, clipping, rounding and exclusions for a model, on calibration samples.
+    """What to quantize, with which strength of smoothing, clipping and rounding, found on calibration samples.
 
     runs: (number of samples, inputs) of one run after the other; the first few hundred samples are used.
-    overrides: nodes that a person decided on.  race: where given, what int8 does not make faster is left in float, but
-    for nodes that a person wants in int8.  labels: for a floor of accuracy. Raises ModelError when the model does not
-    run on the samples, DataError when the labels do not fit them, or when not even the float model holds the floor.
+    overrides: node -> precision that a person decided on.  race: where given, what int8 does not make faster is left in
+    float, but for nodes that a person wants in int8.  labels: for a floor of accuracy. Raises ModelError when the model
+    does not run on the samples, DataError when the labels do not fit them, or when not even the float model holds the
+    floor.
     """
     trial = _Trial.of(model, ranges, replace(scheme, float_precision="fp32"), runs, smoothing, overrides or {}, labels)
     if floor is not None and floor.argmax_agreement is not None:
@@ -65,24 +65,37 @@ def choose(
         point = swap_groups(trial, floor, refill_groups(trial, floor, point))
         check_reached(floor, trial.qualities[point.left])
     if race is not None:
-        point = _paying(trial, scheme, point, race)
+        point = _leave_slow_groups(trial, scheme, point, race)
     frontier = [tried.get(depth) or trial.predict(trial.ranked[:depth]) for depth in range(len(trial.ranked) + 1)]
     return trial.choose(point, tuple(frontier))
 
 
-def _paying(trial: "_Trial", scheme: QuantizationScheme, point: FrontierPoint, race: PairedRounds) -> FrontierPoint:
-    """The point without the groups that int8 does not make faster; those with the least compute are tried first."""
+def _leave_slow_groups(
+    trial: "_Trial", scheme: QuantizationScheme, point: FrontierPoint, race: PairedRounds
+) -> FrontierPoint:
+    """The point with what int8 does not make faster in float too; groups with the least compute are tried first.
+
+    A group that is left in float is so while the next ones are tried.
+    """
     forced = {node for node, precision in trial.overrides.items() if precision == "int8"}
     tried = [name for name, group in trial.groups.items() if name not in point.left and not forced & set(group.nodes)]
     tried.sort(key=lambda name: trial.macs[name])
-    left, timings = without_unpaid(tried, point.left, lambda names: trial.write(names, scheme), race)
-    trial.timings.update(timings)
+    left, current = point.left, trial.write(point.left, scheme)
+    for name in tried:
+        other = trial.write((*left, name), scheme)
+        trial.timings[name] = benchmark_until_decided(race(current, other))
+        if trial.timings[name].lost:
+            left, current = (*left, name), other
     return trial.point(left)
 
 
 @dataclass
 class _Trial:
-    """Everything that is known about the model while points are tried."""
+    """What is known of the model while points are tried (`float_groups.Trial`).
+
+    plans: by group, how its nodes are quantized.  work: by node.  alone: by group, the quality with only it quantized.
+    runs, expected: inputs and the float model's outputs to judge on.
+    """
 
     model: ModelProto
     ranges: Ranges
@@ -154,11 +167,11 @@ class _Trial:
         return Quality(sum(_noise(self.alone[name]) for name in self.groups if name not in left), 1.0).sqnr_db
 
     def predict(self, left: Sequence[str]) -> FrontierPoint:
-        """A point as the damages of single groups add up to it."""
+        """The point, with the quality to which the damages of single groups add up."""
         return FrontierPoint(self.share(left), tuple(left), self.predicted_db(left))
 
     def point(self, left: Sequence[str]) -> FrontierPoint:
-        """A point as the whole model, quantized so, gives it."""
+        """The point, with the quality of the whole model, quantized so and run."""
         left = tuple(left)
         if left not in self.qualities:
             runner = SessionRunner(self.write(left, self.scheme), optimized=False)
@@ -186,7 +199,7 @@ class _Trial:
         return {node: "fp16" for name in left for node in self.groups[name].nodes}
 
     def choose(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...]) -> MixedPrecisionChoice:
-        """The result, once a point is decided on."""
+        """The result for a point of the frontier."""
         model, ranges = self.apply_other_plans(point.left)
         rows = tuple(self._row(name, point) for name in self.ranked)
         reasons = {node: self._reason(name) for name in point.left for node in self.groups[name].nodes}

@@ -1,12 +1,12 @@
-"""What the search for a group's settings needs to know of its activation, gathered in one streaming pass.
+"""Statistics of the channels of each group's activation, from which its settings are fitted; one streaming pass.
 
-Kept per group: each channel's reach, the matrix of second moments E[x x'] (it gives the error that any change of a
-weight makes at the node's output, without running anything again), and a thousand rows to try activations on; reach and
-rows by halves. Memory is that of one inference and these; values leave the session once per group of samples.
+Kept per group: each channel's extremes, the matrix of second moments E[x x'] (it gives the error that any change of a
+weight makes at the node's output, without running anything again), and a thousand rows to try activations on; extremes
+and rows by halves. Memory is that of one inference and these.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,8 +15,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from enginery.core.errors import ModelError
 from enginery.core.types import Tensors
 from pipeline.quantization.graph import constants
-from pipeline.quantization.insertion_points import Site
 from pipeline.quantization.settings.groups import Floats, SmoothingGroup
+from pipeline.quantization.settings.runs import SessionRunner, with_outputs
 
 # Rows kept of each half: beyond twice as many, every second one goes, and later runs give half.
 ROWS = 512
@@ -27,7 +27,8 @@ WIDEST = 8192
 
 @dataclass
 class ChannelSums:
-    """Half of the rows of one activation. low, high: per channel.  quota: rows to keep of the next run."""
+    """Half of the rows of one activation. low, high: extremes, [channels].  kept: rows, [n, channels] of each run.
+    quota: how many to keep of the next run."""
 
     low: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     high: Floats = field(default_factory=lambda: np.empty(0, np.float32))
@@ -35,7 +36,7 @@ class ChannelSums:
     quota: int = FIRST_QUOTA
 
     def add(self, rows: Floats) -> None:
-        """Take in some rows."""
+        """Count rows, [n, channels]."""
         if not len(rows):
             return
         low, high = rows.min(axis=0), rows.max(axis=0)
@@ -48,13 +49,16 @@ class ChannelSums:
 
     @property
     def rows(self) -> Floats:
-        """Rows of every run."""
+        """The rows that are kept, [n, channels]."""
         return np.concatenate(self.kept)
 
 
 @dataclass
 class Statistics:
-    """Of one group's activation. halves: of its rows, so that settings made for one can be judged on the other."""
+    """Statistics of one group's activation. count: of rows.  runs: how many.  sums: of x x', [channels, channels].
+
+    halves: of its rows, so that settings made for one can be judged on the other.
+    """
 
     count: int = 0
     runs: int = 0
@@ -62,7 +66,7 @@ class Statistics:
     halves: tuple[ChannelSums, ChannelSums] = field(default_factory=lambda: (ChannelSums(), ChannelSums()))
 
     def add(self, values: Floats) -> None:
-        """Take in one run's values, (..., channels). The halves take turns in what comes first: it may be special."""
+        """Count one run's values, [..., channels]. Its first rows, which may be special, go to each half in turn."""
         rows = values.reshape(-1, values.shape[-1])
         if not len(rows):
             return
@@ -77,34 +81,34 @@ class Statistics:
 
     @property
     def folds(self) -> tuple[tuple[ChannelSums, ChannelSums], ...]:
-        """(to set by, to judge on), both ways; a single row in all is its own judge."""
+        """(half to fit on, half to judge on), both ways; a single row in all is its own judge."""
         filled = [half for half in self.halves if half.kept]
         return ((filled[0], filled[-1]), (filled[-1], filled[0]))
 
     @property
     def low(self) -> Floats:
-        """Least value of each channel."""
+        """Least values, [channels]."""
         return np.asarray(np.min([half.low for half in self.halves if half.kept], axis=0))
 
     @property
     def high(self) -> Floats:
-        """Greatest value of each channel."""
+        """Greatest values, [channels]."""
         return np.asarray(np.max([half.high for half in self.halves if half.kept], axis=0))
 
     @property
     def rows(self) -> Floats:
-        """Rows of every run."""
+        """The rows that both halves keep, [n, channels]."""
         return np.concatenate([rows for half in self.halves for rows in half.kept])
 
     @property
     def moments(self) -> Floats | None:
-        """Mean of x x' over all rows; None for an activation that is too wide."""
+        """Mean of x x' over all rows, [channels, channels]; None for an activation wider than `WIDEST`."""
         return None if self.sums is None else self.sums / np.float32(self.count)
 
 
 @dataclass(frozen=True)
 class StatisticsWork:
-    """What a node costs for one sample, on average. macs: multiplications.  weight_bytes: of its float32 weight."""
+    """Cost of a node for one sample, on average. macs: multiplications.  weight_bytes: of its float32 weight."""
 
     macs: float
     weight_bytes: int
@@ -113,57 +117,37 @@ class StatisticsWork:
 def gather(
     model: ModelProto, groups: Sequence[SmoothingGroup], runs: Iterable[tuple[int, Tensors]]
 ) -> tuple[dict[str, Statistics], dict[str, StatisticsWork]]:
-    """Statistics by activation, for the groups that mix, and work by node. runs: (samples in it, inputs)."""
-    from pipeline.quantization.settings.runs import SessionRunner
+    """Statistics by activation, for the groups that mix, and work by node. runs: (samples in it, inputs).
 
+    Raises ModelError where there are no runs, or the model does not run on them.
+    """
     mixing = [group.activation for group in groups if group.mixes]
     sites = [site for group in groups for site in group.sites]
-    measured = {
-        site.node: site.activation if site.op_type == "ConvTranspose" else _output(model, site.node) for site in sites
-    }
     if not sites:
         return {}, {}
-    runner = SessionRunner(_with_shapes(model, mixing, measured), mixing + [_shape_name(site.node) for site in sites])
+    made = {node.name: node.output[0] for node in model.graph.node}
+    measured = with_outputs(model, dict.fromkeys(mixing, TensorProto.FLOAT))
+    shapes = {site.node: f"enginery/shape/{site.node}" for site in sites}
+    for site in sites:
+        name, tensor = shapes[site.node], site.activation if site.op_type == "ConvTranspose" else made[site.node]
+        measured.graph.node.append(helper.make_node("Shape", [tensor], [name], name=name))
+        measured.graph.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, None))
+    runner = SessionRunner(measured)
     found: dict[str, Statistics] = {name: Statistics() for name in mixing}
-    sizes, samples = dict.fromkeys(measured, 0.0), 0
+    sizes, samples = dict.fromkeys(shapes, 0.0), 0
     for count, inputs in runs:
         values = runner.run(inputs)
         for name in mixing:
             found[name].add(values[name])
-        for node in measured:
-            sizes[node] += math.prod(values[_shape_name(node)].tolist())
+        for node, name in shapes.items():
+            sizes[node] += math.prod(values[name].tolist())
         samples += count
     if not samples:
         raise ModelError("there are no calibration samples to choose with; give at least one")
-    return found, _work(model, sites, {node: size / samples for node, size in sizes.items()})
-
-
-def _work(model: ModelProto, sites: Sequence[Site], sizes: Mapping[str, float]) -> dict[str, StatisticsWork]:
-    given = constants(model.graph)
-    work = {}
+    given, work = constants(model.graph), {}
     for site in sites:
         weight = given[site.weight]
         channels = weight.dims[0 if site.op_type == "ConvTranspose" else site.axis]
-        values = math.prod(weight.dims)
-        work[site.node] = StatisticsWork(sizes[site.node] * values / channels, numpy_helper.to_array(weight).nbytes)
-    return work
-
-
-def _with_shapes(model: ModelProto, tensors: Sequence[str], measured: Mapping[str, str]) -> ModelProto:
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    del copy.graph.output[:]
-    copy.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in tensors)
-    for node, tensor in measured.items():
-        name = _shape_name(node)
-        copy.graph.node.append(helper.make_node("Shape", [tensor], [name], name=name))
-        copy.graph.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, None))
-    return copy
-
-
-def _shape_name(node: str) -> str:
-    return f"enginery/shape/{node}"
-
-
-def _output(model: ModelProto, node: str) -> str:
-    return next(str(item.output[0]) for item in model.graph.node if item.name == node)
+        macs = sizes[site.node] / samples * math.prod(weight.dims) / channels
+        work[site.node] = StatisticsWork(macs, numpy_helper.to_array(weight).nbytes)
+    return found, work

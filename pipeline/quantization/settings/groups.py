@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, numpy_helper
 
-from pipeline.quantization.graph import constants
+from pipeline.quantization.graph import attribute_of, constants
 from pipeline.quantization.insertion_points import Site
 
 Floats = NDArray[np.float32]
@@ -20,8 +20,8 @@ Floats = NDArray[np.float32]
 class SmoothingGroup:
     """The sites that read `activation`.
 
-    mixes: whether they multiply matrices with the activation's last axis, so that factors for its channels can move
-    into the weights; a convolution's cannot here.
+    mixes: whether all of them multiply matrices with the activation's last axis, so that factors for its channels can
+    move into the weights. Factors for what a convolution reads are not implemented.
     """
 
     activation: str
@@ -36,10 +36,10 @@ class SmoothingGroup:
 
 def find_groups(model: ModelProto, sites: Iterable[Site]) -> tuple[SmoothingGroup, ...]:
     """The sites of a prepared model by the activation they read, in the model's order."""
+    flipped = {node.name for node in model.graph.node if attribute_of(node, "transA", 0)}
     together: dict[str, list[Site]] = {}
     for site in sites:
         together.setdefault(site.activation, []).append(site)
-    flipped = {node.name for node in model.graph.node if _transposes_activation(node)}
     return tuple(
         SmoothingGroup(
             name, tuple(found), all(site.op_type in ("MatMul", "Gemm") and site.node not in flipped for site in found)
@@ -49,27 +49,12 @@ def find_groups(model: ModelProto, sites: Iterable[Site]) -> tuple[SmoothingGrou
 
 
 def matrices(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Mapping[str, Floats]:
-    """Node -> weight as (channels in, channels out), for the groups that mix."""
+    """Node name -> weight as [channels in, channels out], for the groups that mix."""
     given = constants(model.graph)
-    return {
-        site.node: _upright(numpy_helper.to_array(given[site.weight]), site)
-        for group in groups
-        if group.mixes
-        for site in group.sites
-    }
+    sites = [site for group in groups if group.mixes for site in group.sites]
+    return {site.node: transpose_for(site, numpy_helper.to_array(given[site.weight])) for site in sites}
 
 
-def laid_out(matrix: Floats, site: Site) -> Floats:
-    """A matrix of `matrices` as the node stores it; what a convolution reads is in its own shape already."""
-    if site.op_type == "Conv":
-        return matrix
-    return np.ascontiguousarray(_upright(matrix, site))
-
-
-def _upright(weight: Floats, site: Site) -> Floats:
-    return weight if site.axis == 1 else weight.T
-
-
-def _transposes_activation(node: object) -> bool:
-    attributes = getattr(node, "attribute", ())
-    return any(item.name == "transA" and bool(helper.get_attribute_value(item)) for item in attributes)
+def transpose_for(site: Site, weight: Floats) -> Floats:
+    """A weight as its node stores it, as [channels in, channels out]; and such a matrix as the node stores it."""
+    return weight.T if site.axis == 0 else weight
