@@ -147,9 +147,9 @@ class _CastRewrite:
         for index, name in enumerate(node.input):
             if self.types.get(name) == FLOAT:
                 wanted = self.half.element_type if index in inputs else FLOAT
-                node.input[index] = self._as(name, wanted, scale=index in scales)
+                node.input[index] = self._cast_input(name, wanted, scale=index in scales)
         rename_captured(
-            node, {name: self._as(name, FLOAT) for name in list_captured(node) if self.types.get(name) == FLOAT}
+            node, {name: self._cast_input(name, FLOAT) for name in list_captured(node) if self.types.get(name) == FLOAT}
         )
         self.nodes.append(node)
         self.cast += bool(outputs)
@@ -179,17 +179,15 @@ class _CastRewrite:
         name = node.output[index]
         self.stored[name] = self.half.element_type
         if name in self.outputs and self.keep_io:
-            node.output[index] = self.available[name, self.half.element_type] = self._fresh(name)
+            node.output[index] = self.available[name, self.half.element_type] = self._fresh(name, self.half.name)
             self._cast(node.output[index], name, FLOAT)
             self.available[name, FLOAT] = name
 
-    def _as(self, name: str, wanted: int, scale: bool = False) -> str:
+    def _cast_input(self, name: str, wanted: int, scale: bool = False) -> str:
         """The name of a tensor holding `name` in type `wanted`, made on first demand."""
-        known = self.available.get((name, wanted))
-        if known is None and self.stored.get(name) == wanted:
-            known = name
+        known = self.available.get((name, wanted), name if self.stored.get(name) == wanted else None)
         if known is None:
-            known = self._fresh(name) if wanted != FLOAT else self._fresh(name, "fp32")
+            known = self._fresh(name, "fp32" if wanted == FLOAT else self.half.name)
             if name in self.given:
                 self._convert_constant(name, known, scale)
             else:
@@ -212,8 +210,8 @@ class _CastRewrite:
             self.underflowed.append((name, zeros, values.size))
         self.graph.initializer.append(numpy_helper.from_array(narrowed, converted))
 
-    def _fresh(self, name: str, suffix: str = "") -> str:
-        fresh = unused_name(f"{name}_{suffix or self.half.name}", self.taken)
+    def _fresh(self, name: str, suffix: str) -> str:
+        fresh = unused_name(f"{name}_{suffix}", self.taken)
         self.taken.add(fresh)
         return fresh
 

@@ -53,12 +53,12 @@ HALVES: Mapping[str, HalfFormat] = {
         narrow_range=False,
     ),
 }
+
 FLOAT = TensorProto.FLOAT
 # Their result type follows an attribute, or the input in a way that the schema does not state.
 _UNCASTABLE = {"Bernoulli", "EyeLike", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 # Calibration sees a sample of what the model will meet: a measured range counts as too large from half the limit on.
 HEADROOM = 2.0
-
 _REDUCING = {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"}
 _ARITHMETIC = {"Abs", "Add", "Max", "Mean", "Min", "Mul", "Neg", "Sub", "Sum", *_REDUCING}
 _INDEXING = {"Gather", "GatherElements", "GatherND", "Pad", "Slice", "Split", "Tile", "Where"}

@@ -42,7 +42,8 @@ class Grid:
         `highest`; 0 for a channel of zeros."""
         others = tuple(i for i in range(values.ndim) if i != axis)
         reach = np.abs(values.astype(np.float64)).max(axis=others)
-        return np.maximum(reach / self.highest, SMALLEST_SCALE * (reach > 0)).astype(np.float32)
+        scales: NDArray[np.float32] = np.maximum(reach / self.highest, SMALLEST_SCALE * (reach > 0)).astype(np.float32)
+        return scales
 
     def rounded(self, values: Array, scales: Array, axis: int) -> Array:
         """The values over scales [channels] along `axis`, in the grid's dtype; to nearest even, as ONNX says."""
@@ -77,9 +78,8 @@ class Insertion:
         self.scales: dict[str, float] = {}
         self._pairs: dict[str, str] = {}
         self._stored: dict[tuple[str, ...], str] = {}
-        self._taken = {name for node in model.graph.node for name in (node.name, *node.input, *node.output)} | {
-            *self.given
-        }
+        self._taken = {name for node in model.graph.node for name in (node.name, *node.input, *node.output)}
+        self._taken |= self.given.keys()
 
     def read(self, node: str, index: int, low: float, high: float) -> float:
         """Let input `index` of a node read its tensor through a pair for the range low..high; returns the scale."""

@@ -11,10 +11,9 @@ from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.notes import CastNotes, QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
-from pipeline.quantization.schemes.dynamic import quantize_dynamic
-from pipeline.quantization.schemes.int4 import quantize_int4
 from pipeline.quantization.schemes.overrides import Override, OverridePrecision, in_fp32, resolve
 from pipeline.quantization.schemes.qdq import quantize_fp8, quantize_int8
+from pipeline.quantization.schemes.uncalibrated import quantize_dynamic, quantize_int4
 
 
 def write(

@@ -28,9 +28,8 @@ from pipeline.quantization.search.float_groups import (
 from pipeline.quantization.search.latency import PairedRounds, Timing, benchmark_until_decided
 from pipeline.quantization.search.quality import Quality, SearchFloor
 from pipeline.quantization.search.sensitivity import Answers, SweepCost, quality, sweep
-from pipeline.quantization.settings.channels import StatisticsWork, gather
 from pipeline.quantization.settings.fit import STRENGTHS, fit, fit_convolutions
-from pipeline.quantization.settings.groups import SmoothingGroup, find_groups, matrices
+from pipeline.quantization.settings.groups import SmoothingGroup, StatisticsWork, find_groups, gather, matrices
 from pipeline.quantization.settings.runs import Run, RunLabels, SessionRunner, divide_runs
 from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, folds
 from validation.reporting.quantization import decibels_text
@@ -156,19 +155,16 @@ class _Trial:
         macs = self.macs
         return tuple(sorted(self.groups, key=lambda name: (-_noise(self.alone[name]) / max(macs[name], 1e-9), name)))
 
-    def share(self, left: Sequence[str]) -> float:
-        """Share of the weighted multiplications in int8."""
-        macs = self.macs
-        total = sum(macs.values())
-        return 1 - sum(macs[name] for name in left) / total if total else 0.0
-
     def predicted_db(self, left: Sequence[str]) -> float:
         """The SQNR in decibels to which the damages of single groups add up."""
         return Quality(sum(_noise(self.alone[name]) for name in self.groups if name not in left), 1.0).sqnr_db
 
     def predict(self, left: Sequence[str]) -> FrontierPoint:
         """The point, with the quality to which the damages of single groups add up."""
-        return FrontierPoint(self.share(left), tuple(left), self.predicted_db(left))
+        macs = self.macs
+        total = sum(macs.values())
+        share = 1 - sum(macs[name] for name in left) / total if total else 0.0
+        return FrontierPoint(share, tuple(left), self.predicted_db(left))
 
     def point(self, left: Sequence[str]) -> FrontierPoint:
         """The point, with the quality of the whole model, quantized so and run."""
@@ -192,11 +188,8 @@ class _Trial:
     def write(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
         """The graph with these groups in float and all others in int8."""
         changed, ranges = self.apply_other_plans(left)
-        return quantize_int8(changed, ranges, scheme, {**self.overrides, **self.nodes(left)})[0]
-
-    def nodes(self, left: Sequence[str]) -> dict[str, OverridePrecision]:
-        """The nodes of groups, as overrides that leave them in float."""
-        return {node: "fp16" for name in left for node in self.groups[name].nodes}
+        in_float: dict[str, OverridePrecision] = {node: "fp16" for name in left for node in self.groups[name].nodes}
+        return quantize_int8(changed, ranges, scheme, {**self.overrides, **in_float})[0]
 
     def choose(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...]) -> MixedPrecisionChoice:
         """The result for a point of the frontier."""
@@ -215,8 +208,7 @@ class _Trial:
         return f"the floor: quantized alone it leaves {decibels_text(in_json(self.alone[name].sqnr_db))}"
 
     def _row(self, name: str, point: FrontierPoint) -> GroupDamage:
-        group, plan = self.groups[name], self.plans.get(name)
-        timing = self.timings.get(name)
+        group, plan, timing = self.groups[name], self.plans.get(name), self.timings.get(name)
         works = [self.work[node] for node in group.nodes]
         macs, total = sum(work.macs for work in works), sum(self.macs.values())
         return GroupDamage(

@@ -63,8 +63,8 @@ def sweep(
     """
     types = element_types(model)
     # Tails hold copies of the weights, so one at a time; which inputs they have must be known first.
-    inputs = (value for group in groups for value in _tail_of(model, group, types).graph.input)
-    known = {value.name: value.type.tensor_type.elem_type for value in inputs}
+    starts = (value for group in groups for value in _tail_of(model, group, types).graph.input)
+    known = {value.name: value.type.tensor_type.elem_type for value in starts}
     given = {value.name for value in model.graph.input}
     everything = {name: kind for name, kind in known.items() if name not in given}
     everything |= {value.name: value.type.tensor_type.elem_type for value in model.graph.output}

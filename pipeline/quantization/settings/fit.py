@@ -21,8 +21,7 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from pipeline.quantization.graph import constants
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.settings.channels import ChannelSums, Statistics
-from pipeline.quantization.settings.groups import Floats, SmoothingGroup
+from pipeline.quantization.settings.groups import ChannelSums, Floats, SmoothingGroup, Statistics
 from pipeline.quantization.settings.moments import Layer, Moments, as_matrices, as_weight, batches, layers, moments_of
 from pipeline.quantization.settings.rounding import LEVELS, compensate, nearest, rounded_activation
 from pipeline.quantization.settings.runs import Run

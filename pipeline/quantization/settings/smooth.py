@@ -28,6 +28,10 @@ from pipeline.quantization.statistics.observations import TensorStatistics
 
 # f(x / s) = f(x) / s for every positive s.
 _HOMOGENEOUS = ("Relu", "LeakyRelu", "Identity")
+# Channels and weights that are (nearly) zero would give factors without bound.
+_LEAST = 1e-5
+
+_Step = tuple[str, tuple[int, ...], list[tuple[str, int, int]]]
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class _FoldingWalk:
         return cls(constants(graph), makers, consumers(graph), {v.name for v in graph.output}, static_shapes(model))
 
     def made_by(self, tensor: str, only: set[str]) -> NodeProto | None:
-        """The node that makes a tensor which nobody but these nodes reads."""
+        """The node that makes a tensor; None where it is an input, or others than the nodes `only` read it too."""
         if tensor in self.outputs or not {node.name for node in self.readers.get(tensor, ())} <= only:
             return None
         return self.makers.get(tensor)
@@ -110,9 +114,6 @@ def _projection(node: NodeProto, walk: _FoldingWalk, size: int) -> tuple[tuple[s
     return ((node.name, 1, axis), (node.name, 2, 0)) if bias is not None and list(bias.dims) == [size] else None
 
 
-_Step = tuple[str, tuple[int, ...], list[tuple[str, int, int]]]
-
-
 def _before(node: NodeProto, tensor: str, axes: tuple[int, ...], size: int, walk: _FoldingWalk) -> _Step | None:
     """One step back through the node that makes `tensor`: the tensor to go on from, its channel axes, and the constants
     that take factors too. None where the factors cannot pass."""
@@ -143,16 +144,12 @@ def _before(node: NodeProto, tensor: str, axes: tuple[int, ...], size: int, walk
     return None
 
 
-# Channels and weights that are (nearly) zero would give factors without bound.
-_LEAST = 1e-5
-
-
 @dataclass(frozen=True)
 class SmoothingPlan:
     """How one group is to be quantized.
 
     strength: of smoothing, None for none.  clip: share of the range that is kept.  factors: what each channel of the
-    activation is divided by.  weights: node -> rounded matrix (in, out), factors included; of a convolution, in its own
+    activation is divided by.  weights: node -> rounded matrix [in, out], factors included; of a convolution, in its own
     shape.  low, high: range of the smoothed activation.  biases: node -> bias, where it changes.
     seen: what the smoothed activation held, its histogram being of some rows; None without smoothing.
     weight_db: node -> SQNR of its rounded weight, against the one before rounding.

@@ -3,37 +3,94 @@
 One sample at a time goes through the model (as few as the model takes, when it has a least batch), so that neither
 memory nor result depends on a batch size, and a bad sample can be named. Extremes are reduced inside the session, where
 they cost least; values leave it only for histograms, and are counted and dropped before the next sample. Memory is that
-of one inference and half a megabyte of counts per histogram, whatever the number of samples.
+of one inference and half a megabyte of counts per histogram, whatever the number of samples. What some of the samples
+show merges with what others do: workers split the data, and an interrupted pass goes on from the parts that are done.
 
-What some of the samples show merges with what others do: workers split the data, and an interrupted pass goes on from
-the parts that are done.
+onnxruntime optimizes the model first, and then reductions are put on its tensors. It computes convolutions in a layout
+of its own (NCHWc: channels in blocks of a vector's width) and would copy every measured tensor back. Extremes and
+histograms do not depend on order, so the reductions are put on the blocked tensor, wherever its channels fill whole
+blocks and no padding would be counted. On ResNet-50 the copies cost as much as the reductions. Weights go to a file
+beside the model, which both sessions map: they are never held twice in Python's memory, and models over 2 GB work.
 """
 
 import itertools
 import math
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper
 
-from enginery.arrays import describe
+from builders.onnx_graphs.bodies import list_reads
+from builders.reference import embed_shapes, open_interpreter, words_of
+from enginery.arrays import Array, describe
 from enginery.core.digest import digest_of_file
-from enginery.core.errors import DataError
-from enginery.core.types import Dim, Tensors, TensorSpec
+from enginery.core.errors import DataError, ModelError
+from enginery.core.types import Dim, Tensors, TensorSpec, Untyped
 from enginery.user_code.task import NextSample, Sample, SampleGenerator, Task
+from pipeline.quantization.graph import attribute_of, constants, element_types
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
 from pipeline.quantization.statistics.histogram import LogHistogram, count_into, empty_counts, holds_nan
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics
-from pipeline.quantization.statistics.taps import TapValues, open_tapped
 from pipeline.sources.onnx_model import nonfinite_constants
 from pipeline.sources.user_process import start_user_process
 from validation.data.generated import GeneratedSamples
 from validation.data.samples import Samples, SampleSource
+
+EXTREMES, TOTAL = ("ReduceMin", "ReduceMax", "Size"), "ReduceL1"
+# The widest blocks of channels that onnxruntime has; a multiple of it fills narrower blocks too.
+BLOCK = 16
+EXTERNAL_FROM_BYTES = 1024
+_SAVING = {
+    "session.disable_prepacking": "1",  # the session that saves never runs
+    "session.optimized_model_external_initializers_file_name": "optimized.weights",
+    "session.optimized_model_external_initializers_min_size_in_bytes": str(EXTERNAL_FROM_BYTES),
+}
+
+
+@dataclass(frozen=True)
+class TapValues:
+    """One tensor in one run. low, high: extremes; (inf, -inf) of an empty tensor, as onnxruntime gives them.
+
+    values: in no particular order, where they are counted into a histogram, else None.  total: the sum of magnitudes
+    where they are not. It shows NaN, which onnxruntime's vectorised minimum and maximum skip.
+    """
+
+    name: str
+    low: float
+    high: float
+    elements: int
+    total: float | None
+    values: Array | None
+
+
+@dataclass(frozen=True)
+class Tapped:
+    """An open session. places: tensor -> the tensor of the session where it is measured.  whole: those whose values
+    leave it."""
+
+    session: Untyped
+    places: Mapping[str, str]
+    whole: frozenset[str]
+
+    def run(self, inputs: Tensors) -> Iterator[TapValues]:
+        """The tensors in one run. Raises ModelError when the model does not run on these inputs."""
+        fed = {value.name: inputs[value.name] for value in self.session.get_inputs() if value.name in inputs}
+        names = [value.name for value in self.session.get_outputs()]
+        try:
+            found = dict(zip(names, self.session.run(names, fed), strict=True))
+        except Exception as error:  # onnxruntime's errors share no base class of their own
+            raise ModelError(f"the model does not run on its calibration samples: {words_of(error)}") from error
+        for index, (name, place) in enumerate(self.places.items()):
+            low, high, size = (found.pop(_output(index, reduction)).item() for reduction in EXTREMES)
+            total = None if name in self.whole else found[_output(index, TOTAL)].item()
+            values = (found.pop(place, None) if place in found else inputs[name]) if name in self.whole else None
+            yield TapValues(name, low, high, size, total, values)
 
 
 @contextmanager
@@ -90,13 +147,13 @@ def observe(
     a named tensor.
     """
     loaded = onnx.load(model)
-    constants = [f"{name!r} holds {describe(array)}" for name, array in nonfinite_constants(loaded)]
+    masks = [f"{name!r} holds {describe(array)}" for name, array in nonfinite_constants(loaded)]
+    remedy = f"; look at the model's constants first: {', '.join(masks)}" if masks else ""
     graph = prepare_model(loaded)
     del loaded
     needed = tensors_to_measure(graph)
     wanted = needed if tensors is None else tuple(dict.fromkeys(tensors))
     whole = frozenset(wanted if histograms is True else histograms or ()) & set(wanted)
-    masks = f"; look at the model's constants first: {', '.join(constants)}" if constants else ""
     counts = {name: empty_counts() for name in whole}
     seen = dict.fromkeys(wanted, TensorStatistics())
     stop = span[0]
@@ -110,7 +167,7 @@ def observe(
                     count_into(dense, measured.values)
                 if reason := _obstacle(measured, dense, name in needed):
                     which = f"sample {stop} makes" if end == stop + 1 else f"samples {stop} to {end - 1} make"
-                    raise DataError(f"{samples.name}: {which} {reason}{masks}")
+                    raise DataError(f"{samples.name}: {which} {reason}{remedy}")
                 seen[name] = seen[name].extend_with(measured.low, measured.high, measured.elements)
             stop = end
     found = {name: replace(seen[name], histogram=LogHistogram.from_dense(dense)) for name, dense in counts.items()}
@@ -131,3 +188,100 @@ def _obstacle(measured: TapValues, counts: NDArray[np.int64] | None, needed: boo
         f"tensor {measured.name!r} {'NaN' if nan else 'infinite'} (lowest {measured.low}, highest {measured.high}); "
         "remove those samples, or find the operator that overflows"
     )
+
+
+def open_tapped(
+    model: ModelProto, tensors: Sequence[str], whole: Collection[str], workdir: Path, threads: int = 0
+) -> Tapped:
+    """Open a prepared model for measuring; `whole` are those among `tensors` whose values leave the session.
+
+    The model's weights are moved to files in `workdir`, which the caller removes after use: the model is not usable
+    afterwards. Raises ModelError for a name that is no float32 activation, and for a model that does not load.
+    """
+    given = {value.name for value in model.graph.input}
+    optimized, found = _optimize(model, tensors, [name for name in tensors if name not in given], workdir, threads)
+    places = {name: found.get(name, name) for name in tensors}
+    _drop_unneeded(optimized, {*places.values()})
+    _measure(optimized, places, whole)
+    carried = [places[name] for name in tensors if name in whole and name not in given]
+    optimized.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in carried)
+    onnx.save(optimized, workdir / "tapped.onnx")
+    return Tapped(_open(workdir / "tapped.onnx", threads, {}, optimized=False), places, frozenset(whole))
+
+
+def _open(model: Path, threads: int, entries: Mapping[str, str], *, optimized: bool, save: str = "") -> Untyped:
+    given = {"session.intra_op.allow_spinning": "0", **entries}
+    return open_interpreter(
+        model, "the model for calibration", optimized=optimized, threads=threads, entries=given, save=save
+    )
+
+
+def _check_tensors(model: ModelProto, tensors: Sequence[str]) -> None:
+    types, given = element_types(model), constants(model.graph)
+    for name in tensors:
+        if name not in types or name in given:
+            raise ModelError(f"tensor {name!r} is no activation of the model; measure names that the graph has")
+        if types[name] != TensorProto.FLOAT:
+            kind = TensorProto.DataType.Name(types[name])
+            raise ModelError(f"tensor {name!r} is {kind}; only float32 activations have ranges")
+
+
+def _optimize(
+    model: ModelProto, tensors: Sequence[str], inner: Sequence[str], workdir: Path, threads: int
+) -> tuple[ModelProto, dict[str, str]]:
+    """The graph as onnxruntime would run it with `inner` as outputs, and where each of them can be measured."""
+    graph, source = model.graph, workdir / "source.onnx"
+    onnx.save(
+        model,
+        source,
+        save_as_external_data=True,
+        all_tensors_to_one_file=True,
+        location="source.weights",
+        size_threshold=EXTERNAL_FROM_BYTES,
+    )
+    embed_shapes(model, workdir)
+    _check_tensors(model, tensors)  # only now, when the model is light
+    if not inner:
+        del graph.node[:], graph.output[:], graph.initializer[:]
+        return model, {}
+    del graph.output[:]
+    graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inner)
+    onnx.save(model, source)
+    _open(source, threads, _SAVING, optimized=True, save=str(workdir / "optimized.onnx"))
+    optimized = onnx.load(workdir / "optimized.onnx", load_external_data=False)
+    embed_shapes(optimized, workdir)
+    places = {}
+    for node in optimized.graph.node:
+        channels = attribute_of(node, "channels", 0) if node.op_type == "ReorderOutput" else 0
+        if channels and channels % BLOCK == 0:  # a copy back to plain layout, of blocks that hold no padding
+            places[node.output[0]] = node.input[0]
+    return optimized, {name: places[name] for name in inner if name in places}
+
+
+def _drop_unneeded(model: ModelProto, places: set[str]) -> None:
+    """Take out what no measurement reads: copies to plain layout, and inputs that only such nodes depended on."""
+    graph = model.graph
+    del graph.output[:]
+    read = {name for node in graph.node for name in list_reads(node)} | places
+    for node in [node for node in graph.node if node.op_type == "ReorderOutput" and node.output[0] not in read]:
+        graph.node.remove(node)
+    read = {name for node in graph.node for name in list_reads(node)} | places
+    for value in [value for value in graph.input if value.name not in read]:
+        graph.input.remove(value)
+
+
+def _measure(model: ModelProto, places: Mapping[str, str], whole: Collection[str]) -> None:
+    """Add the reductions of each tensor, as outputs."""
+    for index, (name, place) in enumerate(places.items()):
+        for reduction in EXTREMES if name in whole else (*EXTREMES, TOTAL):
+            output = _output(index, reduction)
+            node, kind = helper.make_node(reduction, [place], [output], name=output), TensorProto.INT64
+            if reduction != "Size":
+                node.attribute.append(helper.make_attribute("keepdims", 0))
+                kind = TensorProto.FLOAT
+            model.graph.node.append(node)
+            model.graph.output.append(helper.make_tensor_value_info(output, kind, []))
+
+
+def _output(index: int, reduction: str) -> str:
+    return f"enginery/{index}/{reduction}"
