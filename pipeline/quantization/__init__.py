@@ -7,25 +7,24 @@ scales made at run time, int4 weights in blocks.
     insertion_points.py  where Q/DQ goes, and which tensors must therefore be measured
     ranges.py            calibrated ranges, as a file
     statistics/          what the tensors of a model hold, measured over samples in one streaming pass
-      observe.py           the samples and the pass          taps.py       where in onnxruntime's graph it measures
-      observations.py      what was measured, mergeable      histogram.py  histograms over a float's bits
-      methods.py           where to clip                     levels.py     a format's SQNR, from a histogram
+      observe.py           the samples, the session that measures, the pass
+      observations.py      what was measured, mergeable      histogram.py  over a float's bits; what rounding costs
+      methods.py           where to clip
     schemes/             writing a graph in another precision
       write.py             a model, a precision, a backend's scheme -> a graph and notes
       qdq.py               int8 and fp8: ranges -> Q/DQ      insertion.py  the nodes themselves, and their grids
       first_convolutions.py  a strided RGB convolution, rewritten for integer kernels
-      int4.py              weights in blocks                 dynamic.py    int8 with scales made at run time
+      uncalibrated.py      int4 weights in blocks, int8 with scales made at run time
       cast.py              fp32 -> fp16 or bf16, and the same arithmetic on a CPU that lacks it
       half_floats.py       the formats, and which nodes and tensors do not fit them
       overrides.py         precision by hand, per node
     settings/            how a group of nodes is quantized: smoothing, clipping, rounding
-      groups.py            nodes that int8 takes together    channels.py   statistics of what each group reads
+      groups.py            nodes that int8 takes together, and statistics of what they read
       fit.py               strength, clipping, rounding and biases of each group
       smooth.py            outliers moved into weights       rounding.py   weights whose errors cancel
       moments.py           patches of convolutions           runs.py       samples in runs, and sessions
     search/              mixed precision: what to quantize, found by trial
       search.py            the most compute in int8 that keeps a quality floor
-      float_groups.py      which groups a floor leaves in float
       sensitivity.py       what one group costs at the outputs
       latency.py           what int8 does not make faster, measured with a backend's engines
       quality.py           the quality floor                 choice.py     the result

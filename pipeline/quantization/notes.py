@@ -37,7 +37,7 @@ class CastNotes:
     floored_scales: tuple[str, ...] = ()
 
     def lines(self) -> tuple[str, ...]:
-        """The notes as sentences for people."""
+        """The notes as sentences."""
         head = f"{_count_computing(self.cast)} {self.precision}, {pluralize(len(self.kept), 'stays', 'stay')} in fp32"
         zeros = [f"{name}: {n} of {size} values underflow to 0" for name, n, size in self.underflowed]
         if self.floored_scales:
@@ -62,7 +62,7 @@ class QuantizationNotes:
     precision: str = "int8"
 
     def lines(self) -> tuple[str, ...]:
-        """The notes as sentences for people."""
+        """The notes as sentences."""
         if self.passed_through:
             return ("the model already carries Q/DQ nodes and passed through untouched",)
         left = pluralize(len(self.kept), "candidate stays", "candidates stay")

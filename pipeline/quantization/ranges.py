@@ -40,7 +40,7 @@ class Ranges:
 
     @cached_property
     def digest(self) -> str:
-        """Digest over method and ranges only: other data that gives the same scales gives the same engine."""
+        """Digest over method and ranges alone: other data with the same ranges makes the same engine."""
         tensors = {name: list(self.tensors[name]) for name in sorted(self.tensors)}
         return digest_of({"method": self.method, "tensors": tensors})
 

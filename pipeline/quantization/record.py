@@ -23,7 +23,7 @@ from pipeline.quantization.insertion_points import OP_TYPES, prepare_model
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.insertion import GRIDS
-from pipeline.quantization.statistics.levels import NAMES, Levels, decibels, rebin
+from pipeline.quantization.statistics.histogram import NAMES, Levels, decibels, rebin
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics
 from validation.latency.roofline.costs import per_value
 
@@ -219,7 +219,7 @@ def _describe_weights(graph: ModelProto, pairs: Sequence[_Pair], evidence: Evide
         span: Span = Levels.of(pair.element_type, largest).span
         if pair.format == "int8":
             span = (-evidence.weight_levels * largest, evidence.weight_levels * largest)
-        # A search rounds the weights of the float model itself, and knows what that cost.
+        # A search has rounded the weights of the float model, and measured the SQNR of that.
         searched = [evidence.weight_db[name] for name in pair.readers if name in evidence.weight_db]
         yield QuantizedTensor(
             float_weight.name,

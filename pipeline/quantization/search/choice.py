@@ -75,7 +75,7 @@ class MixedPrecisionChoice:
 
     @property
     def summary(self) -> str:
-        """One line for people."""
+        """The chosen point in one line of text."""
         point = self.point
         quality = "not run"
         if point.sqnr_db is not None:

@@ -36,7 +36,7 @@ _ERROR_OF_MEDIAN = 1.2533 * 1.4826
 
 
 class PairedRounds(Protocol):
-    """Runs two models as engines, round by round. Yields milliseconds of (first, second) without end."""
+    """Runs two models as engines, round by round: yields milliseconds of (first, second), without end."""
 
     def __call__(self, first: ModelProto, second: ModelProto) -> Iterator[tuple[float, float]]:
         """Raises EngineryError when an engine cannot be built or run."""
@@ -98,10 +98,10 @@ def benchmark_until_decided(rounds: Iterable[tuple[float, float]]) -> Timing:
 
 @dataclass
 class EngineTiming:
-    """The `latency.PairedRounds` in wall-clock time. A context manager: it keeps the engines of the last pair open.
+    """`PairedRounds` in wall-clock time, with engines that a backend builds of the two graphs on this machine.
 
-    request: what is built, but for the model.  inputs: of one run; some backends take only shapes within the request's
-    profiles.
+    A context manager: it keeps the engines of the last pair open. request: what is built, but for the model.
+    inputs: of one run; some backends take only shapes within the request's profiles.
     """
 
     backend: Backend
@@ -119,17 +119,14 @@ class EngineTiming:
     def __call__(self, first: ModelProto, second: ModelProto) -> Iterator[tuple[float, float]]:
         """Build both, run each once to warm up, then yield milliseconds, the order changing from round to round."""
         self._close_all_but(first, second)
-        sessions = [self._opened(model) for model in (first, second)]
+        sessions = [self._open_engine(model) for model in (first, second)]
         for session in sessions:
-            session.run(self._fed(session))
-        turn = False
-        while True:
-            order = (1, 0) if turn else (0, 1)
-            times = {index: self._milliseconds(sessions[index]) for index in order}
+            session.run({spec.name: self.inputs[spec.name] for spec in session.inputs})
+        for order in itertools.cycle([(0, 1), (1, 0)]):
+            times = {index: self._time_ms(sessions[index]) for index in order}
             yield times[0], times[1]
-            turn = not turn
 
-    def _opened(self, model: ModelProto) -> Session:
+    def _open_engine(self, model: ModelProto) -> Session:
         for known, session, _ in self._open:
             if known is model:
                 return session
@@ -147,11 +144,8 @@ class EngineTiming:
                 self._open.remove(item)
                 item[2].close()
 
-    def _milliseconds(self, session: Session) -> float:
-        inputs = self._fed(session)
+    def _time_ms(self, session: Session) -> float:
+        inputs = {spec.name: self.inputs[spec.name] for spec in session.inputs}
         start = time.perf_counter()
         session.run(inputs)
         return (time.perf_counter() - start) * 1e3
-
-    def _fed(self, session: Session) -> Tensors:
-        return {spec.name: self.inputs[spec.name] for spec in session.inputs}

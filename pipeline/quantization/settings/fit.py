@@ -13,7 +13,7 @@ patches takes the place of their second moments; behind a Relu, whose results ha
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -26,8 +26,7 @@ from pipeline.quantization.settings.moments import Layer, Moments, as_matrices, 
 from pipeline.quantization.settings.rounding import LEVELS, compensate, nearest, rounded_activation
 from pipeline.quantization.settings.runs import Run
 from pipeline.quantization.settings.smooth import SmoothingPlan, factors_of
-from pipeline.quantization.statistics.histogram import LogHistogram
-from pipeline.quantization.statistics.levels import decibels
+from pipeline.quantization.statistics.histogram import LogHistogram, decibels
 from pipeline.quantization.statistics.observations import TensorStatistics
 
 STRENGTHS: tuple[float | None, ...] = (None, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
@@ -69,19 +68,17 @@ def fit(
     else:
         smoothed = moments / np.outer(factors, factors)
         rounded = {node: compensate(weight, smoothed, levels) for node, weight in scaled.items()}
-    lost = {node: _sqnr_db(scaled[node], rounded[node]) for node in weights}
+    weight_db = {
+        node: decibels(float(np.square(exact, dtype=np.float64).sum()), float(np.square(rounded[node] - exact).sum()))
+        for node, exact in scaled.items()
+    }
+    plan = SmoothingPlan(group, best.strength, best.clip, None, rounded, best.low, best.high, weight_db=weight_db)
     if best.strength is None:
-        return SmoothingPlan(group, None, best.clip, None, rounded, best.low, best.high, weight_db=lost)
+        return plan
     low, high = float((statistics.low / factors).min()), float((statistics.high / factors).max())
     histogram = LogHistogram.of(np.asarray(statistics.rows / factors, np.float32))
     seen = TensorStatistics(low, high, statistics.count * len(factors), histogram=histogram)
-    return SmoothingPlan(
-        group, best.strength, best.clip, factors, rounded, best.low, best.high, seen=seen, weight_db=lost
-    )
-
-
-def _sqnr_db(exact: Floats, rounded: Floats) -> float:
-    return decibels(float(np.square(exact, dtype=np.float64).sum()), float(np.square(rounded - exact).sum()))
+    return replace(plan, factors=factors, seen=seen)
 
 
 def _judge(
