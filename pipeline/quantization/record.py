@@ -82,7 +82,7 @@ def _sort_worst_first(tensors: Sequence[QuantizedTensor]) -> list[QuantizedTenso
 
 
 @dataclass(frozen=True, eq=False)
-class _Pair:
+class _QdqPair:
     """A DequantizeLinear of 8 bits, with its QuantizeLinear or its stored values.
 
     names: of the tensor, the likeliest first: insertion may rename what it rounds.  weight: whether it is a constant.
@@ -113,7 +113,7 @@ class _PairReader:
         self.makers = {name: node for node in self.nodes for name in node.output}
         self.consumers = consumers(model.graph)
 
-    def find_pairs(self) -> Iterator[_Pair]:
+    def find_pairs(self) -> Iterator[_QdqPair]:
         """Every pair, in the graph's order; biases, which are stored in 32 bits, are left out."""
         for node in self.nodes:
             if node.op_type != "DequantizeLinear":
@@ -127,7 +127,7 @@ class _PairReader:
             *_, source = self._before(node.input[0])  # bytes may be moved between the two nodes of a pair
             maker = self.makers.get(source)
             rounded = maker.input[0] if maker is not None else source
-            yield _Pair(
+            yield _QdqPair(
                 names=tuple(dict.fromkeys([node.output[0], *self._before(rounded)])),
                 weight=rounded in self.given,
                 element_type=element_type,
@@ -173,7 +173,7 @@ def _weighted_macs(model: ModelProto, seen: Observations) -> dict[str, int]:
     return found
 
 
-def _describe_activation(pair: _Pair, evidence: Evidence) -> QuantizedTensor:
+def _describe_activation(pair: _QdqPair, evidence: Evidence) -> QuantizedTensor:
     name = next((name for name in pair.names if name in evidence.ranges.tensors), pair.names[-1])
     seen = evidence.smoothed.get(name) or evidence.seen.tensors.get(name)
     levels = Levels.of(pair.element_type, float(pair.scales), pair.zero_point)
@@ -205,7 +205,7 @@ def _add_histograms(activations: Sequence[QuantizedTensor], evidence: Evidence) 
             yield item
 
 
-def _describe_weights(graph: ModelProto, pairs: Sequence[_Pair], evidence: Evidence) -> Iterator[QuantizedTensor]:
+def _describe_weights(graph: ModelProto, pairs: Sequence[_QdqPair], evidence: Evidence) -> Iterator[QuantizedTensor]:
     given = constants(graph.graph)
     by_node = {node.name: node for node in graph.graph.node}
     for pair in pairs:
@@ -235,7 +235,7 @@ def _describe_weights(graph: ModelProto, pairs: Sequence[_Pair], evidence: Evide
         )
 
 
-def _rounding_db(pair: _Pair, values: NDArray[np.float64], scales: NDArray[np.float64]) -> float:
+def _rounding_db(pair: _QdqPair, values: NDArray[np.float64], scales: NDArray[np.float64]) -> float:
     """SQNR in dB of a weight that is rounded to the pair's grid."""
     axis = pair.axis % values.ndim
     rounded = GRIDS[pair.format].rounded(values, scales, axis).astype(np.float64)
