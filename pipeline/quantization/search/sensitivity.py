@@ -83,15 +83,24 @@ def sweep(
             found[group.activation] = Quality(0.0, 1.0)
             continue
         set_ranks(part, kept[0])
-        plan = [plans[group.activation]] if group.activation in plans else []
-        changed, narrowed = apply_plans(part, plan, ranges)
-        others = [site.node for site in find_sites(changed)[0] if site.node not in group.nodes]
-        written, _ = quantize_int8(changed, narrowed, scheme, dict.fromkeys(others, _FLOAT))
-        runner = SessionRunner(written, optimized=False)
+        runner = SessionRunner(_quantize_alone(part, group, plans, ranges, scheme), optimized=False)
         # What lies before the group, an output of the model among it, stays as it is.
         expected = [{name: values[name] for name in runner.outputs} for values in kept]
         found[group.activation] = quality(expected, (runner.run(values) for values in kept))
     return found, SweepCost(len(groups), time.process_time() - start, inference_s)
+
+
+def _quantize_alone(
+    part: ModelProto,
+    group: SmoothingGroup,
+    plans: Mapping[str, SmoothingPlan],
+    ranges: Ranges,
+    scheme: QuantizationScheme,
+) -> ModelProto:
+    plan = [plans[group.activation]] if group.activation in plans else []
+    changed, narrowed = apply_plans(part, plan, ranges)
+    others = [site.node for site in find_sites(changed)[0] if site.node not in group.nodes]
+    return quantize_int8(changed, narrowed, scheme, dict.fromkeys(others, _FLOAT))[0]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ beside the model, which both sessions map: they are never held twice in Python's
 import itertools
 import math
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -161,17 +161,29 @@ def observe(
         tapped = open_tapped(graph, wanted, whole, Path(folder), threads) if wanted else None
         del graph
         for end, inputs in samples.runs(stop, span[1]):
-            for measured in tapped.run(inputs) if tapped else ():
-                name, dense = measured.name, counts.get(measured.name)
-                if dense is not None and measured.values is not None:
-                    count_into(dense, measured.values)
-                if reason := _obstacle(measured, dense, name in needed):
-                    which = f"sample {stop} makes" if end == stop + 1 else f"samples {stop} to {end - 1} make"
-                    raise DataError(f"{samples.name}: {which} {reason}{remedy}")
-                seen[name] = seen[name].extend_with(measured.low, measured.high, measured.elements)
+            if reason := _count_run(tapped.run(inputs) if tapped else (), seen, counts, needed):
+                which = f"sample {stop} makes" if end == stop + 1 else f"samples {stop} to {end - 1} make"
+                raise DataError(f"{samples.name}: {which} {reason}{remedy}")
             stop = end
     found = {name: replace(seen[name], histogram=LogHistogram.from_dense(dense)) for name, dense in counts.items()}
     return Observations(digest_of_file(model), samples.digest, ((span[0], stop),), seen | found)
+
+
+def _count_run(
+    run: Iterable[TapValues],
+    seen: dict[str, TensorStatistics],
+    counts: Mapping[str, NDArray[np.int64]],
+    needed: Collection[str],
+) -> str | None:
+    """Add a run to the statistics and the counts, in place. The reason why it cannot be used, or None."""
+    for measured in run:
+        name, dense = measured.name, counts.get(measured.name)
+        if dense is not None and measured.values is not None:
+            count_into(dense, measured.values)
+        if reason := _obstacle(measured, dense, name in needed):
+            return reason
+        seen[name] = seen[name].extend_with(measured.low, measured.high, measured.elements)
+    return None
 
 
 def _obstacle(measured: TapValues, counts: NDArray[np.int64] | None, needed: bool) -> str | None:
