@@ -129,10 +129,16 @@ def calibrate_only(side: str, folder: Path, count: int) -> Callable[[], object]:
     model, data = folder / "model.onnx", folder / f"{count}.npy"
     if owner == "ort":
         return lambda: ort_ranges(model, data, folder / "augmented.onnx", name)
-    from pipeline.quantization.statistics.methods import method
-    from pipeline.quantization.statistics.observe import calibrate
+    from pipeline.quantization.statistics.methods import method, ranges
+    from pipeline.quantization.statistics.observe import observe
 
-    return lambda: calibrate(model, our_samples(data), method=method(name), activation="uint8", threads=1)
+    chosen = method(name)
+
+    def calibrate() -> object:
+        seen = observe(model, our_samples(data), histograms=chosen.needs_histogram, threads=1)
+        return ranges(seen, chosen, "uint8")
+
+    return calibrate
 
 
 def ort_ranges(model: Path, data: Path, augmented: Path, name: str) -> object:

@@ -1,16 +1,13 @@
-"""ONNX graphs as values: reading, tidying, operator schemas, grids of numbers.
-
-Reading and tidying ONNX graphs for a change of precision.
-
-Reading and tidying ONNX graphs: unique node names, constants as initializers, element types, order.
+"""ONNX graphs: tidying (unique node names, constants as initializers, sorted nodes), element types, opsets.
 
 Functions that return a model leave their argument alone; those that take a `GraphProto` and return None change it.
 """
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from heapq import heappop, heappush
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import onnx
@@ -20,8 +17,10 @@ from builders.onnx_graphs.bodies import list_bodies, list_reads
 from enginery.core.errors import ModelError
 
 # Constants of at most so many elements can be shapes, whose values decide other tensors' types and ranks.
-SMALL_CONSTANT = 256
-_KINDS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+_SMALL_CONSTANT = 256
+T = TypeVar("T")
+# Attributes of a Constant node that hold numbers, and the type these have.
+_NUMBERS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 
 
 def tidy(model: ModelProto) -> ModelProto:
@@ -33,10 +32,18 @@ def tidy(model: ModelProto) -> ModelProto:
     else:
         copy = ModelProto()
         copy.CopyFrom(model)
-    _lift_constants(copy.graph)
-    _demote_constant_inputs(copy.graph)
-    _name_nodes(copy.graph)
-    sort_nodes(copy.graph)
+    graph = copy.graph
+    _lift_constants(graph)
+    # An input to which an initializer gives a default is a constant: a compiled model has no such inputs.
+    given = constants(graph)
+    _replace(graph.input, [value for value in graph.input if value.name not in given])
+    taken: set[str] = set()
+    for node in graph.node:
+        stem = node.name or f"{node.op_type}_{next((name for name in node.output if name), '')}"
+        names = itertools.chain([stem], (f"{stem}_{count}" for count in itertools.count(2)))
+        node.name = next(name for name in names if name not in taken)
+        taken.add(node.name)
+    sort_nodes(graph)
     return copy
 
 
@@ -59,11 +66,11 @@ def finish(model: ModelProto) -> ModelProto:
     sort_nodes(graph)
     read = {name for node in graph.node for name in list_reads(node)} | {output.name for output in graph.output}
     _replace(graph.initializer, [item for item in graph.initializer if item.name in read])
-    told = {value.name: value for value in graph.value_info}
+    stated = {value.name: value for value in graph.value_info}
     del graph.value_info[:]
     try:
         inferred = onnx.shape_inference.infer_shapes(model, check_type=True)
-        if known := _still_true(told, inferred):
+        if known := list(_kept_shapes(stated, inferred)):
             model.graph.value_info.extend(known)
             inferred = onnx.shape_inference.infer_shapes(model, check_type=True)
         onnx.checker.check_model(inferred)
@@ -72,20 +79,16 @@ def finish(model: ModelProto) -> ModelProto:
     return inferred
 
 
-def _still_true(told: Mapping[str, onnx.ValueInfoProto], inferred: ModelProto) -> list[onnx.ValueInfoProto]:
-    """The shapes that were told and that inference does not find, of tensors whose type and rank stayed."""
-    kept = []
+def _kept_shapes(stated: Mapping[str, onnx.ValueInfoProto], inferred: ModelProto) -> Iterator[onnx.ValueInfoProto]:
+    """The stated shapes that inference does not find in full, of tensors whose type and rank stayed."""
     for value in inferred.graph.value_info:
-        before = told.get(value.name)
-        now = value.type.tensor_type
-        if before is not None and before.type.tensor_type.elem_type == now.elem_type and not _complete(now):
-            rank_stayed = not now.HasField("shape") or len(before.type.tensor_type.shape.dim) == len(now.shape.dim)
-            kept += [before] if rank_stayed else []
-    return kept
-
-
-def _complete(tensor: onnx.TypeProto.Tensor) -> bool:
-    return tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
+        before, now = stated.get(value.name), value.type.tensor_type
+        if before is None or before.type.tensor_type.elem_type != now.elem_type:
+            continue
+        ranked = now.HasField("shape")
+        complete = ranked and all(dim.HasField("dim_value") for dim in now.shape.dim)
+        if not complete and (not ranked or len(before.type.tensor_type.shape.dim) == len(now.shape.dim)):
+            yield before
 
 
 def opset_of(model: ModelProto) -> int:
@@ -126,22 +129,22 @@ def consumers(graph: GraphProto) -> dict[str, list[NodeProto]]:
 
 def element_types(model: ModelProto) -> dict[str, int]:
     """`TensorProto.DataType` of every tensor of the main graph whose type can be inferred."""
-    graph = onnx.shape_inference.infer_shapes(_weightless(model)).graph
-    values = [*graph.value_info, *graph.input, *graph.output]
+    values = _infer_values(model)
     types = {v.name: v.type.tensor_type.elem_type for v in values if v.type.HasField("tensor_type")}
     return types | {item.name: item.data_type for item in model.graph.initializer}
 
 
 def static_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors of the main graph whose rank can be inferred; 0 where a size is open."""
-    graph = onnx.shape_inference.infer_shapes(_weightless(model)).graph
-    values = [*graph.value_info, *graph.input, *graph.output]
-    known = [(v.name, v.type.tensor_type.shape) for v in values if v.type.tensor_type.HasField("shape")]
+    known = [(v.name, v.type.tensor_type.shape) for v in _infer_values(model) if v.type.tensor_type.HasField("shape")]
     return {name: tuple(dim.dim_value for dim in shape.dim) for name, shape in known}
 
 
-def _weightless(model: ModelProto) -> ModelProto:
-    """The model with its large constants as inputs: inference copies its argument several times, weights included."""
+def _infer_values(model: ModelProto) -> list[onnx.ValueInfoProto]:
+    """The tensors of the main graph, with types and shapes as far as they can be inferred.
+
+    Large constants become inputs first: inference copies its argument several times, weights included.
+    """
     light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph, whole = light.graph, model.graph
     graph.name = whole.name
@@ -150,11 +153,25 @@ def _weightless(model: ModelProto) -> ModelProto:
     graph.output.extend(whole.output)
     graph.value_info.extend(whole.value_info)
     for item in whole.initializer:
-        if math.prod(item.dims) <= SMALL_CONSTANT:
+        if math.prod(item.dims) <= _SMALL_CONSTANT:
             graph.initializer.add().CopyFrom(item)
         else:
             graph.input.append(helper.make_tensor_value_info(item.name, item.data_type, item.dims))
-    return light
+    inferred = onnx.shape_inference.infer_shapes(light).graph
+    return [*inferred.value_info, *inferred.input, *inferred.output]
+
+
+def attribute_of(node: NodeProto, name: str, default: T) -> T:
+    """Value of a node's attribute, of the type of `default`; `default` where the node has none of that name."""
+    found = next((item for item in node.attribute if item.name == name), None)
+    return default if found is None else cast("T", helper.get_attribute_value(found))
+
+
+def unused_name(name: str, taken: Container[str]) -> str:
+    """The name, with as many underscores behind it as it takes to be none of `taken`."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 def rename_captured(node: NodeProto, names: Mapping[str, str]) -> None:
@@ -167,11 +184,25 @@ def rename_captured(node: NodeProto, names: Mapping[str, str]) -> None:
 
 
 def sort_nodes(graph: GraphProto) -> None:
-    """Order the nodes topologically; those that are free to go keep their order. Raises ModelError on a cycle."""
+    """Sort the nodes topologically; of those that are ready, the first in the old order comes first.
+
+    Raises ModelError on a cycle.
+    """
     nodes = list(graph.node)
     maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
     waits = [{maker[name] for name in list_reads(node) if name in maker} for node in nodes]
-    order = list(_topological(waits))
+    followers: dict[int, list[int]] = {}
+    for i, before in enumerate(waits):
+        for j in before:
+            followers.setdefault(j, []).append(i)
+    left = [len(before) for before in waits]
+    ready, order = [i for i, count in enumerate(left) if count == 0], []
+    while ready:
+        order.append(heappop(ready))
+        for j in followers.get(order[-1], ()):
+            left[j] -= 1
+            if left[j] == 0:
+                heappush(ready, j)
     if len(order) < len(nodes):
         raise ModelError("the graph has a cycle; export the model again")
     if order != list(range(len(nodes))):
@@ -181,7 +212,7 @@ def sort_nodes(graph: GraphProto) -> None:
 
 
 def fold_constant_moves(graph: GraphProto) -> None:
-    """Apply each Transpose and Identity of a constant, so that the weight behind it is seen as one."""
+    """Replace each Transpose or Identity of a constant by its result, so that a weight behind one is a constant too."""
     given, outputs = constants(graph), {value.name for value in graph.output}
     left = []
     for node in graph.node:
@@ -191,71 +222,32 @@ def fold_constant_moves(graph: GraphProto) -> None:
         else:
             values = numpy_helper.to_array(source)
             if node.op_type == "Transpose":
-                values = values.transpose(next((list(a.ints) for a in node.attribute if a.name == "perm"), None))
+                values = values.transpose(attribute_of(node, "perm", [*reversed(range(values.ndim))]))
             folded = numpy_helper.from_array(np.ascontiguousarray(values), node.output[0])
             graph.initializer.append(folded)
             given[folded.name] = folded
     _replace(graph.node, left)
 
 
-def _topological(waits: list[set[int]]) -> Iterator[int]:
-    followers: dict[int, list[int]] = {}
-    for i, before in enumerate(waits):
-        for j in before:
-            followers.setdefault(j, []).append(i)
-    left = [len(before) for before in waits]
-    ready = [i for i, count in enumerate(left) if count == 0]
-    while ready:
-        i = heappop(ready)
-        yield i
-        for j in followers.get(i, ()):
-            left[j] -= 1
-            if left[j] == 0:
-                heappush(ready, j)
-
-
 def _lift_constants(graph: GraphProto) -> None:
     """Turn Constant nodes with numbers into initializers, where weights are looked for."""
     left = []
     for node in graph.node:
-        value = _constant_value(node) if node.op_type == "Constant" else None
-        if value is None:
-            left.append(node)
+        attribute = node.attribute[0] if node.op_type == "Constant" else None
+        if attribute is not None and attribute.name == "value":
+            graph.initializer.add().CopyFrom(attribute.t)
+        elif attribute is not None and (kind := _NUMBERS.get(attribute.name)):
+            values = np.asarray(helper.get_attribute_value(attribute), kind)
+            graph.initializer.append(numpy_helper.from_array(values))
         else:
-            lifted = graph.initializer.add()
-            lifted.CopyFrom(value)
-            lifted.name = node.output[0]
+            left.append(node)
+            continue
+        graph.initializer[-1].name = node.output[0]
     _replace(graph.node, left)
 
 
-def _constant_value(node: NodeProto) -> TensorProto | None:
-    attribute = node.attribute[0]
-    if attribute.name == "value":
-        return cast("TensorProto", attribute.t)
-    kind = _KINDS.get(attribute.name)
-    return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute), kind)) if kind else None
-
-
 def _replace(field: Any, items: list[Any]) -> None:
-    """Make these what a repeated field holds: removing them one by one takes time that grows with their square."""
+    """Set the items of a repeated field; removing those that go one by one would take quadratic time."""
     if len(items) < len(field):
         del field[:]
         field.extend(items)
-
-
-def _demote_constant_inputs(graph: GraphProto) -> None:
-    """Drop graph inputs that an initializer gives a default to: a compiled model has no such inputs."""
-    given = constants(graph)
-    _replace(graph.input, [value for value in graph.input if value.name not in given])
-
-
-def _name_nodes(graph: GraphProto) -> None:
-    taken: set[str] = set()
-    for node in graph.node:
-        stem = name = node.name or f"{node.op_type}_{next((o for o in node.output if o), '')}"
-        count = 1
-        while name in taken:
-            count += 1
-            name = f"{stem}_{count}"
-        node.name = name
-        taken.add(name)

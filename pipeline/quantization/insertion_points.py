@@ -1,44 +1,52 @@
-"""Where Q/DQ pairs go.
+"""Where int8 goes in a graph: the nodes that can take it, what else gets Q/DQ beside them, and the tensors to measure.
 
-Quantization sites: the nodes that int8 can take, and the tensors whose ranges that needs.
+Conv, ConvTranspose, Gemm and MatMul with a constant weight (`Site`) carry nearly all of the arithmetic of a
+convolutional net or a transformer. A product of two activations (attention scores) stays in float: its inputs follow a
+softmax or feed one, where a uniform step of 1/127 of the range costs most.
 
-Conv, ConvTranspose, Gemm and MatMul with a constant weight carry nearly all of the arithmetic of a convolutional net or
-a transformer.
-A product of two activations (attention scores) stays in float: its inputs follow a softmax or feed one, where a
-uniform step of 1/127 of the range costs most.
-
-Where Q/DQ pairs go besides the weighted nodes themselves, so that a backend's fusions stay whole.
-
-TensorRT runs convolution, bias, residual Add and Relu as one int8 kernel when the other operand of the Add is
-quantized too (its developer guide: "quantize the residual input in skip-connections").
-onnxruntime's x86 path stays in integers from one convolution to the next when what lies between them (Add, pooling,
-Concat) has Q/DQ on both sides: each detour through float costs two conversions and two changes of memory layout.
+Q/DQ pairs elsewhere keep a backend's fusions whole. TensorRT runs convolution, bias, residual Add and Relu as one int8
+kernel when the other operand of the Add is quantized too (its developer guide: "quantize the residual input in
+skip-connections"). onnxruntime's x86 path stays in integers from one convolution to the next when what lies between
+them (Add, pooling, Concat) has Q/DQ on both sides: each detour through float costs two conversions and two changes of
+memory layout.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from builders.onnx_graphs.bodies import list_bodies
 from enginery.core.reports.quantization import FloatNode
-from pipeline.quantization.graph import constants, consumers, element_types, fold_constant_moves, tidy, tidy_from
+from pipeline.quantization.graph import (
+    attribute_of,
+    constants,
+    consumers,
+    element_types,
+    fold_constant_moves,
+    tidy,
+    tidy_from,
+)
 
 OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # They multiply with weights too, and have no Q/DQ form.
 RECURRENT = ("GRU", "LSTM", "RNN")
 # Per-channel Q/DQ exists from this opset on; older models are lifted before anything is measured or quantized.
 LOWEST_OPSET = 13
+# The values of their results are some of their inputs' values: the range stays.
+_SELECTING = ("MaxPool",)
+_JOINING = ("Add", "Concat", *_SELECTING, "GlobalAveragePool", "AveragePool")
 
 
 @dataclass(frozen=True)
 class Site:
     """One node that int8 can take.
 
-    activation, weight: its two operands.  axis: the weight's output channels.
-    result: the tensor that a fused kernel writes: behind a Relu, or a Clip around zero, that is the only reader.
-    fused: that node, or None.
+    activation, weight: names of its two operands.  axis: that of the weight's output channels.
+    result: the tensor that a fused kernel writes: the node's own, or that of a Relu, or a Clip around zero, which alone
+    reads it.  fused: name of that Relu or Clip, or None.
     """
 
     node: str
@@ -50,6 +58,28 @@ class Site:
     fused: str | None
 
 
+@dataclass(frozen=True)
+class Residual:
+    """An Add that the kernel of a convolution can take in. operand: index of the other summand, `tensor` its name."""
+
+    node: str
+    operand: int
+    tensor: str
+
+
+@dataclass(frozen=True)
+class JoinNode:
+    """A node between integer kernels. result: what it writes, or what the Relu `fused` writes, which alone reads it.
+
+    same_as: the input whose range the result has; None where the result's own range is needed.
+    """
+
+    node: str
+    result: str
+    fused: str | None = None
+    same_as: str | None = None
+
+
 def prepare_model(model: ModelProto) -> ModelProto:
     """A tidy copy in an opset that int8 exists in: the graph whose tensor names calibration and insertion agree on."""
     graph = tidy_from(tidy(model), LOWEST_OPSET)
@@ -58,42 +88,28 @@ def prepare_model(model: ModelProto) -> ModelProto:
 
 
 def find_sites(model: ModelProto) -> tuple[tuple[Site, ...], tuple[FloatNode, ...]]:
-    """The sites of a prepared model, and the candidates that are none, with the reason."""
+    """The sites of a prepared model, and the other nodes that multiply, each with the reason why it is none."""
     graph, types = model.graph, element_types(model)
     given, readers = constants(graph), consumers(graph)
     outputs = {value.name for value in graph.output}
-    sites, kept = [], []
-    kept += [FloatNode(node.name, node.op_type, reason) for node in graph.node if (reason := _out_of_reach(node))]
-    for node in _candidates(graph):
-        reason = _obstacle(node, given, types)
-        if reason:
+    sites = []
+    kept = [FloatNode(node.name, node.op_type, reason) for node in graph.node if (reason := _out_of_reach(node))]
+    for node in graph.node:
+        if node.op_type not in OP_TYPES or node.domain not in ("", "ai.onnx"):
+            continue
+        if reason := _obstacle(node, given, types):
             kept.append(FloatNode(node.name, node.op_type, reason))
-        else:
-            sites.append(_site(node, readers, outputs, given))
+            continue
+        result, fused = node.output[0], None
+        after = readers.get(result, [])
+        if len(after) == 1 and result not in outputs and _saturates_around_zero(after[0], given):
+            result, fused = after[0].output[0], after[0].name
+        sites.append(Site(node.name, node.op_type, node.input[0], node.input[1], _channel_axis(node), result, fused))
     return tuple(sites), tuple(kept)
 
 
-def taps(sites: Sequence[Site]) -> tuple[str, ...]:
-    """The tensors to measure for these sites: each activation, and behind each convolution its result."""
-    results = {site.result for site in sites if site.op_type == "Conv"}
-    return tuple(sorted({site.activation for site in sites} | results))
-
-
-def activations(model: ModelProto) -> tuple[str, ...]:
-    """Every float activation of a model: what to measure so that the fp16 cast knows all ranges, not only int8's."""
-    copy = prepare_model(model)
-    types, given = element_types(copy), constants(copy.graph)
-    names = [value.name for value in copy.graph.input]
-    names += [name for node in copy.graph.node for name in node.output]
-    return tuple(sorted(name for name in names if types.get(name) == TensorProto.FLOAT and name not in given))
-
-
-def _candidates(graph: GraphProto) -> Iterator[NodeProto]:
-    return (node for node in graph.node if node.op_type in OP_TYPES and node.domain in ("", "ai.onnx"))
-
-
 def _out_of_reach(node: NodeProto) -> str | None:
-    """Why a node that multiplies, but is no candidate, stays in float; None for all others."""
+    """Why a node of another type than `OP_TYPES` multiplies by weights in float; None where it does not multiply."""
     if node.op_type in RECURRENT:
         return "recurrent nodes have no int8 form here"
     inside = sum(_multiplications_in(body) for body in list_bodies(node))
@@ -105,39 +121,8 @@ def _multiplications_in(body: GraphProto) -> int:
     return inner + sum(node.op_type in (*OP_TYPES, *RECURRENT) for node in body.node)
 
 
-def _site(
-    node: NodeProto, readers: dict[str, list[NodeProto]], outputs: set[str], given: dict[str, TensorProto]
-) -> Site:
-    result, fused = node.output[0], None
-    after = readers.get(result, [])
-    if len(after) == 1 and result not in outputs and _saturates_around_zero(after[0], given):
-        result, fused = after[0].output[0], after[0].name
-    return Site(node.name, node.op_type, node.input[0], node.input[1], _channel_axis(node), result, fused)
-
-
-def _saturates_around_zero(node: NodeProto, given: dict[str, TensorProto]) -> bool:
-    """Whether a node is a Relu, or a Clip with constant bounds around zero.
-
-    uint8 saturation behind the node then does the node's work, so runtimes drop it. A Clip that shuts zero out must
-    stay: a quantized range always holds zero.
-    """
-    if node.op_type != "Clip":
-        return node.op_type == "Relu"
-    bounds = [given.get(name) for name in node.input[1:3]]
-    if len(bounds) != 2 or None in bounds:
-        return False
-    low, high = (float(numpy_helper.to_array(bound)) for bound in bounds if bound is not None)
-    return low <= 0 <= high
-
-
-def _channel_axis(node: NodeProto) -> int:
-    if node.op_type == "Gemm":
-        return 0 if _attribute(node, "transB", 0) else 1
-    return 0 if node.op_type == "Conv" else 1
-
-
-def _obstacle(node: NodeProto, given: dict[str, TensorProto], types: dict[str, int]) -> str | None:
-    """Why a candidate cannot be quantized, or None."""
+def _obstacle(node: NodeProto, given: Mapping[str, TensorProto], types: Mapping[str, int]) -> str | None:
+    """Why a node of `OP_TYPES` cannot be quantized, or None."""
     activation, weight = node.input[0], given.get(node.input[1])
     if weight is None and activation in given:
         return "its weight is the first operand; only a second one is quantized"
@@ -147,27 +132,16 @@ def _obstacle(node: NodeProto, given: dict[str, TensorProto], types: dict[str, i
         return "both operands are constants"
     if types.get(activation) != TensorProto.FLOAT or weight.data_type != TensorProto.FLOAT:
         return "it does not compute in float32"
-    return _bias_obstacle(node, given) or _weight_obstacle(node, weight)
-
-
-def _bias_obstacle(node: NodeProto, given: dict[str, TensorProto]) -> str | None:
     bias = given.get(node.input[2]) if len(node.input) > 2 else None
-    if bias is None:
-        return None
-    axis = _channel_axis(node)
-    if list(bias.dims) != [given[node.input[1]].dims[axis]]:
+    if bias is not None and list(bias.dims) != [weight.dims[_channel_axis(node)]]:
         # onnxruntime's Q/DQ insertion expects one value for each scale of the weight, and fails on any other.
         return f"its bias has the shape {list(bias.dims)}; per-channel scales need one value for each output"
-    return None
-
-
-def _weight_obstacle(node: NodeProto, weight: TensorProto) -> str | None:
     if node.op_type == "MatMul" and len(weight.dims) != 2:
         return f"its weight has {len(weight.dims)} dimensions; per-channel scales need 2"
-    if node.op_type == "Gemm" and _attribute(node, "beta", 1.0) != 1.0:
+    if node.op_type == "Gemm" and attribute_of(node, "beta", 1.0) != 1.0:
         # onnxruntime's Q/DQ insertion resets beta to 1 without scaling the bias.
         return "it has a beta other than 1; fold it into the bias"
-    if node.op_type == "ConvTranspose" and _attribute(node, "group", 1) != 1:
+    if node.op_type == "ConvTranspose" and attribute_of(node, "group", 1) != 1:
         return "its weight's output channels lie in groups; per-channel scales need one axis"
     values = numpy_helper.to_array(weight)
     if values.size == 0:
@@ -175,38 +149,25 @@ def _weight_obstacle(node: NodeProto, weight: TensorProto) -> str | None:
     return None if np.isfinite(values).all() else "its weight holds NaN or Inf"
 
 
-def _attribute(node: NodeProto, name: str, default: float) -> float:
-    for attribute in node.attribute:
-        if attribute.name == name:
-            return float(helper.get_attribute_value(attribute))
-    return default
+def _channel_axis(node: NodeProto) -> int:
+    if node.op_type == "Gemm":
+        return 0 if attribute_of(node, "transB", 0) else 1
+    return 0 if node.op_type == "Conv" else 1
 
 
-# Their results are some of their inputs' values: the range stays.
-_SELECTING = ("MaxPool",)
-_JOINING = ("Add", "Concat", *_SELECTING, "GlobalAveragePool", "AveragePool")
+def _saturates_around_zero(node: NodeProto, given: Mapping[str, TensorProto]) -> bool:
+    """Whether a node is a Relu, or a Clip with constant bounds around zero.
 
-
-@dataclass(frozen=True)
-class Residual:
-    """An Add that a weighted node's kernel can take in. operand: position of the other summand, `tensor` its name."""
-
-    node: str
-    operand: int
-    tensor: str
-
-
-@dataclass(frozen=True)
-class JoinNode:
-    """A node between integer kernels. result: what it writes, behind a Relu (`fused`) that is its only reader.
-
-    same_as: the input whose range the result has, or None where its own was measured.
+    uint8 saturation behind the node then does the node's work, so runtimes drop it. A Clip whose bounds leave zero out
+    must stay: a quantized range always holds zero.
     """
-
-    node: str
-    result: str
-    fused: str | None = None
-    same_as: str | None = None
+    if node.op_type != "Clip":
+        return node.op_type == "Relu"
+    bounds = [given[name] for name in node.input[1:3] if name in given]
+    if len(bounds) != 2:
+        return False
+    low, high = (float(numpy_helper.to_array(bound)) for bound in bounds)
+    return low <= 0 <= high
 
 
 def residuals(model: ModelProto, convolutions: Iterable[str]) -> tuple[Residual, ...]:
@@ -223,7 +184,11 @@ def residuals(model: ModelProto, convolutions: Iterable[str]) -> tuple[Residual,
         if node.op_type == "Add" and not any(name in given for name in node.input):
             own = [name in made and len(readers[name]) == 1 and name not in outputs for name in node.input]
             if any(own) and node.input[0] != node.input[1]:
-                main = own.index(True) if not all(own) else _larger(node, made, given)
+                main = own.index(True)
+                if all(own):
+                    weights = [given.get(made[name].input[1]) for name in node.input]
+                    sizes = [prod(weight.dims) if weight else 1 for weight in weights]
+                    main = sizes.index(max(sizes))
                 found.append(Residual(node.name, 1 - main, node.input[1 - main]))
     return tuple(found)
 
@@ -234,44 +199,40 @@ def find_joins(model: ModelProto, written: Iterable[str]) -> tuple[JoinNode, ...
     outputs = {value.name for value in model.graph.output}
     quantized, found = set(written), []
     for node in model.graph.node:
-        if node.op_type in _JOINING and _single(node) and all(name in quantized for name in node.input):
-            join = _find_join(node, readers, outputs)
-            quantized.add(join.result)
-            found.append(join)
+        single = node.domain in ("", "ai.onnx") and len([name for name in node.output if name]) == 1
+        if node.op_type not in _JOINING or not single or not all(name in quantized for name in node.input):
+            continue
+        result = node.output[0]
+        after = readers.get(result, [])
+        join = JoinNode(node.name, result)
+        if node.op_type in _SELECTING:
+            join = JoinNode(node.name, result, same_as=node.input[0])
+        elif len(after) == 1 and after[0].op_type == "Relu" and result not in outputs:
+            join = JoinNode(node.name, after[0].output[0], after[0].name)
+        quantized.add(join.result)
+        found.append(join)
     return tuple(found)
 
 
-def _find_join(node: NodeProto, readers: Mapping[str, list[NodeProto]], outputs: set[str]) -> JoinNode:
-    result = node.output[0]
-    if node.op_type in _SELECTING:
-        return JoinNode(node.name, result, same_as=node.input[0])
-    after = readers.get(result, [])
-    if len(after) == 1 and after[0].op_type == "Relu" and result not in outputs:
-        return JoinNode(node.name, after[0].output[0], after[0].name)
-    return JoinNode(node.name, result)
-
-
-def _single(node: NodeProto) -> bool:
-    return node.domain in ("", "ai.onnx") and len([name for name in node.output if name]) == 1
-
-
-def _larger(node: NodeProto, made: Mapping[str, NodeProto], given: Mapping[str, TensorProto]) -> int:
-    sizes = []
-    for name in node.input:
-        weight = given.get(made[name].input[1])
-        count = 1
-        for size in weight.dims if weight else ():
-            count *= size
-        sizes.append(count)
-    return sizes.index(max(sizes))
+def taps(sites: Sequence[Site]) -> tuple[str, ...]:
+    """The tensors to measure for these sites: each activation, and of each convolution its result."""
+    results = {site.result for site in sites if site.op_type == "Conv"}
+    return tuple(sorted({site.activation for site in sites} | results))
 
 
 def tensors_to_measure(model: ModelProto) -> tuple[str, ...]:
-    """Every tensor of a prepared model whose range some backend's scheme wants: sites, residual operands, joins."""
+    """Every tensor of a prepared model whose range some backend's scheme needs: sites, residual operands, joins."""
     sites = find_sites(model)[0]
     convolutions = [site for site in sites if site.op_type == "Conv"]
     beside = {item.tensor for item in residuals(model, [site.node for site in convolutions])}
-    between = {
-        item.result for item in find_joins(model, [site.result for site in convolutions]) if item.same_as is None
-    }
-    return tuple(sorted({*taps(sites), *beside, *between}))
+    joins = find_joins(model, [site.result for site in convolutions])
+    return tuple(sorted({*taps(sites), *beside, *(item.result for item in joins if item.same_as is None)}))
+
+
+def activations(model: ModelProto) -> tuple[str, ...]:
+    """Every float activation of a model: what to measure so that the fp16 cast knows all ranges, not only int8's."""
+    prepared = prepare_model(model)
+    types, given = element_types(prepared), constants(prepared.graph)
+    names = [value.name for value in prepared.graph.input]
+    names += [name for node in prepared.graph.node for name in node.output]
+    return tuple(sorted(name for name in names if types.get(name) == TensorProto.FLOAT and name not in given))

@@ -1,4 +1,4 @@
-"""What quantizing and casting did to a graph, as data: what changed, what was left alone and why."""
+"""Notes on what quantizing and casting did to a graph: what changed, what was left alone and why."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ _LEFT = "left in"
 
 
 def idle(notes: Sequence[str]) -> str | None:
-    """Of the notes on a graph, what says that nothing of it is in its precision, with the first reasons; else None."""
-    head = next((note for note in notes if note.startswith(f"{_select_computing(0)} ")), None)
+    """That nothing of a graph is in its precision, with the first reasons, where its notes say so; else None."""
+    head = next((note for note in notes if note.startswith(f"{_count_computing(0)} ")), None)
     if head is None:
         return None
     reasons = [note for note in notes if note.startswith(_LEFT)]
     return "; ".join([head, *reasons[:2], *(["..."] if reasons[2:] else [])])
 
 
-def _select_computing(count: int) -> str:
+def _count_computing(count: int) -> str:
     return pluralize(count, "node computes in", "nodes compute in")
 
 
@@ -37,10 +37,13 @@ class CastNotes:
     floored_scales: tuple[str, ...] = ()
 
     def lines(self) -> tuple[str, ...]:
-        """The notes as sentences for people."""
-        head = f"{_select_computing(self.cast)} {self.precision}, {pluralize(len(self.kept), 'stays', 'stay')} in fp32"
+        """The notes as sentences."""
+        head = f"{_count_computing(self.cast)} {self.precision}, {pluralize(len(self.kept), 'stays', 'stay')} in fp32"
         zeros = [f"{name}: {n} of {size} values underflow to 0" for name, n, size in self.underflowed]
-        return (head, *_kept_lines(self.kept, "fp32"), *zeros, *_floored_lines(self.floored_scales))
+        if self.floored_scales:
+            shown = join_first(self.floored_scales, 3)
+            zeros.append(f"{len(self.floored_scales)} Q/DQ scales were raised to the smallest normal number: {shown}")
+        return (head, *_kept_lines(self.kept, "fp32"), *zeros)
 
 
 @dataclass(frozen=True)
@@ -59,21 +62,14 @@ class QuantizationNotes:
     precision: str = "int8"
 
     def lines(self) -> tuple[str, ...]:
-        """The notes as sentences for people."""
+        """The notes as sentences."""
         if self.passed_through:
             return ("the model already carries Q/DQ nodes and passed through untouched",)
         left = pluralize(len(self.kept), "candidate stays", "candidates stay")
-        head = f"{_select_computing(len(self.quantized))} {self.precision}, {left} in float"
+        head = f"{_count_computing(len(self.quantized))} {self.precision}, {left} in float"
         rest = self.cast.lines() if self.cast else ()
         return (head, *_kept_lines(self.kept, "float"), *rest)
 
 
 def _kept_lines(kept: Sequence[FloatNode], where: str) -> list[str]:
     return [f"{_LEFT} {where}: {item}" for item in kept]
-
-
-def _floored_lines(scales: Sequence[str]) -> list[str]:
-    if not scales:
-        return []
-    shown = join_first(scales, 3)
-    return [f"{len(scales)} Q/DQ scales were raised to the smallest normal number: {shown}"]

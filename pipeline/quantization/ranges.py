@@ -1,4 +1,4 @@
-"""Calibrated ranges: the artifact between calibration and Q/DQ insertion, readable by people and by `jq`."""
+"""Calibrated ranges: the JSON file between calibration and Q/DQ insertion."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,8 @@ Pair = tuple[float, float]
 
 @dataclass(frozen=True)
 class RangeSource:
-    """What a range was chosen from: the extremes seen, the histogram's digest, the share of values that it clips."""
+    """Source of a range. seen: extremes.  histogram: its digest, where there was one.  clipped: share of the values
+    outside of the range."""
 
     seen: Pair
     histogram: str | None = None
@@ -25,7 +26,7 @@ class RangeSource:
 
 @dataclass(frozen=True)
 class Ranges:
-    """Per tensor the (lowest, highest) value that a quantized tensor shall hold.
+    """Per tensor the (lowest, highest) value that its quantized form shall hold.
 
     method: how they were chosen, e.g. 'minmax' or 'mse int8'.  dataset: digest of the calibration data.
     samples: how many samples were seen.  sources: what the ranges were chosen from, where that is known.
@@ -39,8 +40,9 @@ class Ranges:
 
     @cached_property
     def digest(self) -> str:
-        """Digest over method and ranges only: other data that gives the same scales gives the same engine."""
-        return digest_of({"method": self.method, "tensors": self._json_tensors()})
+        """Digest over method and ranges alone: other data with the same ranges makes the same engine."""
+        tensors = {name: list(self.tensors[name]) for name in sorted(self.tensors)}
+        return digest_of({"method": self.method, "tensors": tensors})
 
     def reach(self, tensor: str) -> float | None:
         """Largest magnitude that was seen of a tensor, clipped or not, or None where it was not measured."""
@@ -85,9 +87,6 @@ class Ranges:
         if source := self.sources.get(name):
             item |= {"seen": list(source.seen), "histogram": source.histogram, "clipped": source.clipped}
         return item
-
-    def _json_tensors(self) -> dict[str, list[float]]:
-        return {name: list(self.tensors[name]) for name in sorted(self.tensors)}
 
 
 @dataclass(frozen=True)

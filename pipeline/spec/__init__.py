@@ -1,5 +1,5 @@
-"""The spec: one YAML file per model, the only door for user text.
+"""The spec: one YAML file per model, and the only place where a person says what is built.
 
-`load_spec` is the way in (`file`); `model` and the parts that it names say what a spec may hold. Everything is frozen,
-unknown keys are refused, and every file it names lies inside the spec's own folder.
+`model.load_spec` reads it into a frozen `ModelSpec`. Unknown keys are refused, and every file it names lies inside the
+spec's own folder.
 """

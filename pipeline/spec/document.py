@@ -1,16 +1,14 @@
-"""What pydantic finds wrong, in the words of the file: line, key, value and remedy, in one line for each mistake.
+"""Reads a YAML file that people write into a pydantic model that knows all of its keys.
 
-Reads a YAML file that people write into a closed model. Every mistake becomes one line: where, which key, which
-value, and what to do.
-
-The YAML is composed before it is constructed, so that a mistake can be given its line and so that an alias bomb or a
-recursive alias is refused before it is expanded.
+Every mistake becomes one line that says where it is, which key and value it is about, and what to do. The YAML is
+first composed into nodes, which know their lines and are not yet expanded: an alias that would expand to millions of
+values, or that contains itself, is refused at that stage.
 """
 
 import re
 import typing
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -22,6 +20,12 @@ from enginery.core.errors import SpecError
 from enginery.core.text import suggest
 from pipeline.spec.fields import Loc, Mistakes, format_value
 
+LARGEST_BYTES = 1 << 20
+_MOST_BRACKETS = 500
+_LONGEST_LINE = 500
+MOST_NODES = 100_000
+# What no text has: all control characters but tabs and ends of lines.
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 # What a value must be, by pydantic's type of the mistake.
 _KINDS = {
     **dict.fromkeys(("tuple_type", "list_type"), "a list"),
@@ -44,6 +48,33 @@ _BOUNDS = {
     "string_pattern_mismatch": "must look like {pattern}",
 }
 
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Kind(Generic[M]):
+    """A kind of file. model: what its content is read into.  name, keys, help: for messages: what it is called
+    ('a spec'), some of its keys, and where an example is."""
+
+    model: type[M]
+    name: str
+    keys: str
+    help: str
+
+
+def load_document(path: Path, kind: Kind[M]) -> tuple[M, yaml.Node]:
+    """Read and check a file: its content, and its YAML nodes for `line_of`. Raises SpecError, a line per mistake."""
+    return parse_document(path, _read(path, kind), kind)
+
+
+def parse_document(path: Path, text: str, kind: Kind[M]) -> tuple[M, yaml.Node]:
+    """`load_document` of text that was read already; `path` is what messages call it."""
+    root = _compose(path, text, kind)
+    try:
+        return kind.model.model_validate(_construct(path, root)), root
+    except ValidationError as error:
+        raise SpecError(_mistake_lines(path, root, error, kind)) from None
+
 
 @dataclass(frozen=True)
 class _Mistake:
@@ -57,8 +88,8 @@ class _Mistake:
     url: str = ""
 
 
-def mistake_lines(path: Path, root: yaml.Node, error: ValidationError, model: type[BaseModel], help_: str) -> list[str]:
-    """One line per mistake, each once. help_: where an example of such a file is."""
+def _mistake_lines(path: Path, root: yaml.Node, error: ValidationError, kind: Kind[M]) -> list[str]:
+    """What pydantic found wrong, in the words of the file: one line for each mistake, each once."""
     found = [_Mistake(**item) for item in error.errors(include_url=False)]
     inside = {item.loc[:depth] for item in found for depth in range(len(item.loc))}
     kinds: dict[Loc, list[str]] = {}
@@ -66,19 +97,19 @@ def mistake_lines(path: Path, root: yaml.Node, error: ValidationError, model: ty
     for item in found:
         if item.type == "too_short" and item.loc in inside:
             continue  # it only counts the items that are wrong
-        loc = _without_union_tags(root, item.loc)
+        loc, cause = _without_union_tags(root, item.loc), item.ctx.get("error")
+        sentences: Iterable[tuple[Loc, str, str]]
         if item.type in _KINDS:  # each member of a union says what it takes
             kinds.setdefault(loc, []).append(_KINDS[item.type])
-            out[loc, ""] = _line(path, root, loc, loc, f"{format_value(item.input)}: must be {_either(kinds[loc])}")
-            continue
-        for place, sentence in _explained(item, loc, model, help_):
-            out[place, sentence] = _line(path, root, place, loc, sentence)
+            sentences = [(loc, "", f"{format_value(item.input)}: must be {_either(kinds[loc])}")]
+        elif isinstance(cause, Mistakes):
+            sentences = (((*loc, *below), sentence, sentence) for below, sentence in cause.found)
+        else:
+            sentences = ((loc, sentence, sentence) for sentence in _explain(item, loc, kind).splitlines())
+        key = ".".join(map(str, loc))
+        for place, once, sentence in sentences:
+            out[place, once] = f"{path}:{line_of(root, place)}: " + (f"{key}: {sentence}" if key else sentence)
     return list(dict.fromkeys(out.values()))
-
-
-def _line(path: Path, root: yaml.Node, place: Loc, loc: Loc, sentence: str) -> str:
-    key = ".".join(map(str, loc))
-    return f"{path}:{line_of(root, place)}: " + (f"{key}: {sentence}" if key else sentence)
 
 
 def _either(kinds: Sequence[str]) -> str:
@@ -88,9 +119,9 @@ def _either(kinds: Sequence[str]) -> str:
 
 
 def _without_union_tags(root: yaml.Node, loc: Loc) -> Loc:
-    """Pydantic puts the union member it tried ('int', 'constrained-int', 'function-after[...]') into the path.
+    """A mistake's path without the union members that pydantic tried ('int', 'constrained-int', 'function-after[...]').
 
-    A part that looks like one is left out unless the file has a key of that name there.
+    A part that looks like one is kept where the file has a key of that name.
     """
     tags = ("int", "str", "float", "bool", "constrained-int", "constrained-str")
     node: yaml.Node | None = root
@@ -104,21 +135,12 @@ def _without_union_tags(root: yaml.Node, loc: Loc) -> Loc:
     return tuple(out)
 
 
-def _explained(item: _Mistake, loc: Loc, model: type[BaseModel], help_: str) -> Iterator[tuple[Loc, str]]:
-    """Each sentence of a mistake, and the key whose line it is about."""
-    error = item.ctx.get("error")
-    if isinstance(error, Mistakes):
-        yield from (((*loc, *below), sentence) for below, sentence in error.found)
-    else:
-        yield from ((loc, sentence) for sentence in _explain(item, loc, model, help_).splitlines())
-
-
-def _explain(item: _Mistake, loc: Loc, model: type[BaseModel], help_: str) -> str:
+def _explain(item: _Mistake, loc: Loc, kind: Kind[M]) -> str:
     mistake, context, value = item.type, item.ctx, item.input
     if mistake == "extra_forbidden":
-        return f"unknown key; {suggest(str(loc[-1]), _known_keys(model, loc[:-1]))}"
+        return f"unknown key; {suggest(str(loc[-1]), _known_keys(kind.model, loc[:-1]))}"
     if mistake == "missing":
-        return f"is missing; add it ({help_})"
+        return f"is missing; add it ({kind.help})"
     if mistake == "literal_error":
         known = [word.strip("'") for word in str(context.get("expected")).replace(" or ", ", ").split(", ")]
         return f"{format_value(value)} is not known; {suggest(str(value), known)}"
@@ -141,14 +163,10 @@ def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:
             here = here.model_fields[str(part)].annotation
         else:
             here = typing.get_args(here)[-1]
-        here = _strip_optional(here)
+        members = [item for item in typing.get_args(here) if isinstance(item, type) and issubclass(item, BaseModel)]
+        if members and typing.get_origin(here) is not dict:
+            here = members[0]  # of `Part | None`
     return list(here.model_fields) if isinstance(here, type) and issubclass(here, BaseModel) else []
-
-
-def _strip_optional(annotation: object) -> object:
-    members = [item for item in typing.get_args(annotation) if isinstance(item, type) and issubclass(item, BaseModel)]
-    is_mapping = typing.get_origin(annotation) is dict
-    return members[0] if members and not is_mapping else annotation
 
 
 def line_of(root: yaml.Node, loc: Loc) -> int:
@@ -169,40 +187,6 @@ def _child(node: yaml.Node, part: int | str) -> tuple[yaml.Node, yaml.Node] | No
     if isinstance(node, yaml.MappingNode):
         return next(((key, value) for key, value in node.value if key.value == str(part)), None)
     return None
-
-
-LARGEST_BYTES = 1 << 20
-_MOST_BRACKETS = 500
-_LONGEST_LINE = 500
-MOST_NODES = 100_000
-# What no text has: all control characters but tabs and ends of lines.
-_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-
-M = TypeVar("M", bound=BaseModel)
-
-
-@dataclass(frozen=True)
-class Kind(Generic[M]):
-    """A kind of file. name: 'a spec'.  keys: some that it holds, for people.  help: where an example of one is."""
-
-    model: type[M]
-    name: str
-    keys: str
-    help: str
-
-
-def load_document(path: Path, kind: Kind[M]) -> tuple[M, yaml.Node]:
-    """Read and check a file; the YAML's nodes beside it, for `line_of`. Raises SpecError with one line per mistake."""
-    return parse_document(path, _read(path, kind), kind)
-
-
-def parse_document(path: Path, text: str, kind: Kind[M]) -> tuple[M, yaml.Node]:
-    """`load_document` of text that was read already; `path` is what mistakes call it."""
-    root = _compose(path, text, kind)
-    try:
-        return kind.model.model_validate(_construct(path, root)), root
-    except ValidationError as error:
-        raise SpecError(mistake_lines(path, root, error, kind.model, kind.help)) from None
 
 
 def _read(path: Path, kind: Kind[M]) -> str:
@@ -245,9 +229,10 @@ def _compose(path: Path, text: str, kind: Kind[M]) -> yaml.Node:
 
 
 def _quickly_composed(text: str) -> yaml.Node | None:
-    """What libyaml makes of an ordinary file, in a fraction of the time; None where PyYAML's own parser has to look.
+    """An ordinary file's nodes from libyaml, several times faster; None where PyYAML's own parser has to read it.
 
-    libyaml's composer recurses in C without a limit. Nesting takes brackets, or a line as long as it is deep.
+    libyaml's composer recurses in C without a limit, so a text that may be nested deeply is left to PyYAML: nesting
+    takes many brackets, or a line as long as it is deep.
     """
     brackets = text.count("[") + text.count("{")
     deep = brackets > _MOST_BRACKETS or any(len(line) > _LONGEST_LINE for line in text.splitlines())
@@ -260,7 +245,7 @@ def _quickly_composed(text: str) -> yaml.Node | None:
 
 
 def _duplicate_keys(path: Path, root: yaml.Node) -> Iterator[str]:
-    """Walk the tree as it would be expanded: report keys given twice, and stop at an alias bomb or a loop."""
+    """A message for each key given twice; walks the tree as its aliases expand, and stops at `MOST_NODES` or a loop."""
     pending: list[tuple[yaml.Node, tuple[int, ...]]] = [(root, ())]
     seen = 0
     while pending:

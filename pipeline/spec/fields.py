@@ -1,4 +1,5 @@
-"""The words of a spec: names, sizes, files, each checked where it stands; and how its mistakes are told."""
+"""Types of single values in a spec (names, sizes, files) with their checks, and the error for what is wrong between
+several keys."""
 
 from collections.abc import Callable, Iterable
 from typing import Annotated
@@ -13,13 +14,12 @@ LARGEST_SIZE = 1 << 31
 _LONGEST_SHOWN = 80
 _DEEPEST_SHOWN = 4
 
-# A key's path in a file: names of keys, and places in lists.
+# Path of a key in a file: names of keys, and indices in lists.
 Loc = tuple[int | str, ...]
 
 
 class Mistakes(ValueError):  # noqa: N818 - several of them
-    """What is wrong between the keys of a part: for each mistake the key that it is about, as a path below the part,
-    and what to say."""
+    """What is wrong between several keys of a part: (path of a key below the part, message) for each mistake."""
 
     def __init__(self, found: Iterable[tuple[Loc, str]]) -> None:
         self.found = tuple(found)
@@ -27,7 +27,7 @@ class Mistakes(ValueError):  # noqa: N818 - several of them
 
 
 def format_value(value: object) -> str:
-    """A value as the file has it, at most 80 characters."""
+    """A value as YAML writes it, cut after 80 characters."""
     text = _yaml(value, _DEEPEST_SHOWN)
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
 
@@ -44,14 +44,8 @@ def _yaml(value: object, depth: int) -> str:
     return repr(value) if isinstance(value, str | int | float | bytes) else str(value)
 
 
-def _python_name(text: str) -> str:
-    if not text.isidentifier():
-        raise ValueError("must be a name made of letters, digits and '_', not starting with a digit")
-    return text
-
-
 def as_value_error(check: Callable[..., object], *values: object) -> None:
-    """Turn our own error into the one that pydantic collects."""
+    """Call `check(*values)`; an EngineryError becomes a ValueError, which pydantic collects."""
     try:
         check(*values)
     except EngineryError as error:
@@ -66,31 +60,34 @@ def _validator(check: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(validate)
 
 
-def _unit_pattern(text: str) -> None:
+def _check_unit_pattern(text: str) -> None:
     words = text.split()
     if not 1 <= len(words) <= 3:
         raise UnknownNameError("is not 'TARGET [PRECISION [BACKEND]]'")
     targets.parse_targets(words[0])
 
 
-ModelName = Annotated[str, _validator(check_model)]
-VersionName = Annotated[str, _validator(check_version)]
-Channel = Annotated[str, _validator(check_channel)]
-UnitPattern = Annotated[str, _validator(_unit_pattern)]
-TargetName = Annotated[str, _validator(targets.parse_targets)]
-File = Annotated[str, AfterValidator(inside)]
-DimName = Annotated[str, AfterValidator(_python_name)]
-Size = Annotated[int, Field(strict=True, ge=1, lt=LARGEST_SIZE)]
+def _check_dim_name(text: str) -> None:
+    if not text.isidentifier():
+        raise ValueError("must be a name made of letters, digits and '_', not starting with a digit")
 
 
-def _axis(value: object) -> object:
+def _check_axis(value: object) -> object:
     good = value.isidentifier() if isinstance(value, str) else type(value) is int and 1 <= value < LARGEST_SIZE
     if not good:
         raise ValueError("must be a size from 1 up, or the name of a dim (letters, digits, '_')")
     return value
 
 
-Axis = Annotated[int | str, BeforeValidator(_axis)]
+ModelName = Annotated[str, _validator(check_model)]
+VersionName = Annotated[str, _validator(check_version)]
+Channel = Annotated[str, _validator(check_channel)]
+UnitPattern = Annotated[str, _validator(_check_unit_pattern)]
+TargetName = Annotated[str, _validator(targets.parse_targets)]
+File = Annotated[str, AfterValidator(inside)]
+DimName = Annotated[str, _validator(_check_dim_name)]
+Size = Annotated[int, Field(strict=True, ge=1, lt=LARGEST_SIZE)]
+Axis = Annotated[int | str, BeforeValidator(_check_axis)]
 
 
 def off(value: object) -> object:

@@ -1,13 +1,10 @@
-"""One model: everything that a spec may hold, and what its parts ask of each other.
-
-Reads a spec file, and looks that the files it names are there.
-"""
+"""The spec of one model: its sections, what they demand of each other, and how its file is read."""
 
 import itertools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
 import yaml
 from pydantic import Field, PrivateAttr, field_validator, model_validator
@@ -139,7 +136,7 @@ class ModelSpec(SpecPart):
         return self._path.resolve().parent
 
     def file(self, relative: str) -> Path:
-        """A file the spec names."""
+        """Path of a file that the spec names, relative to its folder."""
         return self.folder / relative
 
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -161,7 +158,7 @@ class ModelSpec(SpecPart):
 
 
 def _mistakes_between(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
-    """Mistakes that only show when the parts are put side by side, each with the key that it is about."""
+    """Mistakes between sections: (key that it is about, message)."""
     yield from _wrong_dims(spec)
     needy = [precision for precision in CALIBRATED if precision in spec.precisions]
     if needy and spec.calibration is None and spec.source.kind != "onnx":
@@ -174,8 +171,11 @@ def _mistakes_between(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
     if floor and floor.accuracy is not None and spec.calibration and not spec.calibration.labels:
         place = ("quantization", "floor", "accuracy")
         yield place, "quantization.floor.accuracy needs the right answers; name their array in calibration.labels"
+    combinations = list(itertools.product(spec.target_list(), spec.precision_list(), spec.backends))
     for index, pattern in enumerate(spec.build.required):
-        if not any(matches_unit(pattern, unit) for unit in _units(spec)):
+        if not any(
+            matches_unit(pattern, f"{target.name} {precision} {name}") for target, precision, name in combinations
+        ):
             yield (
                 ("build", "required", index),
                 f"build.required has {pattern!r}, which covers no unit of this spec; correct it, or add what it names",
@@ -188,7 +188,7 @@ def _mistakes_between(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
 
 
 def _wrong_options(chosen: Mapping[str, Mapping[str, Scalar]]) -> Iterator[tuple[Loc, str]]:
-    """Backends that there are not, and options that a backend does not take."""
+    """Unknown backends, and options that a backend does not take: (key, message)."""
     for name, options in chosen.items():
         try:
             backends.configure(name, options)
@@ -197,7 +197,7 @@ def _wrong_options(chosen: Mapping[str, Mapping[str, Scalar]]) -> Iterator[tuple
 
 
 def _wrong_dims(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
-    """Dims that inputs name and nothing defines, and the other way round."""
+    """Dims that inputs name and `dims` does not define, and the other way round: (key, message)."""
     used: dict[str, Loc] = {}
     for name, item in spec.inputs.items():
         for axis, dim in enumerate(item.shape):
@@ -210,7 +210,7 @@ def _wrong_dims(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
 
 
 def _broken_contract(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
-    """Outputs and inputs that the contract names and that there are none of."""
+    """Outputs and inputs that the contract names and the spec does not have: (key, message)."""
     contract, place = spec.validation.contract, ("validation", "contract")
     for below, output in contract.outputs():
         if spec.outputs and output not in spec.outputs:
@@ -222,12 +222,6 @@ def _broken_contract(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
         yield (*place, *below), f"{'.'.join((*place, *below))} {seeds.vary!r} is not one of {list(spec.inputs)}"
 
 
-def _units(spec: ModelSpec) -> list[str]:
-    """Every combination of target, precision and backend, some backend's business or not."""
-    combinations = itertools.product(spec.target_list(), spec.precision_list(), spec.backends)
-    return [f"{target.name} {precision} {backend}" for target, precision, backend in combinations]
-
-
 def matches_unit(pattern: str, unit: str) -> bool:
     """Whether 'sm_89 int8' covers the unit 'sm_89 int8 tensorrt-rtx'."""
     wanted, have = pattern.split(), unit.split()
@@ -236,28 +230,31 @@ def matches_unit(pattern: str, unit: str) -> bool:
 
 
 def overrides(
-    spec: ModelSpec, precision: Precision, joint: Literal["export", "quantization", "engine"]
+    spec: ModelSpec, precision: Precision, stage: Literal["export", "quantization", "engine"]
 ) -> Mapping[str, float]:
-    """The limits the spec sets for a precision at a stage."""
-    limits = spec.validation.limits.get(precision, StageLimits())
-    values: dict[str, float] = getattr(limits, joint).model_dump(exclude_unset=True)
-    return values
+    """The limits that a spec sets for a precision at a stage, by metric; they replace the default ones."""
+    limits = getattr(spec.validation.limits.get(precision, StageLimits()), stage)
+    return cast("dict[str, float]", limits.model_dump(exclude_unset=True))
 
 
 KIND = Kind(ModelSpec, "a spec", "model, source, inputs", "`enginery init` writes a commented spec")
 
 # Files of a model, by how they end, and the key of a spec that names such a file.
-_OF_A_MODEL = {".onnx": "source.onnx", ".pt2": "source.pt2", ".py": "source.torch", ".safetensors": "source.weights"}
+_KEY_OF_SUFFIX = {".onnx": "source.onnx", ".pt2": "source.pt2", ".py": "source.torch", ".safetensors": "source.weights"}
 
 
 def load_spec(path: Path | str, address: str = "") -> ModelSpec:
-    """Read and check a spec. address: what it is called where its file is a copy. Raises SpecError with one line per
-    mistake."""
+    """Read and check a spec. address: what messages call it where its file is a copy.
+
+    Raises SpecError with one line per mistake, a file that it names and that does not exist among them.
+    """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"spec {path!r}: give the path of its file")
     path = Path(path)
     try:
-        _refuse_model(path)
+        if (key := _KEY_OF_SUFFIX.get(path.suffix.lower())) and path.is_file():
+            remedy = f"write a spec with `enginery init`, and name this file in it as {key}"
+            raise SpecError([f"{path}: is a file of a model, and not a spec; {remedy}"])
         spec, root = load_document(path, KIND)
         spec._path, spec._address = path, address
         if missing := list(_missing_files(path, root, spec)):
@@ -270,14 +267,8 @@ def load_spec(path: Path | str, address: str = "") -> ModelSpec:
     return spec
 
 
-def _refuse_model(path: Path) -> None:
-    if (key := _OF_A_MODEL.get(path.suffix.lower())) and path.is_file():
-        remedy = f"write a spec with `enginery init`, and name this file in it as {key}"
-        raise SpecError([f"{path}: is a file of a model, and not a spec; {remedy}"])
-
-
 def _missing_files(path: Path, root: yaml.Node, spec: ModelSpec) -> Iterator[str]:
-    """Files that do not exist, or that a symbolic link takes outside the spec's folder."""
+    """A message for each file that does not exist, or that a symbolic link takes outside the spec's folder."""
     wanted: list[tuple[Loc, str | None]] = [
         (("source", spec.source.kind), spec.source.file),
         (("source", "weights"), spec.source.weights),

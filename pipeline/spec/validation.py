@@ -1,9 +1,4 @@
-"""The section `validation.canary` of a spec: what a candidate may be worse by than what is served.
-
-What an engine promises besides being near its graph: bits that repeat, outputs of a form, and distributions.
-
-What counts as the same function: golden set, task metric, limits.
-"""
+"""The sections `golden` and `validation` of a spec: golden set, limits, contract, canary."""
 
 from typing import Annotated, Literal, Self
 

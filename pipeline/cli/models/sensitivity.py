@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipeline.compile.run_context import RunContext
-    from pipeline.quantization.search.chosen import GroupDamage, SearchDocument
+    from pipeline.quantization.search.choice import GroupDamage, SearchDocument
     from pipeline.spec.model import ModelSpec
     from pipeline.values import Searched
 
@@ -74,7 +74,7 @@ def _choice(activation: str, spec: "ModelSpec", context: "RunContext") -> "tuple
     """The choice on record, or made now, and what it is in a line."""
     from pipeline.compile import steps
     from pipeline.compile.composition import InProcess, calibrate
-    from pipeline.quantization.search.chosen import SearchDocument
+    from pipeline.quantization.search.choice import SearchDocument
 
     kind = _kind(activation, spec)
     exported = steps.export(spec, context)

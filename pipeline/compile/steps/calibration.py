@@ -29,7 +29,7 @@ from pipeline.compile.steps.blobs import fetch, text_of
 from pipeline.compile.steps.engines import USUAL_MEMORY_MIB
 from pipeline.compile.steps.keys import code_key, model_shapes, step_limits
 from pipeline.quantization.schemes.overrides import Override
-from pipeline.quantization.search.floor import SearchFloor
+from pipeline.quantization.search.quality import SearchFloor
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported, GraphVariant, Json, ModelShapes, Observed, Searched, SearchResult
 

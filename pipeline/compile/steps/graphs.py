@@ -144,7 +144,7 @@ def _evidence(
     flavour: GraphVariant,
 ) -> "Evidence":
     from pipeline.quantization.record import Evidence
-    from pipeline.quantization.search.chosen import SearchDocument
+    from pipeline.quantization.search.choice import SearchDocument
     from pipeline.quantization.statistics.observations import Observations
 
     seen = Observations.from_bytes(place.read_blob(observations))

@@ -4,43 +4,49 @@ The operator's own schema decides what may be narrowed: an input whose type vari
 scales of Resize, the limits of Range) keeps fp32, and casts appear where the two meet. Inputs and outputs of the model
 stay fp32 unless asked otherwise.
 
-onnxruntime has no fp16 kernels for most CPU operators: it computes in fp32 and keeps fp32 *between* them, so that
-running an fp16 graph there shows neither its rounding nor its overflow. `emulate.py` makes a graph that does.
-
-The arithmetic of fp16 and bf16 graphs on a machine without their kernels.
-
-A 16-bit kernel computes in fp32 inside and rounds its result once. So an fp32 graph that rounds every 16-bit tensor,
-by a cast to the type and back, computes what a GPU with fp32 accumulation computes, but for the order of sums.
-onnxruntime's own CPU path does less: it keeps fp32 between fp16 nodes (seen in 1.31: the root of the square of 1000 is
-1000 there, where fp16 has infinity), and it has no bf16 kernels at all.
+`emulate` makes an fp32 graph with the same arithmetic, for machines without 16-bit kernels. Such a kernel computes in
+fp32 inside and rounds its result once. So an fp32 graph that rounds every 16-bit tensor, by a cast to the type and
+back, computes what a GPU with fp32 accumulation computes, but for the order of sums. onnxruntime's own CPU path does
+less: it keeps fp32 between fp16 nodes (seen in 1.31: the root of the square of 1000 is 1000 there, where fp16 has
+infinity), and it has no bf16 kernels at all.
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Literal
 
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from builders.onnx_graphs.bodies import list_bodies, list_captured
+from builders.onnx_graphs.bodies import list_bodies, list_captured, list_reads
 from enginery.core.errors import ModelError
 from enginery.core.reports.quantization import FloatNode
-from pipeline.quantization.graph import constants, element_types, finish, opset_of, raise_opset, rename_captured, tidy
+from pipeline.quantization.graph import (
+    constants,
+    element_types,
+    finish,
+    opset_of,
+    raise_opset,
+    rename_captured,
+    tidy,
+    unused_name,
+)
 from pipeline.quantization.notes import CastNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.half_floats import (
     HALVES,
     HalfFormat,
     can_narrow,
-    narrowable,
-    obstacle,
+    find_too_large,
+    narrowable_positions,
     retype,
-    too_large,
     typed_by_attribute,
 )
 
 FLOAT = TensorProto.FLOAT
+_HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 # The opset from which on the operators that carry the work (Conv, pooling) have a bf16 form.
-BF16_OPSET = 22
+_BF16_OPSET = 22
 
 
 def cast_float(
@@ -50,14 +56,16 @@ def cast_float(
     keep: Sequence[str] = (),
     ranges: Ranges | None = None,
 ) -> tuple[ModelProto, CastNotes]:
-    """The model computing in a 16-bit float type.
+    """The model computing in a 16-bit float type, and what was cast.
 
-    keep_io: inputs and outputs stay fp32.  keep: names or operator types of nodes to leave in fp32.
-    ranges: measured tensors (see `sites.activations`); without them overflow is judged by constants and operators.
+    keep_io: inputs and outputs stay fp32.  keep: names or operator types of nodes to leave in fp32.  ranges: of all
+    activations (`insertion_points.activations`); without them overflow is judged by constants and operators.
     Raises ModelError when the result is not valid ONNX.
     """
-    half = HALVES[precision]
-    graph = _lift_opset(tidy(model)) if precision == "bf16" else tidy(model)
+    half, graph = HALVES[precision], tidy(model)
+    if precision == "bf16":
+        with suppress(ModelError):  # where onnx cannot convert it, the convolutions stay in fp32
+            graph = tidy(raise_opset(graph, _BF16_OPSET))
     types = element_types(graph)
     kept = _find_kept(graph, half, types, keep, ranges)
     rewrite = _CastRewrite(graph, half, types, {item.node for item in kept}, keep_io)
@@ -66,31 +74,23 @@ def cast_float(
     return finish(graph), notes
 
 
-def _lift_opset(model: ModelProto) -> ModelProto:
-    """The model in an opset with bf16 convolutions, or as it is when onnx cannot convert it: then they stay in fp32."""
-    try:
-        return tidy(raise_opset(model, BF16_OPSET))
-    except ModelError:
-        return model
-
-
 def _find_kept(
     model: ModelProto, half: HalfFormat, types: dict[str, int], keep: Sequence[str], ranges: Ranges | None
 ) -> list[FloatNode]:
     """The nodes with float tensors that stay in fp32."""
-    large, opset = too_large(model, half, ranges), opset_of(model)
-    found = []
-    for node in model.graph.node:
-        if any(types.get(name, FLOAT) == FLOAT for name in (*node.input, *node.output) if name):
-            reason = _reason(node, half, types, keep, large, opset)
-            if reason:
-                found.append(FloatNode(node.name, node.op_type, reason))
-    return found
+    large, opset = find_too_large(model, half, ranges), opset_of(model)
+    return [
+        FloatNode(node.name, node.op_type, reason)
+        for node in model.graph.node
+        if any(types.get(name, FLOAT) == FLOAT for name in (*node.input, *node.output) if name)
+        and (reason := _obstacle(node, half, types, keep, large, opset))
+    ]
 
 
-def _reason(
+def _obstacle(
     node: NodeProto, half: HalfFormat, types: dict[str, int], keep: Collection[str], large: dict[str, str], opset: int
 ) -> str | None:
+    """Why a node stays in fp32, or None. large: the reason for each tensor that `half` cannot hold."""
     if node.name in keep or node.op_type in keep:
         return "the spec keeps it in fp32"
     if list_bodies(node):
@@ -99,13 +99,14 @@ def _reason(
         return "a tensor's type cannot be inferred"
     if not can_narrow(node, half, types, opset):
         return f"{node.op_type} has no {half.name} form in opset {opset}"
-    return obstacle(node, large)
+    return next((large[name] for name in (*list_reads(node), *node.output) if name in large), None)
 
 
 class _CastRewrite:
     """One pass over the nodes in order, casting what each one reads to the type it wants.
 
-    available: (original name, type) -> name of the tensor that holds that value in that type.
+    types: element types before the pass.  stored: element types now.  available: (original name, type) -> name of the
+    tensor that holds that value in that type.  cast: number of nodes that compute in 16 bits.
     """
 
     def __init__(
@@ -127,48 +128,42 @@ class _CastRewrite:
     def run(self) -> None:
         """Rewrite the graph in place."""
         if not self.keep_io:
-            self._narrow_inputs()
+            for value in self.graph.input:
+                if self.types[value.name] == FLOAT:
+                    value.type.tensor_type.elem_type = self.half.element_type
+                    self.stored[value.name] = self.half.element_type
         for node in list(self.graph.node):
-            self._take(node)
+            self._rewrite(node)
         del self.graph.node[:]
         self.graph.node.extend(self.nodes)
         if not self.keep_io:
-            self._narrow_outputs()
+            for value in self.graph.output:
+                if self.types[value.name] == FLOAT:
+                    value.type.tensor_type.elem_type = self.stored[value.name]
 
-    def _narrow_inputs(self) -> None:
-        for value in self.graph.input:
-            if self.types[value.name] == FLOAT:
-                value.type.tensor_type.elem_type = self.half.element_type
-                self.stored[value.name] = self.half.element_type
-
-    def _narrow_outputs(self) -> None:
-        for value in self.graph.output:
-            if self.types[value.name] == FLOAT:
-                value.type.tensor_type.elem_type = self.stored[value.name]
-
-    def _take(self, node: NodeProto) -> None:
-        inputs, outputs = self._narrowed(node)
+    def _rewrite(self, node: NodeProto) -> None:
+        inputs, outputs = self._choose_positions(node)
         scales = {1} if node.op_type in ("QuantizeLinear", "DequantizeLinear") else set()
         for index, name in enumerate(node.input):
             if self.types.get(name) == FLOAT:
                 wanted = self.half.element_type if index in inputs else FLOAT
-                node.input[index] = self._as(name, wanted, scale=index in scales)
+                node.input[index] = self._cast_input(name, wanted, scale=index in scales)
         rename_captured(
-            node, {name: self._as(name, FLOAT) for name in list_captured(node) if self.types.get(name) == FLOAT}
+            node, {name: self._cast_input(name, FLOAT) for name in list_captured(node) if self.types.get(name) == FLOAT}
         )
         self.nodes.append(node)
         self.cast += bool(outputs)
         for index in sorted(outputs):
             self._store(node, index)
 
-    def _narrowed(self, node: NodeProto) -> tuple[set[int], set[int]]:
+    def _choose_positions(self, node: NodeProto) -> tuple[set[int], set[int]]:
         """Positions of a node's inputs and outputs that become half; sets the type attribute where one decides."""
         if node.name in self.kept:
             return set(), set()
         if typed_by_attribute(node):
             retype(node, self.half)
             return self._already_half(node), {0}
-        inputs, outputs = narrowable(node, self.half, self.types, self.opset)
+        inputs, outputs = narrowable_positions(node, self.half, self.types, self.opset)
         outputs = {i for i in outputs if self.types.get(node.output[i]) == FLOAT}
         if not outputs and node.op_type != "QuantizeLinear":
             # A comparison or an index takes its inputs as they come: rounding them would only lose.
@@ -184,17 +179,15 @@ class _CastRewrite:
         name = node.output[index]
         self.stored[name] = self.half.element_type
         if name in self.outputs and self.keep_io:
-            node.output[index] = self.available[name, self.half.element_type] = self._fresh(name)
+            node.output[index] = self.available[name, self.half.element_type] = self._fresh(name, self.half.name)
             self._cast(node.output[index], name, FLOAT)
             self.available[name, FLOAT] = name
 
-    def _as(self, name: str, wanted: int, scale: bool = False) -> str:
+    def _cast_input(self, name: str, wanted: int, scale: bool = False) -> str:
         """The name of a tensor holding `name` in type `wanted`, made on first demand."""
-        known = self.available.get((name, wanted))
-        if known is None and self.stored.get(name) == wanted:
-            known = name
+        known = self.available.get((name, wanted), name if self.stored.get(name) == wanted else None)
         if known is None:
-            known = self._fresh(name) if wanted != FLOAT else self._fresh(name, "fp32")
+            known = self._fresh(name, "fp32" if wanted == FLOAT else self.half.name)
             if name in self.given:
                 self._convert_constant(name, known, scale)
             else:
@@ -217,79 +210,54 @@ class _CastRewrite:
             self.underflowed.append((name, zeros, values.size))
         self.graph.initializer.append(numpy_helper.from_array(narrowed, converted))
 
-    def _fresh(self, name: str, suffix: str = "") -> str:
-        fresh = f"{name}_{suffix or self.half.name}"
-        while fresh in self.taken:
-            fresh += "_"
+    def _fresh(self, name: str, suffix: str) -> str:
+        fresh = unused_name(f"{name}_{suffix}", self.taken)
         self.taken.add(fresh)
         return fresh
-
-
-HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def emulate(model: ModelProto) -> ModelProto:
     """An fp32 graph that rounds wherever the given fp16 or bf16 graph would; 16-bit outputs become fp32.
 
-    Run it with onnxruntime's optimizations off (ORT_DISABLE_ALL): some of them take casts for no-ops.
-    Control flow is not entered: its bodies stay in fp32 in graphs that `cast_float` made.
+    Inputs keep their type, so that data still fits. Run it with onnxruntime's optimizations off (ORT_DISABLE_ALL): some
+    of them take casts for no-ops. Control flow is not entered: its bodies stay in fp32 in graphs of `cast_float`.
     """
     copy = tidy(model)
     graph, types = copy.graph, element_types(copy)
-    _widen_constants(graph)
+    for item in graph.initializer:
+        _widen(item)
     for value in graph.output:
-        if value.type.tensor_type.elem_type in HALF_TYPES:
-            value.type.tensor_type.elem_type = TensorProto.FLOAT
-    rounded = _widen_inputs(graph)
-    for node in list(graph.node):
-        rounded.append(node)
-        for index, name in enumerate(node.output):
-            if types.get(name) in HALF_TYPES:
-                rounded += _round(node, index, types[name])
-        _widen_attributes(node)
-    del graph.node[:]
-    graph.node.extend(rounded)
-    return finish(copy)
-
-
-def _round(node: NodeProto, index: int, element_type: int) -> list[NodeProto]:
-    name = node.output[index]
-    node.output[index] = exact = f"{name}/exact"
-    half = f"{name}/rounded"
-    return [
-        helper.make_node("Cast", [exact], [half], name=f"{half}/narrow", to=element_type),
-        helper.make_node("Cast", [half], [name], name=f"{half}/widen", to=TensorProto.FLOAT),
-    ]
-
-
-def _widen_inputs(graph: GraphProto) -> list[NodeProto]:
-    """Casts of the 16-bit inputs to fp32; the inputs take other names and keep their type, so that data still fits."""
-    halves = [value.name for value in graph.input if value.type.tensor_type.elem_type in HALF_TYPES]
+        if value.type.tensor_type.elem_type in _HALF_TYPES:
+            value.type.tensor_type.elem_type = FLOAT
+    halves = [value.name for value in graph.input if value.type.tensor_type.elem_type in _HALF_TYPES]
     names = {name: f"{name}/widened" for name in halves}
+    nodes = [helper.make_node("Cast", [name], [wide], name=wide, to=FLOAT) for name, wide in names.items()]
     for node in graph.node:
         for index, name in enumerate(node.input):
             node.input[index] = names.get(name, name)
         rename_captured(node, names)
-    return [
-        helper.make_node("Cast", [name], [widened], name=widened, to=TensorProto.FLOAT)
-        for name, widened in names.items()
-    ]
-
-
-def _widen_constants(graph: GraphProto) -> None:
-    for item in graph.initializer:
-        if item.data_type in HALF_TYPES:
-            item.CopyFrom(_widen(item))
-
-
-def _widen(item: TensorProto) -> TensorProto:
-    return numpy_helper.from_array(numpy_helper.to_array(item).astype("float32"), item.name)
+        _widen_attributes(node)
+        nodes.append(node)
+        for index, name in enumerate(node.output):
+            if types.get(name) in _HALF_TYPES:
+                node.output[index], half = f"{name}/exact", f"{name}/rounded"
+                narrow = helper.make_node("Cast", [f"{name}/exact"], [half], name=f"{half}/narrow", to=types[name])
+                nodes += [narrow, helper.make_node("Cast", [half], [name], name=f"{half}/widen", to=FLOAT)]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return finish(copy)
 
 
 def _widen_attributes(node: NodeProto) -> None:
-    """Let attributes that name a 16-bit type, or hold such a tensor, mean fp32."""
+    """In place: attributes that name a 16-bit type, or hold such a tensor, mean fp32."""
     for attribute in node.attribute:
-        if attribute.type == AttributeProto.TENSOR and attribute.t.data_type in HALF_TYPES:
-            attribute.t.CopyFrom(_widen(attribute.t))
-        if attribute.name in ("to", "dtype", "output_dtype") and attribute.i in HALF_TYPES:
-            attribute.i = TensorProto.FLOAT
+        if attribute.type == AttributeProto.TENSOR:
+            _widen(attribute.t)
+        if attribute.name in ("to", "dtype", "output_dtype") and attribute.i in _HALF_TYPES:
+            attribute.i = FLOAT
+
+
+def _widen(item: TensorProto) -> None:
+    """In place: a 16-bit tensor becomes float32."""
+    if item.data_type in _HALF_TYPES:
+        item.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(item).astype("float32"), item.name))

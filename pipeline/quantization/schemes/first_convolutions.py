@@ -1,4 +1,4 @@
-"""A strided first convolution over few channels, rewritten so that integer kernels take it at full width.
+"""Rewrites a convolution of stride 2 over few channels, mostly a net's first, so that integer kernels take it whole.
 
 onnxruntime's symmetric x86 kernel takes channels in fours; with three (an RGB image) it falls back to a slow path,
 2.5 of 12.9 ms on ResNet-18. SpaceToDepth of block 2 turns a 7x7 convolution of stride 2 over 3 channels into a 4x4 one
@@ -12,7 +12,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from enginery.arrays import Array
-from pipeline.quantization.graph import constants, consumers, sort_nodes
+from pipeline.quantization.graph import constants, consumers, sort_nodes, unused_name
 from pipeline.quantization.insertion_points import Site
 from pipeline.quantization.ranges import Ranges
 
@@ -21,7 +21,8 @@ _ALIGNMENT = 4
 
 @dataclass(frozen=True)
 class _Axis:
-    """One spatial axis. front: zeros before the kernel, so that it starts on a block; begin, end: the new padding."""
+    """One spatial axis. front: zeros put before the kernel, so that it starts on a block.  kernel: its size with the
+    zeros at both ends.  begin, end: the new padding, in blocks."""
 
     front: int
     kernel: int
@@ -32,8 +33,9 @@ class _Axis:
 def fold_first_convolutions(
     model: ModelProto, sites: Iterable[Site], ranges: Ranges
 ) -> tuple[tuple[Site, ...], Ranges]:
-    """Rewrite in place each site that gains by it; gives the sites and ranges with the names that they have now."""
-    shapes = _static_shapes(model)
+    """Rewrite in place each site that gains by it; the sites, and the ranges by the names that tensors have now."""
+    values = (*model.graph.input, *model.graph.value_info)
+    shapes = {v.name: tuple(dim.dim_value for dim in v.type.tensor_type.shape.dim) for v in values}  # 0: not fixed
     given = constants(model.graph)
     by_name = {node.name: node for node in model.graph.node}
     folded, tensors = [], dict(ranges.tensors)
@@ -60,18 +62,12 @@ def quantize_before_blocks(model: ModelProto) -> None:
         if len(after) == 1 and after[0].op_type == "QuantizeLinear" and blocks.output[0] not in outputs:
             quantizer = after[0]
             quantizer.input[0], blocks.output[0] = blocks.input[0], quantizer.output[0]
-            quantizer.output[0] = blocks.input[0] = _fresh(f"{quantizer.input[0]}_quantized", model)
+            quantizer.output[0] = blocks.input[0] = unused_name(f"{quantizer.input[0]}_quantized", _names(model))
     sort_nodes(model.graph)
 
 
-def _static_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
-    """Shapes by name; 0 where a size is not fixed."""
-    values = (*model.graph.input, *model.graph.value_info)
-    return {v.name: tuple(dim.dim_value for dim in v.type.tensor_type.shape.dim) for v in values}
-
-
 def _axes(node: NodeProto, shape: tuple[int, ...], weight: Iterable[int]) -> tuple[_Axis, ...] | None:
-    """How each spatial axis is folded, or None when the node is no such convolution."""
+    """How each spatial axis is folded, or None where the node is no such convolution or a size is odd or not fixed."""
     settings = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     kernel = tuple(weight)[2:]
     if node.op_type != "Conv" or len(shape) != 4 or len(kernel) != 2 or shape[1] % _ALIGNMENT == 0:
@@ -96,17 +92,16 @@ def _axis(size: int, kernel: int, begin: int, end: int) -> _Axis | None:
 
 
 def _fold(model: ModelProto, node: NodeProto, site: Site, axes: tuple[_Axis, ...]) -> Site:
-    given = constants(model.graph)
-    values = numpy_helper.to_array(given[site.weight])
-    blocks, weight = _fresh(f"{site.activation}_blocks", model), _fresh(f"{site.weight}_blocks", model)
+    """In place: SpaceToDepth in front of the convolution, and its weight and attributes over blocks; the new site."""
+    values, taken = numpy_helper.to_array(constants(model.graph)[site.weight]), _names(model)
+    blocks, weight = unused_name(f"{site.activation}_blocks", taken), unused_name(f"{site.weight}_blocks", taken)
     model.graph.initializer.append(numpy_helper.from_array(_block_kernel(values, axes), weight))
     model.graph.node.append(
         helper.make_node("SpaceToDepth", [site.activation], [blocks], name=f"SpaceToDepth/{blocks}", blocksize=2)
     )
     node.input[0], node.input[1] = blocks, weight
-    kept = [item for item in node.attribute if item.name not in ("strides", "pads", "kernel_shape", "dilations")]
-    del node.attribute[:]
-    node.attribute.extend(kept)
+    for item in [item for item in node.attribute if item.name in ("strides", "pads", "kernel_shape", "dilations")]:
+        node.attribute.remove(item)
     upper, lower = axes
     node.attribute.append(helper.make_attribute("strides", [1, 1]))
     node.attribute.append(helper.make_attribute("pads", [upper.begin, lower.begin, upper.end, lower.end]))
@@ -115,7 +110,8 @@ def _fold(model: ModelProto, node: NodeProto, site: Site, axes: tuple[_Axis, ...
 
 
 def _block_kernel(values: Array, axes: tuple[_Axis, ...]) -> Array:
-    """The kernel over blocks: SpaceToDepth puts (row, column in the block, channel) into the channel axis."""
+    """The kernel over blocks, [out, 4 channels, rows, columns]: SpaceToDepth puts (row, column in the block, channel)
+    into the channel axis."""
     room = [(axis.front, axis.kernel - axis.front - size) for axis, size in zip(axes, values.shape[2:], strict=True)]
     whole = np.pad(values, ((0, 0), (0, 0), *room))
     out, channels, rows, columns = whole.shape
@@ -123,8 +119,5 @@ def _block_kernel(values: Array, axes: tuple[_Axis, ...]) -> Array:
     return np.ascontiguousarray(parted.reshape(out, 4 * channels, rows // 2, columns // 2))
 
 
-def _fresh(name: str, model: ModelProto) -> str:
-    taken = {item for node in model.graph.node for item in (*node.input, *node.output)}
-    while name in taken:
-        name += "_"
-    return name
+def _names(model: ModelProto) -> set[str]:
+    return {name for node in model.graph.node for name in (*node.input, *node.output)}

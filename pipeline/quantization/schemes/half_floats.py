@@ -1,23 +1,18 @@
-"""The two 16-bit float types that a graph can be cast to, and how numbers are rounded to them.
+"""fp16 and bf16: how numbers round to them, which operators have a form in them, and which tensors they cannot hold.
 
-What an operator's schema lets be narrowed to a 16-bit float.
-
-Which tensors do not fit a 16-bit float, and which nodes must therefore stay in fp32.
-
-Three sources, best first: a measured range; the value of a constant; and, where nothing was measured, propagation: an
-additive mask of -1e9 makes the sum it is added to just as large, until an operator that bounds its result ends it.
+That a tensor is too large is known from, best first: its measured range; the value of a constant; and, where nothing
+was measured, propagation: an additive mask of -1e9 makes the sum it is added to just as large, until an operator that
+bounds its result ends it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, defs, numpy_helper
 
-from builders.onnx_graphs.bodies import list_reads
 from enginery.arrays import Array
-from pipeline.quantization.graph import constants
 from pipeline.quantization.ranges import Ranges
 
 
@@ -42,12 +37,10 @@ class HalfFormat:
         return f"tensor({self.dtype.name})"
 
     def narrow(self, values: Array) -> Array:
-        """Round to this type, to nearest even; what is too large becomes infinite, silently."""
+        """The values, of any shape, rounded to this type, to nearest even; what is too large becomes infinite."""
         with np.errstate(over="ignore", under="ignore"):
             return values.astype(self.dtype)
 
-
-_BF16 = ml_dtypes.finfo(ml_dtypes.bfloat16)
 
 HALVES: Mapping[str, HalfFormat] = {
     "fp16": HalfFormat("fp16", TensorProto.FLOAT16, np.dtype(np.float16), 65504.0, 2.0**-14, narrow_range=True),
@@ -55,16 +48,25 @@ HALVES: Mapping[str, HalfFormat] = {
         "bf16",
         TensorProto.BFLOAT16,
         np.dtype(ml_dtypes.bfloat16),
-        float(_BF16.max),
-        float(_BF16.smallest_normal),
+        (2 - 2.0**-7) * 2.0**127,
+        2.0**-126,
         narrow_range=False,
     ),
 }
 
-
 FLOAT = TensorProto.FLOAT
 # Their result type follows an attribute, or the input in a way that the schema does not state.
 _UNCASTABLE = {"Bernoulli", "EyeLike", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+# Calibration sees a sample of what the model will meet: a measured range counts as too large from half the limit on.
+HEADROOM = 2.0
+_REDUCING = {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"}
+_ARITHMETIC = {"Abs", "Add", "Max", "Mean", "Min", "Mul", "Neg", "Sub", "Sum", *_REDUCING}
+_INDEXING = {"Gather", "GatherElements", "GatherND", "Pad", "Slice", "Split", "Tile", "Where"}
+_MOVING = {"Concat", "Expand", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+# Their results are as large as their inputs, or larger.
+_PASSING = _ARITHMETIC | _INDEXING | _MOVING | {"Cast", "Dropout", "Identity"}
+# Results that leave fp16 for quite ordinary inputs (a square passes it at 256, an exponential at 11.1).
+_EXPLOSIVE = {"CumSum", "Exp", "Pow", "ReduceL2", "ReduceProd", "ReduceSumSquare"}
 
 
 def can_narrow(node: NodeProto, half: HalfFormat, types: Mapping[str, int], opset: int) -> bool:
@@ -73,12 +75,14 @@ def can_narrow(node: NodeProto, half: HalfFormat, types: Mapping[str, int], opse
         return False
     if typed_by_attribute(node):
         return True
-    inputs, outputs = narrowable(node, half, types, opset)
+    inputs, outputs = narrowable_positions(node, half, types, opset)
     floats = {i for i, name in enumerate(node.output) if types.get(name) == FLOAT}
     return bool(inputs) and floats <= outputs
 
 
-def narrowable(node: NodeProto, half: HalfFormat, types: Mapping[str, int], opset: int) -> tuple[set[int], set[int]]:
+def narrowable_positions(
+    node: NodeProto, half: HalfFormat, types: Mapping[str, int], opset: int
+) -> tuple[set[int], set[int]]:
     """Positions of the float inputs that the schema lets be `half`, and of the results that follow them.
 
     Both are empty for an operator that onnx does not know.
@@ -95,7 +99,7 @@ def narrowable(node: NodeProto, half: HalfFormat, types: Mapping[str, int], opse
 
 
 def typed_by_attribute(node: NodeProto) -> bool:
-    """Whether the node's float result takes its type from an attribute that names fp32."""
+    """Whether an attribute of the node says that its result is fp32 (Cast, ConstantOfShape)."""
     if node.op_type == "Cast":
         return any(a.name == "to" and a.i == FLOAT for a in node.attribute)
     filled = [a.t.data_type for a in node.attribute if a.name == "value"]
@@ -103,7 +107,7 @@ def typed_by_attribute(node: NodeProto) -> bool:
 
 
 def retype(node: NodeProto, half: HalfFormat) -> None:
-    """Let the attribute that names the result's type name `half`."""
+    """In place: the attribute that says the type of the result says `half`."""
     for attribute in node.attribute:
         if attribute.name == "to":
             attribute.i = half.element_type
@@ -116,52 +120,25 @@ def _formal(parameters: Sequence[defs.OpSchema.FormalParameter], index: int) -> 
     return parameters[min(index, len(parameters) - 1)].type_str
 
 
-# Calibration sees a sample of what the model will meet: a measured range counts as too large from half the limit on.
-HEADROOM = 2.0
-
-_REDUCING = {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"}
-_ARITHMETIC = {"Abs", "Add", "Max", "Mean", "Min", "Mul", "Neg", "Sub", "Sum", *_REDUCING}
-_INDEXING = {"Gather", "GatherElements", "GatherND", "Pad", "Slice", "Split", "Tile", "Where"}
-_MOVING = {"Concat", "Expand", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-# Their results are as large as their inputs, or larger.
-_PASSING = _ARITHMETIC | _INDEXING | _MOVING | {"Cast", "Dropout", "Identity"}
-# Results that leave fp16 for quite ordinary inputs (a square passes it at 256, an exponential at 11.1).
-_EXPLOSIVE = {"CumSum", "Exp", "Pow", "ReduceL2", "ReduceProd", "ReduceSumSquare"}
-
-
-def too_large(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -> dict[str, str]:
+def find_too_large(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -> dict[str, str]:
     """The tensors of a tidy model that `half` cannot hold, each with the reason."""
-    found = dict(_large_constants(model.graph, half))
+    found = dict[str, str]()
+    for item in model.graph.initializer:
+        if item.data_type == FLOAT:
+            magnitudes = np.abs(numpy_helper.to_array(item))
+            # Infinities can be represented and do not count.
+            reach = float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))
+            if not np.isfinite(half.narrow(np.array(reach)).astype(np.float32)):
+                found[item.name] = f"constant {item.name!r} reaches {reach:g}, {half.name} ends at {half.largest:g}"
     for value in model.graph.input:
         if reason := _check_measured(value.name, half, ranges):
             found[value.name] = reason
     for node in model.graph.node:
         for name in node.output:
-            reason = _check_measured(name, half, ranges)
-            if reason is None:
-                reason = _find_inherited(node, found, half)
-            if reason:
+            measured = _check_measured(name, half, ranges)
+            if reason := _find_inherited(node, found, half) if measured is None else measured:
                 found[name] = reason
     return found
-
-
-def obstacle(node: NodeProto, large: Mapping[str, str]) -> str | None:
-    """Why a node must stay in fp32: the first tensor that it reads or writes and that is too large."""
-    return next((large[name] for name in (*list_reads(node), *node.output) if name in large), None)
-
-
-def _large_constants(graph: GraphProto, half: HalfFormat) -> Iterator[tuple[str, str]]:
-    for name, item in constants(graph).items():
-        if item.data_type == TensorProto.FLOAT:
-            reach = _finite_reach(numpy_helper.to_array(item))
-            if not np.isfinite(half.narrow(np.array(reach)).astype(np.float32)):
-                yield name, f"constant {name!r} reaches {reach:g}, {half.name} ends at {half.largest:g}"
-
-
-def _finite_reach(values: Array) -> float:
-    """Largest finite magnitude; infinities are representable and do not count."""
-    magnitudes = np.abs(values)
-    return float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))
 
 
 def _check_measured(name: str, half: HalfFormat, ranges: Ranges | None) -> str | None:

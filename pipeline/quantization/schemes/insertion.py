@@ -1,6 +1,6 @@
-"""The grids that Q/DQ nodes round to, and the scales that lay a range of values on one.
+"""Q/DQ nodes: the grids that they round to, and `Insertion`, which puts them into a graph.
 
-Puts Q/DQ nodes into a graph. Each reader is rewired by itself, so that whoever is not chosen keeps exact values.
+Each reader of a tensor is rewired by itself, so that nodes that are not chosen keep reading the exact values.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from enginery.arrays import Array
-from pipeline.quantization.graph import constants
+from pipeline.quantization.graph import constants, unused_name
 
 # Scales below the smallest normal float32 become zero in kernels that flush subnormal numbers.
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
@@ -21,7 +21,7 @@ SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True)
 class Grid:
-    """A number format. highest: the largest number that is used; symmetric grids use -highest as their lowest."""
+    """A number format. highest: the largest number used; the lowest is -highest on a symmetric grid, else 0."""
 
     name: str
     element_type: int
@@ -30,7 +30,7 @@ class Grid:
     symmetric: bool = True
 
     def scale(self, low: float, high: float) -> tuple[float, int]:
-        """(scale, zero point) that lay low..high on the grid; zero always lies on it exactly."""
+        """(scale, zero point) of one tensor for the range low..high; zero always lies on the grid exactly."""
         if self.symmetric:
             return max(max(abs(low), abs(high)) / self.highest, SMALLEST_SCALE), 0
         low, high = min(low, 0.0), max(high, 0.0)
@@ -38,14 +38,15 @@ class Grid:
         return scale, int(np.clip(round(-low / scale), 0, self.highest))
 
     def scales(self, values: Array, axis: int) -> NDArray[np.float32]:
-        """Symmetric scale of each channel along `axis`, reaching its largest magnitude; 0 where all are zero."""
+        """Symmetric scales [channels] for values with channels along `axis`: the largest magnitude of each becomes
+        `highest`; 0 for a channel of zeros."""
         others = tuple(i for i in range(values.ndim) if i != axis)
         reach = np.abs(values.astype(np.float64)).max(axis=others)
         scales: NDArray[np.float32] = np.maximum(reach / self.highest, SMALLEST_SCALE * (reach > 0)).astype(np.float32)
         return scales
 
     def rounded(self, values: Array, scales: Array, axis: int) -> Array:
-        """The values on the grid, symmetric scales per channel along `axis`; to nearest even, as ONNX says."""
+        """The values over scales [channels] along `axis`, in the grid's dtype; to nearest even, as ONNX says."""
         shape = [-1 if i == axis else 1 for i in range(values.ndim)]
         on_grid = values.astype(np.float64) / scales.astype(np.float64).reshape(shape)
         if self.dtype.kind == "i":
@@ -62,10 +63,10 @@ GRIDS: Mapping[str, Grid] = {
 
 
 class Insertion:
-    """Adds Q/DQ to a tidy graph in place, without an order: `graph.finish` sorts the nodes.
+    """Adds Q/DQ to a tidy graph in place; the nodes must be sorted afterwards (`graph.finish`).
 
-    grid: what activations are rounded to.  levels: the largest magnitude of int8 weights.  Every pair is made once,
-    however many nodes read it.
+    grid: what activations are rounded to.  levels: the largest magnitude of int8 weights.  scales: of the tensors that
+    have a pair.  Each tensor gets one pair, however many nodes read it.
     """
 
     def __init__(self, model: ModelProto, grid: Grid, levels: int = 127) -> None:
@@ -78,9 +79,10 @@ class Insertion:
         self._pairs: dict[str, str] = {}
         self._stored: dict[tuple[str, ...], str] = {}
         self._taken = {name for node in model.graph.node for name in (node.name, *node.input, *node.output)}
+        self._taken |= self.given.keys()
 
     def read(self, node: str, index: int, low: float, high: float) -> float:
-        """Let one input of a node read its tensor through a pair; gives the pair's scale."""
+        """Let input `index` of a node read its tensor through a pair for the range low..high; returns the scale."""
         reader = self.by_name[node]
         tensor = reader.input[index]
         if tensor not in self.scales:
@@ -89,9 +91,9 @@ class Insertion:
         return self.scales[tensor]
 
     def write(self, maker: str, tensor: str, low: float, high: float) -> None:
-        """Put a pair behind a tensor, for everybody who reads it: the pair's result takes over the name.
+        """Put a pair behind a tensor, for all its readers: the pair's result takes over the name.
 
-        maker: the node whose kernel writes the tensor; it may be one before a Relu that was folded away.
+        maker: the node whose kernel writes the tensor: its own, or the one before a Relu that was taken out (`fold`).
         """
         exact = self._fresh(f"{tensor}_exact")
         self.by_name[maker].output[0] = exact
@@ -99,11 +101,14 @@ class Insertion:
         self.scales[tensor] = self.scales.pop(exact)
 
     def fold(self, node: str) -> None:
-        """Take a node out whose work saturation does; its input's maker must then `write` its output."""
+        """Take out a node whose work saturation does; `write` must then be called for its output."""
         self.graph.node.remove(self.by_name.pop(node))
 
     def weight(self, node: str, axis: int, scales: NDArray[np.float32], pair: bool) -> None:
-        """Quantize a node's constant weight per channel. pair: keep the float weight, with Q and DQ behind it."""
+        """Quantize a node's constant weight with scales [channels] along `axis`.
+
+        pair: keep the float weight and put QuantizeLinear and DequantizeLinear behind it; else store it quantized.
+        """
         reader, grid = self.by_name[node], self.weight_grid
         name, key = reader.input[1], (reader.input[1], str(axis), str(pair), scales.tobytes().hex())
         if key not in self._stored:
@@ -117,7 +122,7 @@ class Insertion:
         reader.input[1] = self._stored[key]
 
     def bias(self, node: str, scales: NDArray[np.float32]) -> None:
-        """Store a node's constant bias as int32 on the grid of its accumulator."""
+        """Store a node's constant bias as int32. scales: [channels], of the accumulator (activation times weight)."""
         reader = self.by_name[node]
         values = numpy_helper.to_array(self.given[reader.input[2]]).astype(np.float64)
         limits = np.iinfo(np.int32)
@@ -127,7 +132,7 @@ class Insertion:
         reader.input[2] = self._add("DequantizeLinear", inputs, f"{reader.input[2]}_dequantized", axis=0)
 
     def constant(self, values: Array, name: str) -> str:
-        """Add an initializer under a name of its own; gives that name."""
+        """Add an initializer, by this name or, where it is taken, one like it; returns the name."""
         fresh = self._fresh(name)
         self.graph.initializer.append(numpy_helper.from_array(np.asarray(values, order="C"), fresh))
         return fresh
@@ -149,14 +154,13 @@ class Insertion:
         return output
 
     def _fresh(self, name: str) -> str:
-        while name in self._taken or name in self.given:
-            name += "_"
-        self._taken.add(name)
-        return name
+        fresh = unused_name(name, self._taken)
+        self._taken.add(fresh)
+        return fresh
 
 
 def weight_scales(insertion: Insertion, node: str, axis: int) -> NDArray[np.float32]:
-    """Scales of a node's weight, per output channel; a channel of zeros gets the smallest of the others'."""
+    """Scales [channels] of a node's weight along `axis`; a channel of zeros gets the smallest of the others."""
     values = numpy_helper.to_array(insertion.given[insertion.by_name[node].input[1]])
     scales = insertion.weight_grid.scales(values, axis)
     smallest = scales[scales > 0].min(initial=np.float32(1.0))

@@ -1,4 +1,4 @@
-"""Precision by hand: the spec's `overrides`, resolved to one precision for each node that they name."""
+"""Precision by hand: the spec's `quantization.overrides`, resolved to one precision for each node that they name."""
 
 import fnmatch
 from collections.abc import Mapping, Sequence
@@ -26,14 +26,14 @@ class Override:
     precision: OverridePrecision
 
     def covers(self, node: "NodeProto") -> bool:
-        """Whether the rule is about this node."""
+        """Whether the rule matches this node."""
         return self.match in (node.name, node.op_type) or fnmatch.fnmatchcase(node.name, self.match)
 
 
 def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, OverridePrecision]:
-    """Node -> precision, for a tidy model; where several rules match a node, the last one counts.
+    """Node name -> precision, for a tidy model; where several rules match a node, the last one counts.
 
-    Raises InputError for a rule that matches no node, with the nearest name.
+    Raises InputError, with the nearest name, for a rule that matches no node.
     """
     chosen: dict[str, OverridePrecision] = {}
     for rule in rules:
@@ -47,6 +47,12 @@ def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, Overrid
     return chosen
 
 
+def find_override(node: str, overrides: Mapping[str, OverridePrecision]) -> str | None:
+    """Why an override leaves a node in float, or None where none does."""
+    precision = overrides.get(node, "int8")
+    return None if precision == "int8" else f"quantization.overrides says {precision}"
+
+
 def in_fp32(chosen: Mapping[str, OverridePrecision]) -> tuple[str, ...]:
-    """The nodes that stay in fp32 even where the rest is cast."""
+    """The nodes that stay in fp32 even where the rest is cast to 16 bits."""
     return tuple(sorted(name for name, precision in chosen.items() if precision == "fp32"))

@@ -13,16 +13,16 @@ weights is opened in another way, and slower; docs/concepts/cpu-kinds.md has the
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, numpy_helper
 
 from enginery.core.errors import DataError
 from enginery.core.reports.quantization import FloatNode
 from enginery.core.types import QuantizationScheme
-from pipeline.quantization.graph import finish, tidy_from
+from pipeline.quantization.graph import attribute_of, finish, tidy_from
 from pipeline.quantization.insertion_points import Site, find_joins, find_sites, prepare_model, residuals
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
@@ -35,7 +35,7 @@ from pipeline.quantization.schemes.insertion import (
     weight_scales,
     widened_for_bias,
 )
-from pipeline.quantization.schemes.overrides import OverridePrecision, in_fp32
+from pipeline.quantization.schemes.overrides import OverridePrecision, find_override, in_fp32
 
 QDQ_TYPES = ("QuantizeLinear", "DequantizeLinear")
 # Additive attention masks reach -1e4 and far beyond; one step of int8 over such a range is larger than any activation.
@@ -56,9 +56,9 @@ def quantize_int8(
     scheme: QuantizationScheme,
     overrides: Mapping[str, OverridePrecision] | None = None,
 ) -> tuple[ModelProto, QuantizationNotes]:
-    """The model with Q/DQ around each weighted node that has a usable range (`sites.OP_TYPES`) and what fuses with it.
+    """The model with Q/DQ around each weighted node that has a usable range and what fuses with it, and what was done.
 
-    overrides: node -> precision (`overrides.resolve`); nodes in 'fp32' or 'fp16' are left in float.
+    overrides: node name -> precision (`overrides.resolve`); nodes in 'fp32' or 'fp16' are left in float.
     A model that carries Q/DQ comes back as it is. With `float_precision` fp16 the rest of the graph is cast as well,
     inputs and outputs staying fp32. Raises DataError when `ranges` lacks what a weighted node reads, ModelError when
     the opset is too old to be lifted.
@@ -72,7 +72,7 @@ def quantize_fp8(
     scheme: QuantizationScheme,
     overrides: Mapping[str, OverridePrecision] | None = None,
 ) -> tuple[ModelProto, QuantizationNotes]:
-    """`quantize_int8` with e4m3 in the place of int8: symmetric, the largest measured magnitude at 448."""
+    """`quantize_int8` with e4m3 in place of int8: symmetric, with the largest measured magnitude at 448."""
     return _quantize(model, ranges, scheme, "fp8", overrides or {})
 
 
@@ -93,13 +93,22 @@ def _quantize(
     notes = QuantizationNotes(tuple(site.node for site in sites), kept, precision="fp8" if grid == "fp8" else "int8")
     if grid == "uint8":
         sites, ranges = fold_first_convolutions(graph, sites, ranges)
-        kept_joints = _insert_for_cpu(graph, sites, ranges, scheme, overrides)
+        beside = _insert_for_cpu(graph, sites, ranges, scheme, overrides)
         quantize_before_blocks(graph)
     else:
-        kept_joints = _insert_for_gpu(
-            graph, sites, ranges, Insertion(graph, GRIDS[grid], scheme.weight_levels), overrides
-        )
-    notes = replace(notes, kept=(*notes.kept, *kept_joints))
+        insertion = Insertion(graph, GRIDS[grid], scheme.weight_levels)
+        beside = _insert_for_gpu(graph, sites, ranges, insertion, overrides)
+    return finish_rest(graph, replace(notes, kept=(*notes.kept, *beside)), scheme, overrides, ranges)
+
+
+def finish_rest(
+    graph: ModelProto,
+    notes: QuantizationNotes,
+    scheme: QuantizationScheme,
+    overrides: Mapping[str, OverridePrecision],
+    ranges: Ranges | None,
+) -> tuple[ModelProto, QuantizationNotes]:
+    """A graph that was quantized in place, checked; what is left in float is cast to fp16 where the scheme wants it."""
     if scheme.float_precision == "fp32":
         return finish(graph), notes
     cast, cast_notes = cast_float(graph, "fp16", keep=in_fp32(overrides), ranges=ranges)
@@ -109,30 +118,23 @@ def _quantize(
 def usable_sites(
     graph: ModelProto, ranges: Ranges, grid: str, overrides: Mapping[str, OverridePrecision]
 ) -> tuple[tuple[Site, ...], tuple[FloatNode, ...]]:
-    """Divide the candidates of a prepared model into the sites to quantize, and those left in float with the reason."""
+    """The sites of a prepared model to quantize to a grid of `GRIDS`, and those left in float with the reason.
+
+    Raises DataError when `ranges` lacks what one of them reads or writes.
+    """
     sites, kept = find_sites(graph)
     usable, left = [], list(kept)
     for site in sites:
-        reason = _find_unwanted(site, grid, overrides)
-        reason = reason or next(filter(None, (degenerate(name, ranges) for name in _list_measured(site, grid))), None)
-        if reason:
+        # A convolution gets Q/DQ behind it too on a CPU.
+        measured = (site.activation, site.result)[: 2 if site.op_type == "Conv" and grid == "uint8" else 1]
+        reason = find_override(site.node, overrides)
+        if reason is None and grid == "uint8" and site.op_type == "ConvTranspose":
+            reason = "onnxruntime has no integer kernel for it"
+        if reason := reason or next(filter(None, (degenerate(name, ranges) for name in measured)), None):
             left.append(FloatNode(site.node, site.op_type, reason))
         else:
             usable.append(site)
     return tuple(usable), tuple(left)
-
-
-def _find_unwanted(site: Site, grid: str, overrides: Mapping[str, OverridePrecision]) -> str | None:
-    if overrides.get(site.node, "int8") != "int8":
-        return f"quantization.overrides says {overrides[site.node]}"
-    if grid == "uint8" and site.op_type == "ConvTranspose":
-        return "onnxruntime has no integer kernel for it"
-    return None
-
-
-def _list_measured(site: Site, grid: str) -> tuple[str, ...]:
-    """The activations of a site that get Q/DQ: what it reads and, for CPU convolutions, what it writes."""
-    return (site.activation, site.result) if site.op_type == "Conv" and grid == "uint8" else (site.activation,)
 
 
 def degenerate(tensor: str, ranges: Ranges) -> str | None:
@@ -153,22 +155,22 @@ def degenerate(tensor: str, ranges: Ranges) -> str | None:
 
 
 def _beside(node: NodeProto, tensor: str, ranges: Ranges, overrides: Mapping[str, OverridePrecision]) -> str | None:
-    """Why a tensor beside the sites is left in float; there a missing range costs a fusion, and not the engine."""
-    if overrides.get(node.name, "int8") != "int8":
-        return f"quantization.overrides says {overrides[node.name]}"
-    if ranges.reach(tensor) is None:
-        return f"tensor {tensor!r} was not measured"
-    return degenerate(tensor, ranges)
+    """Why a tensor beside the sites is left in float, or None. A missing range is a reason there, and no error: without
+    Q/DQ only a fusion is lost."""
+    if reason := find_override(node.name, overrides):
+        return reason
+    return f"tensor {tensor!r} was not measured" if ranges.reach(tensor) is None else degenerate(tensor, ranges)
 
 
 def _insert_for_gpu(
     model: ModelProto,
-    sites: Iterable[Site],
+    sites: Sequence[Site],
     ranges: Ranges,
     insertion: Insertion,
     overrides: Mapping[str, OverridePrecision],
 ) -> list[FloatNode]:
-    sites, kept = tuple(sites), []
+    """Insert Q/DQ in place, as TensorRT wants it; the residual Adds that are left in float."""
+    kept = []
     for site in sites:
         insertion.read(site.node, 0, *ranges.tensors[site.activation])
     for residual in residuals(model, [site.node for site in sites if site.op_type == "Conv"]):
@@ -183,33 +185,38 @@ def _insert_for_gpu(
     return kept
 
 
-@dataclass(frozen=True)
-class _Write:
-    """A tensor that an integer kernel writes. maker: the node.  fused: one behind it whose work saturation does."""
-
-    maker: str
-    tensor: str
-    fused: str | None
-    low: float
-    high: float
-
-
 def _insert_for_cpu(
     model: ModelProto,
-    sites: Iterable[Site],
+    sites: Sequence[Site],
     ranges: Ranges,
     scheme: QuantizationScheme,
     overrides: Mapping[str, OverridePrecision],
 ) -> list[FloatNode]:
-    sites = tuple(sites)
-    writes, kept = _writes(model, sites, ranges, overrides)
-    insertion = Insertion(model, GRIDS["uint8"], scheme.weight_levels)
+    """Insert Q/DQ in place, as onnxruntime's x86 kernels want it; the joins that are left in float."""
+    by_name = {node.name: node for node in model.graph.node}
     relus = {node.name for node in model.graph.node if node.op_type == "Relu"}
-    for item in writes:
-        if item.fused:
-            insertion.fold(item.fused)
+    insertion, kept = Insertion(model, GRIDS["uint8"], scheme.weight_levels), []
+
+    def write(maker: str, tensor: str, fused: str | None, low: float, high: float) -> None:
+        if fused:
+            insertion.fold(fused)
         # Behind a Relu, zero must be the grid's lowest number: saturation then does the Relu's work.
-        insertion.write(item.maker, item.tensor, 0.0 if item.fused in relus else item.low, item.high)
+        insertion.write(maker, tensor, 0.0 if fused in relus else low, high)
+
+    convolutions = [site for site in sites if site.op_type == "Conv"]
+    known = {site.result: ranges.tensors[site.result] for site in convolutions}
+    joins = find_joins(model, known)
+    for site in convolutions:
+        write(site.node, site.result, site.fused, *known[site.result])
+    for join in joins:
+        node, source = by_name[join.node], join.same_as or join.result
+        if not all(name in known for name in node.input):
+            continue  # an earlier join was left in float
+        if reason := None if join.same_as else _beside(node, source, ranges, overrides):
+            kept.append(FloatNode(join.node, node.op_type, reason))
+            continue
+        known[join.result] = known[source] if join.same_as else ranges.tensors[source]
+        write(join.node, join.result, join.fused, *known[join.result])
     for site in sites:
         scale = insertion.read(site.node, 0, *ranges.tensors[site.activation])
         if scheme.quantize_bias:
@@ -219,33 +226,10 @@ def _insert_for_cpu(
     return kept
 
 
-def _writes(
-    model: ModelProto, sites: tuple[Site, ...], ranges: Ranges, overrides: Mapping[str, OverridePrecision]
-) -> tuple[list[_Write], list[FloatNode]]:
-    """What the integer kernels write: each convolution's result, and those of the joins whose inputs all are."""
-    by_name = {node.name: node for node in model.graph.node}
-    convolutions = [site for site in sites if site.op_type == "Conv"]
-    known = {site.result: ranges.tensors[site.result] for site in convolutions}
-    writes = [_Write(site.node, site.result, site.fused, *known[site.result]) for site in convolutions]
-    kept: list[FloatNode] = []
-    for join in find_joins(model, known):
-        node = by_name[join.node]
-        source = join.same_as or join.result
-        if not all(name in known for name in node.input):
-            continue  # an earlier join was left in float
-        reason = None if join.same_as else _beside(node, source, ranges, overrides)
-        if reason:
-            kept.append(FloatNode(join.node, node.op_type, reason))
-            continue
-        known[join.result] = known[source] if join.same_as else ranges.tensors[source]
-        writes.append(_Write(join.node, join.result, join.fused, *known[join.result]))
-    return writes, kept
-
-
 def _weight_and_bias(insertion: Insertion, site: Site, activation_scale: float) -> None:
-    node = insertion.by_name[site.node]
-    scales = weight_scales(insertion, site.node, site.axis)
-    alpha = next((helper.get_attribute_value(item) for item in node.attribute if item.name == "alpha"), 1.0)
+    """Store a site's weight as int8 and its bias, where the accumulator's grid can hold it, as int32."""
+    node, scales = insertion.by_name[site.node], weight_scales(insertion, site.node, site.axis)
+    alpha = attribute_of(node, "alpha", 1.0)
     if has_quantizable_bias(node, insertion.given, len(scales)) and alpha > 0:
         bias = numpy_helper.to_array(insertion.given[node.input[2]])
         scales = widened_for_bias(scales, bias, activation_scale * alpha)

@@ -1,4 +1,4 @@
-"""One door to every scheme: a model written for a precision, in the way that a backend wants it."""
+"""Writes a model in any precision, in the way that a backend wants it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,10 +11,9 @@ from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.notes import CastNotes, QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float
-from pipeline.quantization.schemes.dynamic import quantize_dynamic
-from pipeline.quantization.schemes.int4 import quantize_int4
 from pipeline.quantization.schemes.overrides import Override, OverridePrecision, in_fp32, resolve
 from pipeline.quantization.schemes.qdq import quantize_fp8, quantize_int8
+from pipeline.quantization.schemes.uncalibrated import quantize_dynamic, quantize_int4
 
 
 def write(
@@ -29,8 +28,8 @@ def write(
 ) -> tuple[ModelProto, QuantizationNotes | CastNotes]:
     """The model in a precision other than fp32, and notes on what was done and what was left alone.
 
-    scheme: the backend's, for the quantized precisions.  ranges: needed by int8 and fp8, welcome to the others.
-    left: nodes that a search leaves in float (node -> reason), in int8 only.
+    scheme: the backend's, for the quantized precisions.  ranges: int8 and fp8 need them; the others find with them
+    which tensors are too large.  left: nodes that a search leaves in float (node -> reason), in int8 only.
     keep_io: whether fp16 and bf16 graphs keep fp32 inputs and outputs.
     Raises DataError where ranges are missing, InputError for an override that matches no node, ModelError for a graph
     that cannot be written so.

@@ -1,23 +1,21 @@
-"""Leaves in float what int8 does not make faster, by racing engines of the whole model.
+"""Measures what int8 saves: a paired benchmark of engines of the whole model, one group in int8 against in float.
 
-Each group that int8 has is tried: the engine with it in int8 against the one with it in float, one run each in a round,
-the order changing from round to round. Whole models and not single nodes, because what a group costs depends on its
-neighbours: a convolution between two integer ones needs no conversions, alone it needs two. A slow moment of the
-machine hits both sides of a round, so what counts is the difference within rounds, by its median.
+The two engines run once each in a round, the order changing from round to round. Whole models and not single nodes,
+because what a group costs depends on its neighbours: a convolution between two integer ones needs no conversions,
+alone it needs two. A slow moment of the machine hits both sides of a round, so what counts is the difference within
+rounds, by its median.
 
-A group pays when it saves at least `MARGIN` of the model's time. Rounds go on until the median is `CERTAINTY` standard
-errors away from that, or until `ROUNDS`. A loss counts only after `PATIENCE` rounds, and when the fastest run of either
-side says so too: on a busy machine one side can be unlucky for many rounds, but hardly in its best one. What is not
-clear by then stays in int8: noise drops nothing.
-
-Races two graphs as the engines that a backend makes of them, on real inputs, on this machine.
+A group pays when it saves at least `MARGIN` of the model's time. Rounds are measured until the median is `CERTAINTY`
+standard errors away from that, or until `ROUNDS`. A loss counts only after `PATIENCE` rounds, and when the fastest run
+of either side says so too: on a busy machine one side can be slow for many rounds, but hardly in its best one. What is
+not clear by then stays in int8.
 """
 
 import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +36,7 @@ _ERROR_OF_MEDIAN = 1.2533 * 1.4826
 
 
 class PairedRounds(Protocol):
-    """Runs two models as engines, round by round. Yields milliseconds of (first, second) without end."""
+    """Runs two models as engines, round by round: yields milliseconds of (first, second), without end."""
 
     def __call__(self, first: ModelProto, second: ModelProto) -> Iterator[tuple[float, float]]:
         """Raises EngineryError when an engine cannot be built or run."""
@@ -61,7 +59,7 @@ class Timing:
 
     @classmethod
     def of(cls, rounds: Sequence[tuple[float, float]]) -> "Timing":
-        """From (int8, float) of each round."""
+        """From (int8, float) milliseconds of each round."""
         savings = [slow - fast for fast, slow in rounds]
         saving = statistics.median(savings)
         spread = statistics.median(abs(item - saving) for item in savings)
@@ -71,25 +69,15 @@ class Timing:
         return cls(int8, plain, saving, error, best[1] - best[0], len(rounds))
 
     @property
-    def wanted_ms(self) -> float:
-        """What int8 must save."""
-        return MARGIN * self.float_ms
-
-    @property
     def lost(self) -> bool:
-        """Whether int8 surely does not save what it must."""
-        certain = self.wanted_ms - self.saving_ms > CERTAINTY * self.error_ms
-        return certain and self.rounds >= PATIENCE and self.best_saving_ms < self.wanted_ms
+        """Whether int8 surely saves less than `MARGIN`, so that the group is left in float."""
+        certain = MARGIN * self.float_ms - self.saving_ms > CERTAINTY * self.error_ms
+        return certain and self.rounds >= PATIENCE and self.best_saving_ms < MARGIN * self.float_ms
 
     @property
     def won(self) -> bool:
-        """Whether int8 surely saves what it must."""
-        return self.saving_ms - self.wanted_ms > CERTAINTY * self.error_ms
-
-    @property
-    def pays(self) -> bool:
-        """Whether the group stays in int8."""
-        return not self.lost
+        """Whether int8 surely saves at least `MARGIN`."""
+        return self.saving_ms - MARGIN * self.float_ms > CERTAINTY * self.error_ms
 
     @property
     def reason(self) -> str:
@@ -98,7 +86,7 @@ class Timing:
 
 
 def benchmark_until_decided(rounds: Iterable[tuple[float, float]]) -> Timing:
-    """Times of two engines in ms; rounds are taken until the verdict is certain, `ROUNDS` at most."""
+    """Timing of two engines from rounds of (int8, float) in ms, taken until it is certain, `ROUNDS` at most."""
     seen: list[tuple[float, float]] = []
     for pair in itertools.islice(rounds, ROUNDS):
         seen.append(pair)
@@ -108,30 +96,12 @@ def benchmark_until_decided(rounds: Iterable[tuple[float, float]]) -> Timing:
     return Timing.of(seen)
 
 
-def without_unpaid(
-    names: Iterable[str], left: tuple[str, ...], written: Callable[[tuple[str, ...]], ModelProto], race: PairedRounds
-) -> tuple[tuple[str, ...], dict[str, Timing]]:
-    """Try to leave each of these groups in float too: what is left in float then, and the timing of every group.
-
-    left: groups in float to begin with.  written: the graph with given groups in float. A group that does not pay is
-    in float while the next are tried.
-    """
-    timings = {}
-    current = written(left)
-    for name in names:
-        other = written((*left, name))
-        timings[name] = benchmark_until_decided(race(current, other))
-        if not timings[name].pays:
-            left, current = (*left, name), other
-    return left, timings
-
-
 @dataclass
 class EngineTiming:
-    """The `latency.PairedRounds` in wall-clock time. A context manager: it keeps the engines of the last pair open.
+    """`PairedRounds` in wall-clock time, with engines that a backend builds of the two graphs on this machine.
 
-    request: what is built, but for the model.  inputs: of one run; some backends take only shapes within the request's
-    profiles.
+    A context manager: it keeps the engines of the last pair open. request: what is built, but for the model.
+    inputs: of one run; some backends take only shapes within the request's profiles.
     """
 
     backend: Backend
@@ -149,17 +119,14 @@ class EngineTiming:
     def __call__(self, first: ModelProto, second: ModelProto) -> Iterator[tuple[float, float]]:
         """Build both, run each once to warm up, then yield milliseconds, the order changing from round to round."""
         self._close_all_but(first, second)
-        sessions = [self._opened(model) for model in (first, second)]
+        sessions = [self._open_engine(model) for model in (first, second)]
         for session in sessions:
-            session.run(self._fed(session))
-        turn = False
-        while True:
-            order = (1, 0) if turn else (0, 1)
-            times = {index: self._milliseconds(sessions[index]) for index in order}
+            session.run({spec.name: self.inputs[spec.name] for spec in session.inputs})
+        for order in itertools.cycle([(0, 1), (1, 0)]):
+            times = {index: self._time_ms(sessions[index]) for index in order}
             yield times[0], times[1]
-            turn = not turn
 
-    def _opened(self, model: ModelProto) -> Session:
+    def _open_engine(self, model: ModelProto) -> Session:
         for known, session, _ in self._open:
             if known is model:
                 return session
@@ -177,11 +144,8 @@ class EngineTiming:
                 self._open.remove(item)
                 item[2].close()
 
-    def _milliseconds(self, session: Session) -> float:
-        inputs = self._fed(session)
+    def _time_ms(self, session: Session) -> float:
+        inputs = {spec.name: self.inputs[spec.name] for spec in session.inputs}
         start = time.perf_counter()
         session.run(inputs)
         return (time.perf_counter() - start) * 1e3
-
-    def _fed(self, session: Session) -> Tensors:
-        return {spec.name: self.inputs[spec.name] for spec in session.inputs}

@@ -1,9 +1,10 @@
-"""Which groups to leave in float so that a graph keeps its limits: delta debugging over the groups that are narrow.
+"""Which groups to leave in float so that a graph keeps its limits: delta debugging over the quantized groups.
 
 Each trial writes the whole graph anew, as the pipeline would with those overrides, and runs every check on it: what is
-proposed was seen to pass.
+proposed has passed them.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import Override, OverridePrecision
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.settings.groups import find_groups
-from validation.attribution.reduce import Reduction, reduce
+from validation.attribution.reduce import reduce
 from validation.attribution.result import Attribution, CheckChange, Proposal, ProposedOverride
 
 MOST_RUNS, MOST_S = 60, 900.0
@@ -56,11 +57,13 @@ class QuantizationRecipe:
 
 
 def propose(recipe: QuantizationRecipe, found: Attribution, before: Sequence[Check], judge: Judge) -> Proposal:
-    """The smallest set of groups that was found to repair the graph.
+    """The smallest set of groups found that, left in float, repairs the graph.
 
-    found: whose ranking says what to try first.  before: the checks of the graph as it is.  judge: runs all of them.
+    found: its ranking says what to try first.  before: the checks of the graph as it is.  judge: runs all of them.
     """
-    groups = _order(narrow_groups(recipe, found), found)
+    # Those with the worst own error first.
+    place = {name: index for index, row in reversed([*enumerate(found.rows)]) for name in row.nodes}
+    groups = sorted(narrow_groups(recipe, found), key=lambda nodes: min(place.get(name, len(place)) for name in nodes))
     judged: dict[tuple[str, ...], Sequence[Check]] = {}
 
     def passes(chosen: Sequence[Nodes]) -> bool:
@@ -73,7 +76,18 @@ def propose(recipe: QuantizationRecipe, found: Attribution, before: Sequence[Che
 
     end = time.monotonic() + MOST_S
     reduced = reduce(groups, passes, MOST_RUNS, lambda: time.monotonic() > end)
-    return _proposal(recipe, reduced, len(groups), before, judged)
+    if reduced.items is None:
+        return Proposal(len(groups), reduced.runs, reduced.minimal, None)
+    rules = recipe.rules_with(_flat(reduced.items))
+    return Proposal(
+        groups=len(groups),
+        runs=reduced.runs,
+        minimal=reduced.minimal,
+        leave=reduced.items,
+        overrides=tuple(ProposedOverride(rule.match, rule.precision) for rule in rules),
+        snippet=_yaml(rules),
+        quality=tuple(_compare(before, judged[_flat(reduced.items)])),
+    )
 
 
 def narrow_groups(recipe: QuantizationRecipe, found: Attribution) -> list[Nodes]:
@@ -89,36 +103,8 @@ def narrow_groups(recipe: QuantizationRecipe, found: Attribution) -> list[Nodes]
     return list(dict.fromkeys(nodes for nodes in rows if nodes))
 
 
-def _order(groups: Sequence[Nodes], found: Attribution) -> list[Nodes]:
-    """Worst own error first."""
-    place = {name: index for index, row in reversed([*enumerate(found.rows)]) for name in row.nodes}
-    return sorted(groups, key=lambda nodes: min(place.get(name, len(place)) for name in nodes))
-
-
 def _flat(groups: Sequence[Nodes]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for nodes in groups for name in nodes))
-
-
-def _proposal(
-    recipe: QuantizationRecipe,
-    reduced: Reduction[Nodes],
-    groups: int,
-    before: Sequence[Check],
-    judged: Mapping[tuple[str, ...], Sequence[Check]],
-) -> Proposal:
-    if reduced.items is None:
-        return Proposal(groups, reduced.runs, reduced.minimal, None)
-    nodes = _flat(reduced.items)
-    rules = recipe.rules_with(nodes)
-    return Proposal(
-        groups=groups,
-        runs=reduced.runs,
-        minimal=reduced.minimal,
-        leave=reduced.items,
-        overrides=tuple(ProposedOverride(rule.match, rule.precision) for rule in rules),
-        snippet=snippet(rules),
-        quality=tuple(_compare(before, judged[nodes])),
-    )
 
 
 def _compare(before: Sequence[Check], after: Sequence[Check]) -> Iterator[CheckChange]:
@@ -130,13 +116,11 @@ def _compare(before: Sequence[Check], after: Sequence[Check]) -> Iterator[CheckC
 
 
 def _place(check: Check) -> tuple[str, ...]:
-    """What is compared with what: the edge at which a metric is worst may be another one afterwards."""
+    """Key by which checks are compared: the edge at which a metric is worst may be another one afterwards."""
     return check.joint, check.name, check.output, "golden" if check.case.startswith("golden") else "edges"
 
 
-def snippet(rules: Sequence[Override]) -> str:
+def _yaml(rules: Sequence[Override]) -> str:
     """The rules as YAML, to be pasted into the spec."""
-    import json
-
     lines = [f"    - {{match: {json.dumps(rule.match)}, precision: {rule.precision}}}" for rule in rules]
     return "\n".join(["quantization:", "  overrides:", *lines])

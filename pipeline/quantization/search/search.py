@@ -1,8 +1,10 @@
-"""Keeps as much of the compute in int8 as a quality floor allows.
+"""Mixed-precision search: as much of the compute in int8 as a quality floor allows.
 
 Groups are ranked by damage per multiplication. Those at the top are left in float until the whole model, quantized and
 run on samples that no setting was fitted on, reaches the floor; then each of them is taken back where the floor still
-holds. Damages of single groups add up closely enough to say where to look; what counts is the run.
+holds. Damages of single groups add up closely enough to say which to try; what decides is the run of the whole model.
+
+A floor that cannot do its work ends in an error: one that nothing can miss, and one that nothing reaches.
 """
 
 import math
@@ -12,29 +14,24 @@ from typing import Literal
 
 from onnx import ModelProto
 
+from enginery.core.errors import DataError
 from enginery.core.types import QuantizationScheme, Tensors
 from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8, usable_sites
-from pipeline.quantization.search.chosen import FrontierPoint, GroupDamage, MixedPrecisionChoice, in_json
-from pipeline.quantization.search.float_groups import (
-    check_decisions,
-    check_reached,
-    find_shallowest,
-    refill_groups,
-    swap_groups,
-)
-from pipeline.quantization.search.floor import SearchFloor
-from pipeline.quantization.search.latency import PairedRounds, Timing, without_unpaid
-from pipeline.quantization.search.sensitivity import Answers, Quality, SweepCost, quality, sweep
-from pipeline.quantization.settings.channels import StatisticsWork, gather
-from pipeline.quantization.settings.convolutions import fit_convolutions
-from pipeline.quantization.settings.fit import STRENGTHS, fit
-from pipeline.quantization.settings.groups import SmoothingGroup, find_groups, matrices
+from pipeline.quantization.search.choice import FrontierPoint, GroupDamage, MixedPrecisionChoice, in_json
+from pipeline.quantization.search.latency import PairedRounds, Timing, benchmark_until_decided
+from pipeline.quantization.search.quality import Quality, SearchFloor
+from pipeline.quantization.search.sensitivity import Answers, SweepCost, decides, quality, sweep
+from pipeline.quantization.settings.fit import STRENGTHS, fit, fit_convolutions
+from pipeline.quantization.settings.groups import SmoothingGroup, StatisticsWork, find_groups, gather, matrices
 from pipeline.quantization.settings.runs import Run, RunLabels, SessionRunner, divide_runs
 from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, folds
 from validation.reporting.quantization import decibels_text
+
+# Groups that are tried to be swapped, each by two runs of the whole model.
+_MOST_SWAPS = 8
 
 
 def choose(
@@ -48,41 +45,141 @@ def choose(
     race: PairedRounds | None = None,
     labels: RunLabels | None = None,
 ) -> MixedPrecisionChoice:
-    """Search strengths, clipping, rounding and exclusions for a model, on calibration samples.
+    """What to quantize, with which strength of smoothing, clipping and rounding, found on calibration samples.
 
     runs: (number of samples, inputs) of one run after the other; the first few hundred samples are used.
-    overrides: nodes that a person decided on.  race: where given, what int8 does not make faster is left in float, but
-    for nodes that a person wants in int8.  labels: for a floor of accuracy. Raises ModelError when the model does not
-    run on the samples, DataError when the labels do not fit them, or when not even the float model holds the floor.
+    overrides: node -> precision that a person decided on.  race: where given, what int8 does not make faster is left in
+    float, but for nodes that a person wants in int8.  labels: for a floor of accuracy. Raises ModelError when the model
+    does not run on the samples, DataError when the labels do not fit them, or when not even the float model holds the
+    floor.
     """
     trial = _Trial.of(model, ranges, replace(scheme, float_precision="fp32"), runs, smoothing, overrides or {}, labels)
     if floor is not None and floor.argmax_agreement is not None:
-        check_decisions(trial.expected[0])
+        _check_decisions(trial.expected[0])
     tried: dict[int, FrontierPoint] = {}
-    depth = 0 if floor is None else find_shallowest(trial, floor, tried)
+    depth = 0 if floor is None else _find_shallowest(trial, floor, tried)
     point = trial.point(trial.ranked[:depth]) if depth not in tried else tried[depth]
     if floor is not None:
         point = swap_groups(trial, floor, refill_groups(trial, floor, point))
-        check_reached(floor, trial.qualities[point.left])
+        _check_reached(floor, trial.qualities[point.left])
     if race is not None:
-        point = _paying(trial, scheme, point, race)
+        point = _leave_slow_groups(trial, scheme, point, race)
     frontier = [tried.get(depth) or trial.predict(trial.ranked[:depth]) for depth in range(len(trial.ranked) + 1)]
     return trial.choose(point, tuple(frontier))
 
 
-def _paying(trial: "_Trial", scheme: QuantizationScheme, point: FrontierPoint, race: PairedRounds) -> FrontierPoint:
-    """The point without the groups that int8 does not make faster; those with the least compute are tried first."""
+def _leave_slow_groups(
+    trial: "_Trial", scheme: QuantizationScheme, point: FrontierPoint, race: PairedRounds
+) -> FrontierPoint:
+    """The point with what int8 does not make faster in float too; groups with the least compute are tried first.
+
+    A group that is left in float is so while the next ones are tried.
+    """
     forced = {node for node, precision in trial.overrides.items() if precision == "int8"}
     tried = [name for name, group in trial.groups.items() if name not in point.left and not forced & set(group.nodes)]
     tried.sort(key=lambda name: trial.macs[name])
-    left, timings = without_unpaid(tried, point.left, lambda names: trial.write(names, scheme), race)
-    trial.timings.update(timings)
+    left, current = point.left, trial.write(point.left, scheme)
+    for name in tried:
+        other = trial.write((*left, name), scheme)
+        trial.timings[name] = benchmark_until_decided(race(current, other))
+        if trial.timings[name].lost:
+            left, current = (*left, name), other
     return trial.point(left)
+
+
+def _check_decisions(outputs: Tensors) -> None:
+    """Raises DataError when no output of the model holds decisions: a floor of these would hold whatever int8 does."""
+    if not any(decides(values) for values in outputs.values()):
+        raise DataError(
+            "quantization.floor.argmax_agreement: every output has one value along its last axis, whose argmax cannot "
+            "change; ask for sqnr_db or cosine"
+        )
+
+
+def _check_reached(floor: SearchFloor, found: Quality) -> None:
+    """Raises DataError when the search ended without reaching the floor: not even the float model (found) does."""
+    if not found.finite:
+        raise DataError(
+            "quantization.floor cannot be judged: the float model itself gives NaN or infinities on the calibration "
+            "samples; correct the samples or the model"
+        )
+    if floor.accuracy is not None and (found.accuracy is None or found.accuracy < floor.accuracy):
+        own = "was not measured" if found.accuracy is None else f"has {found.accuracy:.4f} on the calibration samples"
+        raise DataError(
+            f"quantization.floor.accuracy {floor.accuracy:g} is out of reach: the float model itself {own}; "
+            "ask for less, or correct calibration.labels"
+        )
+
+
+def _find_shallowest(trial: "_Trial", floor: SearchFloor, tried: dict[int, FrontierPoint]) -> int:
+    """The least number of top-ranked groups to leave in float, by bisection; every step runs the whole model."""
+
+    def holds(depth: int) -> bool:
+        if depth not in tried:
+            tried[depth] = trial.point(trial.ranked[:depth])
+        return floor.holds(trial.qualities[tried[depth].left])
+
+    low, high = 0, len(trial.ranked)
+    while low < high:
+        middle = (low + high) // 2 if 0 in tried else 0
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    holds(low)
+    return low
+
+
+def refill_groups(trial: "_Trial", floor: SearchFloor, point: FrontierPoint) -> FrontierPoint:
+    """The point with groups taken back into int8 that the floor allows, those that compute most first."""
+    for group in sorted(point.left, key=lambda name: -trial.macs[name]):
+        left = tuple(name for name in point.left if name != group)
+        if floor.sqnr_db is not None and trial.predicted_db(left) < floor.sqnr_db:
+            continue
+        other = trial.point(left)
+        if floor.holds(trial.qualities[other.left]):
+            point = other
+    return point
+
+
+def swap_groups(trial: "_Trial", floor: SearchFloor, point: FrontierPoint) -> FrontierPoint:
+    """The point with groups taken back into int8 and smaller ones left in float instead, which together compute less.
+
+    Only for a floor in decibels, which can be predicted: a group is often more than what is missing.
+    """
+    if floor.sqnr_db is None:
+        return point
+    for group in sorted(point.left, key=lambda name: -trial.macs[name])[:_MOST_SWAPS]:
+        left = _smaller(trial, floor.sqnr_db, tuple(name for name in point.left if name != group), trial.macs[group])
+        if left is not None:
+            other = trial.point(left)
+            if floor.holds(trial.qualities[other.left]):
+                point = other
+    return point
+
+
+def _smaller(trial: "_Trial", sqnr_db: float, left: tuple[str, ...], most: float) -> tuple[str, ...] | None:
+    """`left` with more groups, of less than `most` multiplications together, that should reach the floor; or None."""
+    start = trial.point(left)
+    # What interactions cost beyond the sum of damages is taken to stay the same over so small a step.
+    beyond = trial.predicted_db(left) - start.sqnr_db if start.sqnr_db is not None else 0.0
+    spent = 0.0
+    for name in trial.ranked:
+        if name in left or spent + trial.macs[name] >= most:
+            continue
+        left, spent = (*left, name), spent + trial.macs[name]
+        if trial.predicted_db(left) - beyond >= sqnr_db:
+            return left
+    return None
 
 
 @dataclass
 class _Trial:
-    """Everything that is known about the model while points are tried."""
+    """What is known of the model while points are tried.
+
+    plans: by group, how its nodes are quantized.  work: by node.  alone: by group, the quality with only it quantized.
+    runs, expected: inputs and the float model's outputs to judge on.
+    """
 
     model: ModelProto
     ranges: Ranges
@@ -143,22 +240,19 @@ class _Trial:
         macs = self.macs
         return tuple(sorted(self.groups, key=lambda name: (-_noise(self.alone[name]) / max(macs[name], 1e-9), name)))
 
-    def share(self, left: Sequence[str]) -> float:
-        """Share of the weighted multiplications in int8."""
-        macs = self.macs
-        total = sum(macs.values())
-        return 1 - sum(macs[name] for name in left) / total if total else 0.0
-
     def predicted_db(self, left: Sequence[str]) -> float:
         """The SQNR in decibels to which the damages of single groups add up."""
         return Quality(sum(_noise(self.alone[name]) for name in self.groups if name not in left), 1.0).sqnr_db
 
     def predict(self, left: Sequence[str]) -> FrontierPoint:
-        """A point as the damages of single groups add up to it."""
-        return FrontierPoint(self.share(left), tuple(left), self.predicted_db(left))
+        """The point, with the quality to which the damages of single groups add up."""
+        macs = self.macs
+        total = sum(macs.values())
+        share = 1 - sum(macs[name] for name in left) / total if total else 0.0
+        return FrontierPoint(share, tuple(left), self.predicted_db(left))
 
     def point(self, left: Sequence[str]) -> FrontierPoint:
-        """A point as the whole model, quantized so, gives it."""
+        """The point, with the quality of the whole model, quantized so and run."""
         left = tuple(left)
         if left not in self.qualities:
             runner = SessionRunner(self.write(left, self.scheme), optimized=False)
@@ -179,14 +273,11 @@ class _Trial:
     def write(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
         """The graph with these groups in float and all others in int8."""
         changed, ranges = self.apply_other_plans(left)
-        return quantize_int8(changed, ranges, scheme, {**self.overrides, **self.nodes(left)})[0]
-
-    def nodes(self, left: Sequence[str]) -> dict[str, OverridePrecision]:
-        """The nodes of groups, as overrides that leave them in float."""
-        return {node: "fp16" for name in left for node in self.groups[name].nodes}
+        in_float: dict[str, OverridePrecision] = {node: "fp16" for name in left for node in self.groups[name].nodes}
+        return quantize_int8(changed, ranges, scheme, {**self.overrides, **in_float})[0]
 
     def choose(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...]) -> MixedPrecisionChoice:
-        """The result, once a point is decided on."""
+        """The result for a point of the frontier."""
         model, ranges = self.apply_other_plans(point.left)
         rows = tuple(self._row(name, point) for name in self.ranked)
         reasons = {node: self._reason(name) for name in point.left for node in self.groups[name].nodes}
@@ -202,8 +293,7 @@ class _Trial:
         return f"the floor: quantized alone it leaves {decibels_text(in_json(self.alone[name].sqnr_db))}"
 
     def _row(self, name: str, point: FrontierPoint) -> GroupDamage:
-        group, plan = self.groups[name], self.plans.get(name)
-        timing = self.timings.get(name)
+        group, plan, timing = self.groups[name], self.plans.get(name), self.timings.get(name)
         works = [self.work[node] for node in group.nodes]
         macs, total = sum(work.macs for work in works), sum(self.macs.values())
         return GroupDamage(

@@ -5,9 +5,8 @@ alone, quantized in this group and nowhere else. A sweep over G groups and n sam
 G tails, half of one on average, on a few samples: far less than one inference per group per calibration sample.
 """
 
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +20,7 @@ from pipeline.quantization.insertion_points import find_sites
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import quantize_int8
+from pipeline.quantization.search.quality import Quality
 from pipeline.quantization.settings.groups import SmoothingGroup
 from pipeline.quantization.settings.runs import SessionRunner, downstream, set_ranks, tail, with_outputs
 from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans
@@ -29,35 +29,14 @@ from validation.metrics.drift import Drift, is_exact, measure
 # Bytes of activations that are kept for the tails to start from. More samples tell little more about single groups;
 # what is chosen is run on all of them.
 MOST_KEPT = 256 << 20
-
-
-@dataclass(frozen=True)
-class Quality:
-    """How close a quantized model's outputs come to the float model's; of several outputs, the worst.
-
-    argmax_agreement: share of the rows along the last axis whose decision stays.  accuracy: share of right answers,
-    where there are labels.
-    """
-
-    noise: float
-    cosine: float
-    finite: bool = True
-    argmax_agreement: float = 1.0
-    accuracy: float | None = None
-
-    @property
-    def sqnr_db(self) -> float:
-        """Signal-to-quantization-noise ratio in decibels."""
-        if not self.finite:
-            return -math.inf
-        return math.inf if self.noise == 0 else -10 * math.log10(self.noise)
+_FLOAT: OverridePrecision = "fp32"
 
 
 @dataclass(frozen=True)
 class SweepCost:
-    """CPU seconds that a sweep took, beside one inference of the float model on the same samples.
+    """CPU seconds of a sweep. inference_s: of one pass of the float model over the same samples.
 
-    inferences_per_group: the cost of one group, in such inferences.
+    inferences_per_group: the cost of one group, in such passes.
     """
 
     groups: int
@@ -78,21 +57,24 @@ def sweep(
     scheme: QuantizationScheme,
     runs: Sequence[Tensors],
 ) -> tuple[dict[str, Quality], SweepCost]:
-    """Quality of each group quantized alone, by its activation. model: prepared.  plans: by activation, where made.
+    """Quality of each group quantized alone, by its activation. model: prepared.  plans: by activation, if it has one.
 
     As many of the runs are taken as keep the tails' inputs below `MOST_KEPT` bytes, but at least one.
     """
     types = element_types(model)
     # Tails hold copies of the weights, so one at a time; which inputs they have must be known first.
-    inputs = (value for group in groups for value in _tail_of(model, group, types).graph.input)
-    known = {value.name: value.type.tensor_type.elem_type for value in inputs}
+    starts = (value for group in groups for value in _tail_of(model, group, types).graph.input)
+    known = {value.name: value.type.tensor_type.elem_type for value in starts}
     given = {value.name for value in model.graph.input}
     everything = {name: kind for name, kind in known.items() if name not in given}
     everything |= {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
     plain, inner = SessionRunner(model), SessionRunner(with_outputs(model, everything))
     start = time.process_time()
     kept = _within(({**inputs, **inner.run(inputs)} for inputs in runs), MOST_KEPT)
-    inference_s = _time(lambda: [plain.run(inputs) for inputs in runs[: len(kept)]])
+    before = time.process_time()
+    for inputs in runs[: len(kept)]:
+        plain.run(inputs)
+    inference_s = time.process_time() - before
     start += inference_s
     found = {}
     for group in groups:
@@ -101,25 +83,37 @@ def sweep(
             found[group.activation] = Quality(0.0, 1.0)
             continue
         set_ranks(part, kept[0])
-        written = _alone(part, group, plans, ranges, scheme)
-        runner = SessionRunner(written, optimized=False)
+        runner = SessionRunner(_quantize_alone(part, group, plans, ranges, scheme), optimized=False)
         # What lies before the group, an output of the model among it, stays as it is.
         expected = [{name: values[name] for name in runner.outputs} for values in kept]
         found[group.activation] = quality(expected, (runner.run(values) for values in kept))
     return found, SweepCost(len(groups), time.process_time() - start, inference_s)
 
 
+def _quantize_alone(
+    part: ModelProto,
+    group: SmoothingGroup,
+    plans: Mapping[str, SmoothingPlan],
+    ranges: Ranges,
+    scheme: QuantizationScheme,
+) -> ModelProto:
+    plan = [plans[group.activation]] if group.activation in plans else []
+    changed, narrowed = apply_plans(part, plan, ranges)
+    others = [site.node for site in find_sites(changed)[0] if site.node not in group.nodes]
+    return quantize_int8(changed, narrowed, scheme, dict.fromkeys(others, _FLOAT))[0]
+
+
 @dataclass(frozen=True)
 class Answers:
-    """What the right answers are. output: whose argmax over the last axis is the answer.  right: class indices of each
-    run, flat."""
+    """The right answers. output: its argmax over the last axis is an answer.  right: class indices of each run, [n]."""
 
     output: str
     right: Sequence[Array]
 
 
 def quality(expected: Sequence[Tensors], actual: Iterable[Tensors], answers: Answers | None = None) -> Quality:
-    """Quality over all runs. Integer outputs are decisions; where there are no others, those that change are the noise.
+    """Quality of `actual` over all runs. Integer outputs are decisions; where there are no others, the share of those
+    that change is the noise.
 
     Raises DataError when there is not one label for each answer.
     """
@@ -147,7 +141,7 @@ def decides(output: Array) -> bool:
 
 
 def _right(output: Array, labels: Array, name: str) -> Array:
-    """Which answers are right; a row with NaN has none."""
+    """Which answers are right, bool [n]; none in a row with NaN."""
     if not decides(output):
         raise DataError(
             f"output {name!r} has the shape {output.shape}: the argmax of one value is always 0 and tells no accuracy; "
@@ -171,27 +165,7 @@ def _within(runs: Iterable[dict[str, Array]], most: int) -> list[dict[str, Array
 
 
 def _tail_of(model: ModelProto, group: SmoothingGroup, types: Mapping[str, int]) -> ModelProto:
+    """The part of a model that begins at the tensors which do not depend on a group."""
     given = constants(model.graph)
     after = downstream(model, group.nodes)
     return tail(model, {name: kind for name, kind in types.items() if name not in given and name not in after})
-
-
-def _alone(
-    part: ModelProto,
-    group: SmoothingGroup,
-    plans: Mapping[str, SmoothingPlan],
-    ranges: Ranges,
-    scheme: QuantizationScheme,
-) -> ModelProto:
-    changed, narrowed = apply_plans(part, [plans[group.activation]] if group.activation in plans else [], ranges)
-    others: dict[str, OverridePrecision] = {
-        site.node: "fp32" for site in find_sites(changed)[0] if site.node not in group.nodes
-    }
-    written, _ = quantize_int8(changed, narrowed, scheme, others)
-    return written
-
-
-def _time(work: Callable[[], object]) -> float:
-    start = time.process_time()
-    work()
-    return time.process_time() - start

@@ -1,17 +1,25 @@
-"""Groups: the nodes that share one quantized activation, which int8 takes together or leaves together.
+"""Groups: the nodes that share one quantized activation, and statistics of that activation's channels.
 
-Query, key and value projections read one tensor: one Q/DQ pair, one fused kernel, one set of smoothing factors.
+int8 takes a group together or leaves it together: query, key and value projections read one tensor, with one Q/DQ pair,
+one fused kernel, one set of smoothing factors. The settings of a group are fitted on its statistics, gathered in one
+streaming pass: each channel's extremes, the matrix of second moments E[x x'] (it gives the error that any change of a
+weight makes at the node's output, without running anything again), and a thousand rows to try activations on; extremes
+and rows by halves. Memory is that of one inference and these.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from pipeline.quantization.graph import constants
+from enginery.core.errors import ModelError
+from enginery.core.types import Tensors
+from pipeline.quantization.graph import attribute_of, constants
 from pipeline.quantization.insertion_points import Site
+from pipeline.quantization.settings.runs import SessionRunner, with_outputs
 
 Floats = NDArray[np.float32]
 
@@ -20,8 +28,8 @@ Floats = NDArray[np.float32]
 class SmoothingGroup:
     """The sites that read `activation`.
 
-    mixes: whether they multiply matrices with the activation's last axis, so that factors for its channels can move
-    into the weights; a convolution's cannot here.
+    mixes: whether all of them multiply matrices with the activation's last axis, so that factors for its channels can
+    move into the weights. Factors for what a convolution reads are not implemented.
     """
 
     activation: str
@@ -36,10 +44,10 @@ class SmoothingGroup:
 
 def find_groups(model: ModelProto, sites: Iterable[Site]) -> tuple[SmoothingGroup, ...]:
     """The sites of a prepared model by the activation they read, in the model's order."""
+    flipped = {node.name for node in model.graph.node if attribute_of(node, "transA", 0)}
     together: dict[str, list[Site]] = {}
     for site in sites:
         together.setdefault(site.activation, []).append(site)
-    flipped = {node.name for node in model.graph.node if _transposes_activation(node)}
     return tuple(
         SmoothingGroup(
             name, tuple(found), all(site.op_type in ("MatMul", "Gemm") and site.node not in flipped for site in found)
@@ -49,27 +57,147 @@ def find_groups(model: ModelProto, sites: Iterable[Site]) -> tuple[SmoothingGrou
 
 
 def matrices(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Mapping[str, Floats]:
-    """Node -> weight as (channels in, channels out), for the groups that mix."""
+    """Node name -> weight as [channels in, channels out], for the groups that mix."""
     given = constants(model.graph)
-    return {
-        site.node: _upright(numpy_helper.to_array(given[site.weight]), site)
-        for group in groups
-        if group.mixes
-        for site in group.sites
-    }
+    sites = [site for group in groups if group.mixes for site in group.sites]
+    return {site.node: transpose_for(site, numpy_helper.to_array(given[site.weight])) for site in sites}
 
 
-def laid_out(matrix: Floats, site: Site) -> Floats:
-    """A matrix of `matrices` as the node stores it; what a convolution reads is in its own shape already."""
-    if site.op_type == "Conv":
-        return matrix
-    return np.ascontiguousarray(_upright(matrix, site))
+def transpose_for(site: Site, weight: Floats) -> Floats:
+    """A weight as its node stores it, as [channels in, channels out]; and such a matrix as the node stores it."""
+    return weight.T if site.axis == 0 else weight
 
 
-def _upright(weight: Floats, site: Site) -> Floats:
-    return weight if site.axis == 1 else weight.T
+# Rows kept of each half: beyond twice as many, every second one goes, and later runs give half.
+ROWS = 512
+FIRST_QUOTA = 32
+# Second moments of wider activations would take gigabytes; their weights are rounded to the nearest.
+WIDEST = 8192
 
 
-def _transposes_activation(node: object) -> bool:
-    attributes = getattr(node, "attribute", ())
-    return any(item.name == "transA" and bool(helper.get_attribute_value(item)) for item in attributes)
+@dataclass
+class ChannelSums:
+    """Half of the rows of one activation. low, high: extremes, [channels].  kept: rows, [n, channels] of each run.
+    quota: how many to keep of the next run."""
+
+    low: Floats = field(default_factory=lambda: np.empty(0, np.float32))
+    high: Floats = field(default_factory=lambda: np.empty(0, np.float32))
+    kept: list[Floats] = field(default_factory=list)
+    quota: int = FIRST_QUOTA
+
+    def add(self, rows: Floats) -> None:
+        """Count rows, [n, channels]."""
+        if not len(rows):
+            return
+        low, high = rows.min(axis=0), rows.max(axis=0)
+        self.low = np.minimum(self.low, low) if self.kept else low
+        self.high = np.maximum(self.high, high) if self.kept else high
+        # An odd step: sequence lengths are mostly even, and no position shall be missed in every sequence.
+        self.kept.append(rows[:: (len(rows) // self.quota) | 1][: self.quota].copy())
+        if sum(map(len, self.kept)) > 2 * ROWS:
+            self.kept, self.quota = [self.rows[::2]], max(1, self.quota // 2)
+
+    @property
+    def rows(self) -> Floats:
+        """The rows that are kept, [n, channels]."""
+        return np.concatenate(self.kept)
+
+
+@dataclass
+class Statistics:
+    """Statistics of one group's activation. count: of rows.  runs: how many.  sums: of x x', [channels, channels].
+
+    halves: of its rows, so that settings made for one can be judged on the other.
+    """
+
+    count: int = 0
+    runs: int = 0
+    sums: Floats | None = None
+    halves: tuple[ChannelSums, ChannelSums] = field(default_factory=lambda: (ChannelSums(), ChannelSums()))
+
+    def add(self, values: Floats) -> None:
+        """Count one run's values, [..., channels]. Its first rows, which may be special, go to each half in turn."""
+        rows = values.reshape(-1, values.shape[-1])
+        if not len(rows):
+            return
+        middle, turn = len(rows) // 2, self.runs % 2
+        self.halves[turn].add(rows[:middle])
+        self.halves[1 - turn].add(rows[middle:])
+        if rows.shape[1] <= WIDEST:
+            sums = rows.T @ rows
+            self.sums = sums if self.sums is None else self.sums + sums
+        self.count += len(rows)
+        self.runs += 1
+
+    @property
+    def folds(self) -> tuple[tuple[ChannelSums, ChannelSums], ...]:
+        """(half to fit on, half to judge on), both ways; a single row in all is its own judge."""
+        filled = [half for half in self.halves if half.kept]
+        return ((filled[0], filled[-1]), (filled[-1], filled[0]))
+
+    @property
+    def low(self) -> Floats:
+        """Least values, [channels]."""
+        return np.asarray(np.min([half.low for half in self.halves if half.kept], axis=0))
+
+    @property
+    def high(self) -> Floats:
+        """Greatest values, [channels]."""
+        return np.asarray(np.max([half.high for half in self.halves if half.kept], axis=0))
+
+    @property
+    def rows(self) -> Floats:
+        """The rows that both halves keep, [n, channels]."""
+        return np.concatenate([rows for half in self.halves for rows in half.kept])
+
+    @property
+    def moments(self) -> Floats | None:
+        """Mean of x x' over all rows, [channels, channels]; None for an activation wider than `WIDEST`."""
+        return None if self.sums is None else self.sums / np.float32(self.count)
+
+
+@dataclass(frozen=True)
+class StatisticsWork:
+    """Cost of a node for one sample, on average. macs: multiplications.  weight_bytes: of its float32 weight."""
+
+    macs: float
+    weight_bytes: int
+
+
+def gather(
+    model: ModelProto, groups: Sequence[SmoothingGroup], runs: Iterable[tuple[int, Tensors]]
+) -> tuple[dict[str, Statistics], dict[str, StatisticsWork]]:
+    """Statistics by activation, for the groups that mix, and work by node. runs: (samples in it, inputs).
+
+    Raises ModelError where there are no runs, or the model does not run on them.
+    """
+    mixing = [group.activation for group in groups if group.mixes]
+    sites = [site for group in groups for site in group.sites]
+    if not sites:
+        return {}, {}
+    made = {node.name: node.output[0] for node in model.graph.node}
+    measured = with_outputs(model, dict.fromkeys(mixing, TensorProto.FLOAT))
+    shapes = {site.node: f"enginery/shape/{site.node}" for site in sites}
+    for site in sites:
+        name, tensor = shapes[site.node], site.activation if site.op_type == "ConvTranspose" else made[site.node]
+        measured.graph.node.append(helper.make_node("Shape", [tensor], [name], name=name))
+        measured.graph.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, None))
+    runner = SessionRunner(measured)
+    found: dict[str, Statistics] = {name: Statistics() for name in mixing}
+    sizes, samples = dict.fromkeys(shapes, 0.0), 0
+    for count, inputs in runs:
+        values = runner.run(inputs)
+        for name in mixing:
+            found[name].add(values[name])
+        for node, name in shapes.items():
+            sizes[node] += math.prod(values[name].tolist())
+        samples += count
+    if not samples:
+        raise ModelError("there are no calibration samples to choose with; give at least one")
+    given, work = constants(model.graph), {}
+    for site in sites:
+        weight = given[site.weight]
+        channels = weight.dims[0 if site.op_type == "ConvTranspose" else site.axis]
+        macs = sizes[site.node] / samples * math.prod(weight.dims) / channels
+        work[site.node] = StatisticsWork(macs, numpy_helper.to_array(weight).nbytes)
+    return found, work

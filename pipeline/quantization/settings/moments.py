@@ -1,12 +1,10 @@
-"""Convolutions as products: what one output value reads of the activation, as one row of a matrix (im2col).
+"""What convolutions read: patches as rows of a matrix (im2col), and mean and covariance of such rows over samples.
 
-A row of one output position has groups x (channels in a group x kernel size) values, in the order of the weight's own
-axes, so that the weight of a group is a (values, output channels) matrix beside it.
+A patch, what one output position reads, is a row of groups x (channels in a group x kernel size) values, in the order
+of the weight's own axes, so that the weight of a group is a [values, output channels] matrix beside it.
 
-Mean and covariance of what convolutions read, from patches that are drawn evenly over samples and positions.
-
-A layer's patches are many and overlap, and its covariance costs (values in a patch)^2 for each: only as many are drawn
-as tell the covariance, a few for each of its values. Layers are taken together as far as their matrices fit
+A layer's patches are many and overlap, and its covariance costs (values in a patch)^2 for each: only a few per value
+of a patch are drawn, evenly over samples and positions. Layers are taken together as far as their matrices fit
 `MOST_BYTES`; a pass over the samples, up to the last of them, is made for each such batch.
 """
 
@@ -20,17 +18,17 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
 from enginery.arrays import Array
-from pipeline.quantization.graph import constants
+from pipeline.quantization.graph import attribute_of, constants
 from pipeline.quantization.insertion_points import Site
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.settings.fit import rounded_activation
 from pipeline.quantization.settings.groups import Floats
+from pipeline.quantization.settings.rounding import rounded_activation
 from pipeline.quantization.settings.runs import Run, SessionRunner, tail, with_outputs
 
 
 @dataclass(frozen=True)
 class Window:
-    """How a convolution moves over its activation; all by spatial axis. pads: (before, after), None where `same` says.
+    """How a convolution moves over its activation; all by spatial axis. pads: (before, after); None with `same`.
 
     same: 'upper' or 'lower' for ONNX's auto_pad, whose padding depends on the size of the activation.
     """
@@ -45,21 +43,16 @@ class Window:
     @classmethod
     def of(cls, node: NodeProto, shape: Sequence[int]) -> "Window":
         """The window of a Conv node whose weight has this shape."""
-        given = {item.name: item for item in node.attribute}
-        kernel, rank = tuple(shape[2:]), len(shape) - 2
-
-        def ints(name: str, default: Sequence[int]) -> tuple[int, ...]:
-            return tuple(given[name].ints) if name in given else tuple(default)
-
-        padding = given["auto_pad"].s if "auto_pad" in given else b"NOTSET"
-        pads = ints("pads", [0] * 2 * rank) if padding == b"NOTSET" else (0,) * 2 * rank
+        rank, padding = len(shape) - 2, attribute_of(node, "auto_pad", b"NOTSET")
+        zeros = [0] * 2 * rank
+        pads = attribute_of(node, "pads", zeros) if padding == b"NOTSET" else zeros
         same = padding[5:].decode().lower() if padding.startswith(b"SAME") else None
         return cls(
-            kernel,
-            ints("strides", [1] * rank),
-            ints("dilations", [1] * rank),
+            tuple(shape[2:]),
+            tuple(attribute_of(node, "strides", [1] * rank)),
+            tuple(attribute_of(node, "dilations", [1] * rank)),
             None if same else tuple(zip(pads[:rank], pads[rank:], strict=True)),
-            given["group"].i if "group" in given else 1,
+            attribute_of(node, "group", 1),
             same,
         )
 
@@ -76,7 +69,7 @@ class Window:
 
     @property
     def reaches(self) -> tuple[int, ...]:
-        """How many values the dilated kernel spans."""
+        """How many values the dilated kernel spans, by axis."""
         return tuple((size - 1) * step + 1 for size, step in zip(self.kernel, self.dilations, strict=True))
 
     def places(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -87,7 +80,8 @@ class Window:
 
 
 def patches(values: Floats, window: Window, places: NDArray[np.int64]) -> Floats:
-    """The rows at `places`, flat indices into `window.places`: (places, groups, values of a group)."""
+    """The rows [places, groups, values of a group] of an activation [n, channels, *sizes] at flat indices into
+    `window.places`."""
     rank, channels = values.ndim - 2, values.shape[1]
     pads = window.padding(values.shape[2:])
     sample, *position = np.unravel_index(places, window.places(values.shape))
@@ -101,12 +95,12 @@ def patches(values: Floats, window: Window, places: NDArray[np.int64]) -> Floats
 
 
 def as_matrices(weight: Floats, groups: int) -> Floats:
-    """A convolution's weight (out, in, *kernel) as (groups, in x kernel, out of a group)."""
+    """A convolution's weight [out, in, *kernel] as [groups, in x kernel, out of a group]."""
     return weight.reshape(groups, weight.shape[0] // groups, -1).swapaxes(1, 2)
 
 
 def as_weight(matrices: Floats, shape: Sequence[int]) -> Floats:
-    """What `as_matrices` made of a weight, in its own shape again."""
+    """The result of `as_matrices` in the weight's own shape again."""
     return np.ascontiguousarray(matrices.swapaxes(1, 2).reshape(shape), np.float32)
 
 
@@ -120,9 +114,11 @@ HELD_VALUES = 1 << 21
 
 @dataclass
 class Moments:
-    """Of the patches of one convolution, (groups, values). lost: what quantizing the activation adds to a patch.
+    """Moments of the patches of one convolution, each [groups, values].
 
-    held: patches whose products are not in `second` yet; one product of many is cheaper than many of few.
+    origin: a point near the mean.  first, second: sums of the patches less `origin`, and of their outer products.
+    lost: sum of what quantizing the activation adds to a patch.  held: patches whose products are not in `second` yet;
+    one product of many is cheaper than many of few.
     """
 
     count: int = 0
@@ -133,7 +129,7 @@ class Moments:
     held: list[Floats] = field(default_factory=list)
 
     def add(self, rows: Floats, rounded: Floats) -> None:
-        """Take in patches (rows, groups, values), as they are and as int8 holds them."""
+        """Count patches [rows, groups, values], as they are and as int8 holds them."""
         if not len(rows):
             return
         if not self.count:
@@ -158,31 +154,31 @@ class Moments:
 
     @property
     def mean(self) -> NDArray[np.float64]:
-        """Mean patch."""
+        """Mean patch, [groups, values]."""
         return np.asarray(self.origin + self.first / self.count)
 
     @property
     def covariance(self) -> Floats:
-        """Covariance of the values of a patch, by group."""
+        """Covariance of the values of a patch, [groups, values, values]."""
         self._multiply()
         offset = (self.first / self.count).astype(np.float32)
         return self.second / np.float32(self.count) - offset[:, :, None] * offset[:, None, :]
 
     @property
     def about_zero(self) -> Floats:
-        """Mean of x x', by group."""
+        """Mean of x x', [groups, values, values]."""
         mean = self.mean.astype(np.float32)
         return self.covariance + mean[:, :, None] * mean[:, None, :]
 
     @property
     def mean_lost(self) -> NDArray[np.float64]:
-        """What quantizing the activation adds to a patch on average."""
+        """What quantizing the activation adds to a patch on average, [groups, values]."""
         return self.lost / self.count
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution to take the moments of. low, high: range of its activation."""
+    """A convolution whose moments are wanted. values: of a patch in one group.  low, high: range of its activation."""
 
     site: Site
     window: Window
@@ -192,12 +188,12 @@ class Layer:
 
     @property
     def wanted(self) -> int:
-        """How many patches tell its covariance."""
+        """How many patches to draw."""
         return max(PATCHES_PER_VALUE * self.values, LEAST_PATCHES)
 
     @property
     def bytes(self) -> int:
-        """Size of its covariance."""
+        """Size of its covariance matrices."""
         return 4 * self.window.groups * self.values**2
 
 
@@ -228,14 +224,15 @@ def moments_of(
     model: ModelProto, batch: Sequence[Layer], runs: Sequence[Run], activation: Literal["int8", "uint8"]
 ) -> dict[str, Moments]:
     """Moments by node, from one pass over the runs that computes no more of the model than these layers read."""
-    names = list(dict.fromkeys(layer.site.activation for layer in batch))
-    runner = _open_session(model, names)
+    given = {value.name for value in model.graph.input}
+    inner = dict.fromkeys((name for layer in batch if (name := layer.site.activation) not in given), TensorProto.FLOAT)
+    runner = SessionRunner(tail(with_outputs(model, inner), {})) if inner else None
     found = {layer.site.node: Moments() for layer in batch}
     samples, seen = sum(count for count, _ in runs), 0
     for index, (count, inputs) in enumerate(runs):
         values = {**inputs, **(runner.run(inputs) if runner else {})}
         for layer in batch:
-            # As many so far as this share of the samples calls for: no rounding adds up.
+            # The difference of two cumulative counts, so that no rounding adds up.
             quota = layer.wanted * (seen + count) // samples - layer.wanted * seen // samples
             for rows in _draw(values[layer.site.activation], layer, quota, index):
                 rounded = rounded_activation(rows, layer.low, layer.high, activation)
@@ -244,14 +241,8 @@ def moments_of(
     return found
 
 
-def _open_session(model: ModelProto, names: Sequence[str]) -> SessionRunner | None:
-    """A session for these tensors; None when all of them are inputs of the model."""
-    inner = [name for name in names if name not in {value.name for value in model.graph.input}]
-    return SessionRunner(tail(with_outputs(model, dict.fromkeys(inner, TensorProto.FLOAT)), {})) if inner else None
-
-
 def _draw(values: Floats, layer: Layer, quota: int, seed: int) -> Iterator[Floats]:
-    """That many patches, or all there are, from places drawn evenly."""
+    """`quota` patches, or all there are, from places drawn evenly; [rows, groups, values] at a time."""
     total = math.prod(layer.window.places(values.shape))
     if quota >= total:
         places = np.arange(total)

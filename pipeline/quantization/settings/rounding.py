@@ -1,12 +1,12 @@
-"""Rounding a weight so that the errors of its rows cancel at the output, instead of each value to its nearest.
+"""Rounding of activations and weights to int8; a weight's so that the errors of its rows cancel at the output.
 
 GPTQ (Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2023), which
-goes back to Optimal Brain Surgeon: input channels are rounded one after the other, and what one rounding loses is made
-up for by the channels still to come, as far as the activations are correlated (`moments`). It is written here as Chee
-et al. ("QuIP: 2-Bit Quantization of Large Language Models With Guarantees", 2023) show it to be: feedback through the
-triangular factor of the moments, so that one Cholesky decomposition does and nothing is inverted.
+goes back to Optimal Brain Surgeon: input channels are rounded one after the other, and the later ones make up for what
+one rounding loses, as far as the activations are correlated (`moments`). It is written here as Chee et al. ("QuIP:
+2-Bit Quantization of Large Language Models With Guarantees", 2023) show it to be: feedback through the triangular
+factor of the moments, so that one Cholesky decomposition is enough and nothing is inverted.
 
-Matrices are (..., in, out) and moments (..., in, in): a grouped convolution is one matrix for each group.
+Matrices are float32 [..., in, out] and moments float32 [..., in, in]: a grouped convolution is one matrix per group.
 """
 
 import numpy as np
@@ -23,8 +23,19 @@ LEVELS = 127  # the last one of int8, where a scheme does not ask for fewer
 WIDEST_IN_DOUBLE = 1024
 
 
+def rounded_activation(values: Floats, low: float, high: float, activation: str) -> Floats:
+    """The values as int8 (symmetric) or uint8 (asymmetric) holds them in the range [low, high]; dequantized."""
+    if activation == "int8":
+        step = max(-low, high, 1e-30) / 127
+        return np.asarray(np.clip(np.rint(values / step), -128, 127) * step, np.float32)
+    low, high = min(low, 0.0), max(high, 0.0)
+    step = max(high - low, 1e-30) / 255
+    zero = round(-low / step)
+    return np.asarray((np.clip(np.rint(values / step) + zero, 0, 255) - zero) * step, np.float32)
+
+
 def steps_of(matrix: Floats, levels: int = LEVELS) -> Floats:
-    """Step of each output channel: its largest magnitude is the last level."""
+    """Step of each output channel, [..., out]: its largest magnitude is the last of `levels`."""
     reach = np.abs(matrix).max(axis=-2)
     return np.asarray(np.where(reach > 0, reach, 1) / levels, np.float32)
 
@@ -36,15 +47,15 @@ def nearest(matrix: Floats, levels: int = LEVELS) -> Floats:
 
 
 def compensate(matrix: Floats, moments: Floats, levels: int = LEVELS) -> Floats:
-    """GPTQ over an (..., in, out) matrix, for activations whose mean of x x' is `moments`. levels: the last one.
+    """The matrix rounded by GPTQ, for activations whose mean of x x' is `moments`. levels: the last one.
 
-    A channel that compensation would leave without its last level keeps it, so that whoever quantizes the result finds
-    the same steps. Falls back to `nearest` when the moments are degenerate.
+    Each output channel keeps a value at its last level, so that quantizing the result finds the same steps. Falls back
+    to `nearest` when the moments are degenerate.
     """
     rows = matrix.reshape(-1, *matrix.shape[-2:])
     moments = moments.reshape(-1, *moments.shape[-2:])
     kind = np.float64 if rows.shape[1] <= WIDEST_IN_DOUBLE else np.float32
-    # Feedback runs upwards: the loudest channel is the last row, and is rounded first.
+    # Feedback runs upwards: the input channel with the largest second moment is the last row, and is rounded first.
     order = np.argsort(-np.diagonal(moments, axis1=1, axis2=2), axis=1, kind="stable")[:, ::-1]
     factor = _factor(np.stack([part[np.ix_(at, at)] for part, at in zip(moments, order, strict=True)]).astype(kind))
     if factor is None:
@@ -57,13 +68,13 @@ def compensate(matrix: Floats, moments: Floats, levels: int = LEVELS) -> Floats:
 
 
 def _factor(moments: Real) -> Real | None:
-    """L, unit lower triangular, with L D L' the damped moments."""
+    """L, unit lower triangular, with L D L' the damped moments; None where they are not positive definite."""
     size = moments.shape[-1]
-    loudness = np.trace(moments, axis1=1, axis2=2) / size
-    if not (loudness > 0).any():
+    power = np.trace(moments, axis1=1, axis2=2) / size
+    if not (power > 0).any():
         return None
-    # A group that is always silent may be rounded anyhow.
-    damping = np.where(loudness > 0, DAMPING * loudness, 1)
+    # How a group is rounded whose activations are always zero does not matter.
+    damping = np.where(power > 0, DAMPING * power, 1)
     moments[:, np.arange(size), np.arange(size)] += damping[:, None]
     try:
         factor = np.linalg.cholesky(moments)
@@ -74,7 +85,7 @@ def _factor(moments: Real) -> Real | None:
 
 
 def _round_rows(rows: Real, factor: Real, steps: Real, levels: int) -> Real:
-    """Each row with what the rows behind it lost made up for, from the last to the first."""
+    """The rows rounded from the last to the first, each with the errors of those behind it made up for."""
     rounded, errors = np.empty_like(rows), np.zeros_like(rows)
     for stop in range(rows.shape[1], 0, -BLOCK):
         start = max(0, stop - BLOCK)
@@ -88,6 +99,7 @@ def _round_rows(rows: Real, factor: Real, steps: Real, levels: int) -> Real:
 
 
 def _with_last_level(rounded: Floats, matrix: Floats, levels: int) -> Floats:
+    """In place: a channel without a value at its last level gets its largest value back unrounded."""
     top = np.argmax(np.abs(matrix), axis=1)[:, None]
     lost = np.abs(rounded).max(axis=1, keepdims=True) < (levels - 0.5) * steps_of(matrix, levels)[:, None]
     kept = np.where(lost, np.take_along_axis(matrix, top, 1), np.take_along_axis(rounded, top, 1))

@@ -1,13 +1,11 @@
-"""Calibration samples as the search wants them: many in a run, most of them to fit settings on, others to judge on.
-
-Running graphs and tails of graphs: a tail starts at tensors that are known and ends at the model's outputs.
-"""
+"""Runs of a model over calibration samples: many samples in a run, and sessions over a graph or a part of it."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, helper
 
 from builders.onnx_graphs.bodies import list_reads
 from builders.reference import open_interpreter, words_of
@@ -16,6 +14,7 @@ from enginery.core.errors import ModelError
 from enginery.core.types import Dim, Tensors, TensorSpec
 from pipeline.quantization.graph import consumers
 
+# Samples to fit settings on, and samples to judge the model on.
 FITTED, JUDGED = 384, 96
 
 # Number of samples, and the inputs of one run.
@@ -25,24 +24,27 @@ Run = tuple[int, Tensors]
 def group_runs(ends: Iterable[tuple[int, Tensors]], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Run]:
     """Runs of about the batch size that the model is tuned for, from runs of as few samples as it takes.
 
-    ends: the number of samples up to the end of each run, and its inputs. Consecutive runs of equal shape are joined
-    where all inputs lead with the same dynamic dim and none has it elsewhere; an unoptimized graph dequantizes its
-    weights anew in every run.
+    Fewer runs save time: an unoptimized graph dequantizes its weights anew in every one. ends: the number of samples up
+    to the end of each run, and its inputs. Consecutive runs of equal shapes are joined where all inputs lead with the
+    same dynamic dim and none has it elsewhere.
     """
-    size, held, before, count = _joinable(inputs, dims), list[Tensors](), 0, 0
+    leading = {spec.shape[0] if spec.shape else 1 for spec in inputs}
+    joinable = len(leading) == 1 and not leading & {size for spec in inputs for size in spec.shape[1:]}
+    most = next((dim.opt for dim in dims if joinable and dim.name in leading), 1)
+    held, shapes, before, count = list[Tensors](), dict[str, tuple[int, ...]](), 0, 0
     for end, tensors in ends:
-        if held and (count >= size or _shape(held[0]) != _shape(tensors)):
+        found = {name: values.shape for name, values in tensors.items()}
+        if held and (count >= most or shapes != found):
             yield count, _join(held)
             held, count = [], 0
         held.append(tensors)
-        count += end - before
-        before = end
+        shapes, count, before = found, count + end - before, end
     if held:
         yield count, _join(held)
 
 
 @dataclass(frozen=True)
-class ScoredRuns:
+class ScoredRun:
     """A run to judge the model on. start, stop: its samples in the data set."""
 
     inputs: Tensors
@@ -57,42 +59,29 @@ class RunLabels:
     output: str
     values: Array
 
-    def of(self, run: ScoredRuns) -> Array:
-        """Those of one run, flat."""
+    def of(self, run: ScoredRun) -> Array:
+        """Those of one run, [n]."""
         return self.values[run.start : run.stop].reshape(-1)
 
 
-def divide_runs(runs: Iterable[Run]) -> tuple[list[Run], list[ScoredRuns]]:
-    """Runs to fit settings on, and others to judge the model on: every fourth, until there are enough.
+def divide_runs(runs: Iterable[Run]) -> tuple[list[Run], list[ScoredRun]]:
+    """Runs to fit settings on, and others to judge the model on: every fourth, until `JUDGED` samples are in them.
 
-    With fewer than four runs, they are the same.
+    With fewer than four runs, both are the same.
     """
-    fitted, judged = list[ScoredRuns](), list[ScoredRuns]()
-    counts, start = [0, 0], 0
+    fitted, judged = list[ScoredRun](), list[ScoredRun]()
+    fitted_samples = judged_samples = start = 0
     for index, (count, inputs) in enumerate(runs):
-        run = ScoredRuns(inputs, start, start := start + count)
-        if index % 4 == 3 and counts[1] < JUDGED:
+        run = ScoredRun(inputs, start, start := start + count)
+        if index % 4 == 3 and judged_samples < JUDGED:
             judged.append(run)
-            counts[1] += count
-        elif counts[0] < FITTED:
+            judged_samples += count
+        elif fitted_samples < FITTED:
             fitted.append(run)
-            counts[0] += count
-        if counts[0] >= FITTED and counts[1] >= JUDGED:
+            fitted_samples += count
+        if fitted_samples >= FITTED and judged_samples >= JUDGED:
             break
     return [(run.stop - run.start, run.inputs) for run in fitted], judged or fitted
-
-
-def _joinable(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> int:
-    """How many samples may go into one run; 1 where runs must stay as they are."""
-    leading = {spec.shape[0] if spec.shape else 1 for spec in inputs}
-    inner = {size for spec in inputs for size in spec.shape[1:]}
-    if len(leading) != 1 or leading & inner:
-        return 1
-    return next((dim.opt for dim in dims if dim.name in leading), 1)
-
-
-def _shape(tensors: Tensors) -> Mapping[str, tuple[int, ...]]:
-    return {name: values.shape for name, values in tensors.items()}
 
 
 def _join(held: Sequence[Tensors]) -> Tensors:
@@ -100,14 +89,14 @@ def _join(held: Sequence[Tensors]) -> Tensors:
 
 
 class SessionRunner:
-    """A graph in the reference interpreter, for named outputs. optimized: whether it may fuse (off for exact Q/DQ)."""
+    """A graph in the reference interpreter. optimized: whether it may fuse nodes (off for exact Q/DQ)."""
 
-    def __init__(self, model: ModelProto, outputs: Sequence[str] | None = None, optimized: bool = True) -> None:
+    def __init__(self, model: ModelProto, optimized: bool = True) -> None:
         self._session = open_interpreter(
             model.SerializeToString(), "the model that is being tried", optimized=optimized
         )
         self._inputs = [value.name for value in self._session.get_inputs()]
-        self.outputs = list(outputs or [value.name for value in model.graph.output])
+        self.outputs = [value.name for value in model.graph.output]
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """The outputs by name. Raises ModelError when the graph does not run on these inputs."""
@@ -137,17 +126,13 @@ def tail(model: ModelProto, known: Mapping[str, int]) -> ModelProto:
     """
     maker = {name: node for node in model.graph.node for name in node.output}
     outputs = [value for value in model.graph.output if value.name not in known]
-    chosen, wanted, seen = dict[str, NodeProto](), [value.name for value in outputs], set[str]()
+    chosen, wanted = set[str](), [value.name for value in outputs]
     while wanted:
         name = wanted.pop()
-        if name in seen or name in known or name not in maker:
-            seen.add(name)
+        if name in known or name not in maker or maker[name].name in chosen:
             continue
-        seen.add(name)
-        node = maker[name]
-        if node.name not in chosen:
-            chosen[node.name] = node
-            wanted += list_reads(node)
+        chosen.add(maker[name].name)
+        wanted += list_reads(maker[name])
     nodes = [node for node in model.graph.node if node.name in chosen]
     read = {name for node in nodes for name in list_reads(node)}
     starts = [value for value in model.graph.input if value.name in read and value.name not in known]
@@ -159,15 +144,14 @@ def tail(model: ModelProto, known: Mapping[str, int]) -> ModelProto:
 
 def with_outputs(model: ModelProto, names: Mapping[str, int]) -> ModelProto:
     """The model with these tensors (name -> element type) as its only outputs."""
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     del copy.graph.output[:]
     copy.graph.output.extend(helper.make_tensor_value_info(name, kind, None) for name, kind in names.items())
     return copy
 
 
 def set_ranks(model: ModelProto, values: Tensors) -> None:
-    """Give the model's inputs the ranks that these values have, with all sizes open: a valid model needs ranks."""
+    """In place: the model's inputs get the ranks of these values, with all sizes open; a valid model needs ranks."""
     for value in model.graph.input:
         kind, rank = value.type.tensor_type.elem_type, values[value.name].ndim
         value.CopyFrom(helper.make_tensor_value_info(value.name, kind, [None] * rank))

@@ -1,38 +1,42 @@
-"""Where factors for an activation's channels can go at no cost at run time: into constants of what makes it.
-
-Behind a LayerNormalization they go into its scale and bias. Behind a projection they go into the columns of its weight
-and its bias, through everything that leaves channels apart and only scales with them: a Relu, a bias, Reshape and
-Transpose around attention heads, and the product of attention weights and values, which mixes positions only. So the
-factors of an attention's result end up in its value projection.
-
-Moving outliers from activations into weights: x W = (x / s)(s W), with a factor for each channel of x.
+"""Moves outliers from activations into weights: x W = (x / s)(s W), with a factor for each channel of x.
 
 SmoothQuant (Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models",
-2022): s = reach(x)^a / reach(W)^(1-a), with the strength a chosen per group. The division is folded into constants of
-what makes x where `folding` finds some. Elsewhere (a residual connection reads x too; a Gelu makes it) it is a Mul by a
-constant vector in front of QuantizeLinear: element-wise, beside a product that does a hundred times the work, and open
-to being fused into the kernel that quantizes.
+2022): s = reach(x)^a / reach(W)^(1-a), with the strength a chosen per group. Where possible the division is folded into
+constants of what makes x, at no cost at run time: behind a LayerNormalization into its scale and bias; behind a
+projection into the columns of its weight and its bias, through everything that leaves channels apart and only scales
+with them: a Relu, a bias, Reshape and Transpose around attention heads, and the product of attention weights and
+values, which mixes positions only. So the factors of an attention's result end up in its value projection.
+
+Elsewhere (a residual connection reads x too; a Gelu makes it) the division is a Mul by a constant vector in front of
+QuantizeLinear: element-wise, beside a product that does a hundred times the work, and open to being fused into the
+kernel that quantizes.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from pipeline.quantization.graph import constants, consumers, sort_nodes, static_shapes
+from pipeline.quantization.graph import attribute_of, constants, consumers, sort_nodes, static_shapes, unused_name
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.settings.groups import Floats, SmoothingGroup, laid_out
+from pipeline.quantization.settings.groups import Floats, SmoothingGroup, transpose_for
 from pipeline.quantization.statistics.observations import TensorStatistics
 
 # f(x / s) = f(x) / s for every positive s.
 _HOMOGENEOUS = ("Relu", "LeakyRelu", "Identity")
+# Channels and weights that are (nearly) zero would give factors without bound.
+_LEAST = 1e-5
+
+_Step = tuple[str, tuple[int, ...], list[tuple[str, int, int]]]
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Constants that take the factors: (node, position of the input, axis of the channels).
+    """constants: those that take the factors: (node, index of the input, axis of the channels).
 
     tensors: those between them and the activation, whose values are divided too.
     """
@@ -42,14 +46,16 @@ class Fold:
 
 
 def find_fold(model: ModelProto, group: SmoothingGroup) -> Fold | None:
-    """How factors for the group's activation can be folded, or None: the group alone must read what they change."""
+    """How factors for the group's activation can be folded, or None: nothing else may read what they change."""
     walk = _FoldingWalk.of(model)
     maker = walk.made_by(group.activation, set(group.nodes))
-    if maker is None:
+    if maker is None or maker.op_type != "LayerNormalization":
+        return _into_projection(group.activation, maker, walk)
+    vectors = [walk.given.get(name) for name in maker.input[1:]]
+    last = attribute_of(maker, "axis", -1) == -1
+    if not last or not all(item is not None and len(item.dims) == 1 for item in vectors):
         return None
-    if maker.op_type == "LayerNormalization":
-        return _into_normalization(maker, walk)
-    return _into_projection(group.activation, maker, walk)
+    return Fold(tuple((maker.name, index, 0) for index in range(1, len(maker.input))))
 
 
 @dataclass
@@ -69,22 +75,14 @@ class _FoldingWalk:
         return cls(constants(graph), makers, consumers(graph), {v.name for v in graph.output}, static_shapes(model))
 
     def made_by(self, tensor: str, only: set[str]) -> NodeProto | None:
-        """The node that makes a tensor which nobody but these nodes reads."""
+        """The node that makes a tensor; None where it is an input, or others than the nodes `only` read it too."""
         if tensor in self.outputs or not {node.name for node in self.readers.get(tensor, ())} <= only:
             return None
         return self.makers.get(tensor)
 
 
-def _into_normalization(maker: NodeProto, walk: _FoldingWalk) -> Fold | None:
-    axis = next((item.i for item in maker.attribute if item.name == "axis"), -1)
-    vectors = [walk.given.get(name) for name in maker.input[1:]]
-    if axis != -1 or not all(item is not None and len(item.dims) == 1 for item in vectors):
-        return None
-    return Fold(tuple((maker.name, index, 0) for index in range(1, len(maker.input))))
-
-
 def _into_projection(tensor: str, maker: NodeProto | None, walk: _FoldingWalk) -> Fold | None:
-    """Go back from a tensor to a projection; axes: those that the channels of the activation lie on, in order."""
+    """Go back from a tensor to a projection, keeping track of the axes that the activation's channels lie on."""
     rank = len(walk.shapes.get(tensor, ()))
     size = walk.shapes[tensor][-1] if rank else 0
     axes: tuple[int, ...] = (rank - 1,)
@@ -107,8 +105,7 @@ def _into_projection(tensor: str, maker: NodeProto | None, walk: _FoldingWalk) -
 def _projection(node: NodeProto, walk: _FoldingWalk, size: int) -> tuple[tuple[str, int, int], ...] | None:
     """The constants of a MatMul or Gemm whose columns are the channels."""
     weight = walk.given.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
-    flipped = any(item.name == "transB" and helper.get_attribute_value(item) for item in node.attribute)
-    axis = 0 if flipped else 1
+    axis = 0 if attribute_of(node, "transB", 0) else 1
     if weight is None or len(weight.dims) != 2 or weight.dims[axis] != size:
         return None
     if len(node.input) < 3 or not node.input[2]:
@@ -117,54 +114,34 @@ def _projection(node: NodeProto, walk: _FoldingWalk, size: int) -> tuple[tuple[s
     return ((node.name, 1, axis), (node.name, 2, 0)) if bias is not None and list(bias.dims) == [size] else None
 
 
-_Step = tuple[str, tuple[int, ...], list[tuple[str, int, int]]]
-
-
 def _before(node: NodeProto, tensor: str, axes: tuple[int, ...], size: int, walk: _FoldingWalk) -> _Step | None:
-    """One step back through a node: the tensor to go on from, its channel axes, constants that take factors too."""
+    """One step back through the node that makes `tensor`: the tensor to go on from, its channel axes, and the constants
+    that take factors too. None where the factors cannot pass."""
     shape = walk.shapes.get(tensor, ())
     if node.op_type in _HOMOGENEOUS:
         return node.input[0], axes, []
     if node.op_type == "Add":
-        return _before_bias(node, axes == (len(shape) - 1,), axes, size, walk)
+        biases = [walk.given.get(name) for name in node.input]
+        index = next((i for i, bias in enumerate(biases) if bias is not None and list(bias.dims) == [size]), None)
+        if index is None or axes != (len(shape) - 1,):
+            return None
+        return node.input[1 - index], axes, [(node.name, index, 0)]
     if node.op_type == "Transpose":
-        order = next((tuple(item.ints) for item in node.attribute if item.name == "perm"), ())
+        order = attribute_of(node, "perm", list[int]())
         return (node.input[0], tuple(order[axis] for axis in axes), []) if order else None
     if node.op_type == "Reshape":
-        return _before_reshape(node, axes, shape, size, walk)
+        # The channels must be the last axes on both sides: then their order in memory is the same.
+        before = walk.shapes.get(node.input[0], ())
+        count = next((k for k in range(1, len(before) + 1) if prod(before[-k:]) == size), None)
+        if count is None or axes != tuple(range(len(shape) - len(axes), len(shape))):
+            return None
+        return node.input[0], tuple(range(len(before) - count, len(before))), []
     if node.op_type == "MatMul" and len(shape) - 2 not in axes:
-        return _before_product(node, axes, shape, walk)
+        # Attention weights times values: the channels must be whole in the values, and no axis broadcast.
+        values = walk.shapes.get(node.input[1], ())
+        fits = len(values) == len(shape) and all(values[axis] == shape[axis] != 0 for axis in axes)
+        return (node.input[1], axes, []) if fits and node.input[0] != node.input[1] else None
     return None
-
-
-def _before_bias(node: NodeProto, last: bool, axes: tuple[int, ...], size: int, walk: _FoldingWalk) -> _Step | None:
-    for index in (0, 1):
-        bias = walk.given.get(node.input[index])
-        if last and bias is not None and list(bias.dims) == [size]:
-            return node.input[1 - index], axes, [(node.name, index, 0)]
-    return None
-
-
-def _before_reshape(
-    node: NodeProto, axes: tuple[int, ...], shape: tuple[int, ...], size: int, walk: _FoldingWalk
-) -> _Step | None:
-    """The channels must be the last axes on both sides: then their order in memory is the same."""
-    before = walk.shapes.get(node.input[0], ())
-    count = next((k for k in range(1, len(before) + 1) if int(np.prod(before[-k:])) == size), None)
-    if count is None or axes != tuple(range(len(shape) - len(axes), len(shape))):
-        return None
-    return node.input[0], tuple(range(len(before) - count, len(before))), []
-
-
-def _before_product(node: NodeProto, axes: tuple[int, ...], shape: tuple[int, ...], walk: _FoldingWalk) -> _Step | None:
-    """Through attention weights times values: the channels must be whole in the values, and no axis broadcast."""
-    values = walk.shapes.get(node.input[1], ())
-    fits = len(values) == len(shape) and all(values[axis] == shape[axis] != 0 for axis in axes)
-    return (node.input[1], axes, []) if fits and node.input[0] != node.input[1] else None
-
-
-# Channels and weights that are (nearly) zero would give factors without bound.
-LEAST = 1e-5
 
 
 @dataclass(frozen=True)
@@ -172,7 +149,7 @@ class SmoothingPlan:
     """How one group is to be quantized.
 
     strength: of smoothing, None for none.  clip: share of the range that is kept.  factors: what each channel of the
-    activation is divided by.  weights: node -> rounded matrix (in, out), factors included; of a convolution, in its own
+    activation is divided by.  weights: node -> rounded matrix [in, out], factors included; of a convolution, in its own
     shape.  low, high: range of the smoothed activation.  biases: node -> bias, where it changes.
     seen: what the smoothed activation held, its histogram being of some rows; None without smoothing.
     weight_db: node -> SQNR of its rounded weight, against the one before rounding.
@@ -191,9 +168,12 @@ class SmoothingPlan:
 
 
 def factors_of(reach: Floats, weights: Sequence[Floats], strength: float) -> Floats:
-    """Factors for the channels of an activation, their geometric mean being 1."""
+    """Factors [channels] for an activation, their geometric mean being 1.
+
+    reach: largest magnitudes, [channels].  weights: [channels, out] of each node that reads it.
+    """
     rows = np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0)
-    powers = strength * np.log(np.maximum(reach, LEAST)) - (1 - strength) * np.log(np.maximum(rows, LEAST))
+    powers = strength * np.log(np.maximum(reach, _LEAST)) - (1 - strength) * np.log(np.maximum(rows, _LEAST))
     return np.asarray(np.exp(powers - powers.mean()), np.float32)
 
 
@@ -202,17 +182,21 @@ def apply_plans(model: ModelProto, plans: Sequence[SmoothingPlan], ranges: Range
 
     The weights lie on the levels that int8 will give them; node names stay.
     """
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     tensors = dict(ranges.tensors)
     by_name = {node.name: node for node in copy.graph.node}
     for plan in plans:
         read = plan.group.activation
-        if plan.factors is not None:
-            read = _divide(copy, plan, by_name)
+        if plan.factors is not None and not folds(copy, plan.group):
+            inverse = _constant(copy.graph, f"{read}_factors", 1 / plan.factors)
+            result = unused_name(f"{read}_smoothed", _names(copy.graph))
+            copy.graph.node.append(helper.make_node("Mul", [read, inverse], [result], name=result))
+            read = result
+            for node in plan.group.nodes:
+                by_name[node].input[0] = read
         tensors[read] = (plan.low, plan.high)
         _set_weights(copy.graph, plan, by_name)
-    for plan in plans:
+    for plan in plans:  # once all of them have set their weights
         _fold(copy, plan, by_name, tensors)
     sort_nodes(copy.graph)
     return copy, replace(ranges, tensors=tensors)
@@ -223,24 +207,10 @@ def folds(model: ModelProto, group: SmoothingGroup) -> bool:
     return find_fold(model, group) is not None
 
 
-def _divide(model: ModelProto, plan: SmoothingPlan, by_name: Mapping[str, NodeProto]) -> str:
-    """Divide the group's activation by the factors; the name of the tensor that the group reads from now on."""
-    group, factors = plan.group, plan.factors
-    assert factors is not None  # noqa: S101 - the caller's condition
-    if folds(model, group):
-        return group.activation
-    inverse = _constant(model.graph, f"{group.activation}_factors", 1 / factors)
-    result = _fresh(model.graph, f"{group.activation}_smoothed")
-    model.graph.node.append(helper.make_node("Mul", [group.activation, inverse], [result], name=result))
-    for node in group.nodes:
-        by_name[node].input[0] = result
-    return result
-
-
 def _fold(
     model: ModelProto, plan: SmoothingPlan, by_name: Mapping[str, NodeProto], tensors: dict[str, tuple[float, float]]
 ) -> None:
-    """Divide the constants that take the plan's factors, after every plan has set its weights."""
+    """In place: divide the constants that take the plan's factors, and the ranges of the tensors between."""
     fold = None if plan.factors is None else find_fold(model, plan.group)
     if fold is None or plan.factors is None:
         return
@@ -248,10 +218,8 @@ def _fold(
     for name, index, axis in fold.constants:
         node = by_name[name]
         values = numpy_helper.to_array(given[node.input[index]])
-        shape = [-1 if i == axis else 1 for i in range(values.ndim)]
-        node.input[index] = _constant(
-            model.graph, f"{node.input[index]}_smoothed", values / plan.factors.reshape(shape)
-        )
+        factors = np.expand_dims(plan.factors, [other for other in range(values.ndim) if other != axis])
+        node.input[index] = _constant(model.graph, f"{node.input[index]}_smoothed", values / factors)
     most = float((1 / plan.factors).max())
     for tensor in fold.tensors:
         if tensor in tensors:
@@ -261,7 +229,9 @@ def _fold(
 def _set_weights(graph: GraphProto, plan: SmoothingPlan, by_name: Mapping[str, NodeProto]) -> None:
     for site in plan.group.sites:
         if site.node in plan.weights:
-            values = laid_out(plan.weights[site.node], site)
+            values = plan.weights[site.node]
+            if site.op_type != "Conv":
+                values = np.ascontiguousarray(transpose_for(site, values))
             by_name[site.node].input[1] = _constant(graph, f"{site.weight}_{site.node}", values)
         if site.node in plan.biases:
             node = by_name[site.node]
@@ -270,13 +240,10 @@ def _set_weights(graph: GraphProto, plan: SmoothingPlan, by_name: Mapping[str, N
 
 
 def _constant(graph: GraphProto, name: str, values: NDArray[np.floating]) -> str:
-    fresh = _fresh(graph, name)
+    fresh = unused_name(name, _names(graph))
     graph.initializer.append(numpy_helper.from_array(np.asarray(values, np.float32), fresh))
     return fresh
 
 
-def _fresh(graph: GraphProto, name: str) -> str:
-    taken = {item.name for item in graph.initializer} | {name for node in graph.node for name in node.output}
-    while name in taken:
-        name += "_"
-    return name
+def _names(graph: GraphProto) -> set[str]:
+    return {item.name for item in graph.initializer} | {name for node in graph.node for name in node.output}

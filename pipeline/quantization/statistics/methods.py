@@ -1,4 +1,4 @@
-"""From what was seen to the range that a quantized tensor shall hold: where to clip.
+"""Calibration methods: from what a tensor held to the range that its quantized form shall hold.
 
 A method is a small value with its parameter; `ranges` applies it to every tensor. All of them read the same
 observations, so that trying another one costs no inference. `int8` activations are symmetric (TensorRT), `uint8` ones
@@ -40,7 +40,7 @@ Bins = tuple[Floats, Floats, Floats]
 
 
 class Method(Protocol):
-    """A way to choose a range. name: as in a spec, with the parameter.  needs_histogram: whether extremes do not do."""
+    """A way to choose a range. name: as in a spec, with the parameter.  needs_histogram: or else only extremes."""
 
     needs_histogram: ClassVar[bool]
 
@@ -130,9 +130,13 @@ class Mse:
             return -bound, bound
         low_end, high_end = max(-seen.low, 0.0), max(seen.high, 0.0)
         low, high = -low_end, high_end
+
+        def cost(lower: float, upper: float) -> float:
+            return expected_error(bins, -lower, upper, (lower + upper) / 255)
+
         for _ in range(2 if low < 0 < high else 1):
-            high = _search(partial(_asymmetric_error, bins, -low), high_end)
-            low = -_search(partial(_asymmetric_error, bins, upper=high), low_end)
+            high = _search(partial(cost, -low), high_end)
+            low = -_search(partial(cost, upper=high), low_end)
         return low, high
 
 
@@ -149,16 +153,26 @@ def method(name: str, percentile: float | None = None) -> Method:
 
 
 def ranges(observations: Observations, chosen: Method, activation: Activation) -> Ranges:
-    """The range of every tensor that has one, within its extremes.
+    """The range of every tensor by a method, within its extremes.
 
-    A tensor without a histogram keeps its extremes: it was measured for its reach only. One that was infinite, or
-    empty in every run, has no range.
+    A tensor without a histogram, where the method needs one, keeps its extremes: it was measured for its reach only.
+    One that was infinite, or empty in every run, has no range.
     """
-    found = {name: seen for name, seen in observations.tensors.items() if seen.finite}
-    pairs = {name: _within(seen, chosen, activation) for name, seen in found.items()}
-    sources = {name: _source(seen, pairs[name]) for name, seen in found.items()}
+    tensors, sources = dict[str, Pair](), dict[str, RangeSource]()
+    for name, seen in observations.tensors.items():
+        if not seen.finite:
+            continue
+        low, high = extremes = seen.low, seen.high
+        if seen.histogram is not None or not chosen.needs_histogram:
+            low, high = chosen.choose(seen, activation)
+            low, high = max(low, seen.low), min(high, seen.high)
+        tensors[name] = pair = (low, high) if low <= high else extremes
+        sources[name] = RangeSource(extremes)
+        if seen.histogram is not None:
+            clipped = 0.0 if pair == extremes else seen.histogram.share_outside(*pair)
+            sources[name] = RangeSource(extremes, seen.histogram.digest, clipped)
     label = chosen.name if chosen.name == "minmax" else f"{chosen.name} {activation}"
-    return Ranges(pairs, label, observations.dataset, observations.samples, sources)
+    return Ranges(tensors, label, observations.dataset, observations.samples, sources)
 
 
 def expected_error(bins: Bins, low: float, high: float, step: float) -> float:
@@ -186,14 +200,10 @@ def _rounding_error(near: Floats, far: Floats, step: float) -> Floats:
 
 
 def _integral(u: Floats) -> Floats:
-    """Of (v - rint(v))**2 over v from 0 to u: each whole step gives 1/12, the rest a cube."""
+    """The integral of (v - rint(v))**2 over v from 0 to u: each whole step gives 1/12, the rest a cube."""
     nearest = np.rint(u)
     rest = u - nearest
     return nearest / 12 + rest * rest * rest / 3
-
-
-def _asymmetric_error(bins: Bins, lower: float, upper: float) -> float:
-    return expected_error(bins, -lower, upper, (lower + upper) / 255)
 
 
 def _search(cost: Callable[[float], float], reach: float) -> float:
@@ -207,25 +217,24 @@ def _search(cost: Callable[[float], float], reach: float) -> float:
 
 
 def _least_divergent(magnitudes: LogHistogram, reach: float, levels: int) -> float:
+    """The bound on magnitudes, up to `reach`, whose quantized distribution diverges least from the clipped one."""
     if reach < np.finfo(np.float32).tiny:
         return reach
-    counts = _linear(magnitudes, reach)
+    # Counts in bins of equal width over [0, reach]; values are taken to be spread evenly within a bin.
+    low, high, found = magnitudes.bins
+    edges, totals = np.concatenate((low[:1], high)), np.concatenate(([0.0], found.cumsum()))
+    counts = np.diff(np.interp(np.linspace(0, reach, ENTROPY_BINS + 1), edges, totals))
     tails = counts[::-1].cumsum()[::-1]
     candidates = range(max(levels, ENTROPY_LEAST), ENTROPY_BINS + 1, ENTROPY_STRIDE)
     best = min(reversed(candidates), key=lambda kept: _divergence(counts, tails, kept, levels))
     return reach * best / ENTROPY_BINS
 
 
-def _linear(magnitudes: LogHistogram, reach: float) -> Floats:
-    """Counts in bins of equal width over [0, reach]; values are taken to be spread evenly within a bin."""
-    low, high, counts = magnitudes.bins
-    edges = np.concatenate((low[:1], high))
-    below = np.interp(np.linspace(0, reach, ENTROPY_BINS + 1), edges, np.concatenate(([0.0], counts.cumsum())))
-    return np.diff(below)
-
-
 def _divergence(counts: Floats, tails: Floats, kept: int, levels: int) -> float:
-    """Of the distribution clipped behind `kept` bins from the same one in `levels` levels."""
+    """Kullback-Leibler divergence of the distribution clipped behind `kept` bins from the same one in `levels` levels.
+
+    counts: by bin.  tails: the counts from each bin on, added up.
+    """
     reference = counts[:kept].copy()
     held = reference > 0
     starts = np.arange(levels) * kept // levels
@@ -242,18 +251,3 @@ def _histogram(seen: TensorStatistics) -> LogHistogram:
     if seen.histogram is None:
         raise DataError("a method that needs histograms was given none; observe with histograms")
     return seen.histogram
-
-
-def _within(seen: TensorStatistics, chosen: Method, activation: Activation) -> Pair:
-    if chosen.needs_histogram and seen.histogram is None:
-        return seen.low, seen.high
-    low, high = chosen.choose(seen, activation)
-    low, high = max(low, seen.low), min(high, seen.high)
-    return (low, high) if low <= high else (seen.low, seen.high)
-
-
-def _source(seen: TensorStatistics, pair: Pair) -> RangeSource:
-    extremes, histogram = (seen.low, seen.high), seen.histogram
-    if histogram is None:
-        return RangeSource(extremes)
-    return RangeSource(extremes, histogram.digest, 0.0 if pair == extremes else histogram.share_outside(*pair))

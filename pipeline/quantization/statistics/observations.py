@@ -1,4 +1,4 @@
-"""What calibration saw, without any choice made yet: one file from which every method derives its ranges.
+"""What the tensors of a model held over calibration samples: one file from which every method derives its ranges.
 
 All of it merges exactly and in any order: extremes, counts, histograms, and sums of per-run extremes, which are kept as
 whole multiples of 2**-149 (the smallest float32), so that adding them rounds nothing.
@@ -43,15 +43,9 @@ class TensorStatistics:
     def extend_with(self, low: float, high: float, elements: int) -> "TensorStatistics":
         """With one more run, its histogram aside."""
         finite = math.isfinite(low) and math.isfinite(high)
-        return replace(
-            self,
-            low=min(self.low, low),
-            high=max(self.high, high),
-            elements=self.elements + elements,
-            runs=self.runs + finite,
-            low_sum=self.low_sum + (in_units(low) if finite else 0),
-            high_sum=self.high_sum + (in_units(high) if finite else 0),
-        )
+        sums = (in_units(low), in_units(high)) if finite else (0, 0)
+        one = TensorStatistics(low, high, elements, int(finite), *sums)
+        return replace(self.merge(one), histogram=self.histogram)
 
     def merge(self, other: "TensorStatistics") -> "TensorStatistics":
         """What one observation of both sets of samples would be. A histogram that one side lacks is dropped."""
@@ -73,15 +67,18 @@ class TensorStatistics:
 
     @property
     def averages(self) -> tuple[float, float]:
-        """The mean over all runs of the lowest and of the highest value; (0, 0) without a run."""
-        return (_mean(self.low_sum, self.runs), _mean(self.high_sum, self.runs))
+        """Means over all runs of the lowest and of the highest value; (0, 0) without a run."""
+        if not self.runs:
+            return 0.0, 0.0
+        units = self.runs << SMALLEST_EXPONENT
+        return float(Fraction(self.low_sum, units)), float(Fraction(self.high_sum, units))
 
 
 @dataclass(frozen=True)
 class Observations:
-    """What the tensors of a model held.
+    """What the tensors of a model held. model, dataset: digests.
 
-    model, dataset: digests.  spans: the samples that were seen, as rising, disjoint [start, stop) of the data set.
+    spans: the samples that were seen, as rising, disjoint [start, stop) of the data set.
     """
 
     model: str
@@ -154,10 +151,6 @@ def in_units(value: float) -> int:
     return int(math.ldexp(value, SMALLEST_EXPONENT))
 
 
-def _mean(total: int, runs: int) -> float:
-    return float(Fraction(total, runs << SMALLEST_EXPONENT)) if runs else 0.0
-
-
 @dataclass(frozen=True)
 class _ObservationsMetadata:
     observations: str
@@ -165,7 +158,7 @@ class _ObservationsMetadata:
 
 @dataclass(frozen=True)
 class _ObservedTensor:
-    """JSON has no infinities, so extremes are written as text; and neither has it whole numbers of 300 bits."""
+    """`TensorStatistics` in JSON, which has no infinities and no integers of 300 bits: numbers are hexadecimal text."""
 
     name: str
     low: str
@@ -183,11 +176,6 @@ class _ObservedTensor:
         low, high = float(seen.low).hex(), float(seen.high).hex()
         return cls(name, low, high, seen.elements, seen.runs, sums, bins, digest)
 
-    def seen(self, histogram: LogHistogram | None) -> TensorStatistics:
-        low_sum, high_sum = (int(text, 16) for text in self.sums)
-        extremes = float.fromhex(self.low), float.fromhex(self.high)
-        return TensorStatistics(*extremes, self.elements, self.runs, low_sum, high_sum, histogram)
-
 
 @dataclass(frozen=True)
 class _ObservationsDocument:
@@ -204,9 +192,11 @@ def _parse(document: _ObservationsDocument, arrays: Mapping[str, Array]) -> Obse
     tensors, start, keys, counts = {}, 0, arrays["keys"], arrays["counts"]
     for item in document.tensors:
         stop = start + (item.bins or 0)
-        histogram = LogHistogram(keys[start:stop], counts[start:stop])
-        if item.bins is not None and histogram.digest != item.histogram:
+        histogram = None if item.bins is None else LogHistogram(keys[start:stop], counts[start:stop])
+        if histogram is not None and histogram.digest != item.histogram:
             raise ValueError(f"the histogram of {item.name!r} does not match its digest")
-        tensors[item.name] = item.seen(histogram if item.bins is not None else None)
+        low, high = float.fromhex(item.low), float.fromhex(item.high)
+        low_sum, high_sum = (int(text, 16) for text in item.sums)
+        tensors[item.name] = TensorStatistics(low, high, item.elements, item.runs, low_sum, high_sum, histogram)
         start = stop
     return Observations(document.model, document.dataset, join_spans(document.spans), tensors)

@@ -1,45 +1,96 @@
-"""Opens the calibration data that a spec names: stored samples, or a generator in the spec's own folder.
-
-One streaming pass over the samples: extremes and histograms of the tensors that quantization needs.
+"""One streaming pass over calibration samples: extremes and histograms of the tensors that quantization needs.
 
 One sample at a time goes through the model (as few as the model takes, when it has a least batch), so that neither
 memory nor result depends on a batch size, and a bad sample can be named. Extremes are reduced inside the session, where
 they cost least; values leave it only for histograms, and are counted and dropped before the next sample. Memory is that
-of one inference and half a megabyte of counts per histogram, whatever the number of samples.
+of one inference and half a megabyte of counts per histogram, whatever the number of samples. What some of the samples
+show merges with what others do: workers split the data, and an interrupted pass goes on from the parts that are done.
 
-The result of some of the samples is a value that merges with that of others: workers split the data, and an interrupted
-pass goes on from its checkpoint.
-
-Observe and choose in one call, for scripts: the pipeline keeps the two apart, so that it observes only once.
+onnxruntime optimizes the model first, and then reductions are put on its tensors. It computes convolutions in a layout
+of its own (NCHWc: channels in blocks of a vector's width) and would copy every measured tensor back. Extremes and
+histograms do not depend on order, so the reductions are put on the blocked tensor, wherever its channels fill whole
+blocks and no padding would be counted. On ResNet-50 the copies cost as much as the reductions. Weights go to a file
+beside the model, which both sessions map: they are never held twice in Python's memory, and models over 2 GB work.
 """
 
+import itertools
 import math
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from itertools import count
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper
 
-from enginery.arrays import describe_nonfinite
+from builders.onnx_graphs.bodies import list_reads
+from builders.reference import embed_shapes, open_interpreter, words_of
+from enginery.arrays import Array, describe_nonfinite
 from enginery.core.digest import digest_of_file
-from enginery.core.errors import DataError
-from enginery.core.types import Dim, Tensors, TensorSpec
+from enginery.core.errors import DataError, ModelError
+from enginery.core.types import Dim, Tensors, TensorSpec, Untyped
 from enginery.user_code.task import NextSample, Sample, SampleGenerator, Task
+from pipeline.quantization.graph import attribute_of, constants, element_types
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
-from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.statistics.histogram import LogHistogram, count_into, holds_nan
-from pipeline.quantization.statistics.methods import Activation, Method, MinMax, ranges
+from pipeline.quantization.statistics.histogram import LogHistogram, count_into, empty_counts, holds_nan
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics
-from pipeline.quantization.statistics.taps import TapValues, open_tapped
 from pipeline.sources.onnx_model import nonfinite_constants
-from pipeline.sources.user_process import UserProcess, start_user_process
+from pipeline.sources.user_process import start_user_process
 from validation.data.generated import GeneratedSamples
 from validation.data.samples import Samples, SampleSource
+
+EXTREMES, TOTAL = ("ReduceMin", "ReduceMax", "Size"), "ReduceL1"
+# The widest blocks of channels that onnxruntime has; a multiple of it fills narrower blocks too.
+BLOCK = 16
+EXTERNAL_FROM_BYTES = 1024
+_SAVING = {
+    "session.disable_prepacking": "1",  # the session that saves never runs
+    "session.optimized_model_external_initializers_file_name": "optimized.weights",
+    "session.optimized_model_external_initializers_min_size_in_bytes": str(EXTERNAL_FROM_BYTES),
+}
+
+
+@dataclass(frozen=True)
+class TapValues:
+    """One tensor in one run. low, high: extremes; (inf, -inf) of an empty tensor, as onnxruntime gives them.
+
+    values: in no particular order, where they are counted into a histogram, else None.  total: the sum of magnitudes
+    where they are not. It shows NaN, which onnxruntime's vectorised minimum and maximum skip.
+    """
+
+    name: str
+    low: float
+    high: float
+    elements: int
+    total: float | None
+    values: Array | None
+
+
+@dataclass(frozen=True)
+class Tapped:
+    """An open session. places: tensor -> the tensor of the session where it is measured.  whole: those whose values
+    leave it."""
+
+    session: Untyped
+    places: Mapping[str, str]
+    whole: frozenset[str]
+
+    def run(self, inputs: Tensors) -> Iterator[TapValues]:
+        """The tensors in one run. Raises ModelError when the model does not run on these inputs."""
+        fed = {value.name: inputs[value.name] for value in self.session.get_inputs() if value.name in inputs}
+        names = [value.name for value in self.session.get_outputs()]
+        try:
+            found = dict(zip(names, self.session.run(names, fed), strict=True))
+        except Exception as error:  # onnxruntime's errors share no base class of their own
+            raise ModelError(f"the model does not run on its calibration samples: {words_of(error)}") from error
+        for index, (name, place) in enumerate(self.places.items()):
+            low, high, size = (found.pop(_output(index, reduction)).item() for reduction in EXTREMES)
+            total = None if name in self.whole else found[_output(index, TOTAL)].item()
+            values = (found.pop(place, None) if place in found else inputs[name]) if name in self.whole else None
+            yield TapValues(name, low, high, size, total, values)
 
 
 @contextmanager
@@ -53,9 +104,9 @@ def open_source(
 ) -> Iterator[SampleSource]:
     """The samples of a file or folder below `root`, or of 'file.py:function', which is called inside this context.
 
-    digest: what the samples are known by, where they come from code.  labels: an array of stored data that no input
-    takes. Raises DataError for stored data that does not
-    fit the inputs, ModelError for an entry point that is missing or cannot be imported.
+    digest: of the samples, where they come from code.  labels: name of an array of stored data that no input takes.
+    Raises DataError for stored data that does not fit the inputs, ModelError for an entry point that is missing or
+    cannot be imported.
     """
     file, _, function = data.partition(":")
     if not function:
@@ -64,16 +115,17 @@ def open_source(
     task = Task(SampleGenerator(root, file, function, data))
     with start_user_process(task) as process:
         process.ask(task, Sample)
-        numbers = count()
-        yield GeneratedSamples(lambda: _pass(process, next(numbers)), data, digest, tuple(inputs), tuple(dims))
+        passes = itertools.count()
 
+        def generate() -> Iterator[Tensors]:
+            number = next(passes)
+            while True:
+                sample, arrays = process.ask(NextSample(number), Sample)
+                if sample.is_end:
+                    return
+                yield arrays
 
-def _pass(process: UserProcess, number: int) -> Iterator[Tensors]:
-    while True:
-        sample, arrays = process.ask(NextSample(number), Sample)
-        if sample.is_end:
-            return
-        yield arrays
+        yield GeneratedSamples(generate, data, digest, tuple(inputs), tuple(dims))
 
 
 def observe(
@@ -85,76 +137,61 @@ def observe(
     threads: int = 0,
     span: tuple[int, int | None] = (0, None),
 ) -> Observations:
-    """Observe `tensors` over the samples; by default those that int8 needs, in any backend's scheme.
+    """What `tensors` of a model file held over the samples; by default those that int8 needs, in any backend's scheme.
 
     histograms: which of them get one: all, none, or those named.  threads: of the runtime, 0 for all cores.
     span: the samples [start, stop) to see; other workers see the others (`Observations.merge`).
 
-    A tensor beyond those that int8 needs may be infinite by design, as a mask of -inf is. Raises DataError, naming
-    tensor and sample, for NaN anywhere and for infinity where int8 computes; ModelError for a model that does not run
-    or lacks a named tensor.
+    A tensor that int8 does not need may be infinite by design, as a mask of -inf is. Raises DataError, naming tensor
+    and sample, for NaN anywhere and for infinity where int8 computes; ModelError for a model that does not run or lacks
+    a named tensor.
     """
     loaded = onnx.load(model)
-    constants = [f"{name!r} holds {describe_nonfinite(array)}" for name, array in nonfinite_constants(loaded)]
+    masks = [f"{name!r} holds {describe_nonfinite(array)}" for name, array in nonfinite_constants(loaded)]
+    remedy = f"; look at the model's constants first: {', '.join(masks)}" if masks else ""
     graph = prepare_model(loaded)
     del loaded
     needed = tensors_to_measure(graph)
     wanted = needed if tensors is None else tuple(dict.fromkeys(tensors))
     whole = frozenset(wanted if histograms is True else histograms or ()) & set(wanted)
-    empty = {
-        name: TensorStatistics(histogram=LogHistogram.of(np.empty(0)) if name in whole else None) for name in wanted
-    }
-    fresh = Observations(digest_of_file(model), samples.digest, ((span[0], span[0]),), empty)
-    tally = _Tally(fresh, frozenset(needed), samples.name, constants)
+    counts = {name: empty_counts() for name in whole}
+    seen = dict.fromkeys(wanted, TensorStatistics())
+    stop = span[0]
     with tempfile.TemporaryDirectory() as folder:
         tapped = open_tapped(graph, wanted, whole, Path(folder), threads) if wanted else None
         del graph
-        for stop, inputs in samples.runs(tally.stop, span[1]):
-            tally.add(tapped.run(inputs) if tapped else (), stop)
-    return tally.observations()
+        for end, inputs in samples.runs(stop, span[1]):
+            if reason := _count_run(tapped.run(inputs) if tapped else (), seen, counts, needed):
+                which = f"sample {stop} makes" if end == stop + 1 else f"samples {stop} to {end - 1} make"
+                raise DataError(f"{samples.name}: {which} {reason}{remedy}")
+            stop = end
+    found = {name: replace(seen[name], histogram=LogHistogram.from_dense(dense)) for name, dense in counts.items()}
+    return Observations(digest_of_file(model), samples.digest, ((span[0], stop),), seen | found)
 
 
-class _Tally:
-    """Observations on their way: scalars, and the counts of every bin."""
-
-    def __init__(self, before: Observations, needed: frozenset[str], where: str, constants: Sequence[str] = ()) -> None:
-        self._before, self._needed, self._where = before, needed, where
-        # They may be masks, or what spoils the tensor.
-        self._told = f"; look at the model's constants first: {', '.join(constants)}" if constants else ""
-        self._seen = dict(before.tensors)
-        self._counts = {name: item.histogram.dense() for name, item in self._seen.items() if item.histogram}
-        self.start, self.stop = before.spans[0]
-
-    def add(self, run: Iterable[TapValues], stop: int) -> None:
-        """Take one run in; it was made of the samples up to `stop`."""
-        for measured in run:
-            counts = self._counts.get(measured.name)
-            if counts is not None and measured.values is not None:
-                count_into(counts, measured.values)
-            if reason := _obstacle(measured, counts, measured.name in self._needed):
-                raise DataError(f"{self._samples(stop)} {reason}{self._told}")
-            self._seen[measured.name] = self._seen[measured.name].extend_with(
-                measured.low, measured.high, measured.elements
-            )
-        self.stop = stop
-
-    def observations(self) -> Observations:
-        """What was seen so far."""
-        found = {name: LogHistogram.from_dense(counts) for name, counts in self._counts.items()}
-        tensors = {name: replace(seen, histogram=found.get(name)) for name, seen in self._seen.items()}
-        return replace(self._before, spans=((self.start, self.stop),), tensors=tensors)
-
-    def _samples(self, stop: int) -> str:
-        last = stop - 1
-        return (
-            f"{self._where}: sample {last} makes"
-            if last == self.stop
-            else f"{self._where}: samples {self.stop} to {last} make"
-        )
+def _count_run(
+    run: Iterable[TapValues],
+    seen: dict[str, TensorStatistics],
+    counts: Mapping[str, NDArray[np.int64]],
+    needed: Collection[str],
+) -> str | None:
+    """Add a run to the statistics and the counts, in place. The reason why it cannot be used, or None."""
+    for measured in run:
+        name, dense = measured.name, counts.get(measured.name)
+        if dense is not None and measured.values is not None:
+            count_into(dense, measured.values)
+        if reason := _obstacle(measured, dense, name in needed):
+            return reason
+        seen[name] = seen[name].extend_with(measured.low, measured.high, measured.elements)
+    return None
 
 
 def _obstacle(measured: TapValues, counts: NDArray[np.int64] | None, needed: bool) -> str | None:
-    """Why a run cannot be used, or None. Only NaN counts in the sum, since sums of large values overflow."""
+    """Why a run cannot be used, or None. counts: of all bins so far.  needed: whether int8 computes with the tensor.
+
+    Where there is no histogram, the sum of magnitudes tells whether there is NaN, and only that: sums of large values
+    overflow.
+    """
     nan = math.isnan(measured.total) if measured.total is not None else counts is not None and holds_nan(counts)
     infinite = needed and measured.elements > 0 and math.inf in (-measured.low, measured.high)
     if not nan and not infinite:
@@ -165,19 +202,98 @@ def _obstacle(measured: TapValues, counts: NDArray[np.int64] | None, needed: boo
     )
 
 
-def calibrate(
-    model: Path,
-    samples: SampleSource,
-    tensors: Sequence[str] | None = None,
-    *,
-    method: Method | None = None,
-    activation: Activation = "int8",
-    threads: int = 0,
-) -> Ranges:
-    """Ranges of `tensors` over all samples; by default MinMax, and those tensors that int8 needs in any scheme.
+def open_tapped(
+    model: ModelProto, tensors: Sequence[str], whole: Collection[str], workdir: Path, threads: int = 0
+) -> Tapped:
+    """Open a prepared model for measuring; `whole` are those among `tensors` whose values leave the session.
 
-    Raises what `observe` raises.
+    The model's weights are moved to files in `workdir`, which the caller removes after use: the model is not usable
+    afterwards. Raises ModelError for a name that is no float32 activation, and for a model that does not load.
     """
-    chosen = method or MinMax()
-    seen = observe(model, samples, tensors, histograms=chosen.needs_histogram, threads=threads)
-    return ranges(seen, chosen, activation)
+    given = {value.name for value in model.graph.input}
+    optimized, found = _optimize(model, tensors, [name for name in tensors if name not in given], workdir, threads)
+    places = {name: found.get(name, name) for name in tensors}
+    _drop_unneeded(optimized, {*places.values()})
+    _measure(optimized, places, whole)
+    carried = [places[name] for name in tensors if name in whole and name not in given]
+    optimized.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in carried)
+    onnx.save(optimized, workdir / "tapped.onnx")
+    return Tapped(_open(workdir / "tapped.onnx", threads, {}, optimized=False), places, frozenset(whole))
+
+
+def _open(model: Path, threads: int, entries: Mapping[str, str], *, optimized: bool, save: str = "") -> Untyped:
+    given = {"session.intra_op.allow_spinning": "0", **entries}
+    return open_interpreter(
+        model, "the model for calibration", optimized=optimized, threads=threads, entries=given, save=save
+    )
+
+
+def _check_tensors(model: ModelProto, tensors: Sequence[str]) -> None:
+    types, given = element_types(model), constants(model.graph)
+    for name in tensors:
+        if name not in types or name in given:
+            raise ModelError(f"tensor {name!r} is no activation of the model; measure names that the graph has")
+        if types[name] != TensorProto.FLOAT:
+            kind = TensorProto.DataType.Name(types[name])
+            raise ModelError(f"tensor {name!r} is {kind}; only float32 activations have ranges")
+
+
+def _optimize(
+    model: ModelProto, tensors: Sequence[str], inner: Sequence[str], workdir: Path, threads: int
+) -> tuple[ModelProto, dict[str, str]]:
+    """The graph as onnxruntime would run it with `inner` as outputs, and where each of them can be measured."""
+    graph, source = model.graph, workdir / "source.onnx"
+    onnx.save(
+        model,
+        source,
+        save_as_external_data=True,
+        all_tensors_to_one_file=True,
+        location="source.weights",
+        size_threshold=EXTERNAL_FROM_BYTES,
+    )
+    embed_shapes(model, workdir)
+    _check_tensors(model, tensors)  # only now, when the model is light
+    if not inner:
+        del graph.node[:], graph.output[:], graph.initializer[:]
+        return model, {}
+    del graph.output[:]
+    graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inner)
+    onnx.save(model, source)
+    _open(source, threads, _SAVING, optimized=True, save=str(workdir / "optimized.onnx"))
+    optimized = onnx.load(workdir / "optimized.onnx", load_external_data=False)
+    embed_shapes(optimized, workdir)
+    places = {}
+    for node in optimized.graph.node:
+        channels = attribute_of(node, "channels", 0) if node.op_type == "ReorderOutput" else 0
+        if channels and channels % BLOCK == 0:  # a copy back to plain layout, of blocks that hold no padding
+            places[node.output[0]] = node.input[0]
+    return optimized, {name: places[name] for name in inner if name in places}
+
+
+def _drop_unneeded(model: ModelProto, places: set[str]) -> None:
+    """Take out what no measurement reads: copies to plain layout, and inputs that only such nodes depended on."""
+    graph = model.graph
+    del graph.output[:]
+    read = {name for node in graph.node for name in list_reads(node)} | places
+    for node in [node for node in graph.node if node.op_type == "ReorderOutput" and node.output[0] not in read]:
+        graph.node.remove(node)
+    read = {name for node in graph.node for name in list_reads(node)} | places
+    for value in [value for value in graph.input if value.name not in read]:
+        graph.input.remove(value)
+
+
+def _measure(model: ModelProto, places: Mapping[str, str], whole: Collection[str]) -> None:
+    """Add the reductions of each tensor, as outputs."""
+    for index, (name, place) in enumerate(places.items()):
+        for reduction in EXTREMES if name in whole else (*EXTREMES, TOTAL):
+            output = _output(index, reduction)
+            node, kind = helper.make_node(reduction, [place], [output], name=output), TensorProto.INT64
+            if reduction != "Size":
+                node.attribute.append(helper.make_attribute("keepdims", 0))
+                kind = TensorProto.FLOAT
+            model.graph.node.append(node)
+            model.graph.output.append(helper.make_tensor_value_info(output, kind, []))
+
+
+def _output(index: int, reduction: str) -> str:
+    return f"enginery/{index}/{reduction}"

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ from enginery.core.errors import DataError, ModelError
 from enginery.core.types import Dim, TensorSpec
 from pipeline.quantization.insertion_points import activations
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.statistics.observe import calibrate
+from pipeline.quantization.statistics.methods import MinMax
+from pipeline.quantization.statistics.methods import ranges as choose_ranges
+from pipeline.quantization.statistics.observe import observe
 from tests.pipeline.quantization.small_nets import (
     BATCH,
     IMAGE,
@@ -24,8 +27,14 @@ from tests.pipeline.quantization.small_nets import (
     samples,
     sentences,
 )
+from validation.data.samples import Samples
 
 X = TensorSpec("x", "float32", ("batch", 5))
+
+
+def calibrate(model: Path, data: Samples, tensors: Sequence[str] | None = None) -> Ranges:
+    """Ranges by MinMax, of those tensors that int8 needs where none are named."""
+    return choose_ranges(observe(model, data, tensors, histograms=False), MinMax(), "int8")
 
 
 def saved(model: onnx.ModelProto, folder: Path) -> Path:

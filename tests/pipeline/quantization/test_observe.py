@@ -12,8 +12,7 @@ from enginery.core.types import Dim, TensorSpec
 from pipeline.quantization.insertion_points import activations, find_sites, prepare_model, taps
 from pipeline.quantization.statistics.histogram import LogHistogram
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics, in_units, join_spans
-from pipeline.quantization.statistics.observe import observe
-from pipeline.quantization.statistics.taps import open_tapped
+from pipeline.quantization.statistics.observe import observe, open_tapped
 from tests.pipeline.quantization.small_nets import IMAGE, attention_net, build, conv_net, images, session
 from tests.pipeline.quantization.small_nets import samples as saved_samples
 from validation.data.samples import Samples

@@ -14,9 +14,9 @@ from pipeline.quantization.insertion_points import prepare_model, tensors_to_mea
 from pipeline.quantization.notes import QuantizationNotes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import emulate
-from pipeline.quantization.schemes.int4 import SHARES, blocks_of, quantize_int4
 from pipeline.quantization.schemes.overrides import Override, resolve
 from pipeline.quantization.schemes.qdq import LARGEST_REACH
+from pipeline.quantization.schemes.uncalibrated import SHARES, blocks_of, quantize_int4
 from pipeline.quantization.schemes.write import write
 from pipeline.values import GraphVariant
 from tests.pipeline.quantization.small_nets import (

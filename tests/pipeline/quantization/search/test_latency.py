@@ -26,7 +26,7 @@ def rounds(int8: float, plain: float, jitter: float = 0.0) -> Iterator[tuple[flo
 @pytest.mark.parametrize(("int8", "plain", "pays"), [(10, 11, True), (11, 10, False), (10, 10.001, False)])
 def test_a_group_pays_when_it_saves_more_than_the_margin(int8: float, plain: float, pays: bool) -> None:
     found = benchmark_until_decided(rounds(int8, plain))
-    assert found.pays is pays
+    assert found.lost is not pays
     assert found.rounds == (FEWEST if pays else PATIENCE)
 
 
@@ -37,20 +37,20 @@ def test_slow_moments_of_the_machine_hit_both_sides_and_decide_nothing() -> None
 
 def test_what_noise_hides_stays_in_int8_after_the_last_round() -> None:
     found = benchmark_until_decided(rounds(10.1, 10, jitter=2))
-    assert not found.won and found.pays
+    assert not found.won and not found.lost
     assert found.rounds == ROUNDS
 
 
 def test_a_clear_loss_is_found_behind_noise() -> None:
     found = benchmark_until_decided(rounds(13, 10, jitter=0.5))
-    assert not found.pays and found.rounds < ROUNDS
+    assert found.lost and found.rounds < ROUNDS
 
 
 def test_bad_luck_over_many_rounds_drops_nothing() -> None:
     """int8 is faster, but in three rounds of four something else held it up."""
     unlucky = ((9.0, 10.0) if index % 4 == 0 else (15.0, 10.0) for index in itertools.count())
     found = benchmark_until_decided(unlucky)
-    assert found.saving_ms < 0 and found.pays
+    assert found.saving_ms < 0 and not found.lost
 
 
 class Scripted:

@@ -10,11 +10,10 @@ from onnx import ModelProto
 from enginery.core.codec import decode, encode
 from enginery.core.errors import DataError
 from pipeline.quantization.schemes.qdq import quantize_int8
-from pipeline.quantization.search.chosen import FrontierPoint, MixedPrecisionChoice, SearchDocument
-from pipeline.quantization.search.float_groups import refill_groups, swap_groups
-from pipeline.quantization.search.floor import SearchFloor
-from pipeline.quantization.search.search import choose
-from pipeline.quantization.search.sensitivity import Answers, Quality, quality
+from pipeline.quantization.search.choice import FrontierPoint, MixedPrecisionChoice, SearchDocument
+from pipeline.quantization.search.quality import Quality, SearchFloor
+from pipeline.quantization.search.search import choose, refill_groups, swap_groups
+from pipeline.quantization.search.sensitivity import Answers, quality
 from pipeline.quantization.settings.runs import RunLabels, divide_runs, group_runs
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net, runs
 from tests.pipeline.quantization.small_nets import (

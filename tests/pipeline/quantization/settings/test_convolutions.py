@@ -10,7 +10,7 @@ from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.search import choose
 from pipeline.quantization.search.sensitivity import _within
-from pipeline.quantization.settings.convolutions import fit_convolutions
+from pipeline.quantization.settings.fit import fit_convolutions
 from pipeline.quantization.settings.groups import find_groups
 from pipeline.quantization.settings.moments import (
     Moments,

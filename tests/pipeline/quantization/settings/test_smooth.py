@@ -10,10 +10,9 @@ from onnx import numpy_helper
 
 from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.schemes.qdq import quantize_int8
-from pipeline.quantization.settings.channels import Statistics
-from pipeline.quantization.settings.fit import STRENGTHS, fit, rounded_activation
-from pipeline.quantization.settings.groups import find_groups, matrices
-from pipeline.quantization.settings.rounding import compensate, nearest, steps_of
+from pipeline.quantization.settings.fit import STRENGTHS, fit
+from pipeline.quantization.settings.groups import Statistics, find_groups, matrices
+from pipeline.quantization.settings.rounding import compensate, nearest, rounded_activation, steps_of
 from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, factors_of, folds
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net
 from tests.pipeline.quantization.small_nets import TENSORRT_FP32, of_type, run

@@ -1,4 +1,4 @@
-"""What the search gives: the floor it kept, the ranked groups, the frontier, and what was chosen."""
+"""The result of a mixed-precision search: the ranked groups, the frontier, and what was chosen."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from onnx import ModelProto
 
 from enginery.core.reports.quantization import RecordedSearch, SearchPoint
 from pipeline.quantization.ranges import Ranges
-from pipeline.quantization.search.floor import SearchFloor
+from pipeline.quantization.search.quality import SearchFloor
 from pipeline.quantization.search.sensitivity import SweepCost
 from pipeline.quantization.statistics.observations import TensorStatistics
 from validation.reporting.quantization import BROKEN_DB, decibels_text
@@ -75,13 +75,11 @@ class MixedPrecisionChoice:
 
     @property
     def summary(self) -> str:
-        """One line for people."""
+        """The chosen point in one line of text."""
         point = self.point
-        quality = (
-            f"{decibels_text(in_json(point.sqnr_db))}, cosine {point.cosine:.4f}"
-            if point.sqnr_db is not None
-            else "not run"
-        )
+        quality = "not run"
+        if point.sqnr_db is not None:
+            quality = f"{decibels_text(in_json(point.sqnr_db))}, cosine {point.cosine:.4f}"
         quality += f", accuracy {point.accuracy:.4f}" if point.accuracy is not None else ""
         return f"{point.share:.1%} of the weighted multiplications in int8: {quality} on calibration samples"
 
@@ -89,13 +87,13 @@ class MixedPrecisionChoice:
         """Everything but model and ranges, and the floor that was asked for, with SQNR `in_json`."""
         weight_db = {node: in_json(value) for node, value in self.weight_db.items()}
         groups = tuple(replace(row, sqnr_db=in_json(row.sqnr_db)) for row in self.rows)
-        frontier = tuple(map(_finite, self.frontier))
-        return SearchDocument(self.left, groups, frontier, _finite(self.point), weight_db, self.cost, floor)
+        frontier = tuple(map(_point_in_json, self.frontier))
+        return SearchDocument(self.left, groups, frontier, _point_in_json(self.point), weight_db, self.cost, floor)
 
 
 @dataclass(frozen=True)
 class SearchDocument:
-    """What a search gave, as a registry keeps it. Fields as in `Chosen`; chosen: its `point`."""
+    """The result of a search, as a registry keeps it. Fields as in `MixedPrecisionChoice`; chosen: its `point`."""
 
     left: Mapping[str, str]
     groups: tuple[GroupDamage, ...]
@@ -109,11 +107,11 @@ class SearchDocument:
     def recorded(self) -> RecordedSearch:
         """The frontier for a quantization record, without the names of the groups."""
         floor_db = self.floor.sqnr_db if self.floor else None
-        return RecordedSearch(floor_db, tuple(map(_point, self.frontier)), _point(self.chosen))
-
-
-def _point(found: FrontierPoint) -> SearchPoint:
-    return SearchPoint(found.share, found.predicted_db, found.sqnr_db, found.cosine, len(found.left))
+        *frontier, chosen = (
+            SearchPoint(found.share, found.predicted_db, found.sqnr_db, found.cosine, len(found.left))
+            for found in (*self.frontier, self.chosen)
+        )
+        return RecordedSearch(floor_db, tuple(frontier), chosen)
 
 
 def in_json(sqnr_db: float | None) -> float | None:
@@ -123,7 +121,6 @@ def in_json(sqnr_db: float | None) -> float | None:
     return sqnr_db if math.isfinite(sqnr_db) else BROKEN_DB
 
 
-def _finite(found: FrontierPoint) -> FrontierPoint:
-    measured = (found.predicted_db, found.sqnr_db, found.cosine)
-    predicted_db, sqnr_db, cosine = map(in_json, measured)
+def _point_in_json(found: FrontierPoint) -> FrontierPoint:
+    predicted_db, sqnr_db, cosine = map(in_json, (found.predicted_db, found.sqnr_db, found.cosine))
     return replace(found, predicted_db=predicted_db, sqnr_db=sqnr_db, cosine=cosine)
