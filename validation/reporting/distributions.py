@@ -1,4 +1,4 @@
-"""What the page says about errors in detail: distribution functions per output, and the worst samples."""
+"""Errors in detail, for the page of a version: distribution functions of each output, and the worst samples."""
 
 import math
 from collections import Counter
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enginery.core.reports.proof import Report, Spread, Worst
 from validation.plots.charts import Axis, Colour, Curve, Plot, ecdf, series, span_axis
 from validation.plots.svg import svg
-from validation.plots.texts import decibels_text, number_text
+from validation.plots.texts import decibels_text, digits_text, nonfinite_text, number_text
 from validation.reporting.stages import STAGES
 
 # Outputs with pictures, curves in a picture, and rows of worst cases.
@@ -17,7 +17,7 @@ MOST_OUTPUTS, MOST_CURVES, MOST_ROWS = 4, 10, 60
 
 @dataclass(frozen=True)
 class _SharedSpread:
-    """A spread, the units that share it, what it is called, and its colour among the others of its output."""
+    """A spread of errors, the units that share it, and its name and colour in pictures."""
 
     spread: Spread
     units: tuple[Report, ...]
@@ -27,7 +27,8 @@ class _SharedSpread:
 
 @dataclass(frozen=True)
 class ErrorDistribution:
-    """One output: pictures as SVG, how many curves they leave out, and the curves without any error, by name."""
+    """The errors of one output. pictures: SVG.  omitted: curves that they leave out.  exact: names of curves without
+    error."""
 
     output: str
     samples: int
@@ -39,7 +40,10 @@ class ErrorDistribution:
 
 @dataclass(frozen=True)
 class WorstRow:
-    """A sample that is off, for people. index: of the element that is off most.  badness: as `Worst` has it."""
+    """A sample with an error, as text. index: of its worst element.  off: SQNR, or why there is none.
+
+    badness: for sorting, as in `Worst`.
+    """
 
     joint: str
     name: str
@@ -55,7 +59,7 @@ class WorstRow:
 
 
 def distributions(reports: Sequence[Report]) -> list[ErrorDistribution]:
-    """Per output two pictures: SQNR over the samples, and absolute errors over the elements; worst outputs first."""
+    """The errors of the `MOST_OUTPUTS` worst outputs, the one with the lowest median SQNR first."""
     outputs: dict[str, list[_SharedSpread]] = {}
     for found in _collect_spreads(reports):
         if found.spread.abs_error:
@@ -65,15 +69,20 @@ def distributions(reports: Sequence[Report]) -> list[ErrorDistribution]:
 
 
 def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
-    """The worst sample of each graph and engine first, then their others; at most `MOST_ROWS`."""
+    """The worst sample of each graph and engine, worst first, then their other samples; at most `MOST_ROWS` in all."""
     found = list(_collect_spreads(reports))
     firsts = [_row(item, item.spread.worst[0]) for item in found if item.spread.worst]
     others = [_row(item, worst) for item in found for worst in item.spread.worst[1:]]
-    return (sorted(firsts, key=_rank) + sorted(others, key=_rank))[:MOST_ROWS]
+
+    def rank(row: WorstRow) -> tuple[float, float]:
+        quality, size = row.badness
+        return -quality, -size
+
+    return (sorted(firsts, key=rank) + sorted(others, key=rank))[:MOST_ROWS]
 
 
 def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
-    """Every spread once, in the order of the stages."""
+    """Each distinct spread with the units that have it, in the order of the stages."""
     groups: dict[str, tuple[Spread, list[Report]]] = {}
     for report in reports:
         for spread in report.spreads:
@@ -81,9 +90,9 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
     found = [_SharedSpread(spread, tuple(units)) for spread, units in groups.values()]
     found.sort(key=lambda item: list(STAGES).index(item.spread.joint))
     short = Counter((item.spread.output, _name(item)) for item in found)
-    looks = _colours(reports)
+    colours = _colours(reports)
     return [
-        replace(item, name=_name(item, short[item.spread.output, _name(item)] > 1), colour=looks[item.units[0].unit])
+        replace(item, name=_name(item, short[item.spread.output, _name(item)] > 1), colour=colours[item.units[0].unit])
         if item.spread.joint != "export"
         else replace(item, name="export")
         for item in found
@@ -91,7 +100,7 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
 
 
 def _name(found: _SharedSpread, long: bool = False) -> str:
-    """'int8 graph', 'cpu int8 onnxruntime'. long: with backends, where graphs of one precision differ."""
+    """'int8 graph' or 'cpu int8 onnxruntime'. long: with backends, where graphs of one precision differ."""
     if found.spread.joint == "engine" and len(found.units) == 1:
         return found.units[0].unit
     names = [f"{unit.precision} {unit.backend}" if long else unit.precision for unit in found.units]
@@ -99,7 +108,7 @@ def _name(found: _SharedSpread, long: bool = False) -> str:
 
 
 def _colours(reports: Sequence[Report]) -> dict[str, Colour]:
-    """A colour per unit: units of one graph have one, so that an engine is seen beside its graph."""
+    """The colour of each unit. Units of one graph have the same, so that an engine is seen beside its graph."""
     graphs = {
         report.unit: repr((report.precision, [item for item in report.spreads if item.joint == "quantization"]))
         for report in reports
@@ -127,7 +136,7 @@ def _pictures(output: str, found: Sequence[_SharedSpread]) -> ErrorDistribution:
 
 
 def _sqnr(output: str, found: Sequence[_SharedSpread]) -> Plot | None:
-    """Samples without any error are beyond the right end."""
+    """The share of samples up to each SQNR; samples without error lie beyond the right end."""
     values = [value for item in found for value in item.spread.sqnr_db]
     if not any(map(math.isfinite, values)):
         return None
@@ -149,7 +158,10 @@ def _errors(output: str, found: Sequence[_SharedSpread]) -> Plot | None:
 
 
 def _curve(found: _SharedSpread, values: Sequence[float], quantiles: bool = False) -> Curve:
-    """Quantiles are spread evenly from 0 to 100 %; a list of samples rises by one sample each. Engines are dashed."""
+    """The stairs through `values`; those of engines are dashed.
+
+    quantiles: the values are at equal steps from 0 to 100 %, not one for each sample.
+    """
     last = len(values) - 1 if quantiles else len(values)
     shares = [(at + (not quantiles)) / max(last, 1) for at in range(len(values))]
     dash = found.spread.joint == "engine"
@@ -173,16 +185,6 @@ def _row(found: _SharedSpread, worst: Worst) -> WorstRow:
     )
 
 
-def _rank(row: WorstRow) -> tuple[float, float]:
-    quality, size = row.badness
-    return -quality, -size
-
-
 def value_text(value: float, digits: int = 7) -> str:
-    """An element for people, with as many digits as tell it from its neighbours."""
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"  # noqa: RUF001 - a real minus sign
-    mantissa, _, exponent = f"{value:.{digits}g}".partition("e")
-    return (mantissa + (f"e{int(exponent)}" if exponent else "")).replace("-", "−")  # noqa: RUF001
+    """An element as text. digits: significant ones; 7 tell float32 values apart."""
+    return nonfinite_text(value) or digits_text(value, digits)
