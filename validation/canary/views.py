@@ -1,4 +1,4 @@
-"""What a canary's report shows beside the criteria: distributions, the course of time, errors, the worst requests.
+"""What a canary's report shows beside the criteria: distributions, latency over time, errors, the worst requests.
 
 None of it decides. Mann & Whitney's U (Annals of Mathematical Statistics 18, 1947) takes requests for independent, and
 a canary with enough data finds any difference, however small; so its p is shown and not judged. The common language
@@ -27,7 +27,7 @@ INTERVAL_LEVEL = 0.05
 
 @dataclass(frozen=True)
 class MannWhitney:
-    """U, z with its correction for ties, the two-sided p, and the chance that the candidate is slower."""
+    """The test of latencies: U, z corrected for ties, two-sided p. cles: the chance that the candidate is slower."""
 
     u: float
     z: float
@@ -49,7 +49,7 @@ class QuantileSlowdown:
 
 @dataclass(frozen=True)
 class LatencyCurves:
-    """Distribution functions: latency in seconds and the share of requests up to it, closer towards the tail."""
+    """Distribution functions: points (latency in seconds, share of requests up to it), denser towards the tail."""
 
     candidate: tuple[tuple[float, float], ...]
     baseline: tuple[tuple[float, float], ...]
@@ -57,7 +57,7 @@ class LatencyCurves:
 
 @dataclass(frozen=True)
 class LatencyCourses:
-    """In windows of time: seconds since the first request, median and 90th percentile."""
+    """Latency over time, by windows: (seconds since the first request, median, 90th percentile)."""
 
     candidate: tuple[tuple[float, float, float], ...]
     baseline: tuple[tuple[float, float, float], ...]
@@ -65,7 +65,7 @@ class LatencyCourses:
 
 @dataclass(frozen=True)
 class ErrorCount:
-    """What went wrong, and how often on each side."""
+    """An error's text, and how often it came on each side."""
 
     error: str
     candidate: int
@@ -74,7 +74,7 @@ class ErrorCount:
 
 @dataclass(frozen=True)
 class UnlikeAnswers:
-    """A request by its name. candidate, baseline: seconds that the answers took; None where one failed."""
+    """A request that was answered differently. candidate, baseline: latencies in seconds; None where one failed."""
 
     request: str
     sqnr_db: float
@@ -85,7 +85,7 @@ class UnlikeAnswers:
 
 @dataclass(frozen=True)
 class CanaryView:
-    """Everything that is shown and not judged. errors: the most frequent first.  worst: the farthest apart first."""
+    """All that is shown and not judged. errors: the most frequent first.  worst: the lowest SQNR first."""
 
     mann_whitney: MannWhitney | None
     quantiles: tuple[QuantileSlowdown, ...]
@@ -96,7 +96,7 @@ class CanaryView:
 
 
 def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: CanaryEvidence, seed: int) -> CanaryView:
-    """Everything that is shown. seed: of the bootstrap."""
+    """All that a report shows beside the criteria. seed: of the bootstrap."""
     sides = select_answered(evidence)
     return CanaryView(
         mann_whitney=mann_whitney(*sides),
@@ -109,7 +109,7 @@ def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: C
 
 
 def mann_whitney(candidate: Array, baseline: Array) -> MannWhitney | None:
-    """The test of latencies in seconds; None where a side has none."""
+    """Mann & Whitney's test of two sides' latencies (seconds, [requests]); None where a side has none."""
     ours, theirs = len(candidate), len(baseline)
     if not ours or not theirs:
         return None
