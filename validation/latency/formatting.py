@@ -1,4 +1,4 @@
-"""A latency report for people: numbers with units, one line for a bucket, one sentence for the diagnosis."""
+"""A latency report as text: numbers with units, a row for each bucket, a sentence for the diagnosis."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -11,7 +11,7 @@ from validation.plots.texts import seconds_text
 COLUMNS = ("bucket", "runtime", "p50", "p90", "p99", "p99.9", "items/s", "memory", "runs")
 NODE_COLUMNS = ("node", "op", "time", "share", "GFLOP/s", "GB/s", "bound")
 SHOWN_NODES = 12
-# A mean that is so many times the median says that some runs took far longer.
+# A mean of so many times the median shows that some runs took far longer.
 HELD_UP = 1.5
 
 
@@ -46,7 +46,7 @@ def name_quantile(p: float) -> str:
 
 
 def format_bucket(bucket: BucketLatency) -> dict[str, str]:
-    """A row of COLUMNS; what a cell says beside its value stands in brackets."""
+    """A row of COLUMNS; remarks on a value stand behind it in brackets."""
     quantiles = {name_quantile(item.p): format_quantile(item) for item in bucket.quantiles}
     rate = format_count(bucket.items_per_s)
     if bucket.streams_items_per_s is not None:
@@ -61,9 +61,9 @@ def format_bucket(bucket: BucketLatency) -> dict[str, str]:
 
 
 def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> Iterator[str]:
-    """What a table of times has no place for: quantiles that take more runs, runs that were held up, a busy machine.
+    """Remarks on a table of times: quantiles that need more runs, runs that were held up, a busy machine.
 
-    columns: those of the table; of other quantiles nothing is said.
+    columns: of the table; there are no remarks on quantiles without a column.
     """
     missing = [
         f"{name_quantile(item.p)} at {bucket.name} (made {bucket.runs - bucket.discarded}, needs {item.needed})"
@@ -82,7 +82,7 @@ def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> I
 
 
 def describe_report(report: LatencyReport) -> Iterator[str]:
-    """What a report says besides its tables."""
+    """The lines of a report besides its tables; the first names the machine."""
     yield f"on {report.machine}, {report.created_at}"
     imported = "" if report.import_s is None else f", after {seconds_text(report.import_s)} to import the runtime"
     first = ", ".join(f"{seconds_text(item.first_s)} at {item.name}" for item in report.buckets)
@@ -96,7 +96,7 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
 
 
 def describe_terms(report: LatencyReport) -> str:
-    """What the times are of, and what their intervals hold."""
+    """Which call the times are of, and what their intervals cover."""
     own = any(bucket.runtime for bucket in report.buckets)
     what = "runtime: the runtime's own call, its median; p50 and on: " if own else ""
     count = report.processes
@@ -107,7 +107,7 @@ def describe_terms(report: LatencyReport) -> str:
 
 
 def _describe_device(report: LatencyReport) -> Iterator[str]:
-    """How much of a run is the device's, where its events tell."""
+    """The share of a run in which the device works, where its events show it."""
     diagnosis = [(item.name, item.device_s, item.median_s) for item in report.buckets]
     texts = [
         f"{seconds_text(busy)} of {seconds_text(whole)} at {name}"
@@ -120,34 +120,33 @@ def _describe_device(report: LatencyReport) -> Iterator[str]:
 
 def describe_load(report: LatencyReport) -> str:
     """Why the machine counts as busy while the engine was timed; '' for a quiet one."""
-    return (
-        f"the machine was busy: {join_reasons(report.busy)}; the times hold for such a machine" if report.busy else ""
-    )
+    reasons = join_reasons(report.busy)
+    return f"the machine was busy: {reasons}; the times hold for such a machine" if reasons else ""
 
 
 def join_reasons(reasons: Sequence[str]) -> str:
-    """Each kind of reason once: they differ by their numbers alone."""
+    """Reasons in one text; of those that differ by their numbers alone, the last one."""
     kinds = {"".join(c for c in reason if not c.isdigit() and c != "."): reason for reason in reasons}
     return "; ".join(kinds.values())
 
 
 def describe_breakdown(breakdown: TimeBreakdown) -> Iterator[str]:
-    """Costs, traffic and diagnosis."""
+    """Lines on diagnosis, costs and memory traffic."""
     yield describe_diagnosis(breakdown)
-    graph, moved = breakdown.graph, breakdown.traffic
+    graph = breakdown.graph
     yield (
         f"the graph does {format_count(graph.macs)} multiply-adds in {graph.nodes} nodes "
         f"({format_count(graph.operations)} operations, {graph.intensity:.3g} for each byte), "
         f"and needs {format_count(graph.working_bytes, 'B')} at hand"
     )
-    yield describe_traffic(moved)
+    yield _describe_traffic(breakdown.traffic)
     for kind, names in (("operations", graph.uncounted), ("shapes", graph.unsized)):
         if names:
             yield f"not counted, for want of their {kind}: {join_first(names, 6)}"
 
 
 def name_bound(breakdown: TimeBreakdown) -> str:
-    """The bound, in a few words."""
+    """The bound in a few words, or that there is no diagnosis."""
     diagnosis = breakdown.diagnosis
     if diagnosis is None:
         return f"no diagnosis at {breakdown.bucket}: the machine's limits are measured for CPU engines only"
@@ -159,7 +158,7 @@ def name_bound(breakdown: TimeBreakdown) -> str:
 
 
 def list_evidence(breakdown: TimeBreakdown) -> str:
-    """What the diagnosis rests on, as far as that is known; nothing without one."""
+    """The shares that the diagnosis follows from, or why they are not known; '' without a diagnosis."""
     diagnosis = breakdown.diagnosis
     if diagnosis is None:
         return ""
@@ -181,8 +180,8 @@ def describe_diagnosis(breakdown: TimeBreakdown) -> str:
     return ": ".join(part for part in (name_bound(breakdown), list_evidence(breakdown)) if part)
 
 
-def describe_traffic(moved: MemoryTraffic) -> str:
-    """What fusing saved."""
+def _describe_traffic(moved: MemoryTraffic) -> str:
+    """The bytes that are moved with and without fusing."""
     whose = "the runtime's" if moved.source == "runtime" else "a greedy model's"
     start = f"unfused it would move {format_count(moved.unfused_bytes, 'B')}; in {whose} {moved.groups} groups"
     end = "saved" if moved.saved >= 0 else "more, for conversions that the runtime added"
@@ -190,7 +189,7 @@ def describe_traffic(moved: MemoryTraffic) -> str:
 
 
 def format_nodes(breakdown: TimeBreakdown) -> list[dict[str, str]]:
-    """The slowest nodes: rows of NODE_COLUMNS; nothing where the runtime shows none."""
+    """Rows of NODE_COLUMNS for the SHOWN_NODES slowest nodes; [] where the runtime shows none."""
     profile = breakdown.profile
     return [] if profile is None else [_format_node(node, profile.kernels_s) for node in profile.nodes[:SHOWN_NODES]]
 
@@ -211,7 +210,7 @@ def _format_node(node: TimedNode, whole: float) -> dict[str, str]:
 
 
 def describe_pair(paired: PairedBenchmark) -> Iterator[str]:
-    """An A/B, the verdict first."""
+    """Lines on a paired benchmark, the verdict first."""
     first, second = map(seconds_text, paired.medians_s)
     yield f"{paired.verdict}: {first} against {second} at {paired.bucket}"
     for item in paired.ratios:

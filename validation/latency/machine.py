@@ -1,9 +1,7 @@
-"""What latencies hold for, besides the engine: the kind of machine, without its name.
+"""The machine that latencies are measured on: its kind, and the load of other processes meanwhile.
 
-What else the machine did while something was measured: evidence beside the numbers, for whoever reads them.
-
-Linux only (/proc, /sys/fs/cgroup); elsewhere what is not known is None. In a container /proc/stat is the host's, so
-"others" are everybody on it.
+Load is read from /proc and /sys/fs/cgroup (Linux); elsewhere it is None. In a container /proc/stat is the host's, so
+that all other processes of the host count.
 """
 
 import os
@@ -19,19 +17,19 @@ from enginery.core.reports.latency import MachineKind, SystemLoad
 
 
 def machine() -> MachineKind:
-    """CPU, its kind and cores, and the GPUs. Two machines that say the same are taken for equally fast."""
+    """The kind of this machine: CPU, cores and GPUs. Two machines of equal kind count as equally fast."""
     products = tuple(sorted({gpu.name for gpu in gpus()}))
     return MachineKind(cpu_name(), this_kind().name, os.cpu_count(), platform.system(), products)
 
 
 @dataclass
 class SystemLoadMonitor:
-    """Reads the counters when it is made, and their differences on `stop`."""
+    """Measures the load from its creation to `stop`."""
 
     _begun: tuple[float, dict[str, float], float, int, int | None] = field(default_factory=lambda: _read())
 
     def stop(self) -> SystemLoad:
-        """What happened since."""
+        """The load since the creation."""
         start, ticks, own, switches, throttled = self._begun
         end, ticks_end, own_end, switches_end, throttled_end = _read()
         seconds, cores = max(end - start, 1e-9), os.cpu_count() or 1
@@ -48,14 +46,14 @@ class SystemLoadMonitor:
 
 
 def _read() -> tuple[float, dict[str, float], float, int, int | None]:
-    # Processes that were started here and have ended are no others.
+    # Children that have ended count as this process.
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     own = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     return time.perf_counter(), _ticks(), own, sum(usage.ru_nivcsw for usage in usages), _read_throttled()
 
 
 def _ticks() -> dict[str, float]:
-    """Seconds of all cores by kind (proc(5)); guests' are part of user's."""
+    """CPU seconds of all cores by kind of use (proc(5)), those of guests in 'user'; {} where it is not known."""
     names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
     try:
         first = Path("/proc/stat").read_text().splitlines()[0].split()[1:]

@@ -1,7 +1,4 @@
-"""The pictures of a latency report: what to show, as plots; `validation.plots` draws them.
-
-What the page says about latency, worked out from latency reports: plain values, and pictures.
-"""
+"""Latency, for the page of a version: from latency reports to texts, rows of tables and pictures (SVG)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,9 +95,9 @@ def _roofs(roofs: Roofs, x: Axis) -> Iterator[Line]:
 
 @dataclass(frozen=True)
 class LatencyView:
-    """A section of the page, on one report. rows, nodes: of tables, by column.  more: nodes that are not shown.
+    """The section of one report. rows, nodes: of tables, by column.  more: how many nodes are not shown.
 
-    distribution, roofline: SVG; '' where there is none.
+    measured: where and when.  evidence: of the diagnosis in `headline`.  distribution, roofline: SVG, or ''.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """The costs of an ONNX graph at given sizes of its dims, by ONNX's own shape inference.
 
-A product between Q/DQ pairs counts in the type behind its DequantizeLinear: that is what an engine computes in.
+A product of dequantized tensors counts in the stored type of its operands, as an engine computes in it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _WEIGHTED = {*CONVOLUTIONS, *PRODUCTS, *TRANSPOSED_CONVOLUTIONS}
 
 @dataclass(frozen=True)
 class GraphNode:
-    """A node with its cost, and the tensors that it reads (each with its bytes) and makes."""
+    """A node with its cost, and the bytes of the tensors that it reads and makes, by name."""
 
     cost: NodeCost
     reads: Mapping[str, int]
@@ -32,7 +32,7 @@ class GraphNode:
 
 @dataclass(frozen=True)
 class GraphCosts:
-    """unsized: nodes with a tensor whose shape inference does not find; that tensor counts nothing."""
+    """The nodes of a graph. unsized: names of nodes with a tensor of unknown shape, which counts 0 bytes."""
 
     nodes: Sequence[GraphNode]
     outputs: Sequence[str]
@@ -40,7 +40,7 @@ class GraphCosts:
 
     @property
     def working_bytes(self) -> int:
-        """What one run needs at hand: inputs and constants, and the most tensors in between that are alive at once."""
+        """The working set of a run: inputs and constants, and the greatest sum of other tensors alive at once."""
         made = {name for node in self.nodes for name in node.makes}
         given = {name: size for node in self.nodes for name, size in node.reads.items() if name not in made}
         last = {name: index for index, node in enumerate(self.nodes) for name in node.reads}
@@ -64,7 +64,7 @@ class GraphCosts:
 
 
 def graph_costs(path: Path, inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> GraphCosts:
-    """Count a graph on disk. inputs: as the spec names their dims.  sizes: of each named dim.
+    """The costs of the ONNX model at `path`. inputs: with named dims.  sizes: of each named dim.
 
     Raises ModelError when its shapes contradict each other.
     """
@@ -80,7 +80,7 @@ def graph_costs(path: Path, inputs: Sequence[TensorSpec], sizes: Mapping[str, in
 
 
 def count(graph: "GraphProto") -> GraphCosts:
-    """Count a graph whose shapes are known. Control flow counts as one node, by what it reads and makes."""
+    """The costs of a graph whose shapes are known. Control flow counts as one node, by what it reads and makes."""
     seen = _tensors(graph)
     behind = {node.output[0]: seen.get(node.input[0]) for node in graph.node if node.op_type == "DequantizeLinear"}
     nodes, unsized = [], []
@@ -124,7 +124,7 @@ def _equation(node: "NodeProto") -> str:
 
 
 def _fix(model: "ModelProto", shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Give the inputs these shapes, and forget what was inferred for others."""
+    """Give the inputs these shapes, and delete shapes of other tensors."""
     del model.graph.value_info[:]
     for value in model.graph.input:
         if value.name in shapes:
