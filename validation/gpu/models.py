@@ -1,4 +1,4 @@
-"""The kit's own models: an MLP, a convolutional net and a transformer block, made on the spot, the same everywhere.
+"""The kit's models: an MLP, a convolutional net and a transformer block, generated with the same bytes everywhere.
 
 Weights and inputs are drawn from a fixed seed and rounded to fp16, so that the fp32 and the fp16 graph hold the same
 numbers and one reference in float64 serves both.
@@ -26,7 +26,7 @@ _SEED = 20
 
 @dataclass(frozen=True)
 class KitModel:
-    """A model on disk, with its one dynamic dim. precision: what it computes in, inputs and outputs included."""
+    """A model on disk with one dynamic dim, `batch`. precision: of its computation, inputs and outputs."""
 
     name: str
     path: Path
@@ -37,12 +37,12 @@ class KitModel:
 
     @property
     def profile(self) -> ShapeProfile:
-        """The batch from its least to its greatest, tuned for opt."""
+        """The shapes of all batches, tuned for `batch.opt`."""
         low, best, high = ({"batch": size} for size in (self.batch.min, self.batch.opt, self.batch.max))
         return ShapeProfile(tuple((spec.name, spec.at(low), spec.at(best), spec.at(high)) for spec in self.inputs))
 
     def sample(self, batch: int) -> dict[str, Array]:
-        """Inputs in float32, whatever the model takes: numbers that fp16 holds."""
+        """Inputs of so many samples, float32 for every precision, with values that fp16 holds."""
         rng = np.random.default_rng([_SEED, 0])
         return {spec.name: _round_weights(rng.standard_normal(spec.at({"batch": batch}))) for spec in self.inputs}
 
@@ -68,7 +68,7 @@ def _round_weights(values: Array) -> Array:
 
 
 class _Drawn:
-    """A graph that grows: nodes, and weights drawn in the order in which they are asked for."""
+    """A graph under construction: nodes, and weights drawn from one seed in the order of their creation."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -78,7 +78,7 @@ class _Drawn:
         self._rng = np.random.default_rng(_SEED)
 
     def op(self, kind: str, *inputs: str, last: bool = False, **attributes: object) -> str:
-        """Add a node; the name of what comes out: 'y' for the last."""
+        """Add a node and return the name of its output: 'y' for the last node."""
         name = "y" if last else f"t{len(self.nodes)}"
         node = helper.make_node(kind, list(inputs), [name], name=f"{kind}_{len(self.nodes)}")
         node.attribute.extend(helper.make_attribute(key, value) for key, value in sorted(attributes.items()))
@@ -86,11 +86,11 @@ class _Drawn:
         return name
 
     def weight(self, *shape: int, fan_in: int) -> str:
-        """A weight whose products keep the size of what they multiply (He et al., 2015)."""
+        """A random weight, scaled so that products keep the variance of their inputs (He et al., 2015)."""
         return self._hold(_round_weights(self._rng.standard_normal(shape) * np.sqrt(2.0 / fan_in)))
 
     def bias(self, size: int) -> str:
-        """A small bias."""
+        """A small random bias."""
         return self._hold(_round_weights(0.1 * self._rng.standard_normal(size)))
 
     def fill(self, size: int, value: float) -> str:
@@ -119,7 +119,7 @@ class _Drawn:
 
 
 def _mlp(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
-    """Three layers, as a ranking model has: bound by memory at batch 1, by the matrix units at its greatest."""
+    """Three layers, as in a ranking model: bound by memory at batch 1, by the matrix units at the greatest batch."""
     width, hidden = (1024, 4096) if size == "real" else (32, 64)
     h = net.op("Relu", net.dense("x", width, hidden))
     h = net.op("Relu", net.dense(h, hidden, hidden))

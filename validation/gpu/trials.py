@@ -1,7 +1,6 @@
-"""One try, in a process of its own (`execution.process`): build, load, prove, time, compare; what became of it.
+"""The tries of the kit, each in a process of its own (`execution.process`): build, load, prove, time, compare.
 
-A driver or a compiler that crashes takes down this one try. What goes wrong is an answer: where it went wrong, and in
-whose words.
+A driver or a compiler that crashes ends this one try. A failure is an outcome: the stage that failed, and the message.
 """
 
 import os
@@ -37,7 +36,7 @@ from validation.limits.budget import Budgets, budgets
 
 T = TypeVar("T")
 Opens = Callable[[], AbstractContextManager[Session]]
-# Openings of a race: loading compiles kernels, which takes seconds.
+# Openings of a paired benchmark; each may compile kernels, which takes seconds.
 _OPENINGS = 3
 _DEVICE_RUNS = 200
 
@@ -50,9 +49,9 @@ class _Failed(Exception):  # noqa: N818 - an answer, not an error
 
 @dataclass(frozen=True)
 class TrialTerms:
-    """How a try is measured. device: 'cuda' or 'cpu'.  seconds: of each latency.  peers: raced with the engine.
+    """How a try is measured. device: 'cuda' or 'cpu'.  seconds: of each latency.  peers: to compare the engine with.
 
-    caches: the folder of what torch.compile tuned, for all tries.
+    caches: the folder of torch.compile's tuning, shared by all tries.
     """
 
     device: str
@@ -63,9 +62,9 @@ class TrialTerms:
 
 @dataclass(frozen=True)
 class TryEngine:
-    """Build an engine and, presented as the device's own (`here`), run it on the golden cases of a folder.
+    """Build an engine, open it as one for this device (`here`), and run it on the golden cases of a folder.
 
-    portable: whether it is built for no generation in particular (`probes`).
+    portable: whether it is built for no generation in particular (`build_for_any_generation`).
     """
 
     request: BuildRequest
@@ -77,7 +76,7 @@ class TryEngine:
     portable: bool = False
 
     def run(self, context: WorkerContext) -> TrialOutcome:
-        """What became of it, with its times."""
+        """The outcome with its times."""
         backend, trial = discovery.configure(self.request.backend, dict(self.options)), TrialOutcome()
         build = build_for_any_generation if self.portable else backend.build
         enter_phase("compiling")
@@ -96,7 +95,7 @@ class TryEngine:
 
 @dataclass(frozen=True)
 class TryPeer:
-    """Measure PyTorch's own way to run the graph as an engine is."""
+    """Measure a way of PyTorch to run the graph as an engine is measured."""
 
     peer: Peer
     request: BuildRequest
@@ -105,7 +104,7 @@ class TryPeer:
     terms: TrialTerms
 
     def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
-        """What became of it, with its times."""
+        """The outcome with its times."""
         _share_caches(self.terms)
         try:
             opens = lambda: open_peer(self.peer, self.model, self.request, self.terms.device)  # noqa: E731
@@ -116,7 +115,7 @@ class TryPeer:
 
 @dataclass(frozen=True)
 class ProveBundled:
-    """Run an engine that was carried here on its golden cases, and keep its answers for who judges them."""
+    """Run a published engine on its golden cases, and keep its answers, to be judged on another machine."""
 
     request: BuildRequest
     options: Mapping[str, Scalar]
@@ -146,12 +145,12 @@ class ProveBundled:
 
 @dataclass(frozen=True)
 class MeasurePeaks:
-    """Measure the device's roofs."""
+    """Measure the peak rates of the device."""
 
     device: str
 
     def run(self, context: WorkerContext) -> Peaks:  # noqa: ARG002 - the protocol's
-        """The roofs."""
+        """The peak rates."""
         return measure_peaks(self.device)
 
 
@@ -170,7 +169,7 @@ def _measure(
 
 
 def _prove(opens: Opens, check: Callable[[Session], tuple[Check, ...]], trial: TrialOutcome) -> TrialOutcome:
-    """Load for the first time, which compiles kernels with some backends, and check the session."""
+    """Open an engine for the first time, which compiles kernels with some backends, and check its outputs."""
     begun = time.perf_counter()
     with _open(opens) as session:
         load_s = time.perf_counter() - begun
@@ -183,12 +182,12 @@ def _prove(opens: Opens, check: Callable[[Session], tuple[Check, ...]], trial: T
 
 
 def _budget(request: BuildRequest) -> Budgets:
-    """What the whole way from the float32 model may cost: the cases expect what that gives."""
+    """Budgets for the drift from the float32 model, whose outputs the cases expect."""
     return budgets("quantization", request.precision, None)
 
 
 def _time(opens: Opens, golden: GoldenSet, terms: TrialTerms, trial: TrialOutcome) -> TrialOutcome:
-    """Latency at each size of the cases, copies included, and the device's own time where the session tells it."""
+    """Latency at each size of the cases, copies included, and the device's own time where the session gives it."""
     begun = time.perf_counter()
     with _open(opens) as session:
         again_s = time.perf_counter() - begun
@@ -197,7 +196,7 @@ def _time(opens: Opens, golden: GoldenSet, terms: TrialTerms, trial: TrialOutcom
 
 
 def _sizes(session: Session, golden: GoldenSet) -> list[Tensors]:
-    """Inputs of each size that the cases have, once, smallest first."""
+    """Inputs of each distinct size of the cases, smallest first."""
     found: dict[tuple[tuple[int, ...], ...], Tensors] = {}
     for case in golden.cases:
         given = _narrow(session, case.inputs)
@@ -206,7 +205,7 @@ def _sizes(session: Session, golden: GoldenSet) -> list[Tensors]:
 
 
 def _narrow(session: Session, inputs: Tensors) -> dict[str, Array]:
-    """As `comparison.sessions.run` gives inputs to a session that takes fp16."""
+    """Inputs with those that the session takes as float16 cast to it, as `comparison.sessions.run` does."""
     halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
     return {name: array.astype(np.float16) if name in halves else array for name, array in inputs.items()}
 
@@ -245,14 +244,16 @@ def _batch(inputs: Tensors) -> int:
 def _compare(
     opens: Opens, peer: Peer, request: BuildRequest, model: Path, golden: GoldenSet, terms: TrialTerms
 ) -> PeerComparison:
-    """The engine against PyTorch, in turns, at the size that it is tuned for. Whatever PyTorch raises is an answer: its
-    compiler has classes of its own, and the engine's numbers must not go with them."""
+    """A paired benchmark of an engine and PyTorch, at the size that the engine is tuned for.
+
+    Whatever PyTorch raises is the result's reason, so that the engine's own results are kept.
+    """
     _share_caches(terms)
     try:
         session = TorchSession(request, make_peer(peer, model, request, terms.device), terms.device)
         inputs = _narrow(session, next(golden.of_kind("golden")).inputs)
         session.run(inputs)
-        # Opened once: what it compiled stays compiled.
+        # One session for all openings, so that it compiles once.
         pairs = run_interleaved(
             (opens, lambda: nullcontext(session)), inputs, terms.seconds * 2 * _OPENINGS, 0, _OPENINGS
         )
@@ -266,7 +267,7 @@ def _compare(
 
 @contextmanager
 def _open(opens: Opens) -> Iterator[Session]:
-    """An opened session; an error while it opens is told from one of what is done with it."""
+    """An opened session. Raises _Failed with 'load failed' for errors of opening alone."""
     manager = _attempt("load failed", opens)
     session = _attempt("load failed", manager.__enter__)
     try:
@@ -276,7 +277,7 @@ def _open(opens: Opens) -> Iterator[Session]:
 
 
 def _attempt(outcome: Outcome, step: Callable[[], T]) -> T:
-    """What the step returns. Raises _Failed with `outcome` for its EngineryError, but UnavailableError as it is."""
+    """The result of `step`. Raises _Failed with `outcome` for an EngineryError, except for an UnavailableError."""
     try:
         return step()
     except UnavailableError:  # says nothing about the engine
@@ -286,5 +287,5 @@ def _attempt(outcome: Outcome, step: Callable[[], T]) -> T:
 
 
 def _share_caches(terms: TrialTerms) -> None:
-    """torch.compile keeps what it tuned where all tries find it, and not in this one's folder."""
+    """Let torch.compile keep its tuning in the folder that all tries share."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(terms.caches)
