@@ -18,7 +18,7 @@ from validation.canary.judging.criteria import REPLICATES, is_finite
 from validation.canary.observations import ObservationTable
 from validation.statistics.distributions import NORMAL
 from validation.statistics.evidence import CanaryEvidence, Side
-from validation.statistics.slowdown import quantile_effects, select_answered
+from validation.statistics.slowdown import mean_ranks, quantile_effects, select_answered
 
 CURVE_POINTS, WINDOWS, LEAST_IN_WINDOW, MOST_ERRORS, MOST_WORST = 160, 48, 8, 12, 8
 PROBABILITIES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
@@ -113,8 +113,7 @@ def mann_whitney(candidate: Array, baseline: Array) -> MannWhitney | None:
     ours, theirs = len(candidate), len(baseline)
     if not ours or not theirs:
         return None
-    _, place, counts = np.unique(np.concatenate([candidate, baseline]), return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[place]
+    ranks, counts = mean_ranks(np.concatenate([candidate, baseline]))
     u = float(ranks[:ours].sum()) - ours * (ours + 1) / 2.0
     total = ours + theirs
     ties = float(np.sum(counts.astype(float) ** 3 - counts)) / (total * (total - 1.0)) if total > 1 else 0.0

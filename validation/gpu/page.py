@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from enginery.core.text import format_bytes
 from validation.gpu.peaks import Peaks
 from validation.gpu.peers import PEERS
-from validation.gpu.results import BatchLatency, KitTrial, PeerComparison, Results
+from validation.gpu.results import BatchLatency, PeerComparison, Results
 
 _HEAD = """\
 # What was seen on GPUs
@@ -71,16 +71,12 @@ def _speeds(found: Results) -> Iterator[tuple[str, ...]]:
     for item in sorted((one for one in found.tries if one.kind in ("engine", "peer")), key=lambda one: one.model):
         batch = tuned.get(item.model, 0)
         row = next((row for row in item.latency or () if row.batch == batch), None)
-        head = (item.model, PEERS.get(item.backend, _name(item)), item.outcome, _s(item.build_s), _s(item.load_s))
+        name = " ".join([item.backend, *(f"{option}={value}" for option, value in item.options.items())])
+        head = (item.model, PEERS.get(item.backend, name), item.outcome, _s(item.build_s), _s(item.load_s))
         if row is None:
             yield (*head, "", "", "", "", item.reason or "")
         else:
             yield (*head, *_times(row, least.get((item.model, batch))), "; ".join(map(_compare, item.races or ())))
-
-
-def _name(item: KitTrial) -> str:
-    options = " ".join(f"{name}={value}" for name, value in item.options.items())
-    return f"{item.backend} {options}".strip()
 
 
 def _s(seconds: float | None) -> str:

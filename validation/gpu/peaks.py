@@ -33,12 +33,6 @@ def seconds_of(run: Callable[[], object], device: str, runs: int) -> list[float]
     return [begun.elapsed_time(ended) / 1e3 for begun, ended in pairs]
 
 
-def runs_for(run: Callable[[], object], device: str, seconds: float, least: int) -> int:
-    """The number of calls that take about so many seconds, from `least` to 2000."""
-    each = min(seconds_of(run, device, 3))
-    return max(least, min(2000, int(seconds / max(each, 1e-9))))
-
-
 # Elements of a copied array and sides of multiplied matrices, by device; the CPU's are only to run the same code.
 _COPIED = {"cuda": 1 << 28, "cpu": 1 << 20}
 _SIDE = {"cuda": 8192, "cpu": 128}
@@ -128,5 +122,6 @@ def _with_tf32(allowed: bool, measure: Callable[[], float]) -> float:
 
 
 def _best(run: Callable[[], object], device: str) -> float:
-    runs = runs_for(run, device, _SECONDS[device], least=3)
-    return min(seconds_of(run, device, runs))
+    """The least time of as many calls as take about `_SECONDS`, from 3 to 2000."""
+    each = min(seconds_of(run, device, 3))
+    return min(seconds_of(run, device, max(3, min(2000, int(_SECONDS[device] / max(each, 1e-9))))))

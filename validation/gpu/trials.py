@@ -216,7 +216,10 @@ def _row(session: Session, inputs: Tensors, terms: TrialTerms) -> BatchLatency:
     series = latencies(lambda: session.run(inputs), terms.seconds)
     busy = monitor.stop().busy
     discarded, steady = warm_up(series)
-    kept = series[discarded:]
+    kept, device = series[discarded:], None
+    if taken := session.device_seconds(inputs, _DEVICE_RUNS if terms.device == "cuda" else 10):
+        low, median, high = (float(np.quantile(taken, share)) for share in (0.1, 0.5, 0.9))
+        device = DeviceLatency(len(taken), median, low, high)
     return BatchLatency(
         batch=_batch(inputs),
         shapes={name: array.shape for name, array in inputs.items()},
@@ -225,16 +228,8 @@ def _row(session: Session, inputs: Tensors, terms: TrialTerms) -> BatchLatency:
         median_s=float(np.median(kept)),
         quantiles=quantiles(kept),
         busy=tuple(busy),
-        device=_on_device(session, inputs, terms),
+        device=device,
     )
-
-
-def _on_device(session: Session, inputs: Tensors, terms: TrialTerms) -> DeviceLatency | None:
-    taken = session.device_seconds(inputs, _DEVICE_RUNS if terms.device == "cuda" else 10)
-    if not taken:
-        return None
-    low, median, high = (float(np.quantile(taken, share)) for share in (0.1, 0.5, 0.9))
-    return DeviceLatency(len(taken), median, low, high)
 
 
 def _batch(inputs: Tensors) -> int:

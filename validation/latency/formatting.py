@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from enginery.core.reports.breakdown import MemoryTraffic, TimeBreakdown, TimedNode
+from enginery.core.reports.breakdown import TimeBreakdown, TimedNode
 from enginery.core.reports.latency import BucketLatency, LatencyReport, PairedBenchmark, Quantile
 from enginery.core.text import join_first
 from validation.latency.measurement.quantiles import LEAST_PROCESSES
@@ -88,7 +88,10 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
     first = ", ".join(f"{seconds_text(item.first_s)} at {item.name}" for item in report.buckets)
     yield describe_terms(report)
     yield f"cold load {seconds_text(report.load_s)} from a file in the page cache{imported}; first run {first}"
-    yield from _describe_device(report)
+    busy = [(item.device_s, item) for item in report.buckets if item.device_s is not None]
+    if busy:
+        parts = (f"{seconds_text(part)} of {seconds_text(item.median_s)} at {item.name}" for part, item in busy)
+        yield f"the device itself is busy, without copies: {', '.join(parts)}"
     yield from list_remarks(report)
     if not describe_load(report):
         yield "the machine was quiet"
@@ -104,18 +107,6 @@ def describe_terms(report: LatencyReport) -> str:
         f"are those of one more process, by {count}" if count >= LEAST_PROCESSES else "hold within this process alone"
     )
     return f"{what}Session.run, with its checks of the inputs; the 95 % intervals {held}"
-
-
-def _describe_device(report: LatencyReport) -> Iterator[str]:
-    """The share of a run in which the device works, where its events show it."""
-    diagnosis = [(item.name, item.device_s, item.median_s) for item in report.buckets]
-    texts = [
-        f"{seconds_text(busy)} of {seconds_text(whole)} at {name}"
-        for name, busy, whole in diagnosis
-        if busy is not None
-    ]
-    if texts:
-        yield f"the device itself is busy, without copies: {', '.join(texts)}"
 
 
 def describe_load(report: LatencyReport) -> str:
@@ -139,7 +130,13 @@ def describe_breakdown(breakdown: TimeBreakdown) -> Iterator[str]:
         f"({format_count(graph.operations)} operations, {graph.intensity:.3g} for each byte), "
         f"and needs {format_count(graph.working_bytes, 'B')} at hand"
     )
-    yield _describe_traffic(breakdown.traffic)
+    moved = breakdown.traffic
+    whose = "the runtime's" if moved.source == "runtime" else "a greedy model's"
+    end = "saved" if moved.saved >= 0 else "more, for conversions that the runtime added"
+    yield (
+        f"unfused it would move {format_count(moved.unfused_bytes, 'B')}; in {whose} {moved.groups} groups "
+        f"it moves {format_count(moved.fused_bytes, 'B')} ({format_share(abs(moved.saved))} {end})"
+    )
     for kind, names in (("operations", graph.uncounted), ("shapes", graph.unsized)):
         if names:
             yield f"not counted, for want of their {kind}: {join_first(names, 6)}"
@@ -180,14 +177,6 @@ def describe_diagnosis(breakdown: TimeBreakdown) -> str:
     return ": ".join(part for part in (name_bound(breakdown), list_evidence(breakdown)) if part)
 
 
-def _describe_traffic(moved: MemoryTraffic) -> str:
-    """The bytes that are moved with and without fusing."""
-    whose = "the runtime's" if moved.source == "runtime" else "a greedy model's"
-    start = f"unfused it would move {format_count(moved.unfused_bytes, 'B')}; in {whose} {moved.groups} groups"
-    end = "saved" if moved.saved >= 0 else "more, for conversions that the runtime added"
-    return f"{start} it moves {format_count(moved.fused_bytes, 'B')} ({format_share(abs(moved.saved))} {end})"
-
-
 def format_nodes(breakdown: TimeBreakdown) -> list[dict[str, str]]:
     """Rows of NODE_COLUMNS for the SHOWN_NODES slowest nodes; [] where the runtime shows none."""
     profile = breakdown.profile
@@ -196,16 +185,14 @@ def format_nodes(breakdown: TimeBreakdown) -> list[dict[str, str]]:
 
 def _format_node(node: TimedNode, whole: float) -> dict[str, str]:
     cost, diagnosis, seconds = node.cost, node.diagnosis, node.seconds
-    rate = [""] * 2
-    if cost and seconds:
-        rate = [f"{cost.operations / seconds / 1e9:.3g}"]
-        rate.append(f"{(cost.moved_bytes) / seconds / 1e9:.3g}")
+    counts = (cost.operations, cost.moved_bytes) if cost and seconds else ()
+    rates = [f"{count / seconds / 1e9:.3g}" for count in counts] or ["", ""]
     bound = ""
     if diagnosis and diagnosis.bound:
         known = diagnosis.share(diagnosis.bound)
         bound = diagnosis.bound if known is None else f"{diagnosis.bound} {format_share(known)}"
     share = format_share(seconds / whole) if whole else ""
-    values = (node.name, node.op_type, seconds_text(seconds), share, *rate, bound)
+    values = (node.name, node.op_type, seconds_text(seconds), share, *rates, bound)
     return dict(zip(NODE_COLUMNS, values, strict=True))
 
 

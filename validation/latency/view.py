@@ -32,7 +32,10 @@ _SEEN = 0.99
 def distribution_svg(buckets: Sequence[BucketLatency]) -> str:
     """The distribution of latency at each bucket, over a logarithmic axis."""
     shown = buckets[:MOST_CURVES]
-    curves = [_curve(bucket) for bucket in shown]
+    curves = [
+        Curve(bucket.name, bucket.curve, [index / (len(bucket.curve) - 1) for index in range(len(bucket.curve))])
+        for bucket in shown
+    ]
     ends = [end for curve in curves for end in (curve.xs[0], curve.xs[round(_SEEN * (len(curve.xs) - 1))])]
     low, high = span_axis(ends, log=True, least=0.2)
     words = "; ".join(f"{bucket.name}: half of the runs within {seconds_text(bucket.median_s)}" for bucket in shown)
@@ -40,17 +43,12 @@ def distribution_svg(buckets: Sequence[BucketLatency]) -> str:
     return svg(ecdf(curves, axis, f"Share of runs answered within a time. {words}"))
 
 
-def _curve(bucket: BucketLatency) -> Curve:
-    times = bucket.curve
-    return Curve(bucket.name, times, [index / (len(times) - 1) for index in range(len(times))])
-
-
 def roofline_svg(breakdown: TimeBreakdown) -> str:
     """Each node and the whole run under the machine's roofs; nothing where either was not measured."""
     roofs, profile = breakdown.roofs, breakdown.profile
     if roofs is None or profile is None:
         return ""
-    points = [*_points(profile.nodes, profile.kernels_s)]
+    points = list(_points(profile.nodes, profile.kernels_s))
     if not points:
         return ""
     peak = max(roofs.operations_per_s.values())

@@ -26,6 +26,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from validation.statistics.distributions import beta_quantile
 
@@ -58,7 +59,10 @@ def politis_white(series: np.ndarray) -> float:
     most = math.ceil(math.sqrt(count)) + 5
     covariance = autocovariance(centred, 2 * most - 1)
     quiet = np.abs(covariance[1:] / variance) < 2.0 * math.sqrt(math.log10(count) / count)
-    reach = min(2 * _last_lag_before(quiet, max(5, math.ceil(math.sqrt(math.log10(count))))), most)
+    # The last lag before so many uncorrelated ones in a row; without those, the last correlated one.
+    runs = sliding_window_view(quiet, max(5, math.ceil(math.sqrt(math.log10(count))))).all(1)
+    last = int(runs.argmax()) if runs.any() else int((~quiet).nonzero()[0].max(initial=-1)) + 1
+    reach = min(2 * last, most)
     if reach == 0:
         return 1.0
     lags = np.arange(1, min(reach, len(covariance) - 1) + 1)
@@ -80,16 +84,6 @@ def autocovariance(centred: np.ndarray, lags: int) -> np.ndarray:
     )
     spectrum = np.fft.rfft(centred, size)
     return np.fft.irfft(spectrum * spectrum.conj(), size)[: min(lags + 1, count)] / count
-
-
-def _last_lag_before(quiet: np.ndarray, run: int) -> int:
-    """The last lag before `run` uncorrelated ones in a row. quiet: whether each lag from 1 is uncorrelated."""
-    streak = 0
-    for index, silent in enumerate(quiet):
-        streak = streak + 1 if silent else 0
-        if streak == run:
-            return index + 1 - run
-    return int(np.flatnonzero(~quiet)[-1]) + 1 if (~quiet).any() else 0
 
 
 @lru_cache(maxsize=8)

@@ -77,7 +77,9 @@ def quantile_effects(
     if count < 2 * LEAST_BLOCKS:
         return [Effect(math.nan, math.nan, 0, count, 0.0) for _ in probabilities]
     # All latencies show a slowly changing load better than the few in a tail.
-    memories = memories_of([_ranks(values) for values in sides], paired, design_block=design_block)
+    # They are ranked, as ranks have no tail that hides small shifts.
+    ranks = [mean_ranks(values)[0] / len(values) for values in sides]
+    memories = memories_of(ranks, paired, design_block=design_block)
     least = [memory.block for memory in memories]
     return [_effect(sides, p, paired, least, seed, replicates, design_block) for p in probabilities]
 
@@ -87,7 +89,11 @@ def _effect(
 ) -> Effect:
     count = min(map(len, sides))
     quantiles = [quantile_of(values, p) for values in sides]
-    marks = [_marks(values, p, edge) for values, edge in zip(sides, quantiles, strict=True)]
+    # 1 for each latency beyond the quantile, on its thinner side.
+    marks: list[Array] = [
+        (values >= edge if p >= 0.5 else values <= edge).astype(float)
+        for values, edge in zip(sides, quantiles, strict=True)
+    ]
     series = [marks[0] - marks[1]] if paired else marks
     memories = memories_of(marks, paired, least, _ALONE, design_block)
     slowest = max(memories, key=lambda memory: memory.block)
@@ -121,17 +127,10 @@ def quantile_of(values: Array, p: float) -> float:
     return float(np.partition(values, rank)[rank])
 
 
-def _ranks(values: Array) -> Array:
-    """Mean ranks as shares of the requests, which, unlike latencies, have no tail that hides small shifts."""
+def mean_ranks(values: Array) -> tuple[Array, Array]:
+    """Ranks of the values from 1, [n], of which equal values share their mean; and how often each value comes."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    found: Array = ((np.cumsum(counts) - (counts - 1) / 2.0) / len(values))[place]
-    return found
-
-
-def _marks(values: Array, p: float, edge: float) -> Array:
-    """1 for each latency beyond the quantile, `edge`, on its thinner side."""
-    marks: Array = values >= edge if p >= 0.5 else values <= edge
-    return marks.astype(float)
+    return (np.cumsum(counts) - (counts - 1) / 2.0)[place], counts
 
 
 def _freedom(p: float, beyond: float) -> float:

@@ -132,20 +132,16 @@ def _other_load(spans: CommonSpan) -> str:
     edges = np.linspace(spans.first, spans.last, count + 1)
     ours, theirs = (np.histogram(times, edges)[0] for times in inside)
     whole = ours.sum(), theirs.sum(), edges[0], edges[-1]
+    share = 1.0 / (1.0 + MOST_LOAD)
     for a, b, start, end in [whole, *zip(ours, theirs, edges[:-1], edges[1:], strict=True)]:
-        if _uneven(int(a), int(b)):
+        total = int(a) + int(b)
+        if min(int(a), int(b)) < total * share - _CHANCE * math.sqrt(total * share * (1.0 - share)):
             return (
                 f"the sides had an unlike load: {a} requests of the candidate and {b} of the baseline from "
                 f"{span_text(np.asarray([start, end]))}, and load changes latency; {REMEDY}; or cut both logs to a "
                 "time of like load, or to one instance each"
             )
     return ""
-
-
-def _uneven(ours: int, theirs: int) -> bool:
-    """Whether one of two counts is more than MOST_LOAD times the other, and not by chance."""
-    total, least = ours + theirs, 1.0 / (1.0 + MOST_LOAD)
-    return min(ours, theirs) < total * least - _CHANCE * math.sqrt(total * least * (1.0 - least))
 
 
 def silence(candidate: ObservationTable, baseline: ObservationTable) -> str:

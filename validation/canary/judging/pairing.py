@@ -68,7 +68,8 @@ def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore
         if len(young) > MOST_IN_FLIGHT:
             tail |= set(young)
         elif young:
-            notes.append(f"in flight to the {role} when the logs ended, and left out: request {_list_names(young)}")
+            names = ", ".join(str(name)[:60] for name in young)
+            notes.append(f"in flight to the {role} when the logs ended, and left out: request {names}")
             tail -= set(young)
         if not tail:
             continue
@@ -99,10 +100,6 @@ def _longest_in_flight(*sides: ObservationTable) -> float:
     known = np.concatenate([np.asarray(side.latency, float) for side in sides])
     known = known[~np.isnan(known)]
     return float(np.quantile(known, _IN_FLIGHT, method="lower")) if len(known) else 0.0
-
-
-def _list_names(names: list[Name | None]) -> str:
-    return ", ".join(str(name)[:60] for name in names)
 
 
 def evidence_of(

@@ -43,22 +43,18 @@ BEYOND = 1.5
 
 def quantiles(latencies: Array, shown: tuple[float, ...] = SHOWN) -> tuple[Quantile, ...]:
     """Each of the quantiles `shown` of a steady series: [runs], seconds, in the order of measurement."""
-    ordered = np.sort(latencies)
-    return tuple(_quantile(latencies, ordered, p) for p in shown)
-
-
-def _quantile(latencies: Array, ordered: Array, p: float) -> Quantile:
-    effect = design_effect(latencies, p)
-    needed = math.ceil(runs_needed(p) * effect)
-    effective = len(latencies) / effect
-    ranks = order_ranks(math.floor(effective), p)
-    if ranks is None:
-        return Quantile(p, None, None, None, effective, max(needed, len(latencies) + 1))
-    low = max(1, math.floor(ranks[0] * effect))
-    high = min(len(ordered), math.ceil(ranks[1] * effect))
-    middle = min(max(math.ceil(p * len(ordered)), low), high)
-    value, below_it, above_it = (float(ordered[rank - 1]) for rank in (middle, low, high))
-    return Quantile(p, value, below_it, above_it, effective, needed)
+    ordered, found = np.sort(latencies), []
+    for p in shown:
+        effect = design_effect(latencies, p)
+        needed, effective = math.ceil(runs_needed(p) * effect), len(latencies) / effect
+        ranks = order_ranks(math.floor(effective), p)
+        if ranks is None:
+            found.append(Quantile(p, None, None, None, effective, max(needed, len(latencies) + 1)))
+            continue
+        low, high = max(1, math.floor(ranks[0] * effect)), min(len(ordered), math.ceil(ranks[1] * effect))
+        middle = min(max(math.ceil(p * len(ordered)), low), high)
+        found.append(Quantile(p, *(float(ordered[rank - 1]) for rank in (middle, low, high)), effective, needed))
+    return tuple(found)
 
 
 def design_effect(latencies: Array, p: float) -> float:
@@ -87,9 +83,7 @@ def order_ranks(count: int, p: float) -> tuple[int, int] | None:
 
 def runs_needed(p: float) -> int:
     """The least number of independent runs whose extremes enclose the quantile p."""
-    tail = (1.0 - LEVEL) / 2
-    far = max(p, 1.0 - p)
-    return math.ceil(math.log(tail) / math.log(far))
+    return math.ceil(math.log((1.0 - LEVEL) / 2) / math.log(max(p, 1.0 - p)))
 
 
 def curve(latencies: Array) -> tuple[float, ...]:

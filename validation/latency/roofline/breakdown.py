@@ -17,7 +17,7 @@ too) joins the node that made its input, if it is the only reader. That is the c
 
 from collections.abc import Sequence
 
-from builders.backends.optional_methods import NodeTime, RunProfile
+from builders.backends.optional_methods import RunProfile
 from enginery.core.reports.breakdown import (
     Bound,
     Diagnosis,
@@ -173,23 +173,18 @@ def _node_times(profile: RunProfile, executed: list[NodeCost], roofs: Roofs | No
         diagnosis = diagnose_node(node.seconds, cost, roofs, footprint) if roofs and cost else None
         rows.append(TimedNode(node.name, node.op_type, node.seconds, cost, diagnosis))
     kernels = sum(node.seconds for node in profile.nodes)
+    times: dict[str, list[float]] = {}
+    for node in profile.nodes:
+        times.setdefault(node.op_type, []).append(node.seconds)
+    types = [
+        OperatorTime(op, len(each), sum(each), sum(each) / kernels if kernels else 0.0) for op, each in times.items()
+    ]
     return NodeTimes(
         runs=profile.runs,
         seconds=profile.seconds,
         kernels_s=kernels,
-        op_types=_by_type(profile.nodes, kernels),
+        op_types=tuple(sorted(types, key=lambda row: -row.seconds)),
         nodes=tuple(sorted(rows, key=lambda row: -row.seconds)[:MOST_NODES]),
         omitted=max(0, len(rows) - MOST_NODES),
         uncounted=list_uncounted(executed),
     )
-
-
-def _by_type(nodes: Sequence[NodeTime], whole: float) -> tuple[OperatorTime, ...]:
-    found: dict[str, list[float]] = {}
-    for node in nodes:
-        found.setdefault(node.op_type, []).append(node.seconds)
-    rows = [
-        OperatorTime(kind, len(times), sum(times), sum(times) / whole if whole else 0.0)
-        for kind, times in found.items()
-    ]
-    return tuple(sorted(rows, key=lambda row: -row.seconds))

@@ -5,7 +5,6 @@ A product of dequantized tensors counts in the stored type of its operands, as a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,10 @@ from builders.backends.optional_methods import TensorType, element_name
 from enginery.core.errors import ModelError
 from enginery.core.reports.breakdown import NodeCost
 from enginery.core.types import TensorSpec
-from validation.latency.roofline.costs import CONVOLUTIONS, PRODUCTS, TRANSPOSED_CONVOLUTIONS, cost_of
+from validation.latency.roofline.costs import CONVOLUTIONS, PRODUCTS, TRANSPOSED_CONVOLUTIONS, cost_of, size_bytes
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, TypeProto
+    from onnx import GraphProto, ModelProto, NodeProto
 
 _WEIGHTED = {*CONVOLUTIONS, *PRODUCTS, *TRANSPOSED_CONVOLUTIONS}
 
@@ -41,7 +40,7 @@ class GraphCosts:
     @property
     def working_bytes(self) -> int:
         """The working set of a run: inputs and constants, and the greatest sum of other tensors alive at once."""
-        made = {name for node in self.nodes for name in node.makes}
+        made = {name: size for node in self.nodes for name, size in node.makes.items()}
         given = {name: size for node in self.nodes for name, size in node.reads.items() if name not in made}
         last = {name: index for index, node in enumerate(self.nodes) for name in node.reads}
         last |= dict.fromkeys(self.outputs, len(self.nodes))
@@ -50,12 +49,8 @@ class GraphCosts:
             alive += sum(node.makes.values())
             most = max(most, alive)
             ended = [name for name in {*node.reads, *node.makes} if name in made and last.get(name, index) == index]
-            alive -= sum(self._sizes[name] for name in ended)
+            alive -= sum(made[name] for name in ended)
         return sum(given.values()) + most
-
-    @cached_property
-    def _sizes(self) -> Mapping[str, int]:
-        return {name: size for node in self.nodes for name, size in node.makes.items()}
 
     @property
     def costs(self) -> list[NodeCost]:
@@ -99,8 +94,6 @@ def count(graph: "GraphProto") -> GraphCosts:
 def _with_edges(
     node: "NodeProto", cost: NodeCost, ins: Sequence[TensorType | None], outs: Mapping[str, TensorType | None]
 ) -> GraphNode:
-    from validation.latency.roofline.costs import size_bytes
-
     moved = cost.moved_bytes > 0
     reads = {name: size_bytes(item) if item else 0 for name, item in zip(node.input, ins, strict=True) if name}
     first = next(iter(reads), None)
@@ -139,15 +132,9 @@ def _tensors(graph: "GraphProto") -> dict[str, TensorType]:
     """Type and shape of every tensor that has both."""
     found: dict[str, TensorType] = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
-        if (seen := _read_tensor_type(value.type)) is not None:
-            found[value.name] = seen
+        tensor = value.type.tensor_type
+        if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+            found[value.name] = element_name(tensor.elem_type), tuple(dim.dim_value for dim in tensor.shape.dim)
     for item in graph.initializer:
         found[item.name] = (element_name(item.data_type), tuple(item.dims))
     return found
-
-
-def _read_tensor_type(kind: "TypeProto") -> TensorType | None:
-    tensor = kind.tensor_type
-    if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-        return None
-    return element_name(tensor.elem_type), tuple(dim.dim_value for dim in tensor.shape.dim)

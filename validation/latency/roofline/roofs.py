@@ -52,7 +52,10 @@ def measure_roofs(opens: Opener, workdir: Path, dtypes: Collection[str], seconds
     long, short = np.ones(min(cache, _MOST_BYTES) // 4, np.float32), np.ones(CACHED_BYTES // 4, np.float32)
     one = np.ones(1, np.float32)
     memory = 2 * long.nbytes / _best(opens, _chain(1), {"x": long, "c": one}, workdir, seconds)
-    run_1, run_n = (_median(opens, _chain(count), {"x": one, "c": one}, workdir, seconds) for count in (1, NODES))
+    run_1, run_n = (
+        float(statistics.median(_times(opens, _chain(count), {"x": one, "c": one}, workdir, seconds / 2)))
+        for count in (1, NODES)
+    )
     node = max((run_n - run_1) / (NODES - 1), 1e-9)
     chained = _best(opens, _chain(CHAIN), {"x": short, "c": one}, workdir, seconds)
     moved = 2 * short.nbytes * CHAIN
@@ -74,10 +77,6 @@ def last_level_cache() -> int:
 
 def _best(opens: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, seconds: float) -> float:
     return float(_times(opens, model, inputs, workdir, seconds).min())
-
-
-def _median(opens: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, seconds: float) -> float:
-    return float(statistics.median(_times(opens, model, inputs, workdir, seconds / 2)))
 
 
 def _times(opens: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, seconds: float) -> Array:
