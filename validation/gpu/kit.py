@@ -172,7 +172,13 @@ def _try_all(bench: _Bench, carried: Sequence[OfflineBundle]) -> None:
         bench.peaks = found if isinstance(found, Peaks) else None
     models = list(_models(bench))
     bench.models.extend(_count_costs(model, bench.peaks) for model in models)
-    for kind, task in _tasks(bench, models):
+    only, halves = bench.asked.backends, next((model for model in models if model.precision == "fp16"), None)
+    tasks: list[tuple[str, BuildTask | Skipped]] = [("engine", task) for task in own_tasks(models, bench.device, only)]
+    if halves is not None:
+        tasks += [("other generation", task) for task in other_tasks(halves, bench.device, only)]
+        if not only and (probe := any_generation_task(halves, bench.device)):
+            tasks.append((ANY_GENERATION, probe))
+    for kind, task in tasks:
         if isinstance(task, Skipped):
             bench.say(f"{task.name}: {'refused' if task.refused else 'skipped'}, {task.reason}")
             bench.add(bench.skipped, replace(task, kind=kind))
@@ -213,17 +219,6 @@ def _count_costs(model: KitModel, roofs: Peaks | None) -> ModelCosts:
     return ModelCosts(model_key(model), tuple(rows))
 
 
-def _tasks(bench: _Bench, models: Sequence[KitModel]) -> Iterator[tuple[str, BuildTask | Skipped]]:
-    only = bench.asked.backends
-    yield from (("engine", task) for task in own_tasks(models, bench.device, only))
-    halves = next((model for model in models if model.precision == "fp16"), None)
-    if halves is None:
-        return
-    yield from (("other generation", task) for task in other_tasks(halves, bench.device, only))
-    if not only and (probe := any_generation_task(halves, bench.device)):
-        yield ANY_GENERATION, probe
-
-
 def _peers_for(bench: _Bench) -> list[Peer]:
     return [peer for peer in bench.asked.peers if not (bench.device.is_cpu and peer == "eager-graph")]
 
@@ -232,8 +227,15 @@ def _try_peer(bench: _Bench, peer: Peer, model: KitModel) -> KitTrial:
     target, key = bench.device.target, model_key(model)
     request = BuildRequest("", model.precision, target, "torch", model.inputs, model.outputs, (model.profile,))
     found = bench.try_(f"{PEERS[peer]}, {key}", TryPeer(peer, request, model.path, bench.cases[key], bench.terms()))
-    facts = {"model": key, "precision": model.precision, "backend": peer, "built_for": target.name}
-    return KitTrial(**vars(found), kind="peer", **facts, options={})
+    return KitTrial(
+        **vars(found),
+        kind="peer",
+        model=key,
+        precision=model.precision,
+        backend=peer,
+        built_for=target.name,
+        options={},
+    )
 
 
 def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:

@@ -42,7 +42,11 @@ class SystemLoadMonitor:
             steal = stolen / total
         periods = None if throttled is None or throttled_end is None else throttled_end - throttled
         rate = (switches_end - switches) / seconds
-        return SystemLoad(seconds, _load(), others, steal, rate, periods, cores)
+        try:
+            load = os.getloadavg()[0]
+        except OSError:
+            load = None
+        return SystemLoad(seconds, load, others, steal, rate, periods, cores)
 
 
 def _read() -> tuple[float, dict[str, float], float, int, int | None]:
@@ -69,10 +73,3 @@ def _read_throttled() -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith("nr_throttled ")), None)
-
-
-def _load() -> float | None:
-    try:
-        return os.getloadavg()[0]
-    except OSError:
-        return None

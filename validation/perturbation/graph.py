@@ -163,16 +163,12 @@ class _Rounding(Nodes):
         self.add_constants(graph)
         makers = {name: node for node in graph.node for name in node.output}
         with self.collect(graph):
-            if self._half:
-                self._narrow_inputs(graph)
+            for item in graph.input if self._half else ():
+                computed = item.name != FLIPS and self.constant(item.name) is None
+                if computed and item.type.tensor_type.elem_type == _FLOAT:
+                    self._inputs[item.name] = self._narrow(self._clip(item.name, _GREATEST[self._half]))
             for node in graph.node:
                 self._take(node, makers)
-
-    def _narrow_inputs(self, graph: "GraphProto") -> None:
-        for item in graph.input:
-            computed = item.name != FLIPS and self.constant(item.name) is None
-            if computed and item.type.tensor_type.elem_type == _FLOAT:
-                self._inputs[item.name] = self._narrow(self._clip(item.name, _GREATEST[self._half]))
 
     def _take(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
         if node.op_type in RANDOM:
@@ -275,17 +271,17 @@ class _Rounding(Nodes):
 
         place: the index of the bias among the node's inputs.
         """
-        left, right = (self._scale(makers, name) for name in product.input[:2])
+        scales = []
+        for name in product.input[:2]:
+            maker = _maker(makers, name)
+            scales.append(self.constant(maker.input[1]) if maker and maker.op_type == "DequantizeLinear" else None)
+        left, right = scales
         bias = self.constant(node.input[place])
         if left is None or right is None or bias is None or not {left.size, right.size} <= {1, bias.size}:
             return
         step = left.reshape(-1) * right.reshape(-1)
         moved = self.add("Mul", self.draw(node.input[place], 0.5), self.number(step))
         node.input[place] = self.add("Add", node.input[place], moved)
-
-    def _scale(self, makers: Mapping[str, "NodeProto"], name: str) -> "Array | None":
-        maker = _maker(makers, name)
-        return self.constant(maker.input[1]) if maker and maker.op_type == "DequantizeLinear" else None
 
     def _blocks(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
         maker = _maker(makers, node.input[1])

@@ -81,11 +81,6 @@ class _Group:
     parts: float
     small: bool
 
-    @property
-    def unmeasured(self) -> float:
-        """The size of the data that is not measured, over the size of the data that is."""
-        return max(self.parts / len(self.cases) - 1, 0.0)
-
 
 def honest_rounding(
     graph: Path,
@@ -121,6 +116,7 @@ def honest_rounding(
 
 
 def _measure(groups: Sequence[_Group], pair: tuple[Session, Session], ways: Sequence[list[_Way]]) -> Iterator[Honest]:
+    """ways: to round, for each group.  pair: sessions of the graph and of the perturbed one."""
     known: list[dict[tuple[str, _Way], _Sums]] = [{} for _ in groups]
     for stage in [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]:
         if any(item[stage] for item in ways):
@@ -132,7 +128,8 @@ def _measure(groups: Sequence[_Group], pair: tuple[Session, Session], ways: Sequ
 def _collect_honest(groups: Sequence[_Group], known: Sequence[Mapping[tuple[str, _Way], _Sums]]) -> Honest:
     found: dict[tuple[str, str], list[Drift]] = {}
     golden: dict[str, dict[_Way, _Sums]] = {}
-    left = next((group.unmeasured for group in groups if group.kind == "golden"), 0.0)
+    # The size of the data that is not measured, over the size of the data that is.
+    left = next((max(group.parts / len(group.cases) - 1, 0.0) for group in groups if group.kind == "golden"), 0.0)
     for group, runs in zip(groups, known, strict=True):
         for (output, way), sums in runs.items():
             if group.kind == "golden":
@@ -140,9 +137,15 @@ def _collect_honest(groups: Sequence[_Group], known: Sequence[Mapping[tuple[str,
             if sums.drift.mismatches is None:
                 drift = with_chance(sums.drift, sums.filled)
                 found.setdefault((output, group.kind), []).append(replace(drift, error_sq=drift.error_sq * way.share))
+    drifts: dict[tuple[str, str], Drift] = {}
+    for (output, kind), known_drifts in found.items():
+        of_golden_cases = found.get((output, "golden"), known_drifts)
+        # Edge cases hold few of the golden samples, so their drift is at least that of the golden cases.
+        all_drifts = known_drifts if kind == "golden" else [*known_drifts, *of_golden_cases]
+        drifts[output, kind] = greatest(all_drifts, of_golden_cases[0])
     floats = {output: runs for output, runs in golden.items() if (output, "golden") in found}
     return Honest(
-        dict(_greatest(found)),
+        drifts,
         {output: _most_samples(runs) for output, runs in floats.items()},
         {output: _decisions(runs, left) for output, runs in golden.items() if output not in floats},
     )
@@ -157,17 +160,11 @@ def _most_samples(runs: Mapping[_Way, _Sums]) -> float:
 
 
 def _decisions(runs: Mapping[_Way, _Sums], left: float) -> Decisions:
-    """The changes of an integer output by the way that changes most. left: as `_Group.unmeasured`."""
+    """The changes of an integer output by the way that changes most. left: size of the
+    data that is not measured, over that of the data that is."""
     sums = max((sums for way, sums in runs.items() if way.natural), key=lambda item: item.drift.mismatches or 0)
     count = sums.drift.count
     return Decisions(sums.drift.mismatches or 0, count, max(sums.together, 1), round(left * count), sums.case)
-
-
-def _greatest(found: Mapping[tuple[str, str], list[Drift]]) -> Iterator[tuple[tuple[str, str], Drift]]:
-    for (output, kind), drifts in found.items():
-        golden = found.get((output, "golden"), drifts)
-        # Edge cases hold few of the golden samples, so their drift is at least that of the golden cases.
-        yield (output, kind), greatest(drifts if kind == "golden" else [*drifts, *golden], golden[0])
 
 
 def _runs(halves: bool, grids: bool, group: _Group) -> Iterator[_Way]:

@@ -28,7 +28,7 @@ from matplotlib.legend_handler import HandlerPatch
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle
 from matplotlib.textpath import text_to_path
-from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
 from enginery.core.text import visible
@@ -95,19 +95,15 @@ def _lay(axes: Axes, name: Literal["x", "y"], axis: Axis) -> None:
     if axis.log:
         axes.set(**{f"{name}scale": "log"})
     if axis.ticks is None:
-        side.set_major_locator(_locator(axis))
+        decades = math.log10(axis.high / axis.low) if axis.log else 0.0
+        subs = (1.0, 2.0, 5.0) if decades < 1.6 else (1.0, 3.0) if decades < 3 else (1.0,)
+        linear = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
+        side.set_major_locator(linear if decades < 0.7 else LogLocator(subs=subs, numticks=7))
         side.set_major_formatter(lambda value, _: axis.text(value))
     else:
         side.set_ticks([place for place, _ in axis.ticks], [label for _, label in axis.ticks])
     side.set_minor_locator(NullLocator())
     axes.set(**{f"{name}lim": (axis.low, axis.high)})
-
-
-def _locator(axis: Axis) -> Locator:
-    decades = math.log10(axis.high / axis.low) if axis.log else 0.0
-    if decades < 0.7:
-        return MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
-    return LogLocator(subs=(1.0, 2.0, 5.0) if decades < 1.6 else (1.0, 3.0) if decades < 3 else (1.0,), numticks=7)
 
 
 def _add(axes: Axes, plot: Plot, mark: Mark, **common: Any) -> None:

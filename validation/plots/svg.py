@@ -74,12 +74,9 @@ def _move(source: Element, target: Element) -> None:
                 SubElement(inner, "title").text = title
             _move(child, inner)
         elif tag in ("path", "text"):
-            SubElement(target, tag, _attributes(child)).text = child.text
-
-
-def _attributes(shape: Element) -> dict[str, str]:
-    found = {name: _NUMBER.sub(_short, " ".join(shape.get(name, "").split())) for name in ("d", "x", "y")}
-    return {"style": _style(shape.get("style", ""))} | {name: value for name, value in found.items() if value}
+            places = {name: _NUMBER.sub(_short, " ".join(child.get(name, "").split())) for name in ("d", "x", "y")}
+            known = {name: value for name, value in places.items() if value}
+            SubElement(target, tag, {"style": _style(child.get("style", ""))} | known).text = child.text
 
 
 def _short(match: re.Match[str]) -> str:

@@ -124,7 +124,7 @@ def _median(found: _SharedSpread) -> float:
 
 def _pictures(output: str, found: Sequence[_SharedSpread]) -> ErrorDistribution:
     shown = sorted(sorted(found, key=_median)[:MOST_CURVES], key=lambda item: list(found).index(item))
-    pictures = [picture for picture in (_sqnr(output, shown), _errors(output, shown)) if picture]
+    pictures = filter(None, (_sqnr(output, shown), _errors(output, shown)))
     return ErrorDistribution(
         output,
         samples=max(item.spread.samples for item in found),

@@ -31,7 +31,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class EngineRow:
-    """An engine and a summary of the checks in its report.
+    """An engine and the checks of its report.
 
     index: in the document; the id of its row.  tightest: the check with the least room to its limit, None without one.
     ran: whether the engine itself was run, and not its graph alone.
@@ -39,9 +39,9 @@ class EngineRow:
 
     index: int
     entry: EngineEntry
-    tightest: Check | None
+    checks: tuple[Check, ...]
     failed_checks: int
-    total_checks: int
+    tightest: Check | None
     ran: bool
 
 
@@ -60,14 +60,6 @@ class TargetGroup:
     target: str
     engines: tuple[EngineRow, ...]
     reasons: tuple[SharedReason, ...]
-
-
-@dataclass(frozen=True)
-class EngineMatrix:
-    """Engines by target and precision. columns: precisions.  rows: each a target and the engines of each column."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[tuple[EngineRow, ...], ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -99,8 +91,8 @@ class TaskSection:
 class VersionPage:
     """The names that the template uses. counts: engines by status.  groups: by target, without refused engines.
 
-    beside: the three stages of each output side by side.  again: a unit that failed, and the command that repeats it.
-    provenance: groups of facts by their title.
+    precisions: of any engine.  matrix: engines by target and precision.  beside: the three stages of each output side
+    by side.  again: units that failed, each with the command that repeats it.  provenance: groups of facts by title.
     """
 
     manifest: VersionDocument
@@ -110,7 +102,8 @@ class VersionPage:
     counts: Mapping[str, int]
     symbols: Mapping[str, str]
     verdict: Headline
-    matrix: EngineMatrix
+    precisions: Sequence[str]
+    matrix: Mapping[str, Mapping[str, Sequence[EngineRow]]]
     tasks: TaskSection | None
     stages: Sequence[StageSection]
     stage_names: Sequence[str]
@@ -129,7 +122,11 @@ class VersionPage:
 
 def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
     """What the page shows. pictures: False leaves out the sections that are pictures."""
-    engines = tuple(_engine(index, entry, version) for index, entry in enumerate(version.engines))
+    checks = {report.unit: report.checks for report in reversed(version.reports)}
+    engines = tuple(_engine(index, entry, checks.get(entry.unit, ())) for index, entry in enumerate(version.engines))
+    matrix: dict[str, dict[str, list[EngineRow]]] = {}
+    for row in engines:
+        matrix.setdefault(row.entry.target, {}).setdefault(row.entry.precision, []).append(row)
     counts = {status: sum(engine.entry.status == status for engine in engines) for status in STATUSES}
     reports, original = version.reports, version.sources.get("onnx")
     # Quantized engines whose graph is the exported model itself: its author quantized it.
@@ -146,7 +143,8 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
         counts=counts,
         symbols=_SYMBOLS,
         verdict=_headline(counts),
-        matrix=_matrix(engines),
+        precisions=[name for name in PRECISIONS if any(name in row for row in matrix.values())],
+        matrix=matrix,
         tasks=_tasks(version, engines),
         stages=stages(reports),
         stage_names=list(STAGES),
@@ -177,21 +175,10 @@ def _headline(counts: Mapping[str, int]) -> Headline:
     return Headline("failed", "There is no engine to pull")
 
 
-def _engine(index: int, entry: EngineEntry, version: VersionDocument) -> EngineRow:
-    checks = _checks_of(entry, version)
+def _engine(index: int, entry: EngineEntry, checks: tuple[Check, ...]) -> EngineRow:
     limited = [check for check in checks if not check.passed or (check.joint != "task" and _has_room(check))]
-    return EngineRow(
-        index,
-        entry,
-        tightest=min(limited, key=headroom_db, default=None),
-        failed_checks=sum(not check.passed for check in checks),
-        total_checks=len(checks),
-        ran=any(check.joint == "engine" for check in checks),
-    )
-
-
-def _checks_of(entry: EngineEntry, version: VersionDocument) -> tuple[Check, ...]:
-    return next((report.checks for report in version.reports if report.unit == entry.unit), ())
+    failed, ran = sum(not check.passed for check in checks), any(check.joint == "engine" for check in checks)
+    return EngineRow(index, entry, checks, failed, min(limited, key=headroom_db, default=None), ran)
 
 
 def _list_commands(reference: str, engines: Sequence[EngineRow]) -> Iterator[tuple[str, str]]:
@@ -249,47 +236,32 @@ def headroom_db(check: Check) -> float:
     return 20 * math.log10(limit / value) if limit > 0 else -math.inf
 
 
-def _matrix(engines: Sequence[EngineRow]) -> EngineMatrix:
-    cells: dict[str, dict[str, tuple[EngineRow, ...]]] = {row.entry.target: {} for row in engines}
-    for row in engines:
-        of_target = cells[row.entry.target]
-        of_target[row.entry.precision] = (*of_target.get(row.entry.precision, ()), row)
-    columns = tuple(precision for precision in PRECISIONS if any(precision in row for row in cells.values()))
-    rows = ((target, tuple(row.get(precision, ()) for precision in columns)) for target, row in cells.items())
-    return EngineMatrix(columns, tuple(rows))
-
-
 def _tasks(version: VersionDocument, engines: Sequence[EngineRow]) -> TaskSection | None:
     golden = mapping(version.spec.get("golden") or {}, "spec.golden")
     metric = mapping(golden.get("metric") or {}, "spec.golden.metric")
     found = [(name, "graph", float(value)) for name, values in version.metrics.items() for value in values.values()]
     for row in engines:
-        values = [check.value for check in _checks_of(row.entry, version) if check.joint == "task"]
-        if row.ran and values and values[-1] is not None:
-            found.append((row.entry.unit, "engine", values[-1]))
+        measured = [check.value for check in row.checks if check.joint == "task"]
+        if row.ran and measured and measured[-1] is not None:
+            found.append((row.entry.unit, "engine", measured[-1]))
     if not found:
         return None
     floor = number(metric.get("floor"), "floor") if metric.get("floor") is not None else None
-    axis = _axis([value for _, _, value in found] + ([floor] if floor is not None else []))
-    points = tuple(
-        TaskPoint(name, kind, value, _place(value, axis), floor is None or value >= floor)
-        for name, kind, value in found
-    )
-    at = None if floor is None else _place(floor, axis)
-    return TaskSection(text(metric.get("name", "metric"), "name"), points, floor, at, axis)
-
-
-def _axis(values: Sequence[float]) -> tuple[float, float]:
+    values = [value for _, _, value in found] + ([floor] if floor is not None else [])
     finite = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(finite), max(finite)
     pad = max((high - low) * 0.15, 0.005)
-    return max(0.0, low - pad) if low >= 0 else low - pad, min(1.0, high + pad) if high <= 1 else high + pad
+    low = max(0.0, low - pad) if low >= 0 else low - pad
+    high = min(1.0, high + pad) if high <= 1 else high + pad
 
+    def place(value: float) -> float:
+        return round(100 * (value - low) / (high - low), 2) if math.isfinite(value) and high > low else 0.0
 
-def _place(value: float, axis: tuple[float, float]) -> float:
-    """Percent along the axis."""
-    low, high = axis
-    return round(100 * (value - low) / (high - low), 2) if math.isfinite(value) and high > low else 0.0
+    points = tuple(
+        TaskPoint(name, kind, value, place(value), floor is None or value >= floor) for name, kind, value in found
+    )
+    at = None if floor is None else place(floor)
+    return TaskSection(text(metric.get("name", "metric"), "name"), points, floor, at, (low, high))
 
 
 def _provenance(version: VersionDocument) -> dict[str, dict[str, object]]:

@@ -186,7 +186,13 @@ def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
         shown=rows[:SHOWN],
         rest=rows[SHOWN:],
         omitted=max(0, len(tensors) - MOST),
-        pictures=tuple(_pictures(tensors))[:DRAWN],
+        pictures=tuple(
+            TensorPicture(
+                tensor.name, sqnr_text(tensor), share_text(tensor.clipped or 0.0), histogram_svg(tensor, drawn)
+            )
+            for tensor, drawn in [(tensor, tensor.histogram) for tensor in tensors if tensor.histogram][:DRAWN]
+            if drawn
+        ),
         sampled=any(tensor.measured == "rows" for tensor in tensors),
         frontier=_frontier(record.choice) if record.choice else None,
         searched=record.choice is not None,
@@ -234,13 +240,6 @@ def sqnr_text(tensor: QuantizedTensor) -> str:
 
 def _span(pair: Span | None) -> str:
     return "" if pair is None else f"{number_text(pair[0])} to {number_text(pair[1])}"
-
-
-def _pictures(tensors: Sequence[QuantizedTensor]) -> Iterator[TensorPicture]:
-    for tensor in tensors:
-        if tensor.histogram:
-            clipped = share_text(tensor.clipped or 0.0)
-            yield TensorPicture(tensor.name, sqnr_text(tensor), clipped, histogram_svg(tensor, tensor.histogram))
 
 
 def _frontier(choice: RecordedSearch) -> FrontierPicture:

@@ -55,7 +55,9 @@ def _run_pair(opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: 
         sessions: dict[int, Session] = {}
         for side in rng.permutation(2):
             sessions[int(side)] = stack.enter_context(opens[side]())
-        runs = _runners((sessions[0], sessions[1]), inputs)
+        pairs = [(session, select_inputs(session, inputs)) for session in (sessions[0], sessions[1])]
+        own = [call for session, given in pairs if (call := session.prepare_call(given))]
+        runs = own if len(own) == len(pairs) else [partial(session.run, given) for session, given in pairs]
         slowest = max(float(np.median(latencies(run, _WARM / 2 * seconds))) for run in runs)
         size, lead = (min(max(1, round(time / slowest)), _BLOCK_RUNS) for time in (_BLOCK_S, _LEAD_S))
         rounds = max(2, round((1 - _WARM) * seconds / (2 * (size + lead) * slowest)))
@@ -66,14 +68,6 @@ def _run_pair(opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: 
                     runs[side]()
                 found[side].extend(time_call(runs[side]) for _ in range(size))
     return np.array(found[0]), np.array(found[1])
-
-
-def _runners(sessions: tuple[Session, Session], inputs: Tensors) -> list[Callable[[], object]]:
-    """The calls to time, of the same kind for both."""
-    given = [select_inputs(session, inputs) for session in sessions]
-    pairs = list(zip(sessions, given, strict=True))
-    own = [call for session, arrays in pairs if (call := session.prepare_call(arrays))]
-    return own if len(own) == len(pairs) else [partial(session.run, arrays) for session, arrays in pairs]
 
 
 def compare_times(pairs: Sequence[Pair], seed: int = 0, replicates: int = REPLICATES) -> PairedTimes:
