@@ -93,13 +93,9 @@ class _Drawn:
         """A small random bias."""
         return self._hold(_round_weights(0.1 * self._rng.standard_normal(size)))
 
-    def fill(self, size: int, value: float) -> str:
-        """One value, `size` times."""
-        return self._hold(np.full(size, value, np.float32))
-
-    def scalar(self, value: float) -> str:
-        """A number."""
-        return self._hold(np.array(value, np.float32))
+    def constant(self, value: float, *shape: int) -> str:
+        """An array of this shape with one value everywhere."""
+        return self._hold(np.full(shape, value, np.float32))
 
     def sizes(self, *values: int) -> str:
         """A shape, for Reshape."""
@@ -150,7 +146,7 @@ def _residual(net: _Drawn, x: str, ins: int, outs: int, stride: int) -> str:
     inner = _convolve(net, _convolve(net, x, ins, outs, 3, stride), outs, outs, 3, 1, rectified=False)
     short = x if (ins, stride) == (outs, 1) else _convolve(net, x, ins, outs, 1, stride, rectified=False)
     # Halved, so that values keep their size through many blocks and stay far from fp16's largest.
-    return net.op("Relu", net.op("Mul", net.op("Add", inner, short), net.scalar(0.5)))
+    return net.op("Relu", net.op("Mul", net.op("Add", inner, short), net.constant(0.5)))
 
 
 def _convolve(net: _Drawn, x: str, ins: int, outs: int, kernel: int, stride: int, rectified: bool = True) -> str:
@@ -177,19 +173,19 @@ def _attention(net: _Drawn, x: str, length: int, width: int, heads: int) -> str:
     query, key, value = (net.op("Reshape", net.dense(x, width, width), split) for _ in range(3))
     query, value = (net.op("Transpose", part, perm=[0, 2, 1, 3]) for part in (query, value))
     scores = net.op("MatMul", query, net.op("Transpose", key, perm=[0, 2, 3, 1]))
-    weights = net.op("Softmax", net.op("Mul", scores, net.scalar(1.0 / np.sqrt(each))), axis=-1)
+    weights = net.op("Softmax", net.op("Mul", scores, net.constant(1.0 / np.sqrt(each))), axis=-1)
     seen = net.op("Transpose", net.op("MatMul", weights, value), perm=[0, 2, 1, 3])
     return net.dense(net.op("Reshape", seen, net.sizes(0, length, width)), width, width)
 
 
 def _normalize(net: _Drawn, x: str, width: int) -> str:
-    return net.op("LayerNormalization", x, net.fill(width, 1.0), net.bias(width), axis=-1, epsilon=1e-5)
+    return net.op("LayerNormalization", x, net.constant(1.0, width), net.bias(width), axis=-1, epsilon=1e-5)
 
 
 def _gelu(net: _Drawn, x: str) -> str:
     """As PyTorch exports it: x (1 + erf(x / sqrt 2)) / 2."""
-    inner = net.op("Erf", net.op("Mul", x, net.scalar(np.sqrt(0.5))))
-    return net.op("Mul", net.op("Mul", x, net.op("Add", inner, net.scalar(1.0))), net.scalar(0.5))
+    inner = net.op("Erf", net.op("Mul", x, net.constant(np.sqrt(0.5))))
+    return net.op("Mul", net.op("Mul", x, net.op("Add", inner, net.constant(1.0))), net.constant(0.5))
 
 
 MODELS: Mapping[str, Callable[[_Drawn, Size], tuple[tuple[int, ...], Dim]]] = {

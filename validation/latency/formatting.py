@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from enginery.core.reports.breakdown import TimeBreakdown, TimedNode
+from enginery.core.reports.breakdown import TimeBreakdown
 from enginery.core.reports.latency import BucketLatency, LatencyReport, PairedBenchmark, Quantile
 from enginery.core.text import join_first
 from validation.latency.measurement.quantiles import LEAST_PROCESSES
@@ -77,8 +77,8 @@ def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> I
     if held:
         means = (f"{item.mean_s / item.median_s:.2g} times the median at {item.name}" for item in held)
         yield f"some runs were held up: the mean is {', '.join(means)}"
-    if busy := describe_load(report):
-        yield busy
+    if report.busy:
+        yield f"the machine was busy: {join_reasons(report.busy)}; the times hold for such a machine"
 
 
 def describe_report(report: LatencyReport) -> Iterator[str]:
@@ -86,33 +86,23 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
     yield f"on {report.machine}, {report.created_at}"
     imported = "" if report.import_s is None else f", after {seconds_text(report.import_s)} to import the runtime"
     first = ", ".join(f"{seconds_text(item.first_s)} at {item.name}" for item in report.buckets)
-    yield describe_terms(report)
+    own = (
+        "runtime: the runtime's own call, its median; p50 and on: "
+        if any(one.runtime for one in report.buckets)
+        else ""
+    )
+    several = f"are those of one more process, by {report.processes}"
+    held = several if report.processes >= LEAST_PROCESSES else "hold within this process alone"
+    yield f"{own}Session.run, with its checks of the inputs; the 95 % intervals {held}"
     yield f"cold load {seconds_text(report.load_s)} from a file in the page cache{imported}; first run {first}"
     busy = [(item.device_s, item) for item in report.buckets if item.device_s is not None]
     if busy:
         parts = (f"{seconds_text(part)} of {seconds_text(item.median_s)} at {item.name}" for part, item in busy)
         yield f"the device itself is busy, without copies: {', '.join(parts)}"
     yield from list_remarks(report)
-    if not describe_load(report):
+    if not report.busy:
         yield "the machine was quiet"
     yield from describe_breakdown(report.anatomy)
-
-
-def describe_terms(report: LatencyReport) -> str:
-    """Which call the times are of, and what their intervals cover."""
-    own = any(bucket.runtime for bucket in report.buckets)
-    what = "runtime: the runtime's own call, its median; p50 and on: " if own else ""
-    count = report.processes
-    held = (
-        f"are those of one more process, by {count}" if count >= LEAST_PROCESSES else "hold within this process alone"
-    )
-    return f"{what}Session.run, with its checks of the inputs; the 95 % intervals {held}"
-
-
-def describe_load(report: LatencyReport) -> str:
-    """Why the machine counts as busy while the engine was timed; '' for a quiet one."""
-    reasons = join_reasons(report.busy)
-    return f"the machine was busy: {reasons}; the times hold for such a machine" if reasons else ""
 
 
 def join_reasons(reasons: Sequence[str]) -> str:
@@ -179,21 +169,20 @@ def describe_diagnosis(breakdown: TimeBreakdown) -> str:
 
 def format_nodes(breakdown: TimeBreakdown) -> list[dict[str, str]]:
     """Rows of NODE_COLUMNS for the SHOWN_NODES slowest nodes; [] where the runtime shows none."""
-    profile = breakdown.profile
-    return [] if profile is None else [_format_node(node, profile.kernels_s) for node in profile.nodes[:SHOWN_NODES]]
-
-
-def _format_node(node: TimedNode, whole: float) -> dict[str, str]:
-    cost, diagnosis, seconds = node.cost, node.diagnosis, node.seconds
-    counts = (cost.operations, cost.moved_bytes) if cost and seconds else ()
-    rates = [f"{count / seconds / 1e9:.3g}" for count in counts] or ["", ""]
-    bound = ""
-    if diagnosis and diagnosis.bound:
-        known = diagnosis.share(diagnosis.bound)
-        bound = diagnosis.bound if known is None else f"{diagnosis.bound} {format_share(known)}"
-    share = format_share(seconds / whole) if whole else ""
-    values = (node.name, node.op_type, seconds_text(seconds), share, *rates, bound)
-    return dict(zip(NODE_COLUMNS, values, strict=True))
+    profile, rows = breakdown.profile, []
+    if profile is None:
+        return []
+    for node in profile.nodes[:SHOWN_NODES]:
+        cost, diagnosis, seconds = node.cost, node.diagnosis, node.seconds
+        counts = (cost.operations, cost.moved_bytes) if cost and seconds else ()
+        rates = [f"{count / seconds / 1e9:.3g}" for count in counts] or ["", ""]
+        known = diagnosis.share(diagnosis.bound) if diagnosis and diagnosis.bound else None
+        bound = (diagnosis.bound or "") if diagnosis else ""
+        bound = bound if known is None else f"{bound} {format_share(known)}"
+        share = format_share(seconds / profile.kernels_s) if profile.kernels_s else ""
+        values = (node.name, node.op_type, seconds_text(seconds), share, *rates, bound)
+        rows.append(dict(zip(NODE_COLUMNS, values, strict=True)))
+    return rows
 
 
 def describe_pair(paired: PairedBenchmark) -> Iterator[str]:
