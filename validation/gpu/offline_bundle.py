@@ -8,7 +8,6 @@
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +75,7 @@ class OfflineBundle:
             found = decode(json.loads((folder / "carry.json").read_bytes()), _BundleDocument)
             if (found.kind, found.format) != (KIND, FORMAT):
                 raise ValueError(f"kind {found.kind[:40]}, format {found.format}")
-            engines = tuple(_engines(found, folder))
+            engines = tuple(_check_engine(item, folder) for item in found.engines)
             return cls(found.model, found.version, found.manifest, found.golden, engines, folder)
         except (OSError, ValueError, IntegrityError, RecursionError) as error:
             raise IntegrityError(
@@ -84,12 +83,11 @@ class OfflineBundle:
             ) from error
 
 
-def _engines(document: _BundleDocument, folder: Path) -> Iterator[BundledEngine]:
-    for item in document.engines:
-        digest, name = item.digest, item.file
-        if not is_digest(digest) or Path(name).name != name:
-            raise ValueError(f"engine {digest[:80]!r} in {name[:80]!r}")
-        path = folder / "engines" / name
-        if digest_of_file(path) != digest:
-            raise ValueError(f"{path.name} was changed on the way")
-        yield BundledEngine(digest, item.request, path)
+def _check_engine(item: _Entry, folder: Path) -> BundledEngine:
+    digest, name = item.digest, item.file
+    if not is_digest(digest) or Path(name).name != name:
+        raise ValueError(f"engine {digest[:80]!r} in {name[:80]!r}")
+    path = folder / "engines" / name
+    if digest_of_file(path) != digest:
+        raise ValueError(f"{path.name} was changed on the way")
+    return BundledEngine(digest, item.request, path)

@@ -3,8 +3,7 @@
 `builders.onnx_torch` turns the graph into an exported program, so that PyTorch runs no interpreter in between.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -64,14 +63,11 @@ class TorchSession(Session):
         return [torch.from_numpy(np.array(inputs[spec.name], order="C")).to(self._device) for spec in self.inputs]
 
 
-@contextmanager
-def open_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> Iterator[Session]:
-    """A session of the graph in PyTorch. Raises EngineryError with torch's message where it cannot run it."""
-    yield TorchSession(request, make_peer(peer, model, request, device), device)
-
-
 def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> "Module":
-    """The callable of a peer, which compiles at its first call for each shape. Raises as `open_peer`."""
+    """The graph as a callable of PyTorch, which compiles at its first call for each shape.
+
+    Raises EngineryError with torch's message where PyTorch cannot run it.
+    """
     import torch
 
     from builders.onnx_torch import to_program

@@ -25,7 +25,7 @@ from validation.comparison.sessions import expected_checks, run
 from validation.golden.golden_set import GoldenSet
 from validation.gpu.cases import PackedArray, RecordingSession, load_cases
 from validation.gpu.peaks import Peaks, measure_peaks
-from validation.gpu.peers import Peer, TorchSession, make_peer, open_peer
+from validation.gpu.peers import Peer, TorchSession, make_peer
 from validation.gpu.results import BatchLatency, DeviceLatency, Outcome, PeerComparison, TrialOutcome
 from validation.gpu.tasks import build_for_any_generation
 from validation.latency.machine import SystemLoadMonitor
@@ -105,10 +105,10 @@ class TryPeer:
 
     def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
         """The outcome with its times."""
-        _share_caches(self.terms)
+        terms = replace(self.terms, peers=())
         try:
-            opens = lambda: open_peer(self.peer, self.model, self.request, self.terms.device)  # noqa: E731
-            return _measure(opens, self.request, self.model, self.cases, replace(self.terms, peers=()), TrialOutcome())
+            opens = lambda: nullcontext(_open_peer(self.peer, self.model, self.request, terms))  # noqa: E731
+            return _measure(opens, self.request, self.model, self.cases, terms, TrialOutcome())
         except _Failed as failed:
             return TrialOutcome(outcome=failed.outcome, reason=str(failed))
 
@@ -243,9 +243,8 @@ def _compare(
 
     Whatever PyTorch raises is the result's reason, so that the engine's own results are kept.
     """
-    _share_caches(terms)
     try:
-        session = TorchSession(request, make_peer(peer, model, request, terms.device), terms.device)
+        session = _open_peer(peer, model, request, terms)
         inputs = _narrow(session, next(golden.of_kind("golden")).inputs)
         session.run(inputs)
         # One session for all openings, so that it compiles once.
@@ -281,6 +280,7 @@ def _attempt(outcome: Outcome, step: Callable[[], T]) -> T:
         raise _Failed(outcome, error) from error
 
 
-def _share_caches(terms: TrialTerms) -> None:
-    """Let torch.compile keep its tuning in the folder that all tries share."""
+def _open_peer(peer: Peer, model: Path, request: BuildRequest, terms: TrialTerms) -> TorchSession:
+    # torch.compile keeps its tuning in the folder that all tries share.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(terms.caches)
+    return TorchSession(request, make_peer(peer, model, request, terms.device), terms.device)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enginery.core.reports.proof import Report, Spread, Worst
 from validation.plots.charts import Axis, Colour, Curve, Plot, ecdf, series, span_axis
 from validation.plots.svg import svg
-from validation.plots.texts import decibels_text, digits_text, nonfinite_text, number_text
+from validation.plots.texts import decibels_text, number_text
 from validation.reporting.stages import STAGES
 
 # Outputs with pictures, curves in a picture, and rows of worst cases.
@@ -40,22 +40,12 @@ class ErrorDistribution:
 
 @dataclass(frozen=True)
 class WorstRow:
-    """A sample with an error, as text. index: of its worst element.  off: SQNR, or why there is none.
+    """A sample with an error. name: of its graph or engine.  off: its SQNR as text, or why there is none."""
 
-    badness: for sorting, as in `Worst`.
-    """
-
-    joint: str
     name: str
     output: str
-    case: str
-    sample: int
-    index: tuple[int, ...]
-    expected: str
-    actual: str
+    worst: Worst
     off: str
-    error: str
-    badness: tuple[float, float]
 
 
 def distributions(reports: Sequence[Report]) -> list[ErrorDistribution]:
@@ -75,7 +65,7 @@ def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
     others = [_row(item, worst) for item in found for worst in item.spread.worst[1:]]
 
     def rank(row: WorstRow) -> tuple[float, float]:
-        quality, size = row.badness
+        quality, size = row.worst.badness
         return -quality, -size
 
     return (sorted(firsts, key=rank) + sorted(others, key=rank))[:MOST_ROWS]
@@ -170,21 +160,4 @@ def _curve(found: _SharedSpread, values: Sequence[float], quantiles: bool = Fals
 
 def _row(found: _SharedSpread, worst: Worst) -> WorstRow:
     off = f"{worst.unequal} unequal" if worst.sqnr_db is None else "not finite" if math.isnan(worst.sqnr_db) else ""
-    return WorstRow(
-        joint=found.spread.joint,
-        name=found.name,
-        output=found.spread.output,
-        case=worst.case,
-        sample=worst.sample,
-        index=worst.index,
-        expected=value_text(worst.expected),
-        actual=value_text(worst.actual),
-        off=off or f"{worst.sqnr_db:.1f} dB",
-        error=value_text(abs(worst.actual - worst.expected), 3),
-        badness=worst.badness,
-    )
-
-
-def value_text(value: float, digits: int = 7) -> str:
-    """An element as text. digits: significant ones; 7 tell float32 values apart."""
-    return nonfinite_text(value) or digits_text(value, digits)
+    return WorstRow(found.name, found.spread.output, worst, off or f"{worst.sqnr_db:.1f} dB")

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from enginery.core.text import format_bytes, visible
-from validation.plots.texts import nonfinite_text, percent_text, seconds_text
+from validation.plots.texts import digits_text, nonfinite_text, percent_text, seconds_text
 from validation.reporting.overview import overview
 from validation.reporting.stages import format_bound
 from validation.reporting.version_document import VersionDocument
@@ -39,6 +39,7 @@ def templates() -> "Environment":
     )
     environment.filters |= {
         "bound": format_bound,
+        "element": lambda value, digits=7: nonfinite_text(value) or digits_text(value, digits),
         "bytes": format_bytes,
         "metric": metric_text,
         "shape": shape_text,

@@ -46,20 +46,12 @@ class EngineRow:
 
 
 @dataclass(frozen=True)
-class SharedReason:
-    """A reason for a status, and the precisions or units that have it."""
-
-    text: str
-    whose: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class TargetGroup:
-    """The engines of one target, and the distinct reasons for their statuses."""
+    """The engines of one target, and the distinct reasons for their statuses, each with its precisions."""
 
     target: str
     engines: tuple[EngineRow, ...]
-    reasons: tuple[SharedReason, ...]
+    reasons: Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -92,7 +84,8 @@ class VersionPage:
     """The names that the template uses. counts: engines by status.  groups: by target, without refused engines.
 
     precisions: of any engine.  matrix: engines by target and precision.  beside: the three stages of each output side
-    by side.  again: units that failed, each with the command that repeats it.  provenance: groups of facts by title.
+    by side.  again: units that failed, each with the command that repeats it.  refusals: units by the reason.
+    provenance: groups of facts by title.
     """
 
     manifest: VersionDocument
@@ -115,7 +108,7 @@ class VersionPage:
     latencies: Sequence[LatencyView]
     canaries: Sequence[CanaryVerdict]
     again: Sequence[tuple[str, str]]
-    refusals: Sequence[SharedReason]
+    refusals: Mapping[str, Sequence[str]]
     failures: Sequence[BuildFailure]
     provenance: Mapping[str, Mapping[str, object]]
 
@@ -199,16 +192,16 @@ def _group_by_target(engines: Sequence[EngineRow]) -> Iterator[TargetGroup]:
     for row in engines:
         groups.setdefault(row.entry.target, []).append(row)
     for target, members in groups.items():
-        reasons = _reasons((row.entry.reason, row.entry.precision) for row in members)
-        yield TargetGroup(target, tuple(members), tuple(reason for reason in reasons if reason.text))
+        reasons = _reasons((row.entry.reason, row.entry.precision) for row in members if row.entry.reason)
+        yield TargetGroup(target, tuple(members), reasons)
 
 
-def _reasons(found: Iterable[tuple[str, str]]) -> list[SharedReason]:
-    """The distinct reasons of pairs (reason, precision or unit), in order."""
+def _reasons(found: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """By each reason, in order, the precisions or units that have it. found: pairs of both."""
     reasons: dict[str, dict[str, None]] = {}
     for reason, whose in found:
         reasons.setdefault(reason, {})[whose] = None
-    return [SharedReason(reason, tuple(whose)) for reason, whose in reasons.items()]
+    return {reason: list(whose) for reason, whose in reasons.items()}
 
 
 def _has_room(check: Check) -> bool:

@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from enginery.core.reports.quantization import (
-    FloatNode,
     QuantizationRecord,
     QuantizedTensor,
     RecordedSearch,
@@ -23,8 +22,8 @@ from validation.plots.texts import number_text, share_text
 LEAST_DB = -10.0
 # SQNR in the JSON of a search, of outputs that hold NaN or infinities, or noise where zeros were expected.
 BROKEN_DB = -100.0
-# Rows shown at once, and in all; nodes named at once behind a reason; histograms.
-SHOWN, MOST, NAMED, DRAWN = 20, 400, 8, 6
+# Rows shown at once, and in all; histograms.
+SHOWN, MOST, DRAWN = 20, 400, 6
 
 
 def histogram_svg(tensor: QuantizedTensor, drawn: TensorHistogram) -> str:
@@ -122,38 +121,12 @@ class TensorRow:
 
 
 @dataclass(frozen=True)
-class TensorPicture:
-    """The histogram of a tensor's values as SVG, and its SQNR and share of clipped values as text."""
-
-    name: str
-    sqnr: str
-    clipped: str
-    svg: str
-
-
-@dataclass(frozen=True)
-class FrontierPicture:
-    """The frontier of a mixed-precision search as SVG, and a sentence that names what was chosen."""
-
-    svg: str
-    text: str
-
-
-@dataclass(frozen=True)
-class LeftInFloat:
-    """A reason, and the nodes that it keeps in float. more: those that are named on request."""
-
-    reason: str
-    nodes: tuple[str, ...]
-    more: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class QuantizationSection:
     """One quantized graph. untouched: it came with Q/DQ nodes of its own, and nothing else is known of it.
 
-    facts: (value, what it is).  shown, rest: rows of tensors, at once and on request.  omitted: how many have no row.
-    sampled: whether the SQNR of some was measured on some rows only.
+    facts: (value, what it is).  shown, rest: rows of tensors, at once and on request.  omitted: how many have none.
+    pictures: tensors with the SVG of their histogram.  sampled: whether some SQNR was measured on some rows only.
+    frontier, chosen: SVG of a mixed-precision search, and a sentence on its result.  left: nodes in float, by reason.
     """
 
     name: str
@@ -162,11 +135,11 @@ class QuantizationSection:
     shown: tuple[TensorRow, ...] = ()
     rest: tuple[TensorRow, ...] = ()
     omitted: int = 0
-    pictures: tuple[TensorPicture, ...] = ()
+    pictures: tuple[tuple[TensorRow, str], ...] = ()
     sampled: bool = False
-    frontier: FrontierPicture | None = None
-    searched: bool = False
-    left: tuple[LeftInFloat, ...] = ()
+    frontier: str = ""
+    chosen: str = ""
+    left: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def quantizations(
@@ -180,23 +153,21 @@ def quantizations(
 def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
     tensors = record.tensors
     rows = tuple(row(tensor) for tensor in tensors[:MOST])
+    histograms = [(tensor, tensor.histogram) for tensor in tensors if tensor.histogram]
+    left: dict[str, list[str]] = {}
+    for item in record.left:
+        left.setdefault(item.reason, []).append(f"{item.node} ({item.op_type})")
     return QuantizationSection(
         name,
         facts=tuple(facts(record)),
         shown=rows[:SHOWN],
         rest=rows[SHOWN:],
         omitted=max(0, len(tensors) - MOST),
-        pictures=tuple(
-            TensorPicture(
-                tensor.name, sqnr_text(tensor), share_text(tensor.clipped or 0.0), histogram_svg(tensor, drawn)
-            )
-            for tensor, drawn in [(tensor, tensor.histogram) for tensor in tensors if tensor.histogram][:DRAWN]
-            if drawn
-        ),
+        pictures=tuple((row(tensor), histogram_svg(tensor, drawn)) for tensor, drawn in histograms[:DRAWN] if drawn),
         sampled=any(tensor.measured == "rows" for tensor in tensors),
-        frontier=_frontier(record.choice) if record.choice else None,
-        searched=record.choice is not None,
-        left=tuple(_by_reason(record.left)),
+        frontier=frontier_svg(record.choice) if record.choice else "",
+        chosen=_describe_choice(record.choice) if record.choice else "",
+        left=left,
     )
 
 
@@ -242,17 +213,7 @@ def _span(pair: Span | None) -> str:
     return "" if pair is None else f"{number_text(pair[0])} to {number_text(pair[1])}"
 
 
-def _frontier(choice: RecordedSearch) -> FrontierPicture:
+def _describe_choice(choice: RecordedSearch) -> str:
     quality = decibels_text(choice.chosen.sqnr_db)
     asked = "" if choice.floor_db is None else f", where at least {number_text(choice.floor_db)} dB were asked for"
-    return FrontierPicture(
-        frontier_svg(choice), f"Chosen (ring): {100 * choice.chosen.share:.1f} % at {quality}{asked}."
-    )
-
-
-def _by_reason(left: Sequence[FloatNode]) -> Iterator[LeftInFloat]:
-    reasons: dict[str, list[str]] = {}
-    for item in left:
-        reasons.setdefault(item.reason, []).append(f"{item.node} ({item.op_type})")
-    for reason, nodes in reasons.items():
-        yield LeftInFloat(reason, tuple(nodes[:NAMED]), tuple(nodes[NAMED:]))
+    return f"Chosen (ring): {100 * choice.chosen.share:.1f} % at {quality}{asked}."

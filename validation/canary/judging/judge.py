@@ -74,28 +74,21 @@ def _level(fractions: tuple[float, ...], alpha: float) -> float:
     grid = np.linspace(-_REACH * math.sqrt(start), bound, _POINTS)
     density = np.exp(-(grid**2) / (2 * start)) / math.sqrt(2 * math.pi * start)
     for before, fraction in pairwise(fractions):
-        wide, after = _diffuse(grid, density, fraction, fraction - before)
-        bound = _find_boundary(wide, after, max(spend_error(fraction, alpha) - spend_error(before, alpha), LEAST_LEVEL))
+        # The density one look later, and the point above which it holds what this look may spend.
+        wide = np.linspace(-_REACH * math.sqrt(fraction), _REACH * math.sqrt(fraction), 2 * _POINTS)
+        step = fraction - before
+        kernel = np.exp(-((wide[:, None] - grid[None, :]) ** 2) / (2 * step)) / math.sqrt(2 * math.pi * step)
+        weights = np.full(len(grid), grid[1] - grid[0])
+        weights[[0, -1]] /= 2
+        after = kernel @ (density * weights)
+        areas = (after[::-1][:-1] + after[::-1][1:]) / 2 * (wide[1] - wide[0])
+        tail = np.concatenate([np.cumsum(areas)[::-1], [0.0]])
+        share = max(spend_error(fraction, alpha) - spend_error(before, alpha), LEAST_LEVEL)
+        bound = float(np.interp(-share, -tail, wide))
         level = 1.0 - NORMAL.cdf(bound / math.sqrt(fraction))
         grid = np.linspace(wide[0], bound, _POINTS)
         density = np.interp(grid, wide, after)
     return max(level, LEAST_LEVEL)
-
-
-def _diffuse(grid: np.ndarray, density: np.ndarray, fraction: float, step: float) -> tuple[np.ndarray, np.ndarray]:
-    """Grid and density of the statistic at the next look, at `fraction` of the data, which has `step` more of it."""
-    wide = np.linspace(-_REACH * math.sqrt(fraction), _REACH * math.sqrt(fraction), 2 * _POINTS)
-    kernel = np.exp(-((wide[:, None] - grid[None, :]) ** 2) / (2 * step)) / math.sqrt(2 * math.pi * step)
-    weights = np.full(len(grid), grid[1] - grid[0])
-    weights[[0, -1]] /= 2
-    return wide, kernel @ (density * weights)
-
-
-def _find_boundary(wide: np.ndarray, density: np.ndarray, share: float) -> float:
-    """The point above which a density on a grid holds `share`."""
-    width = wide[1] - wide[0]
-    tail = np.concatenate([np.cumsum((density[::-1][:-1] + density[::-1][1:]) / 2 * width)[::-1], [0.0]])
-    return float(np.interp(-share, -tail, wide))
 
 
 @dataclass(frozen=True)

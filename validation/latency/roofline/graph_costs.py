@@ -86,7 +86,8 @@ def count(graph: "GraphProto") -> GraphCosts:
         if None in outs or any(item is None and given for item, given in zip(ins, node.input, strict=True)):
             unsized.append(name)
         known = [item for item in outs if item is not None]
-        cost = cost_of(name, node.op_type, ins, known, _dtype(node, behind), _equation(node))
+        equation = next((item.s.decode() for item in node.attribute if item.name == "equation"), "")
+        cost = cost_of(name, node.op_type, ins, known, _dtype(node, behind), equation)
         nodes.append(_with_edges(node, cost, ins, dict(zip(node.output, outs, strict=False))))
     return GraphCosts(nodes, [value.name for value in graph.output], unsized)
 
@@ -109,11 +110,6 @@ def _dtype(node: "NodeProto", behind: Mapping[str, TensorType | None]) -> str | 
         return None
     operands = [behind.get(name) for name in node.input[:2]]
     return operands[0][0] if operands[0] and operands[1] else None
-
-
-def _equation(node: "NodeProto") -> str:
-    found = [item.s.decode() for item in node.attribute if item.name == "equation"]
-    return found[0] if node.op_type == "Einsum" and found else ""
 
 
 def _fix(model: "ModelProto", shapes: Mapping[str, tuple[int, ...]]) -> None:
