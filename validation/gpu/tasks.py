@@ -22,6 +22,10 @@ from validation.gpu.devices import KitDevice
 from validation.gpu.models import KitModel
 from validation.gpu.results import Skipped
 
+# The backend that builds engines for no generation in particular, and the name of that target in results.
+BACKEND = "tensorrt-rtx"
+ANY_GENERATION = "any generation"
+
 
 @dataclass(frozen=True)
 class BuildTask:
@@ -94,7 +98,7 @@ def request_for(backend: Backend, model: KitModel, target: Target) -> BuildReque
 
 
 def model_key(model: KitModel) -> str:
-    """'mlp fp16'."""
+    """The name of a model in results: 'mlp fp16'."""
     return f"{model.name} {model.precision}"
 
 
@@ -113,10 +117,6 @@ def _variants(backend: Backend, device: KitDevice) -> list[dict[str, Scalar]]:
     if device.is_cpu or not option:
         return [{}]
     return [{}, {option: not dict(discovery.options_of(backend))[option]}]
-
-
-BACKEND = "tensorrt-rtx"
-ANY_GENERATION = "any generation"
 
 
 def any_generation_task(model: KitModel, device: KitDevice) -> BuildTask | None:

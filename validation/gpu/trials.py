@@ -274,7 +274,7 @@ def _attempt(outcome: Outcome, step: Callable[[], T]) -> T:
     """The result of `step`. Raises _Failed with `outcome` for an EngineryError, except for an UnavailableError."""
     try:
         return step()
-    except UnavailableError:  # says nothing about the engine
+    except UnavailableError:  # the fault is not the engine's
         raise
     except EngineryError as error:
         raise _Failed(outcome, error) from error

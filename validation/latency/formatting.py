@@ -176,9 +176,10 @@ def format_nodes(breakdown: TimeBreakdown) -> list[dict[str, str]]:
         cost, diagnosis, seconds = node.cost, node.diagnosis, node.seconds
         counts = (cost.operations, cost.moved_bytes) if cost and seconds else ()
         rates = [f"{count / seconds / 1e9:.3g}" for count in counts] or ["", ""]
-        known = diagnosis.share(diagnosis.bound) if diagnosis and diagnosis.bound else None
-        bound = (diagnosis.bound or "") if diagnosis else ""
-        bound = bound if known is None else f"{bound} {format_share(known)}"
+        bound = ""
+        if diagnosis and diagnosis.bound:
+            known = diagnosis.share(diagnosis.bound)
+            bound = diagnosis.bound if known is None else f"{diagnosis.bound} {format_share(known)}"
         share = format_share(seconds / profile.kernels_s) if profile.kernels_s else ""
         values = (node.name, node.op_type, seconds_text(seconds), share, *rates, bound)
         rows.append(dict(zip(NODE_COLUMNS, values, strict=True)))

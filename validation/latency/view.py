@@ -22,7 +22,7 @@ from validation.plots.charts import Axis, Colour, Curve, Key, Line, Point, ecdf,
 from validation.plots.svg import svg
 from validation.plots.texts import number_text, seconds_text
 
-# Buckets that one picture can tell apart; nodes that it shows, the slowest.
+# Buckets in one picture, and nodes in one, the slowest first.
 MOST_CURVES, MOST_POINTS = 6, 40
 _TONES: Mapping[Bound, Colour] = {"compute": "c1", "bandwidth": "c2", "overhead": "c6"}
 # The axis ends behind this quantile: the slowest run of thousands would leave no room for the rest.
@@ -30,7 +30,7 @@ _SEEN = 0.99
 
 
 def distribution_svg(buckets: Sequence[BucketLatency]) -> str:
-    """The distribution of latency at each bucket, over a logarithmic axis."""
+    """SVG of the distribution of latency at each bucket, on a logarithmic axis."""
     shown = buckets[:MOST_CURVES]
     curves = [
         Curve(bucket.name, bucket.curve, [index / (len(bucket.curve) - 1) for index in range(len(bucket.curve))])
@@ -44,7 +44,7 @@ def distribution_svg(buckets: Sequence[BucketLatency]) -> str:
 
 
 def roofline_svg(breakdown: TimeBreakdown) -> str:
-    """Each node and the whole run under the machine's roofs; nothing where either was not measured."""
+    """SVG of the nodes under the machine's roofs; '' where either was not measured."""
     roofs, profile = breakdown.roofs, breakdown.profile
     if roofs is None or profile is None:
         return ""
@@ -55,11 +55,10 @@ def roofline_svg(breakdown: TimeBreakdown) -> str:
     ridge = peak / min(roofs.memory_bytes_per_s, roofs.cache_bytes_per_s)
     x = Axis(*span_axis([*(point.x for point in points), 0.1, ridge], log=True), "operations for each byte", log=True)
     y = Axis(*span_axis([*(point.y for point in points), peak], log=True), "operations a second", log=True, text=_rate)
-    lines = [*_roofs(roofs, x)]
-    bound = [Key(f"{name}-bound", colour, dot=True) for name, colour in _TONES.items()]
+    keys = [Key(f"{name}-bound", colour, dot=True) for name, colour in _TONES.items()]
+    keys += [Key("memory", "ink"), Key("cache", "muted", dash=True)]
     label = f"{len(points)} nodes; the machine does {format_count(peak)} operations a second"
-    words = f"Roofline at {breakdown.bucket}: {label}"
-    return svg(loglog(points, lines, x, y, words, [*bound, Key("memory", "ink"), Key("cache", "muted", dash=True)]))
+    return svg(loglog(points, list(_roofs(roofs, x)), x, y, f"Roofline at {breakdown.bucket}: {label}", keys))
 
 
 def _rate(value: float) -> str:

@@ -105,14 +105,6 @@ class Nodes:
         """The name of a tensor of random numbers between -most and most, of the shape of `like`."""
         return self.add("RandomUniformLike", like, low=-most, high=most, seed=float(self._count))
 
-    def in_blocks(self, name: str, size: int) -> str:
-        """The name of the tensor rounded to 8 bits, symmetrically, in blocks of `size` elements of its last axis."""
-        parts = self.add("Reshape", name, self.number([-1, size]))
-        greatest = self.add("ReduceMax", self.add("Abs", parts), self.number([1]))
-        step = self.add("Max", self.add("Mul", greatest, self.number(1 / 127)), self.number(2.0**-126))
-        rounded = self.add("Mul", self.add("Round", self.add("Div", parts, step)), step)
-        return self.add("Reshape", rounded, self.add("Shape", name))
-
 
 def with_rounding(
     model: "ModelProto", half: "Precision | None" = None, activation_blocks: bool = False
@@ -284,11 +276,16 @@ class _Rounding(Nodes):
         node.input[place] = self.add("Add", node.input[place], moved)
 
     def _blocks(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
+        """Round the activations of a product with int4 weights to 8 bits, symmetrically, in the weights' blocks."""
         maker = _maker(makers, node.input[1])
         if maker is None or maker.op_type != "DequantizeLinear" or self._types.get(maker.input[0]) not in _INT4:
             return
         size = next(item.i for item in maker.attribute if item.name == "block_size")
-        node.input[0] = self.in_blocks(node.input[0], size)
+        parts = self.add("Reshape", node.input[0], self.number([-1, size]))
+        greatest = self.add("ReduceMax", self.add("Abs", parts), self.number([1]))
+        step = self.add("Max", self.add("Mul", greatest, self.number(1 / 127)), self.number(2.0**-126))
+        rounded = self.add("Mul", self.add("Round", self.add("Div", parts, step)), step)
+        node.input[0] = self.add("Reshape", rounded, self.add("Shape", node.input[0]))
 
 
 def _maker(makers: Mapping[str, "NodeProto"], name: str) -> "NodeProto | None":

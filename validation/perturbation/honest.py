@@ -109,26 +109,21 @@ def honest_rounding(
         onnx.save(perturbed, path)
         with opens(path) as rounding:
             groups = _groups(golden, graph, reference)
-            ways = [list(_runs(*traits(perturbed), group)) for group in groups]
-            yield from _measure(groups, (reference, rounding), ways)
+            ways = [list(_ways(*traits(perturbed), group)) for group in groups]
+            known: list[dict[tuple[str, _Way], _Sums]] = [{} for _ in groups]
+            for stage in [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]:
+                if any(chosen[stage] for chosen in ways):
+                    for group, chosen, runs in zip(groups, ways, known, strict=True):
+                        runs.update(_run(group, reference, rounding, chosen[stage]))
+                    yield _collect_honest(groups, known)
     except (EngineryError, ValueError) as error:
         yield Honest(reason=str(error).splitlines()[0][:200])
-
-
-def _measure(groups: Sequence[_Group], pair: tuple[Session, Session], ways: Sequence[list[_Way]]) -> Iterator[Honest]:
-    """ways: to round, for each group.  pair: sessions of the graph and of the perturbed one."""
-    known: list[dict[tuple[str, _Way], _Sums]] = [{} for _ in groups]
-    for stage in [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]:
-        if any(item[stage] for item in ways):
-            for group, chosen, runs in zip(groups, ways, known, strict=True):
-                runs.update(_run(group, *pair, chosen[stage]))
-            yield _collect_honest(groups, known)
 
 
 def _collect_honest(groups: Sequence[_Group], known: Sequence[Mapping[tuple[str, _Way], _Sums]]) -> Honest:
     found: dict[tuple[str, str], list[Drift]] = {}
     golden: dict[str, dict[_Way, _Sums]] = {}
-    # The size of the data that is not measured, over the size of the data that is.
+    # The size of the data that is not measured over that of the data that is.
     left = next((max(group.parts / len(group.cases) - 1, 0.0) for group in groups if group.kind == "golden"), 0.0)
     for group, runs in zip(groups, known, strict=True):
         for (output, way), sums in runs.items():
@@ -160,14 +155,13 @@ def _most_samples(runs: Mapping[_Way, _Sums]) -> float:
 
 
 def _decisions(runs: Mapping[_Way, _Sums], left: float) -> Decisions:
-    """The changes of an integer output by the way that changes most. left: size of the
-    data that is not measured, over that of the data that is."""
+    """The changes of an integer output by the way that changes most. left: as in `_collect_honest`."""
     sums = max((sums for way, sums in runs.items() if way.natural), key=lambda item: item.drift.mismatches or 0)
     count = sums.drift.count
     return Decisions(sums.drift.mismatches or 0, count, max(sums.together, 1), round(left * count), sums.case)
 
 
-def _runs(halves: bool, grids: bool, group: _Group) -> Iterator[_Way]:
+def _ways(halves: bool, grids: bool, group: _Group) -> Iterator[_Way]:
     """The ways to round that are run. halves, grids: of `traits`.
 
     In a small model FEW flips are more than an honest kernel has, so it is also run without flips. A large one has

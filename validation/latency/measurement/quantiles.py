@@ -53,7 +53,8 @@ def quantiles(latencies: Array, shown: tuple[float, ...] = SHOWN) -> tuple[Quant
             continue
         low, high = max(1, math.floor(ranks[0] * effect)), min(len(ordered), math.ceil(ranks[1] * effect))
         middle = min(max(math.ceil(p * len(ordered)), low), high)
-        found.append(Quantile(p, *(float(ordered[rank - 1]) for rank in (middle, low, high)), effective, needed))
+        value, lower, upper = (float(ordered[rank - 1]) for rank in (middle, low, high))
+        found.append(Quantile(p, value, lower, upper, effective, needed))
     return tuple(found)
 
 
@@ -116,7 +117,7 @@ def _widen(item: Quantile, series: Sequence[Array], shift: float) -> Quantile:
     low, high = (math.exp(float(each.mean()) + sign * half) for sign in (-1, 1))
     fastest, slowest = min(float(values.min()) for values in series), max(float(values.max()) for values in series)
     low, high = max(low, fastest / BEYOND), min(high, BEYOND * slowest)
-    # Processes that happen to agree say no more than their runs do.
+    # Where processes agree by chance, the interval is still that of their runs.
     return replace(
         item, value=math.exp(float(np.median(each))), low=min(low, item.low or low), high=max(high, item.high or high)
     )
