@@ -6,7 +6,6 @@ numbers and the names of criteria.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from enginery.core.codec import encode
 from enginery.recording.traffic import EQUAL_DB
@@ -144,22 +143,11 @@ def differences_svg(rows: Sequence[QuantileSlowdown], margins: Mapping[float, fl
     )
 
 
-@dataclass(frozen=True)
-class CriterionRow:
-    """A row of the table: a criterion with its numbers as text."""
-
-    of: Criterion
-    estimate: str
-    interval: str
-    margin: str
-    power: str
-
-
 def render(report: CanaryReport) -> str:
     """The HTML page of a report, as `validation.canary.report.make_report` makes it."""
     seen = report.shown
     margins = {probability(name): margin for name, margin in report.thresholds.latency.items()}
-    rows = [_row(item) for item in report.criteria]
+    rows = [(item, *_numbers(item), describe_power(item)) for item in report.criteria]
     sides = {"candidate": report.candidate, "baseline": report.baseline}
     names = {side: f"{one.reference} {one.unit}".strip() if one.model else "unnamed" for side, one in sides.items()}
     template = templates().get_template("canary/canary.html.j2")
@@ -173,7 +161,7 @@ def render(report: CanaryReport) -> str:
         symbols=SYMBOLS,
         names=names,
         criteria=rows,
-        criteria_picture=criteria_svg([(row.of, row.interval) for row in rows]),
+        criteria_picture=criteria_svg([(item, interval) for item, _, interval, _, _ in rows]),
         seen=seen,
         apart=[row for row in seen.worst if row.sqnr_db < EQUAL_DB],
         again=_describe_replay(report),
@@ -205,11 +193,9 @@ def _describe_replay(report: CanaryReport) -> str:
     return " ".join(["enginery canary run", *words, "--traffic TRAFFIC --out again"])
 
 
-def _row(item: Criterion) -> CriterionRow:
-    texts = (
-        describe_value(item.estimate, item.kind),
-        "not measured" if item.note else describe_interval(item),
-        describe_value(item.margin, item.kind),
-    )
+def _numbers(item: Criterion) -> tuple[str, str, str]:
+    """Estimate, interval and margin of a criterion as text, with real minus signs."""
+    interval = "not measured" if item.note else describe_interval(item)
+    texts = (describe_value(item.estimate, item.kind), interval, describe_value(item.margin, item.kind))
     estimate, interval, margin = (text.replace("-", "−") for text in texts)  # noqa: RUF001 - a real minus sign
-    return CriterionRow(item, estimate, interval, margin, describe_power(item))
+    return estimate, interval, margin

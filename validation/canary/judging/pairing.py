@@ -54,15 +54,19 @@ def describe_kill(role: str, side: ObservationTable) -> str:
 def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore_missing: bool) -> PairsEnd:
     """Judge the end of two logs of the same requests. ignore_missing: a side may see a part of the requests."""
     closed = candidate.ended and baseline.ended
-    longest = 0.0 if candidate.ended or baseline.ended else _longest_in_flight(candidate, baseline)
+    # Seconds that a request may be in flight, a quantile of the latencies; 0 where a side was stopped in order.
+    known = np.concatenate([np.asarray(side.latency, float) for side in (candidate, baseline)])
+    known = known[~np.isnan(known)]
+    ended = candidate.ended or baseline.ended or not len(known)
+    longest = 0.0 if ended else float(np.quantile(known, _IN_FLIGHT, method="lower"))
     in_flight: list[Name | None] = []
     stopped, notes = [], []
     for role, side, other in (("candidate", candidate, baseline), ("baseline", baseline, candidate)):
         unseen, tail, share = _unseen(side, other)
         young = [name for name, age in unseen.items() if longest and age <= longest]
-        if not tail <= set(young):  # it had stopped before the last ones arrived
+        if not tail <= set(young):  # the side had stopped before the last requests arrived
             young = [name for name in young if name not in tail]
-        if closed and role == "baseline" and len(tail) <= MOST_IN_FLIGHT:  # it was closed a moment before the candidate
+        if closed and role == "baseline" and len(tail) <= MOST_IN_FLIGHT:  # closed a moment before the candidate
             young = list(tail)
         in_flight += young
         if len(young) > MOST_IN_FLIGHT:
@@ -93,13 +97,6 @@ def _unseen(
     unseen = {other.request[at]: last - other.time[at] for at in order if other.request[at] not in seen}
     tail = {other.request[at] for at in order[int(both[-1]) + 1 :]}
     return unseen, tail, len(both) / float(both[-1] + 1)
-
-
-def _longest_in_flight(*sides: ObservationTable) -> float:
-    """Seconds; the greatest latency counts for nothing unless it is the only one."""
-    known = np.concatenate([np.asarray(side.latency, float) for side in sides])
-    known = known[~np.isnan(known)]
-    return float(np.quantile(known, _IN_FLIGHT, method="lower")) if len(known) else 0.0
 
 
 def evidence_of(
