@@ -36,6 +36,7 @@ def main(words: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """A parser of the fields of `KitOptions`, and `out`."""
     parser = argparse.ArgumentParser("python -m validation.gpu", description=__doc__)
     add, listed = parser.add_argument, ",".join
     add("--device", choices=("cuda", "cpu"), default="cuda", help="the CPU is for trying the kit out")
@@ -48,8 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--peer", dest="peers", type=_names(PEERS), default=list(PEERS), help=f"{listed(PEERS)}; or none")
     add("--seconds", type=_seconds, default=2.0, help="for each latency")
     add("--size", choices=SIZES, default="real", help="of the kit's models")
-    add("--timeout", type=_seconds, default=1200.0, help="seconds for each try")
-    add("--no-peaks", action="store_true", help="do not measure the roofs")
+    add("--timeout", dest="timeout_s", metavar="TIMEOUT", type=_seconds, default=1200.0, help="seconds for each try")
+    add("--no-peaks", dest="peaks", action="store_false", help="do not measure the roofs")
     return parser
 
 
@@ -81,18 +82,7 @@ def _words(text: str) -> list[str]:
 
 
 def _run(given: argparse.Namespace) -> int:
-    asked = KitOptions(
-        device=given.device,
-        models=given.models,
-        precisions=given.precisions,
-        backends=given.backends,
-        peers=given.peers,
-        carry=given.carry,
-        seconds=given.seconds,
-        size=given.size,
-        timeout_s=given.timeout,
-        peaks=not given.no_peaks,
-    )
+    asked = KitOptions(**{name: value for name, value in vars(given).items() if name != "out"})
     given.out.parent.mkdir(parents=True, exist_ok=True)
     found = run_kit(asked, lambda line: print(line, file=sys.stderr, flush=True), partial(_keep, given.out))
     # Engines for this very device must pass; those for other generations, and PyTorch, are experiments.

@@ -14,6 +14,7 @@ from builders.execution.process import run_job
 from enginery.core.digest import digest_of, digest_of_file
 from enginery.core.errors import EngineryError, StepError
 from enginery.core.hardware.machine import describe_host
+from enginery.core.text import now
 from enginery.core.types import BuildRequest, Precision, Target
 from validation.golden.golden_set import freeze
 from validation.gpu import devices
@@ -32,7 +33,6 @@ from validation.gpu.results import (
     Results,
     Skipped,
     TrialOutcome,
-    now,
 )
 from validation.gpu.tasks import ANY_GENERATION, BuildTask, any_generation_task, model_key, other_tasks, own_tasks
 from validation.gpu.trials import MeasurePeaks, ProveBundled, TrialTerms, TryEngine, TryPeer

@@ -15,7 +15,6 @@ Fields that were not measured are left out. `enginery.core.codec` writes and rea
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -198,8 +197,3 @@ class Results:
             return cls.from_json(json.loads(path.read_bytes()))
         except (ValueError, RecursionError) as error:
             raise IntegrityError(f"{path}: no results of the GPU kit: {str(error)[:120]}") from error
-
-
-def now() -> str:
-    """The present time in UTC, ISO 8601, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
