@@ -111,22 +111,17 @@ class ReplayedPair:
 
     def lines(self) -> tuple[dict[str, object], dict[str, object]]:
         """The observations of candidate and baseline, as JSON objects."""
-        found = []
-        for answer in (self.candidate, self.baseline):
-            line: dict[str, object] = {
-                "time": self.at,
-                "latency": answer.latency,
-                "ok": answer.ok,
-                "request": self.request,
-                "service": answer.service,
-                "output": answer.output,
-                "error": answer.error or None,
-                "segment": self.segment,
-            }
-            found.append({key: value for key, value in line.items() if value is not None})
+
+        def line(answer: ReplayAnswer) -> dict[str, object]:
+            known = {"time": self.at, "latency": answer.latency, "ok": answer.ok, "request": self.request}
+            others = {"service": answer.service, "output": answer.output, "error": answer.error or None}
+            found: dict[str, object] = {**known, **others, "segment": self.segment}
+            return {key: value for key, value in found.items() if value is not None}
+
+        ours = line(self.candidate)
         if self.difference:
-            found[0] |= {"sqnr_db": round(self.difference.sqnr_db, 2), "flipped": self.difference.flipped}
-        return found[0], found[1]
+            ours |= {"sqnr_db": round(self.difference.sqnr_db, 2), "flipped": self.difference.flipped}
+        return ours, line(self.baseline)
 
 
 def replay(

@@ -8,6 +8,7 @@ import os
 import platform
 import resource
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,10 +43,9 @@ class SystemLoadMonitor:
             steal = stolen / total
         periods = None if throttled is None or throttled_end is None else throttled_end - throttled
         rate = (switches_end - switches) / seconds
-        try:
+        load: float | None = None
+        with suppress(OSError):
             load = os.getloadavg()[0]
-        except OSError:
-            load = None
         return SystemLoad(seconds, load, others, steal, rate, periods, cores)
 
 

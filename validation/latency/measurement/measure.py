@@ -163,6 +163,7 @@ def _bucket(bucket: BucketInputs, processes: Sequence[tuple[SizeFigures, Series]
 
 
 def _median_of(values: Sequence[float | None]) -> float | None:
+    """The median of the values that are known; None where none is."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 

@@ -54,7 +54,7 @@ class Series:
     None where the session does not offer it."""
 
     session: Array
-    runtime: Array | None
+    runtime: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +104,8 @@ def measure_once(
         load_s = time_call(lambda: opened.append(stack.enter_context(opens())))
         loaded = _status_bytes("VmRSS") - before
         sizes = [_Size(opened[0], bucket, seconds, least, before) for bucket in buckets]
-        for _ in range(PASSES):
-            for size in sizes:
-                size.run_pass()
+        for timed in [timed for _ in range(PASSES) for size in sizes for timed in size.calls]:
+            timed.run_pass()
         figures = tuple(size.figures() for size in sizes)
     process = ProcessFigures(import_s, load_s, max(loaded, 0), resettable, figures)
     return ProcessMeasurement(process, [size.series() for size in sizes])
@@ -137,7 +136,10 @@ class _Timed:
 
 
 class _Size:
-    """The measurement of an engine at one of its sizes, whose first run is made here."""
+    """The measurement of an engine at one of its sizes, whose first run is made here.
+
+    calls: `Session.run`, and the runtime's own call where the session offers it.
+    """
 
     def __init__(self, session: Session, bucket: BucketInputs, seconds: float, least: int, before: int) -> None:
         # Copied, as a fork has the arrays at the addresses of its parent and of every other fork of it.
@@ -146,32 +148,21 @@ class _Size:
         self._first_s = time_call(lambda: session.run(self._inputs))
         own = session.prepare_call(self._inputs)
         share = 1 - RUNTIME_SHARE if own else 1.0
-        self._of_session = _Timed(lambda: session.run(self._inputs), seconds * share, least)
-        self._of_runtime = _Timed(own, seconds * RUNTIME_SHARE, least) if own else None
+        self.calls = [_Timed(lambda: session.run(self._inputs), seconds * share, least)]
+        self.calls += [_Timed(own, seconds * RUNTIME_SHARE, least)] if own else []
         peak = _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self._memory_bytes = max(peak - before, 0)
 
-    def run_pass(self) -> None:
-        """Time one pass of `Session.run`, and one of the runtime's own call."""
-        self._of_session.run_pass()
-        if self._of_runtime:
-            self._of_runtime.run_pass()
-
     def figures(self) -> SizeFigures:
         """The figures of this size besides its runs."""
-        session = self._session
-        device = session.device_seconds(self._inputs, DEVICE_RUNS)
-        return SizeFigures(
-            first_s=self._first_s,
-            memory_bytes=self._memory_bytes,
-            device_bytes=session.used_bytes(),
-            device_s=median(device) if device else None,
-        )
+        device = self._session.device_seconds(self._inputs, DEVICE_RUNS)
+        device_s = median(device) if device else None
+        return SizeFigures(self._first_s, self._memory_bytes, self._session.used_bytes(), device_s)
 
     def series(self) -> Series:
         """All runs of this size."""
-        runtime = self._of_runtime
-        return Series(np.concatenate(self._of_session.found), np.concatenate(runtime.found) if runtime else None)
+        session, *runtime = (np.concatenate(timed.found) for timed in self.calls)
+        return Series(session, *runtime)
 
 
 def select_inputs(session: Session, inputs: Tensors) -> dict[str, Array]:
