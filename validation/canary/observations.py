@@ -61,7 +61,7 @@ class EngineIdentity:
 
 @dataclass
 class ObservationTable:
-    """The observations of one file, in its order: lists with an entry for each, and what the file says besides.
+    """The observations of one file, in its order: lists with an entry for each, and facts of the file.
 
     digest: of the file.  cut: whether an incomplete line at its end was left out.
     planned: how many requests a replay is to have in the end.  accounted: for how many of them a line says that their
@@ -152,6 +152,7 @@ def read_head(path: Path) -> EngineIdentity:
 
 
 def _identity(record: Record, found: ObservationTable) -> EngineIdentity:
+    """The engine that the head of a file names; sets `found.planned`. Raises ValueError that names the field."""
     if record.get("kind") != OBSERVATIONS or record.get("format") != FORMAT:
         kind = str(record.get("kind"))[:60]
         raise ValueError(f"is the head of {kind!r}; observations of format {FORMAT} are needed")
@@ -177,13 +178,23 @@ def add_to(found: ObservationTable, record: Record) -> None:
         "score": number_in(record, "score", above=-MOST_SCORE, most=MOST_SCORE) if scored else nan,
         "sqnr_db": number_in(record, "sqnr_db") if compared else nan,
         "flipped": truth_in(record, "flipped") if record.get("flipped") is not None else None,
-        "output": _output(record),
-        "request": _name(record),
-        "error": text_in(record, "error"),
-        "segment": _segment(record),
     }
-    for name, value in values.items():
-        getattr(found, name).append(value)
+    output, name, segment = text_in(record, "output", 65), record.get("request"), record.get("segment")
+    if output and not is_digest(output):
+        raise ValueError(f"output is {output[:60]!r}; the SHA-256 of the answer is needed")
+    if name is not None and type(name) is not int and not (isinstance(name, str) and 0 < len(name) <= 200):
+        raise ValueError(f"request is {str(name)[:60]!r}; a whole number or a text of at most 200 characters is needed")
+    error, last = text_in(record, "error"), MOST_OBSERVATIONS - 1
+    if segment is not None and not (type(segment) is int and 0 <= segment <= last):
+        raise ValueError(f"segment is {str(segment)[:60]!r}; a whole number from 0 to {last} is needed")
+    for column, value in {
+        **values,
+        "output": output or None,
+        "request": name,
+        "error": error,
+        "segment": segment,
+    }.items():
+        getattr(found, column).append(value)
 
 
 def add_end(found: ObservationTable, record: Record) -> None:
@@ -193,24 +204,3 @@ def add_end(found: ObservationTable, record: Record) -> None:
         raise ValueError(f"requests is {str(requests)[:60]!r}; the number of observations of its writer is needed")
     found.accounted += requests
     found.died = text_in(record, "died", 200) or found.died
-
-
-def _output(record: Record) -> str | None:
-    text = text_in(record, "output", 65)
-    if text and not is_digest(text):
-        raise ValueError(f"output is {text[:60]!r}; the SHA-256 of the answer is needed")
-    return text or None
-
-
-def _name(record: Record) -> Name | None:
-    name = record.get("request")
-    if name is None or type(name) is int or (isinstance(name, str) and 0 < len(name) <= 200):
-        return name
-    raise ValueError(f"request is {str(name)[:60]!r}; a whole number or a text of at most 200 characters is needed")
-
-
-def _segment(record: Record) -> int | None:
-    number = record.get("segment")
-    if number is None or (type(number) is int and 0 <= number < MOST_OBSERVATIONS):
-        return number
-    raise ValueError(f"segment is {str(number)[:60]!r}; a whole number from 0 to {MOST_OBSERVATIONS - 1} is needed")

@@ -161,7 +161,10 @@ def _block(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
     length, width, heads = (128, 768, 12) if size == "real" else (8, 32, 4)
     h = _attention(net, _normalize(net, "x", width), length, width, heads)
     x = net.op("Add", "x", h)
-    h = _gelu(net, net.dense(_normalize(net, x, width), width, 4 * width))
+    h = net.dense(_normalize(net, x, width), width, 4 * width)
+    # GELU as PyTorch exports it: x (1 + erf(x / sqrt 2)) / 2.
+    inner = net.op("Erf", net.op("Mul", h, net.constant(np.sqrt(0.5))))
+    h = net.op("Mul", net.op("Mul", h, net.op("Add", inner, net.constant(1.0))), net.constant(0.5))
     net.op("Add", x, net.dense(h, 4 * width, width), last=True)
     net.out = (length, width)
     return (length, width), Dim("batch", 1, 8, 16) if size == "real" else Dim("batch", 1, 2, 4)
@@ -180,12 +183,6 @@ def _attention(net: _Drawn, x: str, length: int, width: int, heads: int) -> str:
 
 def _normalize(net: _Drawn, x: str, width: int) -> str:
     return net.op("LayerNormalization", x, net.constant(1.0, width), net.bias(width), axis=-1, epsilon=1e-5)
-
-
-def _gelu(net: _Drawn, x: str) -> str:
-    """As PyTorch exports it: x (1 + erf(x / sqrt 2)) / 2."""
-    inner = net.op("Erf", net.op("Mul", x, net.constant(np.sqrt(0.5))))
-    return net.op("Mul", net.op("Mul", x, net.op("Add", inner, net.constant(1.0))), net.constant(0.5))
 
 
 MODELS: Mapping[str, Callable[[_Drawn, Size], tuple[tuple[int, ...], Dim]]] = {

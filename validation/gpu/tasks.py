@@ -47,8 +47,12 @@ def own_tasks(models: Sequence[KitModel], device: KitDevice, only: Sequence[str]
         if reason := explain_absence(backend, device.target):
             yield Skipped(name, "", name, "", device.target.name, reason)
             continue
+        # The defaults, and with CUDA graphs switched where the backend has that option.
+        variants: list[dict[str, Scalar]] = [{}]
+        if (option := backend.capabilities.options.cuda_graphs) and not device.is_cpu:
+            variants.append({option: not dict(discovery.options_of(backend))[option]})
         for model in models:
-            for options in _variants(backend, device):
+            for options in variants:
                 yield _task(discovery.configure(name, options), model, device.target, options)
 
 
@@ -109,14 +113,6 @@ def _task(backend: Backend, model: KitModel, target: Target, options: Mapping[st
     if reason := backend.refuses(request):
         return Skipped(name, model_key(model), backend.name, model.precision, target.name, reason, refused=True)
     return BuildTask(name, model, request, options)
-
-
-def _variants(backend: Backend, device: KitDevice) -> list[dict[str, Scalar]]:
-    """The backend's options to try: the defaults, and with CUDA graphs switched where it has that option."""
-    option = backend.capabilities.options.cuda_graphs
-    if device.is_cpu or not option:
-        return [{}]
-    return [{}, {option: not dict(discovery.options_of(backend))[option]}]
 
 
 def any_generation_task(model: KitModel, device: KitDevice) -> BuildTask | None:

@@ -191,17 +191,13 @@ def _time(opens: Opens, golden: GoldenSet, terms: TrialTerms, trial: TrialOutcom
     begun = time.perf_counter()
     with _open(opens) as session:
         again_s = time.perf_counter() - begun
-        rows = _attempt("run failed", lambda: tuple(_row(session, each, terms) for each in _sizes(session, golden)))
+        # Inputs of each distinct size of the cases, smallest first.
+        sizes: dict[tuple[tuple[int, ...], ...], Tensors] = {}
+        for case in golden.cases:
+            given = _narrow(session, case.inputs)
+            sizes.setdefault(tuple(array.shape for array in given.values()), given)
+        rows = _attempt("run failed", lambda: tuple(_row(session, sizes[key], terms) for key in sorted(sizes)))
     return replace(trial, load_again_s=again_s, latency=rows)
-
-
-def _sizes(session: Session, golden: GoldenSet) -> list[Tensors]:
-    """Inputs of each distinct size of the cases, smallest first."""
-    found: dict[tuple[tuple[int, ...], ...], Tensors] = {}
-    for case in golden.cases:
-        given = _narrow(session, case.inputs)
-        found.setdefault(tuple(array.shape for array in given.values()), given)
-    return [found[key] for key in sorted(found)]
 
 
 def _narrow(session: Session, inputs: Tensors) -> dict[str, Array]:

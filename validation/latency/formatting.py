@@ -102,17 +102,7 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
     yield from list_remarks(report)
     if not report.busy:
         yield "the machine was quiet"
-    yield from describe_breakdown(report.anatomy)
-
-
-def join_reasons(reasons: Sequence[str]) -> str:
-    """Reasons in one text; of those that differ by their numbers alone, the last one."""
-    kinds = {"".join(c for c in reason if not c.isdigit() and c != "."): reason for reason in reasons}
-    return "; ".join(kinds.values())
-
-
-def describe_breakdown(breakdown: TimeBreakdown) -> Iterator[str]:
-    """Lines on diagnosis, costs and memory traffic."""
+    breakdown = report.anatomy
     yield describe_diagnosis(breakdown)
     graph = breakdown.graph
     yield (
@@ -130,6 +120,12 @@ def describe_breakdown(breakdown: TimeBreakdown) -> Iterator[str]:
     for kind, names in (("operations", graph.uncounted), ("shapes", graph.unsized)):
         if names:
             yield f"not counted, for want of their {kind}: {join_first(names, 6)}"
+
+
+def join_reasons(reasons: Sequence[str]) -> str:
+    """Reasons in one text; of those that differ by their numbers alone, the last one."""
+    kinds = {"".join(c for c in reason if not c.isdigit() and c != "."): reason for reason in reasons}
+    return "; ".join(kinds.values())
 
 
 def name_bound(breakdown: TimeBreakdown) -> str:

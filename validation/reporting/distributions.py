@@ -80,7 +80,13 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
     found = [_SharedSpread(spread, tuple(units)) for spread, units in groups.values()]
     found.sort(key=lambda item: list(STAGES).index(item.spread.joint))
     short = Counter((item.spread.output, _name(item)) for item in found)
-    colours = _colours(reports)
+    # Units of one graph have one colour, so that an engine is seen beside its graph.
+    graphs = {
+        report.unit: repr((report.precision, [item for item in report.spreads if item.joint == "quantization"]))
+        for report in reports
+    }
+    order = list(dict.fromkeys(graphs.values()))
+    colours = {unit: series(order.index(graph))[0] for unit, graph in graphs.items()}
     return [
         replace(item, name=_name(item, short[item.spread.output, _name(item)] > 1), colour=colours[item.units[0].unit])
         if item.spread.joint != "export"
@@ -95,16 +101,6 @@ def _name(found: _SharedSpread, long: bool = False) -> str:
         return found.units[0].unit
     names = [f"{unit.precision} {unit.backend}" if long else unit.precision for unit in found.units]
     return f"{', '.join(dict.fromkeys(names))} {'graph' if found.spread.joint == 'quantization' else 'engines'}"
-
-
-def _colours(reports: Sequence[Report]) -> dict[str, Colour]:
-    """The colour of each unit. Units of one graph have the same, so that an engine is seen beside its graph."""
-    graphs = {
-        report.unit: repr((report.precision, [item for item in report.spreads if item.joint == "quantization"]))
-        for report in reports
-    }
-    order = {graph: index for index, graph in enumerate(dict.fromkeys(graphs.values()))}
-    return {unit: series(order[graph])[0] for unit, graph in graphs.items()}
 
 
 def _median(found: _SharedSpread) -> float:

@@ -154,6 +154,11 @@ def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
     tensors = record.tensors
     rows = tuple(row(tensor) for tensor in tensors[:MOST])
     histograms = [(tensor, tensor.histogram) for tensor in tensors if tensor.histogram]
+    chosen, choice = "", record.choice
+    if choice:
+        asked = "" if choice.floor_db is None else f", where at least {number_text(choice.floor_db)} dB were asked for"
+        quality = decibels_text(choice.chosen.sqnr_db)
+        chosen = f"Chosen (ring): {100 * choice.chosen.share:.1f} % at {quality}{asked}."
     left: dict[str, list[str]] = {}
     for item in record.left:
         left.setdefault(item.reason, []).append(f"{item.node} ({item.op_type})")
@@ -166,7 +171,7 @@ def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
         pictures=tuple((row(tensor), histogram_svg(tensor, drawn)) for tensor, drawn in histograms[:DRAWN] if drawn),
         sampled=any(tensor.measured == "rows" for tensor in tensors),
         frontier=frontier_svg(record.choice) if record.choice else "",
-        chosen=_describe_choice(record.choice) if record.choice else "",
+        chosen=chosen,
         left=left,
     )
 
@@ -211,9 +216,3 @@ def sqnr_text(tensor: QuantizedTensor) -> str:
 
 def _span(pair: Span | None) -> str:
     return "" if pair is None else f"{number_text(pair[0])} to {number_text(pair[1])}"
-
-
-def _describe_choice(choice: RecordedSearch) -> str:
-    quality = decibels_text(choice.chosen.sqnr_db)
-    asked = "" if choice.floor_db is None else f", where at least {number_text(choice.floor_db)} dB were asked for"
-    return f"Chosen (ring): {100 * choice.chosen.share:.1f} % at {quality}{asked}."

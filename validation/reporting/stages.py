@@ -184,8 +184,11 @@ def _groups(stage: str, reports: Sequence[Report]) -> Iterator[StageGroup]:
         if checks := tuple(check for check in report.checks if check.joint == stage):
             groups.setdefault(repr(checks), (checks, []))[1].append(report)
     for checks, units in groups.values():
+        title = ", ".join(dict.fromkeys(f"{unit.precision} {unit.backend}" for unit in units))
+        if stage == "engine" and len(units) == 1:
+            title = units[0].unit
         yield StageGroup(
-            _title(stage, units),
+            "fp32 graph" if stage == "export" else title,
             tuple(unit.unit for unit in units),
             checks,
             tuple(check for check in checks if not check.passed),
@@ -193,14 +196,6 @@ def _groups(stage: str, reports: Sequence[Report]) -> Iterator[StageGroup]:
             _worst(checks, "max_rel"),
             _worst(checks, "argmax_agreement") or _worst(checks, "agreement"),
         )
-
-
-def _title(stage: str, reports: Sequence[Report]) -> str:
-    if stage == "engine" and len(reports) == 1:
-        return reports[0].unit
-    if stage == "export":
-        return "fp32 graph"
-    return ", ".join(dict.fromkeys(f"{report.precision} {report.backend}" for report in reports))
 
 
 def _worst(checks: Sequence[Check], name: str) -> PlacedCheck | None:

@@ -114,11 +114,13 @@ def _effect(
         for memory, one, length in zip(memories, series, lengths, strict=False)
     )
     beyond = count * min(p, 1 - p) / effect
+    # Degrees of freedom of the bootstrap's standard error of a difference of two quantiles. The relative variance of
+    # that error is 2 / sqrt(pi n p (1 - p)) for each side (Hall & Martin, Probability Theory and Related Fields 80,
+    # 1988), as that of chi-squared with twice its inverse degrees of freedom. Two sides have twice as many.
+    freedom = max(1.0, 2.0 * math.sqrt(math.pi * beyond * max(p, 1.0 - p)))
     ratio, error = math.log(quantiles[0] / quantiles[1]), float((found[0] - found[1]).std(ddof=1))
     share_error = math.sqrt(sum(memory.variance for memory in memories))
-    return Effect(
-        ratio, error, blocks, count, beyond, min(blocks - 1.0, _freedom(p, beyond)), slowest.block, share_error
-    )
+    return Effect(ratio, error, blocks, count, beyond, min(blocks - 1.0, freedom), slowest.block, share_error)
 
 
 def quantile_of(values: Array, p: float) -> float:
@@ -131,16 +133,6 @@ def mean_ranks(values: Array) -> tuple[Array, Array]:
     """Ranks of the values from 1, [n], of which equal values share their mean; and how often each value comes."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2.0)[place], counts
-
-
-def _freedom(p: float, beyond: float) -> float:
-    """Degrees of freedom of the bootstrap's standard error of a difference of two quantiles.
-
-    The relative variance of that error is 2 / sqrt(pi n p (1 - p)) for each side (Hall & Martin, Probability Theory and
-    Related Fields 80, 1988), as that of chi-squared with twice its inverse degrees of freedom. Two sides have twice as
-    many.
-    """
-    return max(1.0, 2.0 * math.sqrt(math.pi * beyond * max(p, 1.0 - p)))
 
 
 def rank_bounds(sides: tuple[Array, Array], p: float, below: float, above: float) -> tuple[float, float]:

@@ -128,18 +128,15 @@ def _latency(
     low, high = min(lowest, effect.log_ratio - z_fail * error), max(highest, effect.log_ratio + z_pass * error)
     provable = high - effect.log_ratio + Z_POWER * error
     needed = math.ceil(effect.requests * (provable / limit) ** 2) if math.isfinite(provable) else None
-    assumed = "" if math.isfinite(lowest) and math.isfinite(highest) else _describe_ties(sides, probability(name))
+    assumed = ""
+    if not (math.isfinite(lowest) and math.isfinite(highest)):  # too many latencies are equal to the quantile
+        ties = [np.count_nonzero(values == quantile_of(values, probability(name))) for values in sides]
+        count, side = max(zip(ties, sides, strict=True), key=lambda item: int(item[0]) / len(item[1]))
+        assumed = f"{count} of {len(side)} latencies are equal: record them with a finer clock" if count > 1 else ""
     detectable = limit + effect.log_ratio - low + Z_POWER * error
     slowdown, low, high, *powers = map(math.expm1, (effect.log_ratio, low, high, detectable, provable))
     known = slowdown, low, high, powers[0], powers[1], needed, effect.requests
     return Criterion(title, "latency", margin, verdict_of(low, high, margin), *known, assumed=assumed)
-
-
-def _describe_ties(sides: tuple[Array, Array], p: float) -> str:
-    """A remark on how many latencies are equal to the quantile p, which a clock's steps make; '' for one."""
-    same = [int(np.count_nonzero(values == quantile_of(values, p))) for values in sides]
-    count, side = max(zip(same, sides, strict=True), key=lambda item: item[0] / len(item[1]))
-    return f"{count} of {len(side)} latencies are equal: record them with a finer clock" if count > 1 else ""
 
 
 def _unknown(name: str, effect: Effect, paired: bool) -> tuple[str, int] | None:

@@ -68,9 +68,9 @@ class Thresholds:
 
 
 def burst_of(asked: int | None, replayed: bool) -> int:
-    """How many errors are assumed to come together where none was seen: what the spec says (`asked`), else `OUTAGE`.
+    """How many errors are assumed to come together where none was seen. asked: by the spec; None: not given.
 
-    1 in a replay, where there is nothing but the engine and the request.
+    By default 1 in a replay, where there is nothing but the engine and the request, else `OUTAGE`.
     """
     return asked or (1 if replayed else OUTAGE)
 

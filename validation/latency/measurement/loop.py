@@ -5,8 +5,7 @@ the rule for how many runs of a series are its warm-up.
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -32,7 +31,9 @@ def latencies(run: Run, seconds: float, least: int = LEAST_RUNS) -> Array:
     """
     clock = time.perf_counter_ns
     found: list[int] = []
-    with _no_collection():
+    collecting = gc.isenabled()
+    gc.disable()  # pauses of Python's garbage collection are not the engine's, as in `timeit`
+    try:
         begun = before = clock()
         soft, hard = begun + int(seconds * 1e9), begun + int(PATIENCE * seconds * 1e9)
         while len(found) < MOST_RUNS:
@@ -42,6 +43,9 @@ def latencies(run: Run, seconds: float, least: int = LEAST_RUNS) -> Array:
             if now >= soft and (len(found) >= least or now >= hard):
                 break
             before = clock()
+    finally:
+        if collecting:
+            gc.enable()
     return np.array(found) * 1e-9
 
 
@@ -73,18 +77,6 @@ def streams_per_second(runs: Sequence[Run], seconds: float) -> float:
     for thread in threads:
         thread.join()
     return sum(counts) / (time.perf_counter() - begun)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without Python's garbage collection, whose pauses are not the engine's, as in `timeit`."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def warm_up(latencies: Array) -> tuple[int, bool]:

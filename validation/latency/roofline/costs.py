@@ -185,21 +185,12 @@ def cost_of(
     values_out = math.prod(outputs[0][1]) if outputs else 0
     each = _PER_VALUE.get(op_type, 0) * values_out + _PER_INPUT.get(op_type, 0) * values_in
     known = macs is not None or op_type in _PER_VALUE or op_type in _PER_INPUT or op_type in VIEWS | _SHAPES | _MOVES
-    read, written = _bytes(op_type, given, outputs)
-    chosen = dtype or (given[0][0] if given else outputs[0][0] if outputs else "float32")
-    return NodeCost(name, op_type, chosen, macs or 0, 2 * (macs or 0) + each, read, written, known)
-
-
-def _bytes(op_type: str, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> tuple[int, int]:
-    written = sum(map(size_bytes, outputs))
-    if op_type in VIEWS:
-        return 0, 0
-    if op_type in _SHAPES:
-        return 0, written
-    read = [size_bytes(item) for item in inputs]
+    written = 0 if op_type in VIEWS else sum(map(size_bytes, outputs))
+    read = [0] if op_type in VIEWS | _SHAPES else list(map(size_bytes, given))
     if op_type in _PICKS and read:
         read[0] = min(read[0], written)
-    return sum(read), written
+    chosen = dtype or (given[0][0] if given else outputs[0][0] if outputs else "float32")
+    return NodeCost(name, op_type, chosen, macs or 0, 2 * (macs or 0) + each, sum(read), written, known)
 
 
 def cost_of_node(node: NodeTime) -> NodeCost:

@@ -15,7 +15,7 @@ from enginery.core.types import TensorSpec
 from validation.latency.roofline.costs import CONVOLUTIONS, PRODUCTS, TRANSPOSED_CONVOLUTIONS, cost_of, size_bytes
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto
+    from onnx import GraphProto, NodeProto
 
 _WEIGHTED = {*CONVOLUTIONS, *PRODUCTS, *TRANSPOSED_CONVOLUTIONS}
 
@@ -66,7 +66,14 @@ def graph_costs(path: Path, inputs: Sequence[TensorSpec], sizes: Mapping[str, in
     import onnx
 
     model = onnx.load(path, load_external_data=False)
-    _fix(model, {spec.name: spec.at(sizes) for spec in inputs})
+    # Shapes of other tensors follow from those of the inputs.
+    shapes = {spec.name: spec.at(sizes) for spec in inputs}
+    del model.graph.value_info[:]
+    for value in model.graph.input:
+        for dim, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            dim.dim_value = size
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except (onnx.shape_inference.InferenceError, ValueError) as error:
@@ -110,18 +117,6 @@ def _dtype(node: "NodeProto", behind: Mapping[str, TensorType | None]) -> str | 
         return None
     operands = [behind.get(name) for name in node.input[:2]]
     return operands[0][0] if operands[0] and operands[1] else None
-
-
-def _fix(model: "ModelProto", shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Give the inputs these shapes, and delete shapes of other tensors."""
-    del model.graph.value_info[:]
-    for value in model.graph.input:
-        if value.name in shapes:
-            dims = value.type.tensor_type.shape.dim
-            for dim, size in zip(dims, shapes[value.name], strict=False):
-                dim.dim_value = size
-    for value in model.graph.output:
-        value.type.tensor_type.ClearField("shape")
 
 
 def _tensors(graph: "GraphProto") -> dict[str, TensorType]:
