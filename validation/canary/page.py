@@ -50,23 +50,20 @@ def criteria_svg(items: Sequence[tuple[Criterion, str]]) -> str:
 
     items: criteria, each with its interval as text.
     """
-    rows = [_interval(item, words) for item, words in items]
+    rows = []
+    for item, words in items:
+        scale = item.margin or 1.0
+        point = None if item.estimate is None else item.estimate / scale
+        # An infinite or missing bound reaches to the end of the axis.
+        low = -math.inf if item.low is None else item.low / scale
+        high = math.inf if item.high is None else item.high / scale
+        drawn = Interval(item.name, words, low, high, point, tone=VERDICT_COLOURS[item.verdict])
+        rows.append(Interval(item.name, words, None, None) if item.note else drawn)
     ends = [end for row in rows for end in (row.low, row.high) if end is not None]
     low, high = span_axis([-0.4, 1.4, *ends])
     axis = Axis(max(low, -MOST_MARGINS), min(high, MOST_MARGINS), "worse by, in multiples of the margin")
-    words = "; ".join(f"{row.name}: {row.value}" for row in rows)
-    return svg(intervals(rows, axis, f"Each criterion's interval against its margin. {words}", 1.0, "margin"))
-
-
-def _interval(item: Criterion, words: str) -> Interval:
-    """The row of a criterion; an infinite or missing bound reaches to the end of the axis."""
-    scale = item.margin or 1.0
-    if item.note:
-        return Interval(item.name, words, None, None)
-    point = None if item.estimate is None else item.estimate / scale
-    low = -math.inf if item.low is None else item.low / scale
-    high = math.inf if item.high is None else item.high / scale
-    return Interval(item.name, words, low, high, point, tone=VERDICT_COLOURS[item.verdict])
+    all_words = "; ".join(f"{row.name}: {row.value}" for row in rows)
+    return svg(intervals(rows, axis, f"Each criterion's interval against its margin. {all_words}", 1.0, "margin"))
 
 
 def ecdf_svg(curves: LatencyCurves) -> str:

@@ -6,9 +6,8 @@ Without results it says that there are none. Nothing is added by hand.
 from collections.abc import Iterator, Sequence
 
 from enginery.core.text import format_bytes
-from validation.gpu.peaks import Peaks
 from validation.gpu.peers import PEERS
-from validation.gpu.results import BatchLatency, PeerComparison, Results
+from validation.gpu.results import PeerComparison, Results
 
 _HEAD = """\
 # What was seen on GPUs
@@ -38,8 +37,14 @@ def _section(found: Results) -> Iterator[str]:
         f"models at their {found.size} size",
     ]
     yield ", ".join(facts) + ".\n"
-    if found.peaks:
-        yield from _peaks(found.peaks)
+    if peaks := found.peaks:
+        rates = ", ".join(f"{kind} {rate / 1e12:.3g}" for kind, rate in peaks.operations_per_s.items())
+        yield (
+            f"Roofs, measured by torch: {peaks.bytes_per_s / 1e9:.0f} GB/s; products of matrices in 10^12 operations "
+            f"a second: {rates}; {1e6 * peaks.launch_s:.1f} us for an operation on one number.\n"
+        )
+        if peaks.missing:
+            yield "Not measured: " + "; ".join(f"{kind} ({why})" for kind, why in peaks.missing.items()) + ".\n"
     yield from _table("Engines and PyTorch, at the batch that engines are tuned for", _SPEED, list(_speeds(found)))
     others = [item for item in found.tries if item.kind not in ("engine", "peer")]
     rows = [(item.backend, item.built_for, item.outcome, item.reason or "") for item in others]
@@ -48,16 +53,6 @@ def _section(found: Results) -> Iterator[str]:
     yield from _table("Published engines", ("engine", "outcome", ""), carried)
     skipped = [(item.name, "refused" if item.refused else "not here", item.reason) for item in found.skipped]
     yield from _table("Not tried", ("", "", "why"), skipped)
-
-
-def _peaks(peaks: Peaks) -> Iterator[str]:
-    rates = [f"{kind} {rate / 1e12:.3g}" for kind, rate in peaks.operations_per_s.items()]
-    yield (
-        f"Roofs, measured by torch: {peaks.bytes_per_s / 1e9:.0f} GB/s; products of matrices in 10^12 operations "
-        f"a second: {', '.join(rates)}; {1e6 * peaks.launch_s:.1f} us for an operation on one number.\n"
-    )
-    if peaks.missing:
-        yield "Not measured: " + "; ".join(f"{kind} ({why})" for kind, why in peaks.missing.items()) + ".\n"
 
 
 _TIMES = ("ms with copies", "p99", "ms on the device", "of the roof")
@@ -76,18 +71,15 @@ def _speeds(found: Results) -> Iterator[tuple[str, ...]]:
         if row is None:
             yield (*head, "", "", "", "", item.reason or "")
         else:
-            yield (*head, *_times(row, least.get((item.model, batch))), "; ".join(map(_compare, item.races or ())))
+            tail = next((quantile.value for quantile in row.quantiles if quantile.p == 0.99), None)
+            device, least_s = row.device.median_s if row.device else None, least.get((item.model, batch))
+            share = f"{least_s / device:.0%}" if least_s and device else ""
+            times = (_ms(row.median_s), _ms(tail), _ms(device), share)
+            yield (*head, *times, "; ".join(map(_compare, item.races or ())))
 
 
 def _s(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds:.2f}"
-
-
-def _times(row: BatchLatency, least_s: float | None) -> tuple[str, str, str, str]:
-    tail = next((item.value for item in row.quantiles if item.p == 0.99), None)
-    device = row.device.median_s if row.device else None
-    share = f"{least_s / device:.0%}" if least_s and device else ""
-    return (_ms(row.median_s), _ms(tail), _ms(device), share)
 
 
 def _ms(seconds: float | None) -> str:

@@ -51,13 +51,6 @@ class Nodes:
         self.numbers: dict[bytes, TensorProto] = {}
         self._count = 0
 
-    def add_constants(self, graph: "GraphProto") -> None:
-        """Add the constants of a graph to those that `constant` finds."""
-        self._constants |= {item.name: item for item in graph.initializer}
-        for node in graph.node:
-            if node.op_type == "Constant" and node.attribute[0].name == "value":
-                self._constants[node.output[0]] = node.attribute[0].t
-
     def constant(self, name: str) -> Array | None:
         """The value of a constant of the graphs; None for a tensor that is computed."""
         from onnx import numpy_helper
@@ -67,7 +60,11 @@ class Nodes:
 
     @contextmanager
     def collect(self, graph: "GraphProto") -> Iterator[None]:
-        """Replace the nodes of a graph by those that are appended within the context."""
+        """Replace a graph's nodes by those that are appended within the context; `constant` finds its constants."""
+        self._constants |= {item.name: item for item in graph.initializer}
+        for node in graph.node:
+            if node.op_type == "Constant" and node.attribute[0].name == "value":
+                self._constants[node.output[0]] = node.attribute[0].t
         outer, self._nodes = self._nodes, []
         yield
         del graph.node[:]
@@ -152,7 +149,6 @@ class _Rounding(Nodes):
 
     def rewrite(self, graph: "GraphProto") -> None:
         """Add the roundings to a graph in place. Raises ValueError as `with_rounding` does."""
-        self.add_constants(graph)
         makers = {name: node for node in graph.node for name in node.output}
         with self.collect(graph):
             for item in graph.input if self._half else ():

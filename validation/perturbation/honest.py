@@ -139,10 +139,17 @@ def _collect_honest(groups: Sequence[_Group], known: Sequence[Mapping[tuple[str,
         all_drifts = known_drifts if kind == "golden" else [*known_drifts, *of_golden_cases]
         drifts[output, kind] = greatest(all_drifts, of_golden_cases[0])
     floats = {output: runs for output, runs in golden.items() if (output, "golden") in found}
+    decisions = {}
+    for output, runs in golden.items():
+        if output not in floats:  # integers, by the way to round that changes most of them
+            sums = max((sums for way, sums in runs.items() if way.natural), key=lambda item: item.drift.mismatches or 0)
+            unmeasured = round(left * sums.drift.count)
+            counts = sums.drift.mismatches or 0, sums.drift.count
+            decisions[output] = Decisions(*counts, max(sums.together, 1), unmeasured, sums.case)
     return Honest(
         drifts,
         {output: _most_samples(runs) for output, runs in floats.items()},
-        {output: _decisions(runs, left) for output, runs in golden.items() if output not in floats},
+        decisions,
     )
 
 
@@ -152,13 +159,6 @@ def _most_samples(runs: Mapping[_Way, _Sums]) -> float:
     most = [sqnr_of_most(drift) for way, drift in drifts.items() if way.natural]
     known = [sqnr_db for sqnr_db in most if sqnr_db is not None]
     return min(known) if known else min(map(sqnr_of_worst, drifts.values()))
-
-
-def _decisions(runs: Mapping[_Way, _Sums], left: float) -> Decisions:
-    """The changes of an integer output by the way that changes most. left: as in `_collect_honest`."""
-    sums = max((sums for way, sums in runs.items() if way.natural), key=lambda item: item.drift.mismatches or 0)
-    count = sums.drift.count
-    return Decisions(sums.drift.mismatches or 0, count, max(sums.together, 1), round(left * count), sums.case)
 
 
 def _ways(halves: bool, grids: bool, group: _Group) -> Iterator[_Way]:

@@ -223,25 +223,23 @@ def intervals(
 
 
 def _row(row: Interval, y: float, x: Axis) -> list[Mark]:
+    """The marks of a row; a thin arrow points to an interval that lies beyond an end of the axis."""
     marks: list[Mark] = [
         Text(-math.inf, y, row.name, colour="ink", dx=2, dy=9, bold=True, most=210, title=row.name),
         Text(math.inf, y, row.value, "right", dx=-2, dy=9, most=190),
     ]
     if row.low is not None and row.high is not None:
-        marks += _spans(row.low, row.high, y, x, f"{row.name}: {row.value}")
+        words, inwards = f"{row.name}: {row.value}", x.high - x.low
+        if row.low > x.high or row.high < x.low:
+            end, inwards = (x.high, -inwards) if row.low > x.high else (x.low, inwards)
+            marks.append(Line([end + 0.12 * inwards, end], [y, y], "ink", 1.5, dash=True, kind="beyond", title=words))
+            base = end + 0.03 * inwards
+            marks.append(Line([base, end, base], [y + 0.1, y, y - 0.1], "ink", 1.5))
+        else:
+            marks.append(Line([row.low, row.high], [y, y], "ink", 2.5, kind="span", title=words))
     if row.point is not None and x.low <= row.point <= x.high:
         marks += [Dot(row.point, y, "card", 6.0), Dot(row.point, y, row.tone, 4.5, kind="point")]
     return marks
-
-
-def _spans(low: float, high: float, y: float, x: Axis, words: str) -> list[Mark]:
-    """An interval; a thin arrow points to one that lies beyond an end of the axis."""
-    wide = x.high - x.low
-    for end, beyond, inwards in ((x.high, low > x.high, -wide), (x.low, high < x.low, wide)):
-        if beyond:
-            shaft = Line([end + 0.12 * inwards, end], [y, y], "ink", 1.5, dash=True, kind="beyond", title=words)
-            return [shaft, Line([end + 0.03 * inwards, end, end + 0.03 * inwards], [y + 0.1, y, y - 0.1], "ink", 1.5)]
-    return [Line([low, high], [y, y], "ink", 2.5, kind="span", title=words)]
 
 
 def histogram(
