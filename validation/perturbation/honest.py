@@ -140,9 +140,11 @@ def _collect_honest(groups: Sequence[_Group], known: Sequence[Mapping[tuple[str,
         drifts[output, kind] = greatest(all_drifts, of_golden_cases[0])
     floats = {output: runs for output, runs in golden.items() if (output, "golden") in found}
     decisions = {}
-    for output, runs in golden.items():
+    for output, by_way in golden.items():
         if output not in floats:  # integers, by the way to round that changes most of them
-            sums = max((sums for way, sums in runs.items() if way.natural), key=lambda item: item.drift.mismatches or 0)
+            sums = max(
+                (sums for way, sums in by_way.items() if way.natural), key=lambda item: item.drift.mismatches or 0
+            )
             unmeasured = round(left * sums.drift.count)
             counts = sums.drift.mismatches or 0, sums.drift.count
             decisions[output] = Decisions(*counts, max(sums.together, 1), unmeasured, sums.case)

@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from enginery.core.reports.proof import Report, Spread, Worst
 from validation.plots.charts import Axis, Colour, Curve, Plot, ecdf, series, span_axis
@@ -17,12 +17,11 @@ MOST_OUTPUTS, MOST_CURVES, MOST_ROWS = 4, 10, 60
 
 @dataclass(frozen=True)
 class _SharedSpread:
-    """A spread of errors, the units that share it, and its name and colour in pictures."""
+    """A spread of errors that some units share, and its name and colour in pictures."""
 
     spread: Spread
-    units: tuple[Report, ...]
-    name: str = ""
-    colour: Colour = "muted"
+    name: str
+    colour: Colour
 
 
 @dataclass(frozen=True)
@@ -72,14 +71,13 @@ def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
 
 
 def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
-    """Each distinct spread with the units that have it, in the order of the stages."""
+    """Each distinct spread of the reports, in the order of the stages."""
     groups: dict[str, tuple[Spread, list[Report]]] = {}
     for report in reports:
         for spread in report.spreads:
             groups.setdefault(repr(spread), (spread, []))[1].append(report)
-    found = [_SharedSpread(spread, tuple(units)) for spread, units in groups.values()]
-    found.sort(key=lambda item: list(STAGES).index(item.spread.joint))
-    short = Counter((item.spread.output, _name(item)) for item in found)
+    found = sorted(groups.values(), key=lambda item: list(STAGES).index(item[0].joint))
+    short = Counter((spread.output, _name(spread, units)) for spread, units in found)
     # Units of one graph have one colour, so that an engine is seen beside its graph.
     graphs = {
         report.unit: repr((report.precision, [item for item in report.spreads if item.joint == "quantization"]))
@@ -88,19 +86,21 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
     order = list(dict.fromkeys(graphs.values()))
     colours = {unit: series(order.index(graph))[0] for unit, graph in graphs.items()}
     return [
-        replace(item, name=_name(item, short[item.spread.output, _name(item)] > 1), colour=colours[item.units[0].unit])
-        if item.spread.joint != "export"
-        else replace(item, name="export")
-        for item in found
+        _SharedSpread(spread, "export", "muted")
+        if spread.joint == "export"
+        else _SharedSpread(
+            spread, _name(spread, units, short[spread.output, _name(spread, units)] > 1), colours[units[0].unit]
+        )
+        for spread, units in found
     ]
 
 
-def _name(found: _SharedSpread, long: bool = False) -> str:
+def _name(spread: Spread, units: Sequence[Report], long: bool = False) -> str:
     """'int8 graph' or 'cpu int8 onnxruntime'. long: with backends, where graphs of one precision differ."""
-    if found.spread.joint == "engine" and len(found.units) == 1:
-        return found.units[0].unit
-    names = [f"{unit.precision} {unit.backend}" if long else unit.precision for unit in found.units]
-    return f"{', '.join(dict.fromkeys(names))} {'graph' if found.spread.joint == 'quantization' else 'engines'}"
+    if spread.joint == "engine" and len(units) == 1:
+        return units[0].unit
+    names = [f"{unit.precision} {unit.backend}" if long else unit.precision for unit in units]
+    return f"{', '.join(dict.fromkeys(names))} {'graph' if spread.joint == 'quantization' else 'engines'}"
 
 
 def _median(found: _SharedSpread) -> float:
@@ -110,37 +110,30 @@ def _median(found: _SharedSpread) -> float:
 
 def _pictures(output: str, found: Sequence[_SharedSpread]) -> ErrorDistribution:
     shown = sorted(sorted(found, key=_median)[:MOST_CURVES], key=lambda item: list(found).index(item))
-    pictures = filter(None, (_sqnr(output, shown), _errors(output, shown)))
     return ErrorDistribution(
         output,
         samples=max(item.spread.samples for item in found),
         elements=max(item.spread.elements for item in found),
         omitted=len(found) - len(shown),
         exact=tuple(item.name for item in shown if not item.spread.abs_error[-1]),
-        pictures=tuple(map(svg, pictures)),
+        pictures=tuple(map(svg, _plots(output, shown))),
     )
 
 
-def _sqnr(output: str, found: Sequence[_SharedSpread]) -> Plot | None:
-    """The share of samples up to each SQNR; samples without error lie beyond the right end."""
-    values = [value for item in found for value in item.spread.sqnr_db]
-    if not any(map(math.isfinite, values)):
-        return None
-    low, high = span_axis(values, least=10.0)
-    curves = [_curve(item, item.spread.sqnr_db) for item in found if any(map(math.isfinite, item.spread.sqnr_db))]
-    words = f"Share of the samples whose SQNR is at most so many decibels, output {output}"
-    return ecdf(curves, Axis(low, high, "SQNR of a sample; further left is worse", text=decibels_text), words)
-
-
-def _errors(output: str, found: Sequence[_SharedSpread]) -> Plot | None:
-    values = [value for item in found for value in item.spread.abs_error if value > 0]
-    if not values:
-        return None
-    low, high = span_axis(values, log=True, pad=0.02, least=0.5)
-    curves = [_curve(item, item.spread.abs_error, quantiles=True) for item in found if item.spread.abs_error[-1] > 0]
-    words = f"Share of the elements whose absolute error is at most so much, output {output}"
-    axis = Axis(low, high, "absolute error, logarithmic; further right is worse", log=True, text=number_text)
-    return ecdf(curves, axis, words)
+def _plots(output: str, found: Sequence[_SharedSpread]) -> Iterator[Plot]:
+    """The share of samples up to each SQNR, and of elements up to each absolute error."""
+    sqnr = [value for item in found for value in item.spread.sqnr_db]
+    if any(map(math.isfinite, sqnr)):  # samples without error lie beyond the right end
+        curves = [_curve(item, item.spread.sqnr_db) for item in found if any(map(math.isfinite, item.spread.sqnr_db))]
+        axis = Axis(*span_axis(sqnr, least=10.0), "SQNR of a sample; further left is worse", text=decibels_text)
+        yield ecdf(curves, axis, f"Share of the samples whose SQNR is at most so many decibels, output {output}")
+    errors = [value for item in found for value in item.spread.abs_error if value > 0]
+    if errors:
+        rows = [item for item in found if item.spread.abs_error[-1] > 0]
+        curves = [_curve(item, item.spread.abs_error, quantiles=True) for item in rows]
+        low, high = span_axis(errors, log=True, pad=0.02, least=0.5)
+        axis = Axis(low, high, "absolute error, logarithmic; further right is worse", log=True, text=number_text)
+        yield ecdf(curves, axis, f"Share of the elements whose absolute error is at most so much, output {output}")
 
 
 def _curve(found: _SharedSpread, values: Sequence[float], quantiles: bool = False) -> Curve:
