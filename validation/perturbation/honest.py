@@ -148,11 +148,7 @@ def _collect_honest(groups: Sequence[_Group], known: Sequence[Mapping[tuple[str,
             unmeasured = round(left * sums.drift.count)
             counts = sums.drift.mismatches or 0, sums.drift.count
             decisions[output] = Decisions(*counts, max(sums.together, 1), unmeasured, sums.case)
-    return Honest(
-        drifts,
-        {output: _most_samples(runs) for output, runs in floats.items()},
-        decisions,
-    )
+    return Honest(drifts, {output: _most_samples(runs) for output, runs in floats.items()}, decisions)
 
 
 def _most_samples(runs: Mapping[_Way, _Sums]) -> float:

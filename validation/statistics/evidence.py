@@ -70,14 +70,3 @@ class CanaryEvidence:
         seen = self.baseline.time[np.isfinite(self.baseline.time)]
         span = float(np.ptp(seen)) if len(seen) else 0.0
         return span if span > 0.0 else None
-
-
-def side(latency: Array, ok: Array | None = None, score: Array | None = None, time: Array | None = None) -> Side:
-    """A side from its latencies; by default all answered, one a second, without scores."""
-    count = len(latency)
-    return Side(
-        np.arange(count, dtype=float) if time is None else time,
-        latency,
-        np.ones(count, bool) if ok is None else ok,
-        np.full(count, np.nan) if score is None else score,
-    )
