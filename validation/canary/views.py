@@ -103,7 +103,7 @@ def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: C
         quantiles=tuple(_quantiles(evidence, sides, seed)),
         ecdf=LatencyCurves(*map(_curve, sides)),
         over_time=LatencyCourses(tuple(_windows(evidence.candidate)), tuple(_windows(evidence.baseline))),
-        errors=tuple(_errors(candidate, baseline)),
+        errors=_count_errors(candidate, baseline),
         worst=tuple(_worst(candidate, baseline)),
     )
 
@@ -157,13 +157,13 @@ def _windows(side: Side) -> Iterator[tuple[float, float, float]]:
             yield (index + 0.5) / count * span, float(median), float(tail)
 
 
-def _errors(candidate: ObservationTable, baseline: ObservationTable) -> Iterator[ErrorCount]:
+def _count_errors(candidate: ObservationTable, baseline: ObservationTable) -> tuple[ErrorCount, ...]:
     counts = [
         Counter(text or "no reason given" for ok, text in zip(one.ok, one.error, strict=True) if not ok)
         for one in (candidate, baseline)
     ]
     texts = sorted(counts[0] | counts[1], key=lambda text: (-counts[0][text] - counts[1][text], text))
-    return (ErrorCount(text, counts[0][text], counts[1][text]) for text in texts[:MOST_ERRORS])
+    return tuple(ErrorCount(text, counts[0][text], counts[1][text]) for text in texts[:MOST_ERRORS])
 
 
 def _worst(candidate: ObservationTable, baseline: ObservationTable) -> Iterator[UnlikeAnswers]:

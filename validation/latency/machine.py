@@ -50,10 +50,16 @@ class SystemLoadMonitor:
 
 
 def _read() -> tuple[float, dict[str, float], float, int, int | None]:
+    """The counters now: time, CPU seconds of all cores by kind of use, own CPU seconds, own involuntary context
+    switches, and how often the container's limit of CPU throttled it; None where that is not known."""
     # Children that have ended count as this process.
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     own = sum(usage.ru_utime + usage.ru_stime for usage in usages)
-    return time.perf_counter(), _ticks(), own, sum(usage.ru_nivcsw for usage in usages), _read_throttled()
+    lines = list[str]()
+    with suppress(OSError):
+        lines = Path("/sys/fs/cgroup/cpu.stat").read_text().splitlines()
+    throttled = next((int(line.split()[1]) for line in lines if line.startswith("nr_throttled ")), None)
+    return time.perf_counter(), _ticks(), own, sum(usage.ru_nivcsw for usage in usages), throttled
 
 
 def _ticks() -> dict[str, float]:
@@ -65,11 +71,3 @@ def _ticks() -> dict[str, float]:
         return {name: int(value) / hertz for name, value in zip(names, first, strict=False)}
     except (OSError, ValueError, IndexError):
         return {}
-
-
-def _read_throttled() -> int | None:
-    try:
-        lines = Path("/sys/fs/cgroup/cpu.stat").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith("nr_throttled ")), None)

@@ -29,7 +29,7 @@ from enginery.core.reports.breakdown import (
     TimeBreakdown,
     TimedNode,
 )
-from validation.latency.roofline.costs import ELEMENTWISE, cost_of_node, graph_cost, list_uncounted, operations_by_dtype
+from validation.latency.roofline.costs import ELEMENTWISE, cost_of, graph_cost, list_uncounted, operations_by_dtype
 from validation.latency.roofline.graph_costs import GraphCosts, GraphNode
 
 # A bound that explains a smaller share of the time is not clear.
@@ -163,7 +163,7 @@ def executed_costs(profile: RunProfile | None) -> list[NodeCost]:
     """The cost of each executed node; [] where the runtime shows no shapes."""
     if profile is None or not any(node.outputs for node in profile.nodes):
         return []
-    return [cost_of_node(node) for node in profile.nodes]
+    return [cost_of(node.name, node.op_type, node.inputs, node.outputs) for node in profile.nodes]
 
 
 def _node_times(profile: RunProfile, executed: list[NodeCost], roofs: Roofs | None, footprint: int) -> NodeTimes:

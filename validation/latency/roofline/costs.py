@@ -8,7 +8,7 @@ for each multiply-add, else a few for each value (`_PER_VALUE`, `_PER_INPUT`); a
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from builders.backends.optional_methods import NodeTime, TensorType
+from builders.backends.optional_methods import TensorType
 from enginery.core.reports.breakdown import GraphCost, NodeCost
 from enginery.core.types import Shape
 
@@ -191,11 +191,6 @@ def cost_of(
         read[0] = min(read[0], written)
     chosen = dtype or (given[0][0] if given else outputs[0][0] if outputs else "float32")
     return NodeCost(name, op_type, chosen, macs or 0, 2 * (macs or 0) + each, sum(read), written, known)
-
-
-def cost_of_node(node: NodeTime) -> NodeCost:
-    """The cost of a node that a runtime has timed, by what it saw."""
-    return cost_of(node.name, node.op_type, node.inputs, node.outputs)
 
 
 def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized: Sequence[str]) -> GraphCost:
