@@ -22,8 +22,8 @@ from multiprocessing.process import BaseProcess
 
 from enginery.core.errors import EngineryError
 from enginery.core.types import Session, Tensors, TensorSpec, Untyped
-from validation.canary.concurrent import Timed, TrafficSegment, serve_requests
-from validation.canary.replay import ReplayClock, ServedRequest, serve
+from validation.canary.concurrent import TrafficSegment, serve_requests
+from validation.canary.replay import ReplayClock, ServedRequest, Timed, serve
 
 Opener = Callable[[], AbstractContextManager[Session]]
 JOIN_S = 10.0

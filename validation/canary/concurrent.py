@@ -1,16 +1,15 @@
-"""Recorded traffic against two engines with several requests in flight, one engine after the other on the same device.
+"""Replay of recorded traffic against two engines with several requests in flight, one engine at a time.
 
 Two engines that work at once would slow each other, so the traffic is cut into segments of consecutive requests, and
 each segment goes to one engine and then, the same requests at the same times, to the other. A seeded generator draws
-who is first in every other segment, and the one between has the opposite order: a machine that becomes slower or faster
-does so to both (a randomised balanced crossover). What one request met is compared with what the same one met.
+the order of the engines in every other segment, and the one between has the opposite order: a machine that becomes
+slower or faster does so for both (a randomised balanced crossover). Each request's two results are compared.
 
 Open loop, as in `replay`: a request is sent when it arrived, whether or not earlier ones were answered, and its latency
-counts from then. A segment begins with the requests that came just before it, unobserved, so that it begins with the
-queue that there was.
+counts from then. A segment begins with the requests that came just before it, unobserved, so that its queue is filled.
 
-Two answers are compared when both engines gave them, so those of a segment are held until the second one is through. A
-segment ends early where they would take more memory than HELD_BYTES.
+The answers of the first engine are held until the second one has answered the segment. A segment ends early where they
+would take more memory than HELD_BYTES.
 """
 
 import math
@@ -19,37 +18,30 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from enginery.core.types import Session, Tensors
-from enginery.recording.traffic import RecordedRequest, RecordedTraffic, digest_of_outputs
-from validation.canary.replay import ReplayAnswer, ReplayClock, ReplayedPair, ReplayPace, ServedRequest, pair_of, serve
+from enginery.recording.traffic import RecordedRequest, RecordedTraffic
+from validation.canary.replay import ReplayClock, ReplayedPair, ReplayPace, ServedRequest, Timed, pair_of, serve
 
 # Threads of one engine, at most: more would wait for each other in Python instead of in the engine.
 MOST_IN_FLIGHT = 32
-# A segment has at least so many times as many requests as may be in flight: its ends, where fewer are, weigh little.
-# Longer ones would be fewer, and their number is what a verdict rests on (`CanaryEvidence.design_block`).
+# The least length of a segment, as a multiple of the requests in flight: at its ends fewer are. Longer ones would be
+# fewer, and their number is what a verdict rests on (`CanaryEvidence.design_block`).
 LEAST_TURNOVERS = 2
-# A run has at most so many of them.
+# Segments of a run, at most.
 MOST_SEGMENTS = 2000
 # Bytes of one side's answers at which a segment ends; those in flight then come on top.
 HELD_BYTES = 256 << 20
 
 
-class Timed(NamedTuple):
-    """What came of a request. latency: seconds from its arrival to its answer."""
-
-    latency: float
-    served: ServedRequest
-
-
 @dataclass
 class TrafficSegment:
-    """Consecutive requests. arrivals: seconds after its start, ascending.  inputs: of each.
+    """Consecutive requests, which threads take one by one. arrivals: seconds after its start, ascending.
 
-    lead: how many at its start are not observed: they make the queue, and their answers are dropped at once.
+    inputs: of each.  lead: requests at its start that fill the queue; their answers are not kept.
     most_bytes: of answers; no further request is taken once so many are held.
     """
 
@@ -68,7 +60,7 @@ class TrafficSegment:
         return TrafficSegment, (self.arrivals, self.inputs, self.lead, self.most_bytes)
 
     def take(self) -> int | None:
-        """The next request, in order of arrival; each goes to one thread. None: there are no more, or no more fit."""
+        """The index of the next request; each goes to one thread. None: there are no more, or no more answers fit."""
         with self._lock:
             if self._next >= len(self.arrivals) or self._held >= self.most_bytes:
                 return None
@@ -76,7 +68,7 @@ class TrafficSegment:
             return self._next - 1
 
     def keep(self, index: int, served: ServedRequest) -> ServedRequest:
-        """What is held of what came of a request: of one of the lead no outputs."""
+        """The part of a request's result that is kept: all of it, of one of the lead no outputs."""
         if index < self.lead:
             return served._replace(outputs=None)
         with self._lock:
@@ -89,19 +81,19 @@ class SegmentSession(Protocol):
     """An engine that answers a segment with as many requests in flight as it was prepared for."""
 
     def prepare(self, in_flight: int, warmup: Sequence[Tensors]) -> None:
-        """Be ready for so many. warmup: requests that are not observed. Raises EngineryError where it cannot be."""
+        """Get ready for so many requests at once. warmup: inputs to run before. Raises EngineryError where it fails."""
         ...
 
     def serve_segment(self, segment: TrafficSegment) -> Iterable[Timed]:
-        """What came of each request behind the lead, in order, up to where the segment ended. All of it is to be read.
+        """The result of each request behind the lead, in order, up to where the segment ended; all are to be read.
 
-        Whatever goes wrong is the request's error.
+        Failures are returned as the request's error.
         """
         ...
 
 
 def peak(arrivals: Sequence[float], latencies: Sequence[float]) -> int:
-    """The most requests in flight at any moment, of requests that arrived at `arrivals` and took `latencies` (s)."""
+    """The most requests in flight at any moment. arrivals, latencies: of each request, in seconds."""
     moments = [(at, 1) for at in arrivals]
     moments += [(at + latency, -1) for at, latency in zip(arrivals, latencies, strict=True)]
     now = most = 0
@@ -114,9 +106,9 @@ def peak(arrivals: Sequence[float], latencies: Sequence[float]) -> int:
 def serve_requests(
     session: Session, segment: TrafficSegment, found: list[Timed | None], clock: ReplayClock, begun: float
 ) -> None:
-    """One thread's share of a segment: take the next request, wait for its time, run it, until there are no more.
+    """Take requests of a segment, wait for the arrival of each, and run it, until there are no more: one thread's work.
 
-    found: where each request's answer goes.  begun: when the segment starts, by `clock`.
+    found: receives each request's result at its index.  begun: when the segment started, by `clock`.
     """
     while (index := segment.take()) is not None:
         arrival = begun + segment.arrivals[index]
@@ -128,10 +120,9 @@ def serve_requests(
 
 
 def segments(count: int, in_flight: int, stops: Collection[int] = ()) -> Iterator[tuple[int, int]]:
-    """Where each segment of `count` requests starts and, behind its last one, stops. stops: counts of requests after
-    which one must end.
+    """The bounds (start, stop) of segments of `count` requests. stops: counts of requests after which one must end.
 
-    Between two stops their number is even, but for a single one: whoever is second in one is first in the next.
+    The number of segments between two stops is even, or 1, so that both orders of the engines are equally frequent.
     """
     length = max(LEAST_TURNOVERS * in_flight, math.ceil(count / MOST_SEGMENTS))
     for start, stop in pairwise(sorted({0, count, *(item for item in stops if 0 < item < count)})):
@@ -147,9 +138,9 @@ def replay_concurrently(
     in_flight: int,
     stops: Collection[int] = (),
 ) -> Iterator[ReplayedPair]:
-    """Send traffic to both engines, in turns, and give what came of each request on both sides, in order of arrival.
+    """Send traffic to both engines, segment by segment, and yield each request's results in order of arrival.
 
-    in_flight: how many requests both sessions were prepared for.  stops: see `segments`.
+    in_flight: how many requests both sessions were prepared for.  stops: as in `segments`.
     """
     order = np.random.default_rng(pace.seed)
     sent = list(traffic.arrivals(pace.scale, pace.duration))
@@ -172,8 +163,8 @@ def _pairs(
     index: int,
     number: int,
 ) -> Iterator[ReplayedPair]:
-    """One segment on both sides, as far as both came. first: who begins.  index: of the first request behind the lead.
-    number: of the segment."""
+    """One segment on both sides, as far as both came. first: the side that begins.  part: its requests with their
+    arrivals.  index: of the first request behind the lead.  number: of the segment."""
 
     def answers(turn: int) -> Iterable[Timed]:
         arrivals, inputs = [at - part[0][0] for at, _ in part], [request.inputs for _, request in part]
@@ -183,13 +174,5 @@ def _pairs(
     for offset, theirs in enumerate(answers(1 - first)):
         if not held:
             continue  # they are sent again with the next segment
-        pair = (held.popleft(), theirs)[:: -1 if first else 1]
-        outputs = pair[0].served.outputs, pair[1].served.outputs
-        both = _answer(pair[0]), _answer(pair[1])
-        yield pair_of(index + offset, part[lead + offset][0], both, outputs, first, number)
-
-
-def _answer(timed: Timed) -> ReplayAnswer:
-    served = timed.served
-    digest = None if served.outputs is None else digest_of_outputs(served.outputs)
-    return ReplayAnswer(max(timed.latency, 1e-9), max(served.service, 1e-9), served.error, digest)
+        ours, theirs = (theirs, held.popleft()) if first else (held.popleft(), theirs)
+        yield pair_of(index + offset, part[lead + offset][0], ours, theirs, first, number)

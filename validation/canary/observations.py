@@ -1,10 +1,10 @@
-"""Observations of production: what became of each request, one JSON line each.
+"""Observations of served requests, as a file of JSON lines, and as a table of columns.
 
     {"time": 1763640000.2, "latency": 0.0123, "ok": true, "request": 17, "output": sha256, "score": 0.9}
 
-`time` (seconds), `latency` (seconds from arrival to answer) and `ok` are needed. The first line may say which engine
-they are of (`"kind": "enginery-observations"`); whoever wrote some and stopped in order ends them with a line that says
-how many (`"kind": "enginery-end", "requests": 10000`). Whatever else a line holds is left alone.
+`time` (seconds), `latency` (seconds from arrival to answer) and `ok` are required. The first line may name the engine
+(`"kind": "enginery-observations"`). A writer that stopped in order ends its observations with their number (`"kind":
+"enginery-end", "requests": 10000`). Other fields of a line are ignored.
 """
 
 from collections import Counter
@@ -23,14 +23,17 @@ from validation.statistics.evidence import Side
 
 MOST_LINE_BYTES = 1 << 20
 MOST_OBSERVATIONS = 5_000_000
-# Seconds (30 years), and points of score on either side of 0: more is no measurement, and squares of it overflow.
+# Seconds (30 years), and points of score on either side of 0: more is no measurement, and its square may overflow.
 MOST_LATENCY, MOST_SCORE = 1e9, 1e30
 Name = int | str
 
 
 @dataclass(frozen=True)
 class EngineIdentity:
-    """Which engine observations are of, as far as they say. manifest, engine: digests. Raises ValueError for others."""
+    """The engine that observations are of, as far as the file names it.
+
+    manifest, engine: digests. Raises ValueError for texts that are no digests.
+    """
 
     model: str | None = field(default=None, metadata=OMIT_NONE)
     version: str | None = field(default=None, metadata=OMIT_NONE)
@@ -47,7 +50,7 @@ class EngineIdentity:
 
     @property
     def reference(self) -> str:
-        """'digits@4', '' where the model is not known."""
+        """'digits@4', or '' where the model is not known."""
         return f"{self.model}@{self.version or '?'}" if self.model else ""
 
     @property
@@ -58,12 +61,12 @@ class EngineIdentity:
 
 @dataclass
 class ObservationTable:
-    """The columns of one file, in its order. sqnr_db, score: NaN where there is none; flipped: None likewise.
+    """The observations of one file, in its order: lists with an entry for each, and facts of the file.
 
-    identity: which engine they are of.  digest: of the file.  cut: whether a half line at the end was left out.
-    segment: in which turn of both engines a replay sent each request; None: it was not sent in turns.
+    digest: of the file.  cut: whether an incomplete line at its end was left out.
     planned: how many requests a replay is to have in the end.  accounted: for how many of them a line says that their
     writer stopped in order.  died: what ended the process of the engine, where a replay saw that.
+    sqnr_db, score: NaN where there is none.  segment: the segment in which a replay sent the request; None otherwise.
     """
 
     path: Path
@@ -89,11 +92,11 @@ class ObservationTable:
 
     @property
     def ended(self) -> bool:
-        """Whether everyone who wrote them stopped in order. Without that, the end may be where a process died."""
+        """Whether all writers stopped in order. Without that, the end may be where a process died."""
         return self.accounted == len(self)
 
     def side(self, order: Array) -> Side:
-        """The entries at `order`, as a side; an index of -1 stands for a request that was never answered."""
+        """The entries at the indices `order` (int [n]) as arrays; -1 stands for a request that was never answered."""
         gone = order < 0
         time, latency, score = (
             np.where(gone, np.nan, np.asarray(column, float)[order]) for column in (self.time, self.latency, self.score)
@@ -102,22 +105,18 @@ class ObservationTable:
 
 
 def read_both(candidate: Path, baseline: Path) -> tuple[ObservationTable, ObservationTable]:
-    """Both files as far as they go now, so that one that is still written to is no longer than the other for it.
+    """Read two files up to their present ends, so that neither grows while the other one is read.
 
     Raises DataError as `read_observations`.
     """
-    sizes = [_size(path) for path in (candidate, baseline)]
+    sizes = [path.stat().st_size if path.is_file() else None for path in (candidate, baseline)]
     return read_observations(candidate, sizes[0]), read_observations(baseline, sizes[1])
 
 
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
-
-
 def read_observations(path: Path, size: int | None = None) -> ObservationTable:
-    """Read and check the first `size` bytes of a file of observations; default: all of it.
+    """Read and check the first `size` bytes of a file of observations; None: all of it.
 
-    Raises DataError naming the line, what is wrong and what is needed.
+    Raises DataError with the line, what is wrong and what is needed.
     """
     found, lines = ObservationTable(path), JsonLinesReader(path, MOST_LINE_BYTES, size)
     for number, record in lines:
@@ -142,7 +141,7 @@ def read_observations(path: Path, size: int | None = None) -> ObservationTable:
 
 
 def read_head(path: Path) -> EngineIdentity:
-    """Which engine a file of observations is of, as far as it says, without reading the rest. Raises DataError."""
+    """The engine that a file of observations names on its first line. Raises DataError."""
     lines = JsonLinesReader(path, MOST_LINE_BYTES)
     for number, record in lines:
         try:
@@ -153,6 +152,7 @@ def read_head(path: Path) -> EngineIdentity:
 
 
 def _identity(record: Record, found: ObservationTable) -> EngineIdentity:
+    """The engine that the head of a file names; sets `found.planned`. Raises ValueError that names the field."""
     if record.get("kind") != OBSERVATIONS or record.get("format") != FORMAT:
         kind = str(record.get("kind"))[:60]
         raise ValueError(f"is the head of {kind!r}; observations of format {FORMAT} are needed")
@@ -168,62 +168,39 @@ def _identity(record: Record, found: ObservationTable) -> EngineIdentity:
 
 def add_to(found: ObservationTable, record: Record) -> None:
     """Add one observation. Raises ValueError that names the field."""
-    ok = truth_in(record, "ok")
+    ok, nan = truth_in(record, "ok"), float("nan")
+    timed = ok or "latency" in record
+    scored, compared = (record.get(name) is not None for name in ("score", "sqnr_db"))
     values = {
         "time": number_in(record, "time"),
-        "latency": _latency(record) if ok or "latency" in record else float("nan"),
+        "latency": number_in(record, "latency", above=0.0, most=MOST_LATENCY) if timed else nan,
         "ok": ok,
-        "score": _score(record),
-        "sqnr_db": _optional(record, "sqnr_db"),
+        "score": number_in(record, "score", above=-MOST_SCORE, most=MOST_SCORE) if scored else nan,
+        "sqnr_db": number_in(record, "sqnr_db") if compared else nan,
         "flipped": truth_in(record, "flipped") if record.get("flipped") is not None else None,
-        "output": _output(record),
-        "request": _name(record),
-        "error": text_in(record, "error"),
-        "segment": _segment(record),
     }
-    for name, value in values.items():
-        getattr(found, name).append(value)
+    output, name, segment = text_in(record, "output", 65), record.get("request"), record.get("segment")
+    if output and not is_digest(output):
+        raise ValueError(f"output is {output[:60]!r}; the SHA-256 of the answer is needed")
+    if name is not None and type(name) is not int and not (isinstance(name, str) and 0 < len(name) <= 200):
+        raise ValueError(f"request is {str(name)[:60]!r}; a whole number or a text of at most 200 characters is needed")
+    error, last = text_in(record, "error"), MOST_OBSERVATIONS - 1
+    if segment is not None and not (type(segment) is int and 0 <= segment <= last):
+        raise ValueError(f"segment is {str(segment)[:60]!r}; a whole number from 0 to {last} is needed")
+    for column, value in {
+        **values,
+        "output": output or None,
+        "request": name,
+        "error": error,
+        "segment": segment,
+    }.items():
+        getattr(found, column).append(value)
 
 
 def add_end(found: ObservationTable, record: Record) -> None:
-    """Add what a line says of the end of its writer. Raises ValueError that names the field."""
+    """Add a line with which a writer ended its observations. Raises ValueError that names the field."""
     requests = record.get("requests")
     if type(requests) is not int or not 0 <= requests <= MOST_OBSERVATIONS:
         raise ValueError(f"requests is {str(requests)[:60]!r}; the number of observations of its writer is needed")
     found.accounted += requests
     found.died = text_in(record, "died", 200) or found.died
-
-
-def _optional(record: Record, name: str) -> float:
-    return float("nan") if record.get(name) is None else number_in(record, name)
-
-
-def _latency(record: Record) -> float:
-    return number_in(record, "latency", above=0.0, most=MOST_LATENCY)
-
-
-def _score(record: Record) -> float:
-    if record.get("score") is None:
-        return float("nan")
-    return number_in(record, "score", above=-MOST_SCORE, most=MOST_SCORE)
-
-
-def _output(record: Record) -> str | None:
-    text = text_in(record, "output", 65)
-    if text and not is_digest(text):
-        raise ValueError(f"output is {text[:60]!r}; the SHA-256 of the answer is needed")
-    return text or None
-
-
-def _name(record: Record) -> Name | None:
-    name = record.get("request")
-    if name is None or type(name) is int or (isinstance(name, str) and 0 < len(name) <= 200):
-        return name
-    raise ValueError(f"request is {str(name)[:60]!r}; a whole number or a text of at most 200 characters is needed")
-
-
-def _segment(record: Record) -> int | None:
-    number = record.get("segment")
-    if number is None or (type(number) is int and 0 <= number < MOST_OBSERVATIONS):
-        return number
-    raise ValueError(f"segment is {str(number)[:60]!r}; a whole number from 0 to {MOST_OBSERVATIONS - 1} is needed")

@@ -1,16 +1,16 @@
-"""Recorded traffic against two engines, one request after the other, to both.
+"""Replay of recorded traffic against two engines, one request at a time.
 
 Interleaved: each request goes to both engines, one right after the other, in an order that a seeded generator draws, so
-that what the machine does meanwhile happens to both.
+that disturbances of the machine reach both.
 
-Open loop: a request's latency counts from when it was to arrive, whether or not the engine was free then. A client that
+Open loop: a request's latency counts from its recorded arrival, whether or not the engine was free then. A client that
 waits for an answer before it sends again hides exactly the latencies that matter (coordinated omission; Tene, "How NOT
-to Measure Latency", 2013). Each engine is a server of its own that takes one request at a time: its queue follows from
-the recorded arrivals and its own measured service times (Lindley's recursion, Proc. Cambridge Phil. Soc. 48, 1952),
-start = max(arrival, end of the request before), so that waiting for the *other* engine counts for neither.
+to Measure Latency", 2013). Each engine counts as a server of its own that takes one request at a time: its queue
+follows from the recorded arrivals and its own measured service times (Lindley's recursion, Proc. Cambridge Phil. Soc.
+48, 1952), start = max(arrival, end of the request before), so that waiting for the *other* engine counts for neither.
 
-`validation.canary.concurrent` has the replay with several requests in flight. Traffic without times is sent one request
-after the other, and its latency is the time of service alone.
+Traffic without times is sent one request after the other, and its latency is the time of service alone.
+`validation.canary.concurrent` has the replay with several requests in flight.
 """
 
 import math
@@ -22,25 +22,32 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from enginery.core.types import Session, Tensors
-from enginery.recording.traffic import Difference, RecordedRequest, RecordedTraffic, difference, digest_of_outputs
+from enginery.recording.traffic import Difference, RecordedTraffic, difference, digest_of_outputs
 
 WARMUP = 20
 
 
 @dataclass(frozen=True)
 class ReplayClock:
-    """Time in seconds, and waiting. Tests have another one."""
+    """The clock of a replay: time in seconds, and waiting. Tests simulate it."""
 
     now: Callable[[], float] = time.perf_counter
     sleep: Callable[[float], None] = time.sleep
 
 
 class ServedRequest(NamedTuple):
-    """What came of one request. service: seconds.  outputs: None where it failed.  error: '' for none."""
+    """The result of one request. service: seconds.  outputs: None where it failed.  error: '' for none."""
 
     service: float
     outputs: Tensors | None
     error: str
+
+
+class Timed(NamedTuple):
+    """The result of one request, and the latency: seconds from its arrival to its answer."""
+
+    latency: float
+    served: ServedRequest
 
 
 @runtime_checkable
@@ -50,15 +57,16 @@ class RemoteSession(Protocol):
     died: str
 
     def serve(self, inputs: Tensors) -> ServedRequest:
-        """Run once. Whatever goes wrong is the request's error."""
+        """Run once. Failures are returned as the request's error."""
         ...
 
 
 @dataclass(frozen=True)
 class ReplayPace:
-    """scale: how many times as dense as recorded.  duration: seconds; None plays the file once.  seed: of the order.
+    """How traffic is replayed. scale: how many times as dense as recorded.  duration: seconds; None: the file once.
 
-    in_flight: how many requests an engine may have at once; None: as many as the record shows (`concurrent`).
+    seed: of the order of the engines.  warmup: requests sent before, unobserved.  in_flight: how many requests an
+    engine may have at once; None: as many as the record shows (`concurrent`).
     """
 
     scale: float = 1.0
@@ -70,7 +78,10 @@ class ReplayPace:
 
 @dataclass(frozen=True)
 class ReplayAnswer:
-    """One engine's answer. latency, service: seconds, with and without waiting in its queue.  error: '' for none."""
+    """One engine's answer. latency, service: seconds, with and without waiting in its queue.  error: '' for none.
+
+    output: digest of the outputs; None where it failed.
+    """
 
     latency: float
     service: float
@@ -85,9 +96,9 @@ class ReplayAnswer:
 
 @dataclass(frozen=True)
 class ReplayedPair:
-    """One request on both sides. at: seconds after the start when it was to arrive.  first: who came first.
+    """One request on both sides. at: its arrival, in seconds after the start.  first: the side it was sent to first.
 
-    segment: in which turn of both it was sent (`concurrent`); None: interleaved.
+    segment: the number of the segment it was sent in (`concurrent`); None: interleaved.
     """
 
     request: int
@@ -99,23 +110,18 @@ class ReplayedPair:
     segment: int | None = None
 
     def lines(self) -> tuple[dict[str, object], dict[str, object]]:
-        """The two observations, as JSON."""
-        found = []
-        for answer in (self.candidate, self.baseline):
-            line: dict[str, object] = {
-                "time": self.at,
-                "latency": answer.latency,
-                "ok": answer.ok,
-                "request": self.request,
-                "service": answer.service,
-                "output": answer.output,
-                "error": answer.error or None,
-                "segment": self.segment,
-            }
-            found.append({key: value for key, value in line.items() if value is not None})
+        """The observations of candidate and baseline, as JSON objects."""
+
+        def line(answer: ReplayAnswer) -> dict[str, object]:
+            known = {"time": self.at, "latency": answer.latency, "ok": answer.ok, "request": self.request}
+            others = {"service": answer.service, "output": answer.output, "error": answer.error or None}
+            found: dict[str, object] = {**known, **others, "segment": self.segment}
+            return {key: value for key, value in found.items() if value is not None}
+
+        ours = line(self.candidate)
         if self.difference:
-            found[0] |= {"sqnr_db": round(self.difference.sqnr_db, 2), "flipped": self.difference.flipped}
-        return found[0], found[1]
+            ours |= {"sqnr_db": round(self.difference.sqnr_db, 2), "flipped": self.difference.flipped}
+        return ours, line(self.baseline)
 
 
 def replay(
@@ -125,7 +131,7 @@ def replay(
     pace: ReplayPace | None = None,
     clock: ReplayClock | None = None,
 ) -> Iterator[ReplayedPair]:
-    """Send traffic to both engines and give what came of each request. The first requests warm both up, unobserved."""
+    """Send traffic to both engines and yield each request's results. The first requests warm both up, unobserved."""
     pace, clock = pace or ReplayPace(), clock or ReplayClock()
     for request in traffic.requests[: pace.warmup]:
         for session in (candidate, baseline):
@@ -139,47 +145,34 @@ def replay(
         elif (early := at - (clock.now() - begun)) > 0:
             clock.sleep(early)
         first = int(order.integers(2))
-        yield _pair(index, at, request, (candidate, baseline), first, free, clock)
-
-
-def _pair(
-    index: int,
-    at: float,
-    request: RecordedRequest,
-    sessions: tuple[Session | RemoteSession, Session | RemoteSession],
-    first: int,
-    free: list[float],
-    clock: ReplayClock,
-) -> ReplayedPair:
-    answers: list[ReplayAnswer | None] = [None, None]
-    outputs: list[Tensors | None] = [None, None]
-    for turn in (first, 1 - first):
-        service, outputs[turn], error = serve(sessions[turn], request.inputs, clock)
-        free[turn] = max(at, free[turn]) + service
-        found = outputs[turn]
-        digest = None if found is None else digest_of_outputs(found)
-        answers[turn] = ReplayAnswer(free[turn] - at, service, error, digest)
-    ours, theirs = answers
-    assert ours is not None and theirs is not None  # noqa: S101 - both turns were taken
-    return pair_of(index, at, (ours, theirs), (outputs[0], outputs[1]), first)
+        results: dict[int, Timed] = {}
+        for turn in (first, 1 - first):
+            served = serve((candidate, baseline)[turn], request.inputs, clock)
+            free[turn] = max(at, free[turn]) + served.service
+            results[turn] = Timed(free[turn] - at, served)
+        yield pair_of(index, at, results[0], results[1], first)
 
 
 def pair_of(
-    index: int,
-    at: float,
-    answers: tuple[ReplayAnswer, ReplayAnswer],
-    outputs: tuple[Tensors | None, Tensors | None],
-    first: int,
-    segment: int | None = None,
+    index: int, at: float, candidate: Timed, baseline: Timed, first: int, segment: int | None = None
 ) -> ReplayedPair:
-    """One request on both sides; the candidate leads each tuple. first: 0 where it was also sent to first.  segment:
-    see `ReplayedPair`."""
-    unlike = None if outputs[0] is None or outputs[1] is None else difference(outputs[0], outputs[1])
-    return ReplayedPair(index, at, *answers, unlike, ("candidate", "baseline")[first], segment)
+    """The results of one request on both sides. first: 0 if it was sent to the candidate first, else 1."""
+
+    def answer(timed: Timed) -> ReplayAnswer:
+        service, outputs, error = timed.served
+        digest = None if outputs is None else digest_of_outputs(outputs)
+        return ReplayAnswer(max(timed.latency, 1e-9), max(service, 1e-9), error, digest)
+
+    ours, theirs = candidate.served.outputs, baseline.served.outputs
+    unlike = None if ours is None or theirs is None else difference(ours, theirs)
+    return ReplayedPair(
+        index, at, answer(candidate), answer(baseline), unlike, ("candidate", "baseline")[first], segment
+    )
 
 
 def serve(session: Session | RemoteSession, inputs: Tensors, clock: ReplayClock) -> ServedRequest:
-    """Run once; whatever an engine raises is a failed request. service: above 0, without the way to another process."""
+    """Run once; whatever an engine raises is a failed request. The time of service is above 0 s, and leaves out the
+    way to another process."""
     if isinstance(session, RemoteSession):
         served = session.serve(inputs)
         return served._replace(service=max(served.service, 1e-9))

@@ -1,7 +1,7 @@
 """The report of a canary: a JSON document of a versioned format that carries its own digest.
 
-The digest finds damage and edits by hand; it is no signature, and whoever can write a report can write another. Reading
-one back also asks whether the verdict follows from the criteria, and each criterion from its interval.
+The digest shows damage and edits by hand; it is no signature: whoever can write a report can write another one. Reading
+a report also checks that the verdict follows from the criteria, and each criterion's from its interval.
 """
 
 import json
@@ -26,7 +26,7 @@ MOST_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class SideObserved:
-    """One side's observations. digest: of their file."""
+    """The observations of one side. digest: of their file.  failed: how many requests were not answered."""
 
     digest: str
     requests: int
@@ -43,9 +43,10 @@ class BothObserved:
 
 @dataclass(frozen=True)
 class LooksTaken:
-    """requests, fractions: at each look so far, the present one last, in requests and as a share of the plan.
+    """The looks at the data so far, the present one last. planned: requests in all, None for a single look.
 
-    level_pass, level_fail: one-sided levels of the bounds that decided at the present look.
+    requests, fractions: at each look, in requests and as a share of `planned`.  level_pass, level_fail: one-sided
+    levels of the bounds that decided at the present look.
     """
 
     planned: int | None
@@ -57,7 +58,10 @@ class LooksTaken:
 
 @dataclass(frozen=True)
 class TrafficReplayed:
-    """What was replayed, and how; nothing of what production observed. digest: of the file.  recorded: its requests."""
+    """The traffic that was replayed, and how; all None for observations of production.
+
+    digest: of the file.  recorded: its number of requests.  made: where requests are from that nobody sent.
+    """
 
     digest: str | None = field(default=None, metadata=OMIT_NONE)
     recorded: int | None = field(default=None, metadata=OMIT_NONE)
@@ -71,7 +75,7 @@ class TrafficReplayed:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What a report says beside the statistics. thresholds_from: in words.
+    """Facts of a report beside the statistics. thresholds_from: where the thresholds come from, as text.
 
     target: what the canary ran on, where that is known: 'sm_89', or the kind of CPU.
     """
@@ -87,10 +91,10 @@ class Circumstances:
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryReport:
-    """The document. paired: whether both sides answered the same requests.  shown: what is not judged.  created_at to
-    target: see `Circumstances`.
+    """The document. paired: whether both sides answered the same requests.  shown: numbers that do not decide.
 
-    digest: of the document without it; None until `sign` has worked it out.
+    created_at, host, versions, thresholds_from, traffic, notes, target: as in `Circumstances`.
+    digest: of the document without it; None until `sign` has set it.
     """
 
     format: int = FORMAT
@@ -115,7 +119,7 @@ class CanaryReport:
     digest: str | None = field(default=None, metadata=OMIT_NONE)
 
     def sign(self) -> "CanaryReport":
-        """The same with its digest."""
+        """The same document with its digest."""
         return replace(self, digest=digest_of(encode(replace(self, digest=None))))
 
     def to_bytes(self) -> bytes:
@@ -133,7 +137,10 @@ def make_report(
     circumstances: Circumstances,
     seed: int = 0,
 ) -> CanaryReport:
-    """The document, with its digest. seed: of the bootstrap."""
+    """The document of a judgement, with its digest. candidate, baseline: what `evidence` was made of.
+
+    looks: before this one.  seed: of the bootstrap of what is shown.
+    """
     levels = judgement.levels
     return CanaryReport(
         **vars(circumstances),
@@ -156,7 +163,14 @@ def make_report(
 
 def read_report(data: bytes) -> CanaryReport:
     """Read a report. Raises IntegrityError for bytes that were edited, contradict themselves or have another format."""
-    document = _parse(data)
+    if len(data) > MOST_BYTES:
+        raise IntegrityError(f"the canary report has {len(data)} bytes; {MOST_BYTES} are the most")
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"the canary report is not JSON ({str(error)[:200]})") from None
+    if not isinstance(document, dict):
+        raise IntegrityError("the canary report is not a JSON object")
     stated = document.pop("digest", None)
     if document.get("kind") != KIND or document.get("format") != FORMAT:
         raise IntegrityError(f"this is not a canary report of format {FORMAT}; `enginery canary run` writes one")
@@ -178,7 +192,10 @@ def read_report(data: bytes) -> CanaryReport:
 
 
 def continue_looks(previous: CanaryReport, candidate: ObservationTable, baseline: ObservationTable) -> Looks:
-    """The looks that go on from an earlier one. Raises InputError when it was decided, or about something else."""
+    """The looks before the present one, from the report of the last one.
+
+    Raises InputError where that one was decided, was about other engines, or had no plan.
+    """
     if previous.verdict != "INSUFFICIENT":
         raise InputError(f"the earlier look already decided: {previous.verdict} ({previous.reason})")
     for name, then, now in (
@@ -192,20 +209,8 @@ def continue_looks(previous: CanaryReport, candidate: ObservationTable, baseline
     return Looks(previous.looks.planned, previous.looks.requests)
 
 
-def _parse(data: bytes) -> dict[str, object]:
-    if len(data) > MOST_BYTES:
-        raise IntegrityError(f"the canary report has {len(data)} bytes; {MOST_BYTES} are the most")
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise IntegrityError(f"the canary report is not JSON ({str(error)[:200]})") from None
-    if not isinstance(document, dict):
-        raise IntegrityError("the canary report is not a JSON object")
-    return document
-
-
 def _check(found: CanaryReport) -> None:
-    """Raise ValueError for a verdict that does not follow."""
+    """Raise ValueError for a verdict that does not follow from the numbers."""
     for item in found.criteria:
         low, high = (math.nan if bound is None else bound for bound in (item.low, item.high))
         follows = "INSUFFICIENT" if item.note else verdict_of(low, high, item.margin)

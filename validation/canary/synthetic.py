@@ -1,6 +1,7 @@
-"""Traffic that nobody sent, for the first canary of a new service: real inputs, arrivals drawn from a Poisson process.
+"""Synthetic traffic for the first canary of a new service: real inputs, at arrivals drawn from a Poisson process.
 
-Real traffic comes in bursts and has favourites; a verdict on this is one on this. Files say that they were made up.
+Real traffic comes in bursts and repeats some inputs, so a verdict on synthetic traffic holds for such traffic alone.
+Files of it say that they were made up.
 """
 
 from collections.abc import Iterator
@@ -17,9 +18,9 @@ START = 0.0
 def made_up(
     path: Path, per_second: float, requests: int | None, batch: int, seed: int
 ) -> Iterator[tuple[float, dict[str, Array]]]:
-    """Arrival in seconds, and `batch` samples along axis 0 of each array. requests: default: each sample once.
+    """Requests: the arrival in seconds, and by the name of each array of an .npz file `batch` samples along axis 0.
 
-    Raises DataError for arrays that do not go together.
+    requests: how many; None: each sample once. Raises DataError for arrays without names or with unequal counts.
     """
     arrays = {name: stored.read() for name, stored in stored_arrays(path).items()}
     if "" in arrays:

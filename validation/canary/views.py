@@ -1,4 +1,4 @@
-"""What a canary's report shows beside the criteria: distributions, the course of time, errors, the worst requests.
+"""What a canary's report shows beside the criteria: distributions, latency over time, errors, the worst requests.
 
 None of it decides. Mann & Whitney's U (Annals of Mathematical Statistics 18, 1947) takes requests for independent, and
 a canary with enough data finds any difference, however small; so its p is shown and not judged. The common language
@@ -18,7 +18,7 @@ from validation.canary.judging.criteria import REPLICATES, is_finite
 from validation.canary.observations import ObservationTable
 from validation.statistics.distributions import NORMAL
 from validation.statistics.evidence import CanaryEvidence, Side
-from validation.statistics.slowdown import quantile_effects, select_answered
+from validation.statistics.slowdown import mean_ranks, quantile_effects, select_answered
 
 CURVE_POINTS, WINDOWS, LEAST_IN_WINDOW, MOST_ERRORS, MOST_WORST = 160, 48, 8, 12, 8
 PROBABILITIES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
@@ -27,7 +27,7 @@ INTERVAL_LEVEL = 0.05
 
 @dataclass(frozen=True)
 class MannWhitney:
-    """U, z with its correction for ties, the two-sided p, and the chance that the candidate is slower."""
+    """The test of latencies: U, z corrected for ties, two-sided p. cles: the chance that the candidate is slower."""
 
     u: float
     z: float
@@ -49,7 +49,7 @@ class QuantileSlowdown:
 
 @dataclass(frozen=True)
 class LatencyCurves:
-    """Distribution functions: latency in seconds and the share of requests up to it, closer towards the tail."""
+    """Distribution functions: points (latency in seconds, share of requests up to it), denser towards the tail."""
 
     candidate: tuple[tuple[float, float], ...]
     baseline: tuple[tuple[float, float], ...]
@@ -57,7 +57,7 @@ class LatencyCurves:
 
 @dataclass(frozen=True)
 class LatencyCourses:
-    """In windows of time: seconds since the first request, median and 90th percentile."""
+    """Latency over time, by windows: (seconds since the first request, median, 90th percentile)."""
 
     candidate: tuple[tuple[float, float, float], ...]
     baseline: tuple[tuple[float, float, float], ...]
@@ -65,7 +65,7 @@ class LatencyCourses:
 
 @dataclass(frozen=True)
 class ErrorCount:
-    """What went wrong, and how often on each side."""
+    """An error's text, and how often it came on each side."""
 
     error: str
     candidate: int
@@ -74,7 +74,7 @@ class ErrorCount:
 
 @dataclass(frozen=True)
 class UnlikeAnswers:
-    """A request by its name. candidate, baseline: seconds that the answers took; None where one failed."""
+    """A request that was answered differently. candidate, baseline: latencies in seconds; None where one failed."""
 
     request: str
     sqnr_db: float
@@ -85,7 +85,7 @@ class UnlikeAnswers:
 
 @dataclass(frozen=True)
 class CanaryView:
-    """Everything that is shown and not judged. errors: the most frequent first.  worst: the farthest apart first."""
+    """All that is shown and not judged. errors: the most frequent first.  worst: the lowest SQNR first."""
 
     mann_whitney: MannWhitney | None
     quantiles: tuple[QuantileSlowdown, ...]
@@ -96,25 +96,24 @@ class CanaryView:
 
 
 def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: CanaryEvidence, seed: int) -> CanaryView:
-    """Everything that is shown. seed: of the bootstrap."""
+    """All that a report shows beside the criteria. seed: of the bootstrap."""
     sides = select_answered(evidence)
     return CanaryView(
         mann_whitney=mann_whitney(*sides),
         quantiles=tuple(_quantiles(evidence, sides, seed)),
         ecdf=LatencyCurves(*map(_curve, sides)),
         over_time=LatencyCourses(tuple(_windows(evidence.candidate)), tuple(_windows(evidence.baseline))),
-        errors=tuple(_errors(candidate, baseline)),
+        errors=_count_errors(candidate, baseline),
         worst=tuple(_worst(candidate, baseline)),
     )
 
 
 def mann_whitney(candidate: Array, baseline: Array) -> MannWhitney | None:
-    """The test of latencies in seconds; None where a side has none."""
+    """Mann & Whitney's test of two sides' latencies (seconds, [requests]); None where a side has none."""
     ours, theirs = len(candidate), len(baseline)
     if not ours or not theirs:
         return None
-    _, place, counts = np.unique(np.concatenate([candidate, baseline]), return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[place]
+    ranks, counts = mean_ranks(np.concatenate([candidate, baseline]))
     u = float(ranks[:ours].sum()) - ours * (ours + 1) / 2.0
     total = ours + theirs
     ties = float(np.sum(counts.astype(float) ** 3 - counts)) / (total * (total - 1.0)) if total > 1 else 0.0
@@ -158,13 +157,13 @@ def _windows(side: Side) -> Iterator[tuple[float, float, float]]:
             yield (index + 0.5) / count * span, float(median), float(tail)
 
 
-def _errors(candidate: ObservationTable, baseline: ObservationTable) -> Iterator[ErrorCount]:
+def _count_errors(candidate: ObservationTable, baseline: ObservationTable) -> tuple[ErrorCount, ...]:
     counts = [
         Counter(text or "no reason given" for ok, text in zip(one.ok, one.error, strict=True) if not ok)
         for one in (candidate, baseline)
     ]
     texts = sorted(counts[0] | counts[1], key=lambda text: (-counts[0][text] - counts[1][text], text))
-    return (ErrorCount(text, counts[0][text], counts[1][text]) for text in texts[:MOST_ERRORS])
+    return tuple(ErrorCount(text, counts[0][text], counts[1][text]) for text in texts[:MOST_ERRORS])
 
 
 def _worst(candidate: ObservationTable, baseline: ObservationTable) -> Iterator[UnlikeAnswers]:

@@ -1,4 +1,4 @@
-"""How one golden set differs from another: which cases, whose inputs, and by how much the expected outputs moved."""
+"""The difference of two golden sets: which cases, whose inputs, and by how much the expected outputs changed."""
 
 import math
 from dataclasses import dataclass
@@ -6,18 +6,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from enginery.arrays import Array
+from enginery.core.text import pluralize
 from enginery.core.types import Tensors
-from validation.golden.golden_set import Case, GoldenSet, case_names
+from validation.golden.golden_set import GoldenSet, case_names
 from validation.metrics.drift import is_exact, measure
 
 
 @dataclass(frozen=True)
 class GoldenChange:
-    """From `before` to `after`, which are digests. added, removed: names of cases.
+    """The change from one golden set to another. before, after: their digests.  cases: the number of cases after.
 
-    inputs, expected: names of cases that both have, and whose inputs, or expected outputs, differ.
-    largest: of each output that moved, the greatest absolute difference (of integers, the share that differs) and
-    where; infinite where it has another shape or kind.  labels, noise: whether those differ.
+    added, removed: names of cases.  inputs, expected: names of cases of both sets whose inputs, or outputs, differ.
+    largest: by output, the greatest absolute difference (of integers, the share of elements that differ) and its case;
+    infinite where the output has another shape or kind.  labels, noise: whether those differ.
     """
 
     before: str
@@ -39,13 +40,15 @@ class GoldenChange:
     def __str__(self) -> str:
         if self.same:
             return "the same golden set"
+        of = f"of {self.cases} cases"
+        counts = [
+            (self.added, "case added", "cases added"),
+            (self.removed, "case removed", "cases removed"),
+            (self.inputs, f"{of} has other inputs", f"{of} have other inputs"),
+            (self.expected, f"{of} has other expected outputs", f"{of} have other expected outputs"),
+        ]
         parts = [
-            *_count_names(self.added, "case added", "cases added"),
-            *_count_names(self.removed, "case removed", "cases removed"),
-            *_count_names(self.inputs, *(f"of {self.cases} cases {verb} other inputs" for verb in ("has", "have"))),
-            *_count_names(
-                self.expected, *(f"of {self.cases} cases {verb} other expected outputs" for verb in ("has", "have"))
-            ),
+            *[pluralize(len(names), one, several) for names, one, several in counts if names],
             *[f"{name} by up to {value:.4g} at {case}" for name, (value, case) in self.largest.items()],
             *(["other labels"] if self.labels else []),
             *(["another noise floor"] if self.noise else []),
@@ -53,7 +56,7 @@ class GoldenChange:
         return "; ".join(parts) or "the same tensors, written by another version of the format"
 
     def to_json(self) -> dict[str, object]:
-        """A JSON object; a difference without a number is null."""
+        """A JSON object; an infinite difference is null."""
         largest = {
             name: {"difference": value if math.isfinite(value) else None, "case": case}
             for name, (value, case) in self.largest.items()
@@ -64,7 +67,7 @@ class GoldenChange:
 
 
 def change(before: GoldenSet, after: GoldenSet) -> GoldenChange:
-    """Compare two golden sets, one case at a time. Cases are matched by name."""
+    """The change from one golden set to another, compared case by case, by name."""
     old = {case: index for index, case in enumerate(case_names(before))}
     new = {case: index for index, case in enumerate(case_names(after))}
     inputs, expected = list[str](), list[str]()
@@ -75,7 +78,10 @@ def change(before: GoldenSet, after: GoldenSet) -> GoldenChange:
             inputs.append(name)
         if not _equal(left.expected, right.expected):
             expected.append(name)
-            _keep_largest(largest, name, left, right)
+            for output in left.expected.keys() | right.expected.keys():
+                value = _difference(left.expected.get(output), right.expected.get(output))
+                if value > largest.get(output, (0.0, ""))[0]:
+                    largest[output] = (value, name)
     return GoldenChange(
         before.digest,
         after.digest,
@@ -95,17 +101,10 @@ def _equal(left: Tensors, right: Tensors) -> bool:
 
 
 def _same(left: Array | None, right: Array | None) -> bool:
-    """Whether two arrays are the same in every bit."""
+    """Whether two arrays are equal in every bit."""
     if left is None or right is None:
         return left is right
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
-
-
-def _keep_largest(largest: dict[str, tuple[float, str]], name: str, left: Case, right: Case) -> None:
-    for output in left.expected.keys() | right.expected.keys():
-        value = _difference(left.expected.get(output), right.expected.get(output))
-        if value > largest.get(output, (0.0, ""))[0]:
-            largest[output] = (value, name)
 
 
 def _difference(left: Array | None, right: Array | None) -> float:
@@ -115,7 +114,3 @@ def _difference(left: Array | None, right: Array | None) -> float:
     if is_exact(left):
         return 1 - drift.argmax_agreement
     return math.inf if drift.nonfinite else float(np.nan_to_num(drift.max_abs, nan=math.inf))
-
-
-def _count_names(names: tuple[str, ...], one: str, several: str) -> list[str]:
-    return [f"{len(names)} {one if len(names) == 1 else several}"] if names else []

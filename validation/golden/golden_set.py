@@ -1,14 +1,14 @@
-"""The golden set: inputs and the outputs the original model gives for them, frozen by digest.
+"""The golden set: inputs and the outputs that the original model gives for them, frozen by digest.
 
-Golden cases are the given samples in groups. Edge cases try every combination of the sizes at the ends of the dims'
-buckets, where compilers switch kernels and profiles; they are made of the same samples, tiled where there are too few.
+Golden cases are the given samples in groups. Edge cases have the sizes at the ends of the dims' buckets, in every
+combination, where compilers switch kernels and profiles; they are made of the same samples, repeated where too few.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Literal, overload
 
@@ -49,7 +49,7 @@ class _CaseName:
 
 @dataclass(frozen=True)
 class _GoldenHeader:
-    """What a golden set's file says of itself, beside its tensors."""
+    """The metadata of a golden set's file."""
 
     format: int
     cases: tuple[_CaseName, ...]
@@ -58,10 +58,10 @@ class _GoldenHeader:
 
 @dataclass(frozen=True, eq=False)
 class GoldenSet:
-    """Frozen cases; `labels` holds the true answers of all golden cases in order, when there are any.
+    """Frozen cases; those of a loaded set are read from its file (`source`) one at a time.
 
-    cases: read one at a time from the file for a set that was loaded.  source: that file.  noise: the model's own
-    floor on these cases; None where it was not asked for.
+    labels: the true answers of all golden cases in order, if known.  noise: the model's own noise floor on these cases;
+    None where it was not measured.
     """
 
     cases: Sequence[Case]
@@ -71,7 +71,7 @@ class GoldenSet:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the bytes that `save` writes."""
+        """The digest of the bytes that `save` writes."""
         return digest_of_file(self.source) if self.source else digest_of_bytes(_encode(self))
 
     def of_kind(self, kind: CaseKind) -> Iterator[Case]:
@@ -86,7 +86,7 @@ class GoldenSet:
 
     @classmethod
     def load(cls, path: Path) -> "GoldenSet":
-        """Open what `save` wrote; tensors are read when a case is. Raises DataError for any other file."""
+        """Open a file of `save`; its tensors are read case by case. Raises DataError for any other file."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -109,9 +109,10 @@ def freeze(
     run: Callable[[Tensors], Tensors],
     labels: Array | None = None,
 ) -> GoldenSet:
-    """Run the original model once per case and keep what it says.
+    """The golden set of a model, which is run once for each case.
 
-    samples: opened samples, or ready-made groups of inputs.  specs: the model's inputs.  run: the reference.
+    samples: opened samples, or groups of inputs.  specs: of the model's inputs.  run: the model.  labels: of the
+    samples. Raises DataError without samples, or for tensors that are no numpy numbers.
     """
     groups = list(samples.batches() if isinstance(samples, Samples) else samples)
     if not groups:
@@ -125,33 +126,30 @@ def freeze(
 
 def case_names(golden: GoldenSet) -> list[str]:
     """The names of all cases in order, without reading their tensors."""
-    cases = golden.cases
-    return [case.name for case in cases.named] if isinstance(cases, _StoredCases) else [case.name for case in cases]
+    return [case.name for case in _headings(golden)]
 
 
 def case_kinds(golden: GoldenSet) -> list[CaseKind]:
     """The kinds of all cases in order, without reading their tensors."""
-    cases = golden.cases
-    return [case.kind for case in cases.named] if isinstance(cases, _StoredCases) else [case.kind for case in cases]
+    return [case.kind for case in _headings(golden)]
+
+
+def _headings(golden: GoldenSet) -> "Sequence[Case] | Sequence[_CaseName]":
+    return golden.cases.named if isinstance(golden.cases, _StoredCases) else golden.cases
 
 
 def edge_sizes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> list[dict[str, int]]:
-    """Combinations of the dims' test sizes: min and max corners first, then the rest, at most MAX_EDGE_CASES."""
+    """Distinct combinations of the dims' test sizes: those of min and max first; at most MAX_EDGE_CASES."""
     used = [dim for dim in dims if any(dim.name in spec.shape for spec in specs)]
     if not used:
         return []
     corners = sizes_product(used, {dim.name: sorted({dim.min, dim.max}) for dim in used})
-    rest = sizes_product(used, {dim.name: dim.test_sizes() for dim in used})
-    return list(islice(_distinct(chain(corners, rest)), MAX_EDGE_CASES))
-
-
-def _distinct(items: Iterable[dict[str, int]]) -> Iterator[dict[str, int]]:
-    seen: set[tuple[int, ...]] = set()
-    for item in items:
-        key = tuple(item.values())
-        if key not in seen:
-            seen.add(key)
-            yield item
+    found: dict[tuple[int, ...], dict[str, int]] = {}
+    for sizes in chain(corners, sizes_product(used, {dim.name: dim.test_sizes() for dim in used})):
+        found.setdefault(tuple(sizes.values()), sizes)
+        if len(found) == MAX_EDGE_CASES:
+            break
+    return list(found.values())
 
 
 def _case(name: str, kind: CaseKind, inputs: Tensors, run: Callable[[Tensors], Tensors]) -> Case:
@@ -164,7 +162,7 @@ def _case(name: str, kind: CaseKind, inputs: Tensors, run: Callable[[Tensors], T
 
 @dataclass(frozen=True)
 class _StoredCases(Sequence[Case]):
-    """Cases of a file, each read when it is asked for."""
+    """The cases of a file, each read on access. named: of each case.  names: of all tensors."""
 
     path: Path
     named: tuple[_CaseName, ...]
@@ -184,7 +182,7 @@ class _StoredCases(Sequence[Case]):
         return Case(self.named[at].name, self.named[at].kind, *self._tensors(at))
 
     def _tensors(self, at: int) -> Iterator[dict[str, Array]]:
-        """Inputs, then expected outputs."""
+        """The inputs, then the expected outputs, of the case at an index."""
         from safetensors import safe_open
 
         with safe_open(self.path, framework="numpy") as file:
@@ -203,20 +201,15 @@ class _StoredCases(Sequence[Case]):
 def _encode(golden: GoldenSet) -> bytes:
     from safetensors.numpy import save
 
-    tensors: dict[str, Array] = {} if golden.labels is None else {"labels": golden.labels}
+    tensors: dict[str, Array] = {} if golden.labels is None else {"labels": np.asarray(golden.labels, order="C")}
     named = []
     for index, case in enumerate(golden.cases):
         named.append(_CaseName(case.name, case.kind))
-        tensors.update(_add_prefix(_prefix(index, "in"), case.inputs))
-        tensors.update(_add_prefix(_prefix(index, "out"), case.expected))
+        for side, arrays in (("in", case.inputs), ("out", case.expected)):
+            tensors |= {_prefix(index, side) + name: np.asarray(value, order="C") for name, value in arrays.items()}
     header = encode(_GoldenHeader(_FORMAT, tuple(named), golden.noise))
-    contiguous = {name: np.asarray(value, order="C") for name, value in tensors.items()}
-    return save(contiguous, {"golden": canonical_json(header).decode()})
+    return save(tensors, {"golden": canonical_json(header).decode()})
 
 
 def _prefix(index: int, side: str) -> str:
     return f"{index:05d}/{side}/"
-
-
-def _add_prefix(prefix: str, tensors: Mapping[str, Array]) -> dict[str, Array]:
-    return {prefix + name: value for name, value in tensors.items()}

@@ -1,12 +1,13 @@
-"""Golden sets as two files that numpy alone reads: a bare GPU machine has no safetensors.
+"""Golden cases as two files that numpy alone reads, and a session's answers to them as text.
 
-cases.json     format, the golden set's own digest, (name, kind) of each case, the digest of the other file
-cases.npz      arrays by '00003/in/x' and '00003/out/y'; no pickles
+A bare GPU machine has no safetensors, so a golden set travels to it as
 
-What a session answered, kept as text and played back: so that whoever was not there can measure its drift again.
+    cases.json     format, the golden set's own digest, (name, kind) of each case, the digest of the other file
+    cases.npz      arrays by '00003/in/x' and '00003/out/y'; no pickles
 
-Answers are kept by the digest of what was asked (names, types, shapes and bytes of the inputs), so nothing can be given
-for another question, and each is the raw bytes of the array, packed by zlib, in base64.
+The answers travel back, so that their drift can be measured on another machine. They are kept by the digest of the
+inputs (names, types, shapes and bytes), so that none counts for other inputs; each is the bytes of the array, packed
+by zlib, in base64.
 """
 
 import base64
@@ -41,7 +42,7 @@ class _Header:
 
 
 def save_cases(golden: GoldenSet, digest: str, folder: Path) -> None:
-    """Write both files. digest: what names the set elsewhere."""
+    """Write both files into a folder. digest: of the golden set in the registry."""
     arrays: dict[str, Array] = {}
     for index, case in enumerate(golden.cases):
         for side, tensors in (("in", case.inputs), ("out", case.expected)):
@@ -54,7 +55,7 @@ def save_cases(golden: GoldenSet, digest: str, folder: Path) -> None:
 
 
 def load_cases(folder: Path) -> tuple[GoldenSet, str]:
-    """What `save_cases` wrote, and the golden set's digest. Raises IntegrityError for anything else."""
+    """The golden set that `save_cases` wrote, and its digest. Raises IntegrityError for other or damaged files."""
     try:
         header = decode(json.loads((folder / "cases.json").read_bytes()), _Header)
         if header.format != FORMAT or not is_digest(header.digest):
@@ -77,7 +78,7 @@ def _side(arrays: Mapping[str, Array], index: int, which: str) -> dict[str, Arra
     return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
 
 
-# Of one array, unpacked: a small text must not fill the memory of whoever reads it.
+# Bytes of one unpacked array at most: a small text could unpack to more than memory holds.
 MAX_BYTES = 256 << 20
 _KINDS = "biuf"
 
@@ -91,12 +92,12 @@ class PackedArray:
     data: str
 
 
-# Outputs by name, by the digest of what was asked.
+# Outputs by name, by the digest of the inputs.
 Answers = Mapping[str, Mapping[str, PackedArray]]
 
 
 class RecordingSession(Session):
-    """A session that keeps every answer. answers: where they go; default: a dict of its own."""
+    """A session that keeps every answer, in `answers`."""
 
     def __init__(self, session: Session, answers: dict[str, dict[str, PackedArray]] | None = None) -> None:
         self.inputs: Sequence[TensorSpec] = session.inputs
@@ -105,14 +106,15 @@ class RecordingSession(Session):
         self._session = session
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
-        """Run, and keep what came out."""
+        """Run, and keep the outputs."""
         found = self._session.run(inputs)
         self.answers[question(inputs)] = {name: pack(array) for name, array in found.items()}
         return found
 
 
 class ReplaySession(Session):
-    """Plays answers back. Raises DataError for a question that is not among them, IntegrityError for a broken one."""
+    """A session that gives recorded answers. Running it raises DataError for inputs without an answer, and
+    IntegrityError for a damaged answer."""
 
     def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], answers: Answers) -> None:
         self.inputs, self.outputs, self._answers = inputs, outputs, answers
@@ -126,7 +128,7 @@ class ReplaySession(Session):
 
 
 def question(inputs: Tensors) -> str:
-    """Digest of inputs."""
+    """The digest of inputs, by which their answer is kept."""
     digest = hashlib.sha256()
     for name in sorted(inputs):
         array = np.ascontiguousarray(inputs[name])

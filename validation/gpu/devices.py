@@ -1,4 +1,4 @@
-"""What there is here: the device that is measured, its driver, the software that measures."""
+"""The device of this machine that the kit measures, its driver, and the versions of the software."""
 
 import os
 import platform
@@ -18,9 +18,9 @@ _DISTRIBUTIONS = ("enginery", "torch", "triton", "numpy", "onnx")
 
 @dataclass(frozen=True)
 class KitDevice:
-    """What is measured, as results name it. device: 'cuda' or 'cpu', as torch calls it.
+    """The device that is measured. device: 'cuda' or 'cpu', as in torch.  cuda: the driver's CUDA version.
 
-    label: of the GPU, as GPU feature discovery labels its node.  driver: its version; empty for the CPU.
+    label: of the GPU, as GPU feature discovery labels its node.  driver: its version; '' for the CPU.
     """
 
     device: str
@@ -39,7 +39,7 @@ class KitDevice:
 
     @property
     def target(self) -> Target:
-        """What engines for it are built for."""
+        """The target of engines for this device."""
         capability = self.compute_capability
         return CPU if capability is None else Target("sm_{}{}".format(*capability), capability, self.product)
 
@@ -47,7 +47,8 @@ class KitDevice:
 def find_device(kind: str) -> KitDevice:
     """The CPU, or this machine's first GPU. Raises UnavailableError without one, or without a torch that sees it."""
     if kind == "cpu":
-        return KitDevice("cpu", platform.processor() or platform.machine(), memory_bytes=_host_memory())
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return KitDevice("cpu", platform.processor() or platform.machine(), memory_bytes=memory)
     found = cuda.gpus()
     if not found:
         raise UnavailableError(
@@ -67,7 +68,7 @@ def find_device(kind: str) -> KitDevice:
 
 
 def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """The NVIDIA driver's, as its kernel module says; empty where it says nothing."""
+    """The version of the NVIDIA driver's kernel module; '' where it is not known."""
     try:
         found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", path.read_text())
     except OSError:
@@ -76,7 +77,7 @@ def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str:
 
 
 def software() -> dict[str, str]:
-    """Versions of what measures."""
+    """Versions of Python, the system and the packages that measure."""
     found = {"python": platform.python_version(), "system": platform.platform()}
     for name in _DISTRIBUTIONS:
         try:
@@ -86,7 +87,3 @@ def software() -> dict[str, str]:
     if torch := sys.modules.get("torch"):
         found["torch"] = str(torch.__version__)
     return found
-
-
-def _host_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

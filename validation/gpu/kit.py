@@ -1,5 +1,5 @@
-"""The whole of it: models, roofs, PyTorch, every backend, other generations' engines, carried engines; one after the
-other, so that nothing is measured while something else runs."""
+"""A run of the kit: published engines, roofs, every backend, other generations' engines, PyTorch; one after the other,
+so that nothing is measured while something else runs."""
 
 import tempfile
 import time
@@ -11,8 +11,10 @@ from typing import TypeVar
 from builders.backends import discovery as backends
 from builders.execution.jobs import Job, ProcessLimits, Request
 from builders.execution.process import run_job
+from enginery.core.digest import digest_of, digest_of_file
 from enginery.core.errors import EngineryError, StepError
 from enginery.core.hardware.machine import describe_host
+from enginery.core.text import now
 from enginery.core.types import BuildRequest, Precision, Target
 from validation.golden.golden_set import freeze
 from validation.gpu import devices
@@ -31,7 +33,6 @@ from validation.gpu.results import (
     Results,
     Skipped,
     TrialOutcome,
-    now,
 )
 from validation.gpu.tasks import ANY_GENERATION, BuildTask, any_generation_task, model_key, other_tasks, own_tasks
 from validation.gpu.trials import MeasurePeaks, ProveBundled, TrialTerms, TryEngine, TryPeer
@@ -47,9 +48,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class KitOptions:
-    """models: names of the kit's own.  backends: names; empty for all.  seconds: of each latency.
+    """What to run. models: names of the kit's models.  backends: names; empty for all.  seconds: of each latency.
 
-    peers: ways of PyTorch to compare with; the first and the last of them are raced.  timeout_s: of each try.
+    peers: ways of PyTorch to run a model; engines are compared with the first and the last.  carry: folders of
+    published engines.  timeout_s: of each try.
     """
 
     device: str
@@ -66,7 +68,10 @@ class KitOptions:
 
 @dataclass
 class _Bench:
-    """What a run of the kit holds: where it works, on what, and what it tells whom."""
+    """The state of a run of the kit. folder: for its files.  say: receives a line on each try.
+
+    keep: receives the results so far, after each try.  cases: the folder of each model's golden cases.
+    """
 
     asked: KitOptions
     device: KitDevice
@@ -82,7 +87,7 @@ class _Bench:
     count: int = 0
 
     def run(self, name: str, request: Request[Result]) -> Result | TrialOutcome:
-        """The request's result, of a process of its own; how that died is an answer, too: a trial without a result."""
+        """The request's result, from a process of its own; a trial without result where that ended without one."""
         self.count += 1
         workdir = self.folder / f"try{self.count}"
         workdir.mkdir()
@@ -96,18 +101,18 @@ class _Bench:
         return found
 
     def try_(self, name: str, request: Request[TrialOutcome]) -> TrialOutcome:
-        """What became of a try, under its name and with its time."""
+        """The outcome of a try, with its name and time."""
         begun = time.perf_counter()
         found = self.run(name, request)
         return replace(found, name=name, took_s=round(time.perf_counter() - begun, 3))
 
     def add(self, rows: list[T], item: T) -> None:
-        """One more row, and what is known by now kept."""
+        """Add a row, and hand the results so far to `keep`."""
         rows.append(item)
         self.keep(self.results())
 
     def results(self) -> Results:
-        """What is known by now."""
+        """The results so far."""
         return Results(
             created_at=now(),
             device=self.device,
@@ -123,13 +128,15 @@ class _Bench:
         )
 
     def terms(self, peers: Sequence[Peer] = ()) -> TrialTerms:
-        """How a try is measured."""
+        """How a try is measured. peers: to compare it with."""
         return TrialTerms(self.device.device, self.asked.seconds, self.folder / "inductor", tuple(peers))
 
 
 def _describe_end(error: EngineryError) -> TrialOutcome:
-    """A try that ended without an answer. Only a signal tells of the engine or its driver: time, memory and what is not
-    installed are this machine's."""
+    """The outcome of a try whose process gave no result: 'crashed' if a signal ended it, as engines and drivers cause.
+
+    Time, memory and missing packages are matters of this machine: 'not finished'.
+    """
     log = error.log.strip().splitlines()[-3:] if isinstance(error, StepError) else []
     crashed = isinstance(error, StepError) and error.kind == "crash"
     outcome: Outcome = "crashed" if crashed else "not finished"
@@ -137,10 +144,11 @@ def _describe_end(error: EngineryError) -> TrialOutcome:
 
 
 def run_kit(asked: KitOptions, say: Callable[[str], None], keep: Callable[[Results], None] = lambda _: None) -> Results:
-    """Everything, told line by line. Raises UnavailableError without the device, UnknownNameError for a backend that
-    is not registered, IntegrityError for a damaged carried folder; all of them before anything is tried.
+    """Run the kit. say: receives a line on each try.
 
-    keep: told what is known, first of all and after each try: hours of a GPU are not lost to what ends the process.
+    keep: receives the results so far, first and after each try, so that nothing is lost when the process ends.
+    Raises UnavailableError without the device, UnknownNameError for a backend that is not registered, IntegrityError
+    for a damaged folder; all of them before the first try.
     """
     device = devices.find_device(asked.device)
     for name in asked.backends:
@@ -150,12 +158,12 @@ def run_kit(asked: KitOptions, say: Callable[[str], None], keep: Callable[[Resul
     with tempfile.TemporaryDirectory(prefix="enginery-gpu-") as folder:
         bench = _Bench(asked, device, Path(folder), say, keep)
         keep(bench.results())
-        _work(bench, carried)
+        _try_all(bench, carried)
         return bench.results()
 
 
-def _work(bench: _Bench, carried: Sequence[OfflineBundle]) -> None:
-    """In an order in which what is wanted most is there first."""
+def _try_all(bench: _Bench, carried: Sequence[OfflineBundle]) -> None:
+    """Make all tries, the most important first."""
     for item in carried:
         for proven in _prove_folder(bench, item):
             bench.add(bench.carried, proven)
@@ -164,7 +172,13 @@ def _work(bench: _Bench, carried: Sequence[OfflineBundle]) -> None:
         bench.peaks = found if isinstance(found, Peaks) else None
     models = list(_models(bench))
     bench.models.extend(_count_costs(model, bench.peaks) for model in models)
-    for kind, task in _tasks(bench, models):
+    only, halves = bench.asked.backends, next((model for model in models if model.precision == "fp16"), None)
+    tasks: list[tuple[str, BuildTask | Skipped]] = [("engine", task) for task in own_tasks(models, bench.device, only)]
+    if halves is not None:
+        tasks += [("other generation", task) for task in other_tasks(halves, bench.device, only)]
+        if not only and (probe := any_generation_task(halves, bench.device)):
+            tasks.append((ANY_GENERATION, probe))
+    for kind, task in tasks:
         if isinstance(task, Skipped):
             bench.say(f"{task.name}: {'refused' if task.refused else 'skipped'}, {task.reason}")
             bench.add(bench.skipped, replace(task, kind=kind))
@@ -176,7 +190,7 @@ def _work(bench: _Bench, carried: Sequence[OfflineBundle]) -> None:
 
 
 def _models(bench: _Bench) -> Iterator[KitModel]:
-    """Write the models, and of each one set of cases that both precisions share: float64's answers."""
+    """Write the models, and for each a set of golden cases, answered in float64, that all precisions share."""
     for name in bench.asked.models:
         made = [write(name, precision, bench.asked.size, bench.folder) for precision in bench.asked.precisions]
         folder = bench.folder / f"cases-{name}"
@@ -184,21 +198,14 @@ def _models(bench: _Bench) -> Iterator[KitModel]:
         model = write(name, "fp32", bench.asked.size, folder)
         exact = DoubleSession(model.path)
         golden = freeze([model.sample(model.batch.opt)], model.inputs, [model.batch], exact.run)
-        save_cases(golden, golden_digest(model), folder)
+        save_cases(golden, digest_of({"kit": digest_of_file(model.path)}), folder)
         for item in made:
             bench.cases[model_key(item)] = folder
             yield item
 
 
-def golden_digest(model: KitModel) -> str:
-    """What names the cases of one of the kit's models: they follow from its bytes."""
-    from enginery.core.digest import digest_of, digest_of_file
-
-    return digest_of({"kit": digest_of_file(model.path)})
-
-
 def _count_costs(model: KitModel, roofs: Peaks | None) -> ModelCosts:
-    """What a run must do at each batch, and the least time that takes."""
+    """The costs of a run at each batch, and its least time by the roofs."""
     rows = []
     for batch in sorted({model.batch.min, model.batch.opt, model.batch.max}):
         costs = graph_costs(model.path, model.inputs, {"batch": batch})
@@ -210,17 +217,6 @@ def _count_costs(model: KitModel, roofs: Peaks | None) -> ModelCosts:
         least = roofs.least_s(operations, moved, _KINDS[model.precision]) if roofs else None
         rows.append(BatchCosts(batch, operations, moved, least))
     return ModelCosts(model_key(model), tuple(rows))
-
-
-def _tasks(bench: _Bench, models: Sequence[KitModel]) -> Iterator[tuple[str, BuildTask | Skipped]]:
-    only = bench.asked.backends
-    yield from (("engine", task) for task in own_tasks(models, bench.device, only))
-    halves = next((model for model in models if model.precision == "fp16"), None)
-    if halves is None:
-        return
-    yield from (("other generation", task) for task in other_tasks(halves, bench.device, only))
-    if not only and (probe := any_generation_task(halves, bench.device)):
-        yield ANY_GENERATION, probe
 
 
 def _peers_for(bench: _Bench) -> list[Peer]:
@@ -256,7 +252,7 @@ def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
 
 
 def _prove_folder(bench: _Bench, carried: OfflineBundle) -> Iterator[OfflineTrial]:
-    """Run a folder's engines; those that cannot run here are said to be."""
+    """Try a folder's engines; those that cannot run here are skipped with the reason."""
     _, digest = load_cases(carried.folder)
     for engine in carried.engines:
         name, begun = f"{carried.model}@{carried.version} {engine.request.unit}", now()
@@ -264,7 +260,8 @@ def _prove_folder(bench: _Bench, carried: OfflineBundle) -> Iterator[OfflineTria
             bench.say(f"{name}: skipped, {reason}")
             found = TrialOutcome(outcome="skipped", reason=reason)
         else:
-            found = bench.try_(name, _prove(bench, carried, engine))
+            place = engine.path.resolve(), engine.digest, carried.folder.resolve()
+            found = bench.try_(name, ProveBundled(engine.request, engine.options, *place, bench.terms()))
         yield OfflineTrial(
             **vars(found),
             model=carried.model,
@@ -278,12 +275,8 @@ def _prove_folder(bench: _Bench, carried: OfflineBundle) -> Iterator[OfflineTria
         )
 
 
-def _prove(bench: _Bench, carried: OfflineBundle, engine: BundledEngine) -> ProveBundled:
-    path, folder = engine.path.resolve(), carried.folder.resolve()
-    return ProveBundled(engine.request, engine.options, path, engine.digest, folder, bench.terms())
-
-
 def _cannot(engine: BundledEngine, here: Target) -> str:
+    """Why an engine cannot run on this device; '' where it can."""
     try:
         backend = backends.configure(engine.request.backend, engine.options)
     except EngineryError as error:

@@ -1,4 +1,4 @@
-"""The kit's own models: an MLP, a convolutional net and a transformer block, made on the spot, the same everywhere.
+"""The kit's models: an MLP, a convolutional net and a transformer block, generated with the same bytes everywhere.
 
 Weights and inputs are drawn from a fixed seed and rounded to fp16, so that the fp32 and the fp16 graph hold the same
 numbers and one reference in float64 serves both.
@@ -26,7 +26,7 @@ _SEED = 20
 
 @dataclass(frozen=True)
 class KitModel:
-    """A model on disk, with its one dynamic dim. precision: what it computes in, inputs and outputs included."""
+    """A model on disk with one dynamic dim, `batch`. precision: of its computation, inputs and outputs."""
 
     name: str
     path: Path
@@ -37,12 +37,12 @@ class KitModel:
 
     @property
     def profile(self) -> ShapeProfile:
-        """The batch from its least to its greatest, tuned for opt."""
+        """The shapes of all batches, tuned for `batch.opt`."""
         low, best, high = ({"batch": size} for size in (self.batch.min, self.batch.opt, self.batch.max))
         return ShapeProfile(tuple((spec.name, spec.at(low), spec.at(best), spec.at(high)) for spec in self.inputs))
 
     def sample(self, batch: int) -> dict[str, Array]:
-        """Inputs in float32, whatever the model takes: numbers that fp16 holds."""
+        """Inputs of so many samples, float32 for every precision, with values that fp16 holds."""
         rng = np.random.default_rng([_SEED, 0])
         return {spec.name: _round_weights(rng.standard_normal(spec.at({"batch": batch}))) for spec in self.inputs}
 
@@ -68,7 +68,7 @@ def _round_weights(values: Array) -> Array:
 
 
 class _Drawn:
-    """A graph that grows: nodes, and weights drawn in the order in which they are asked for."""
+    """A graph under construction: nodes, and weights drawn from one seed in the order of their creation."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -78,7 +78,7 @@ class _Drawn:
         self._rng = np.random.default_rng(_SEED)
 
     def op(self, kind: str, *inputs: str, last: bool = False, **attributes: object) -> str:
-        """Add a node; the name of what comes out: 'y' for the last."""
+        """Add a node and return the name of its output: 'y' for the last node."""
         name = "y" if last else f"t{len(self.nodes)}"
         node = helper.make_node(kind, list(inputs), [name], name=f"{kind}_{len(self.nodes)}")
         node.attribute.extend(helper.make_attribute(key, value) for key, value in sorted(attributes.items()))
@@ -86,20 +86,16 @@ class _Drawn:
         return name
 
     def weight(self, *shape: int, fan_in: int) -> str:
-        """A weight whose products keep the size of what they multiply (He et al., 2015)."""
+        """A random weight, scaled so that products keep the variance of their inputs (He et al., 2015)."""
         return self._hold(_round_weights(self._rng.standard_normal(shape) * np.sqrt(2.0 / fan_in)))
 
     def bias(self, size: int) -> str:
-        """A small bias."""
+        """A small random bias."""
         return self._hold(_round_weights(0.1 * self._rng.standard_normal(size)))
 
-    def fill(self, size: int, value: float) -> str:
-        """One value, `size` times."""
-        return self._hold(np.full(size, value, np.float32))
-
-    def scalar(self, value: float) -> str:
-        """A number."""
-        return self._hold(np.array(value, np.float32))
+    def constant(self, value: float, *shape: int) -> str:
+        """An array of this shape with one value everywhere."""
+        return self._hold(np.full(shape, value, np.float32))
 
     def sizes(self, *values: int) -> str:
         """A shape, for Reshape."""
@@ -119,7 +115,7 @@ class _Drawn:
 
 
 def _mlp(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
-    """Three layers, as a ranking model has: bound by memory at batch 1, by the matrix units at its greatest."""
+    """Three layers, as in a ranking model: bound by memory at batch 1, by the matrix units at the greatest batch."""
     width, hidden = (1024, 4096) if size == "real" else (32, 64)
     h = net.op("Relu", net.dense("x", width, hidden))
     h = net.op("Relu", net.dense(h, hidden, hidden))
@@ -150,7 +146,7 @@ def _residual(net: _Drawn, x: str, ins: int, outs: int, stride: int) -> str:
     inner = _convolve(net, _convolve(net, x, ins, outs, 3, stride), outs, outs, 3, 1, rectified=False)
     short = x if (ins, stride) == (outs, 1) else _convolve(net, x, ins, outs, 1, stride, rectified=False)
     # Halved, so that values keep their size through many blocks and stay far from fp16's largest.
-    return net.op("Relu", net.op("Mul", net.op("Add", inner, short), net.scalar(0.5)))
+    return net.op("Relu", net.op("Mul", net.op("Add", inner, short), net.constant(0.5)))
 
 
 def _convolve(net: _Drawn, x: str, ins: int, outs: int, kernel: int, stride: int, rectified: bool = True) -> str:
@@ -165,7 +161,10 @@ def _block(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
     length, width, heads = (128, 768, 12) if size == "real" else (8, 32, 4)
     h = _attention(net, _normalize(net, "x", width), length, width, heads)
     x = net.op("Add", "x", h)
-    h = _gelu(net, net.dense(_normalize(net, x, width), width, 4 * width))
+    h = net.dense(_normalize(net, x, width), width, 4 * width)
+    # GELU as PyTorch exports it: x (1 + erf(x / sqrt 2)) / 2.
+    inner = net.op("Erf", net.op("Mul", h, net.constant(np.sqrt(0.5))))
+    h = net.op("Mul", net.op("Mul", h, net.op("Add", inner, net.constant(1.0))), net.constant(0.5))
     net.op("Add", x, net.dense(h, 4 * width, width), last=True)
     net.out = (length, width)
     return (length, width), Dim("batch", 1, 8, 16) if size == "real" else Dim("batch", 1, 2, 4)
@@ -177,19 +176,13 @@ def _attention(net: _Drawn, x: str, length: int, width: int, heads: int) -> str:
     query, key, value = (net.op("Reshape", net.dense(x, width, width), split) for _ in range(3))
     query, value = (net.op("Transpose", part, perm=[0, 2, 1, 3]) for part in (query, value))
     scores = net.op("MatMul", query, net.op("Transpose", key, perm=[0, 2, 3, 1]))
-    weights = net.op("Softmax", net.op("Mul", scores, net.scalar(1.0 / np.sqrt(each))), axis=-1)
+    weights = net.op("Softmax", net.op("Mul", scores, net.constant(1.0 / np.sqrt(each))), axis=-1)
     seen = net.op("Transpose", net.op("MatMul", weights, value), perm=[0, 2, 1, 3])
     return net.dense(net.op("Reshape", seen, net.sizes(0, length, width)), width, width)
 
 
 def _normalize(net: _Drawn, x: str, width: int) -> str:
-    return net.op("LayerNormalization", x, net.fill(width, 1.0), net.bias(width), axis=-1, epsilon=1e-5)
-
-
-def _gelu(net: _Drawn, x: str) -> str:
-    """As PyTorch exports it: x (1 + erf(x / sqrt 2)) / 2."""
-    inner = net.op("Erf", net.op("Mul", x, net.scalar(np.sqrt(0.5))))
-    return net.op("Mul", net.op("Mul", x, net.op("Add", inner, net.scalar(1.0))), net.scalar(0.5))
+    return net.op("LayerNormalization", x, net.constant(1.0, width), net.bias(width), axis=-1, epsilon=1e-5)
 
 
 MODELS: Mapping[str, Callable[[_Drawn, Size], tuple[tuple[int, ...], Dim]]] = {

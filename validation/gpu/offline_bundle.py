@@ -1,14 +1,13 @@
-"""Published engines that were carried to this machine in a folder, to be run here and judged elsewhere.
+"""Published engines in a folder, to be run on a machine without the registry and judged on another one.
 
-    carry.json             model, version and manifest that they are of; of each engine its digest, request and file
+    carry.json             model, version and manifest of the engines; digest, request and file of each
     cases.json, cases.npz  the golden cases
     engines/               the engines' files
 
-`enginery validate REF --carry FOLDER` writes it; `enginery validate --import RESULTS` judges what came of it.
+`enginery validate REF --carry FOLDER` writes it; `enginery validate --import RESULTS` judges the kit's results.
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +53,7 @@ class BundledEngine:
 
 @dataclass(frozen=True)
 class OfflineBundle:
-    """What a folder holds. manifest, golden: digests of the version's manifest and golden set."""
+    """The contents of a folder. manifest, golden: digests of the version's manifest and golden set."""
 
     model: str
     version: str
@@ -64,19 +63,19 @@ class OfflineBundle:
     folder: Path
 
     def save(self) -> None:
-        """Write carry.json; the files that it names are there already."""
+        """Write carry.json; the files that it names exist already."""
         engines = tuple(_Entry(item.digest, item.request, item.path.name) for item in self.engines)
         document = _BundleDocument(self.model, self.version, self.manifest, self.golden, engines)
         (self.folder / "carry.json").write_bytes(canonical_json(encode(document)))
 
     @classmethod
     def load(cls, folder: Path) -> "OfflineBundle":
-        """Read a folder and check its engines' digests. Raises IntegrityError for another, or a damaged one."""
+        """Read a folder and check its engines' digests. Raises IntegrityError for other or damaged files."""
         try:
             found = decode(json.loads((folder / "carry.json").read_bytes()), _BundleDocument)
             if (found.kind, found.format) != (KIND, FORMAT):
                 raise ValueError(f"kind {found.kind[:40]}, format {found.format}")
-            engines = tuple(_engines(found, folder))
+            engines = tuple(_check_engine(item, folder) for item in found.engines)
             return cls(found.model, found.version, found.manifest, found.golden, engines, folder)
         except (OSError, ValueError, IntegrityError, RecursionError) as error:
             raise IntegrityError(
@@ -84,12 +83,11 @@ class OfflineBundle:
             ) from error
 
 
-def _engines(document: _BundleDocument, folder: Path) -> Iterator[BundledEngine]:
-    for item in document.engines:
-        digest, name = item.digest, item.file
-        if not is_digest(digest) or Path(name).name != name:
-            raise ValueError(f"engine {digest[:80]!r} in {name[:80]!r}")
-        path = folder / "engines" / name
-        if digest_of_file(path) != digest:
-            raise ValueError(f"{path.name} was changed on the way")
-        yield BundledEngine(digest, item.request, path)
+def _check_engine(item: _Entry, folder: Path) -> BundledEngine:
+    digest, name = item.digest, item.file
+    if not is_digest(digest) or Path(name).name != name:
+        raise ValueError(f"engine {digest[:80]!r} in {name[:80]!r}")
+    path = folder / "engines" / name
+    if digest_of_file(path) != digest:
+        raise ValueError(f"{path.name} was changed on the way")
+    return BundledEngine(digest, item.request, path)

@@ -1,14 +1,13 @@
 """The page docs/reference/gpu-results.md from the kit's results: `python -m validation.gpu page RESULTS.json ...`.
 
-Without results it says that there are none. Nothing is added by hand, so nothing here can have been better than it was.
+Without results it says that there are none. Nothing is added by hand.
 """
 
 from collections.abc import Iterator, Sequence
 
 from enginery.core.text import format_bytes
-from validation.gpu.peaks import Peaks
 from validation.gpu.peers import PEERS
-from validation.gpu.results import BatchCosts, BatchLatency, KitTrial, OfflineTrial, PeerComparison, Results
+from validation.gpu.results import PeerComparison, Results
 
 _HEAD = """\
 # What was seen on GPUs
@@ -24,7 +23,7 @@ run is the same code with the CPU as its device.
 
 
 def page(found: Sequence[Results]) -> str:
-    """The page."""
+    """The page in Markdown."""
     return _HEAD + ("".join("\n".join(_section(item)) for item in found) if found else _NONE)
 
 
@@ -38,71 +37,49 @@ def _section(found: Results) -> Iterator[str]:
         f"models at their {found.size} size",
     ]
     yield ", ".join(facts) + ".\n"
-    if found.peaks:
-        yield from _peaks(found.peaks)
+    if peaks := found.peaks:
+        rates = ", ".join(f"{kind} {rate / 1e12:.3g}" for kind, rate in peaks.operations_per_s.items())
+        yield (
+            f"Roofs, measured by torch: {peaks.bytes_per_s / 1e9:.0f} GB/s; products of matrices in 10^12 operations "
+            f"a second: {rates}; {1e6 * peaks.launch_s:.1f} us for an operation on one number.\n"
+        )
+        if peaks.missing:
+            yield "Not measured: " + "; ".join(f"{kind} ({why})" for kind, why in peaks.missing.items()) + ".\n"
     yield from _table("Engines and PyTorch, at the batch that engines are tuned for", _SPEED, list(_speeds(found)))
-    yield from _table("Engines that were built for another generation", _OTHERS, list(_others(found.tries)))
-    yield from _table("Published engines", ("engine", "outcome", ""), [_list_carried(item) for item in found.carried])
+    others = [item for item in found.tries if item.kind not in ("engine", "peer")]
+    rows = [(item.backend, item.built_for, item.outcome, item.reason or "") for item in others]
+    yield from _table("Engines that were built for another generation", _OTHERS, rows)
+    carried = [(f"{item.model}@{item.version} {item.unit}", item.outcome, item.reason or "") for item in found.carried]
+    yield from _table("Published engines", ("engine", "outcome", ""), carried)
     skipped = [(item.name, "refused" if item.refused else "not here", item.reason) for item in found.skipped]
     yield from _table("Not tried", ("", "", "why"), skipped)
 
 
-def _peaks(peaks: Peaks) -> Iterator[str]:
-    rates = [f"{kind} {rate / 1e12:.3g}" for kind, rate in peaks.operations_per_s.items()]
-    yield (
-        f"Roofs, measured by torch: {peaks.bytes_per_s / 1e9:.0f} GB/s; products of matrices in 10^12 operations "
-        f"a second: {', '.join(rates)}; {1e6 * peaks.launch_s:.1f} us for an operation on one number.\n"
-    )
-    if peaks.missing:
-        yield "Not measured: " + "; ".join(f"{kind} ({why})" for kind, why in peaks.missing.items()) + ".\n"
-
-
-_SPEED = (
-    "model",
-    "by",
-    "outcome",
-    "build s",
-    "load s",
-    "ms with copies",
-    "p99",
-    "ms on the device",
-    "of the roof",
-    "against PyTorch",
-)
+_TIMES = ("ms with copies", "p99", "ms on the device", "of the roof")
+_SPEED = ("model", "by", "outcome", "build s", "load s", *_TIMES, "against PyTorch")
 _OTHERS = ("backend", "built for", "outcome", "why")
 
 
 def _speeds(found: Results) -> Iterator[tuple[str, ...]]:
     least = {(item.model, row.batch): row.least_s for item in found.models for row in item.sizes}
-    tuned = {item.model: _middle(item.sizes) for item in found.models}
+    tuned = {item.model: item.sizes[len(item.sizes) // 2].batch for item in found.models}
     for item in sorted((one for one in found.tries if one.kind in ("engine", "peer")), key=lambda one: one.model):
         batch = tuned.get(item.model, 0)
         row = next((row for row in item.latency or () if row.batch == batch), None)
-        head = (item.model, PEERS.get(item.backend, _name(item)), item.outcome, _s(item.build_s), _s(item.load_s))
+        name = " ".join([item.backend, *(f"{option}={value}" for option, value in item.options.items())])
+        head = (item.model, PEERS.get(item.backend, name), item.outcome, _s(item.build_s), _s(item.load_s))
         if row is None:
             yield (*head, "", "", "", "", item.reason or "")
         else:
-            yield (*head, *_times(row, least.get((item.model, batch))), "; ".join(map(_compare, item.races or ())))
-
-
-def _middle(sizes: Sequence[BatchCosts]) -> int:
-    return sizes[len(sizes) // 2].batch
-
-
-def _name(item: KitTrial) -> str:
-    options = " ".join(f"{name}={value}" for name, value in item.options.items())
-    return f"{item.backend} {options}".strip()
+            tail = next((quantile.value for quantile in row.quantiles if quantile.p == 0.99), None)
+            device, least_s = row.device.median_s if row.device else None, least.get((item.model, batch))
+            share = f"{least_s / device:.0%}" if least_s and device else ""
+            times = (_ms(row.median_s), _ms(tail), _ms(device), share)
+            yield (*head, *times, "; ".join(map(_compare, item.races or ())))
 
 
 def _s(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds:.2f}"
-
-
-def _times(row: BatchLatency, least_s: float | None) -> tuple[str, str, str, str]:
-    tail = next((item.value for item in row.quantiles if item.p == 0.99), None)
-    device = row.device.median_s if row.device else None
-    share = f"{least_s / device:.0%}" if least_s and device else ""
-    return (_ms(row.median_s), _ms(tail), _ms(device), share)
 
 
 def _ms(seconds: float | None) -> str:
@@ -119,16 +96,6 @@ def _compare(item: PeerComparison) -> str:
     return f"{name}: takes {median.ratio:.2f} of its time [{median.low:.2f}, {median.high:.2f}]"
 
 
-def _others(tries: Sequence[KitTrial]) -> Iterator[tuple[str, ...]]:
-    for item in tries:
-        if item.kind not in ("engine", "peer"):
-            yield (item.backend, item.built_for, item.outcome, item.reason or "")
-
-
-def _list_carried(item: OfflineTrial) -> tuple[str, str, str]:
-    return f"{item.model}@{item.version} {item.unit}", item.outcome, item.reason or ""
-
-
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     if not rows:
         return
@@ -141,5 +108,5 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> It
 
 
 def _cell(value: str) -> str:
-    """One line, and none of what would end a cell."""
+    """The text of a table's cell: in one line, with '|' escaped."""
     return " ".join(value.split()).replace("|", "\\|")[:400]

@@ -1,10 +1,8 @@
-"""Seconds on a device: by CUDA events, or by the clock where the device is the CPU.
-
-What the device can do at most, measured by torch: the roofs of a roofline (Williams, Waterman & Patterson, 2009).
+"""Peak rates of a device, measured by torch: the roofs of a roofline (Williams, Waterman & Patterson, 2009).
 
 Bytes a second: one large array copied to another (one is read, one is written). Operations a second: a product of
 square matrices in each type, of random numbers, as a GPU multiplies ones at a higher clock. The cost of a launch: an
-addition to one number. The best of several tries is taken: a roof is what nothing here gets past.
+addition to one number. Each is the best of several tries, timed by CUDA events, or by the clock on the CPU.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def seconds_of(run: Callable[[], object], device: str, runs: int) -> list[float]:
-    """Of each of `runs` calls, after one that is not counted. device: 'cuda' or 'cpu', as torch calls them."""
+    """Seconds of each of `runs` calls, after one that is not counted. device: 'cuda' or 'cpu', as in torch."""
     import torch
 
     run()
@@ -35,12 +33,6 @@ def seconds_of(run: Callable[[], object], device: str, runs: int) -> list[float]
     return [begun.elapsed_time(ended) / 1e3 for begun, ended in pairs]
 
 
-def runs_for(run: Callable[[], object], device: str, seconds: float, least: int) -> int:
-    """How many calls take about so many seconds, from `least` to 2000."""
-    each = min(seconds_of(run, device, 3))
-    return max(least, min(2000, int(seconds / max(each, 1e-9))))
-
-
 # Elements of a copied array and sides of multiplied matrices, by device; the CPU's are only to run the same code.
 _COPIED = {"cuda": 1 << 28, "cpu": 1 << 20}
 _SIDE = {"cuda": 8192, "cpu": 128}
@@ -49,7 +41,10 @@ _SECONDS = {"cuda": 0.5, "cpu": 0.01}
 
 @dataclass(frozen=True)
 class Peaks:
-    """operations_per_s: by type ('tf32' is float32 in TF32).  missing: types that this device or torch has not."""
+    """The peak rates. operations_per_s: by type ('tf32' is float32 in TF32).  launch_s: of one small operation.
+
+    missing: types that could not be measured, with the reason.
+    """
 
     bytes_per_s: float
     operations_per_s: Mapping[str, float]
@@ -57,13 +52,13 @@ class Peaks:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def least_s(self, operations: float, moved_bytes: float, kind: str) -> float | None:
-        """What no engine gets below: the slower of computing in that type and of moving bytes. None: no such roof."""
+        """The least time of so many operations of a type and bytes: the longer of the two; None without that type."""
         rate = self.operations_per_s.get(kind)
         return None if rate is None else max(operations / rate, moved_bytes / self.bytes_per_s)
 
 
 def measure_peaks(device: str) -> Peaks:
-    """Measure them; takes some seconds on a GPU."""
+    """Measure the peak rates; takes some seconds on a GPU."""
     import torch
 
     bandwidth = _bandwidth(device)
@@ -87,7 +82,7 @@ def _bandwidth(device: str) -> float:
 
 
 def _products(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
-    """By type, what makes the matrices and gives their product."""
+    """By type: a function that makes two matrices and returns a function that multiplies them."""
     import torch
 
     side = _SIDE[device]
@@ -114,7 +109,7 @@ def _products(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
 
 
 def _with_tf32(allowed: bool, measure: Callable[[], float]) -> float:
-    """float32 is measured without TF32, which rounds its inputs; the setting is put back."""
+    """`measure` with TF32, which rounds float32 inputs, allowed or not; the setting is restored."""
     import torch
 
     settings = torch.backends.cuda.matmul
@@ -127,5 +122,6 @@ def _with_tf32(allowed: bool, measure: Callable[[], float]) -> float:
 
 
 def _best(run: Callable[[], object], device: str) -> float:
-    runs = runs_for(run, device, _SECONDS[device], least=3)
-    return min(seconds_of(run, device, runs))
+    """The least time of as many calls as take about `_SECONDS`, from 3 to 2000."""
+    each = min(seconds_of(run, device, 3))
+    return min(seconds_of(run, device, max(3, min(2000, int(_SECONDS[device] / max(each, 1e-9))))))

@@ -1,12 +1,9 @@
-"""What engines are compared with: the same graph run by PyTorch itself, op by op or through torch.compile.
+"""PyTorch as the peer of engines: the same graph run by PyTorch itself, op by op or through torch.compile.
 
-The graph is read by `builders.onnx_torch` and exported, so that both run a flat program and no interpreter of ours.
-
-Timing on a GPU: clocks, peak rates, peer compilers.
+`builders.onnx_torch` turns the graph into an exported program, so that PyTorch runs no interpreter in between.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -66,14 +63,11 @@ class TorchSession(Session):
         return [torch.from_numpy(np.array(inputs[spec.name], order="C")).to(self._device) for spec in self.inputs]
 
 
-@contextmanager
-def open_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> Iterator[Session]:
-    """The graph as PyTorch runs it. Raises EngineryError with torch's words where it cannot."""
-    yield TorchSession(request, make_peer(peer, model, request, device), device)
-
-
 def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> "Module":
-    """The callable behind a peer; what compiles is compiled at its first call for each shape."""
+    """The graph as a callable of PyTorch, which compiles at its first call for each shape.
+
+    Raises EngineryError with torch's message where PyTorch cannot run it.
+    """
     import torch
 
     from builders.onnx_torch import to_program
@@ -83,7 +77,7 @@ def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> "M
         if peer == "eager-graph":
             return _Replayed(module)
         if peer in _MODES:
-            # Compiled for each size, as it would be where that matters; else max-autotune leaves CUDA graphs out.
+            # Compiled for each size, as where speed matters; with dynamic sizes max-autotune leaves CUDA graphs out.
             return torch.compile(module, mode=_MODES[peer], dynamic=False)
     except (RuntimeError, AssertionError) as error:
         raise EngineryError(
@@ -95,7 +89,7 @@ def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> "M
 class _Replayed:
     """A module whose kernels are recorded once for each shape and replayed as a CUDA graph.
 
-    Inputs and outputs lie where they lay when it was recorded, so copies to and from there belong to a run.
+    A graph has fixed addresses of inputs and outputs, so that copies to and from there are part of a run.
     """
 
     def __init__(self, module: "Module") -> None:

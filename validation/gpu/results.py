@@ -1,21 +1,20 @@
-"""The kit's JSON: what was there, what was tried, what came of it.
+"""The JSON of the kit's results: the device, the tries, and their outcomes.
 
 kind, format, created_at      'enginery-gpu-results', 1, ISO 8601 in UTC
-device, host, software        what was measured, and with what
+device, host, software        what was measured, and by which versions
 peaks                         the roofs, measured by torch
 models                        the kit's own: operations and compulsory bytes of a run at each batch
 tries                         each with kind ('engine', 'other generation', 'any generation', 'peer'), outcome, reason,
                               checks, latency, races
 skipped                       what was not tried, and why
-carried                       published engines: what they are, and their answers, for `enginery validate --import`
+carried                       published engines with their answers, for `enginery validate --import`
 
-A field that was not measured is left out. `enginery.core.codec` writes and reads all of it.
+Fields that were not measured are left out. `enginery.core.codec` writes and reads all of it.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -49,7 +48,7 @@ class DeviceLatency:
 class BatchLatency:
     """Latency at one size, copies included. shapes: of each input.  steady: whether the warm-up came to an end.
 
-    busy: why the machine counts as busy meanwhile.  device: None where the session does not tell its device's time.
+    busy: why the machine counts as busy meanwhile.  device: None where the session does not give its device's time.
     """
 
     batch: int
@@ -64,7 +63,7 @@ class BatchLatency:
 
 @dataclass(frozen=True)
 class PeerComparison:
-    """The engine against PyTorch, in turns (`measurement.paired`); or the reason why there was none."""
+    """A paired benchmark of an engine and PyTorch (`validation.latency.measurement.paired`), or why there was none."""
 
     peer: str
     reason: str | None = field(default=None, metadata=OMIT_NONE)
@@ -78,9 +77,9 @@ class PeerComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOutcome:
-    """What became of one try. outcome: an `Outcome`.  load_s: the first opening; load_again_s: the one after it.
+    """The outcome of one try. outcome: an `Outcome`.  load_s, load_again_s: of the first opening and the next.
 
-    took_s: its process, in all.  answers: of a carried engine, by question.
+    took_s: of its process in all.  races: comparisons with PyTorch.  answers: of a carried engine.
     """
 
     outcome: str = "not finished"
@@ -101,7 +100,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class KitTrial(TrialOutcome):
-    """A try of an engine of the kit's own, or of PyTorch. model: 'mlp fp16'.  options: the backend's."""
+    """A try of an engine of a kit's model, or of PyTorch. model: 'mlp fp16'.  options: of the backend."""
 
     kind: str
     model: str
@@ -127,7 +126,7 @@ class OfflineTrial(TrialOutcome):
 
 @dataclass(frozen=True)
 class Skipped:
-    """What is not tried, and why. refused: by the backend, for this request; else it is not there, or not for this."""
+    """A try that was not made. refused: by the backend; else the backend is not installed, or not for this target."""
 
     name: str
     model: str
@@ -141,7 +140,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class BatchCosts:
-    """What a run at one batch must do. least_s: no engine takes less by the roofs; None without them."""
+    """The costs of a run at one batch. least_s: the least time by the roofs; None without roofs."""
 
     batch: int
     operations: int
@@ -151,7 +150,7 @@ class BatchCosts:
 
 @dataclass(frozen=True)
 class ModelCosts:
-    """One of the kit's models, by batch, the smallest first."""
+    """The costs of one of the kit's models by batch, the smallest first."""
 
     model: str
     sizes: tuple[BatchCosts, ...]
@@ -159,7 +158,7 @@ class ModelCosts:
 
 @dataclass(frozen=True)
 class Results:
-    """See the module's words. seconds: of each latency.  size: of the kit's models."""
+    """All results, as the module describes. seconds: of each latency.  size: of the kit's models."""
 
     created_at: str
     device: KitDevice
@@ -181,7 +180,7 @@ class Results:
 
     @classmethod
     def from_json(cls, document: object) -> "Results":
-        """Read what `to_bytes` wrote, parsed. Raises IntegrityError for anything else."""
+        """Read the parsed JSON of `to_bytes`. Raises IntegrityError for anything else."""
         if not isinstance(document, dict) or document.get("kind") != KIND:
             raise IntegrityError("no results of the GPU kit; `python -m validation.gpu --out FILE` writes them")
         if document.get("format") != FORMAT:
@@ -193,13 +192,8 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> "Results":
-        """Read a file of this machine's own. Raises IntegrityError for what is none."""
+        """Read a file of results. Raises IntegrityError for anything else."""
         try:
             return cls.from_json(json.loads(path.read_bytes()))
         except (ValueError, RecursionError) as error:
             raise IntegrityError(f"{path}: no results of the GPU kit: {str(error)[:120]}") from error
-
-
-def now() -> str:
-    """The time, ISO 8601, UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,12 +1,11 @@
-"""What the kit tries: every backend on every model of the kit, and what was built for other generations on this one.
+"""The tasks of the kit: every backend on every model of the kit, and engines that were built for other generations.
 
-The backends are asked, and nothing here knows which there are: not installed, not this kind of target, refused with
-its reason; what is left is tried.
+Backends are found by discovery. A task that a backend cannot do is `Skipped` with the reason: not installed, not this
+kind of target, or refused.
 
-Questions that no backend's request asks: does an engine that names no generation run here?
-
-TensorRT for RTX compiles its kernels when an engine is loaded. Left without a compute capability, it builds for 8.0 and
-later by its documentation; whether Hopper counts is seen by trying, as with engines for the generations that it names.
+One task is outside of the backends' requests: an engine for no generation in particular. TensorRT for RTX compiles its
+kernels when an engine is loaded. Without a compute capability it builds for 8.0 and later by its documentation; whether
+such an engine runs on Hopper is found out by trying.
 """
 
 import importlib
@@ -23,14 +22,16 @@ from validation.gpu.devices import KitDevice
 from validation.gpu.models import KitModel
 from validation.gpu.results import Skipped
 
-# An option that says whether a session replays a CUDA graph: both are measured where a backend has it.
+# The backend that builds engines for no generation in particular, and the name of that target in results.
+BACKEND = "tensorrt-rtx"
+ANY_GENERATION = "any generation"
 
 
 @dataclass(frozen=True)
 class BuildTask:
-    """One build and its runs. request: for the target that the engine is built for, which may be none of this machine.
+    """An engine to build and run. request: its target may be another one than this machine's.
 
-    options: where they are not the defaults.
+    options: of the backend, those that are not the defaults.
     """
 
     name: str
@@ -40,21 +41,25 @@ class BuildTask:
 
 
 def own_tasks(models: Sequence[KitModel], device: KitDevice, only: Sequence[str] = ()) -> Iterator[BuildTask | Skipped]:
-    """Each backend for this very device. only: names of backends; empty for all."""
+    """The tasks of each backend for this device. only: names of backends; empty for all."""
     for name in choose_backends(only):
         backend = discovery.configure(name, {})
         if reason := explain_absence(backend, device.target):
             yield Skipped(name, "", name, "", device.target.name, reason)
             continue
+        # The defaults, and with CUDA graphs switched where the backend has that option.
+        variants: list[dict[str, Scalar]] = [{}]
+        if (option := backend.capabilities.options.cuda_graphs) and not device.is_cpu:
+            variants.append({option: not dict(discovery.options_of(backend))[option]})
         for model in models:
-            for options in _variants(backend, device):
+            for options in variants:
                 yield _task(discovery.configure(name, options), model, device.target, options)
 
 
 def other_tasks(model: KitModel, device: KitDevice, only: Sequence[str] = ()) -> Iterator[BuildTask | Skipped]:
-    """Engines for other generations, tried on this GPU all the same: which capabilities really run is known by trying.
+    """Engines for other generations, to see which of them run on this GPU; none where the device is the CPU.
 
-    Of backends that build without their target's GPU alone. None where the device is the CPU.
+    Of those backends alone that build without their target's GPU.
     """
     if device.is_cpu:
         return
@@ -68,23 +73,21 @@ def other_tasks(model: KitModel, device: KitDevice, only: Sequence[str] = ()) ->
 
 
 def choose_backends(only: Sequence[str]) -> list[str]:
-    """Names of the registered backends, or those of them that are asked for. Raises UnknownNameError for another."""
+    """The names `only`, or those of all registered backends. Raises UnknownNameError for one that is not registered."""
     for name in only:
         discovery.load(name)
     return list(only) or discovery.names()
 
 
 def explain_absence(backend: Backend, target: Target) -> str:
-    """Why a backend has nothing to do here; empty when it has."""
+    """Why a backend builds nothing for this target on this machine; '' where it does."""
     if not backend.serves(target):
         return f"builds no engines for {target.name}"
     return "" if backend.versions() else f"not installed; {backend.install}"
 
 
 def request_for(backend: Backend, model: KitModel, target: Target) -> BuildRequest:
-    """The kit's request: the whole range of the batch in one profile."""
-    from enginery.core.digest import digest_of_file
-
+    """The request to build a model, with the whole range of the batch in one profile."""
     return BuildRequest(
         model=digest_of_file(model.path),
         precision=model.precision,
@@ -99,7 +102,7 @@ def request_for(backend: Backend, model: KitModel, target: Target) -> BuildReque
 
 
 def model_key(model: KitModel) -> str:
-    """'mlp fp16'."""
+    """The name of a model in results: 'mlp fp16'."""
     return f"{model.name} {model.precision}"
 
 
@@ -112,20 +115,8 @@ def _task(backend: Backend, model: KitModel, target: Target, options: Mapping[st
     return BuildTask(name, model, request, options)
 
 
-def _variants(backend: Backend, device: KitDevice) -> list[dict[str, Scalar]]:
-    """The defaults; and the other way about CUDA graphs, where the backend has the option."""
-    option = backend.capabilities.options.cuda_graphs
-    if device.is_cpu or not option:
-        return [{}]
-    return [{}, {option: not dict(discovery.options_of(backend))[option]}]
-
-
-BACKEND = "tensorrt-rtx"
-ANY_GENERATION = "any generation"
-
-
 def any_generation_task(model: KitModel, device: KitDevice) -> BuildTask | None:
-    """The probe, where TensorRT for RTX is installed and the device is a GPU."""
+    """The task of an engine for no generation in particular; None without TensorRT for RTX, or on the CPU."""
     if device.is_cpu or BACKEND not in discovery.names():
         return None
     backend = discovery.configure(BACKEND, {})
@@ -136,7 +127,7 @@ def any_generation_task(model: KitModel, device: KitDevice) -> BuildTask | None:
 
 
 def build_for_any_generation(request: BuildRequest, model: Path, workdir: Path) -> Engine:
-    """An engine without a compute capability. Raises EngineryError where TensorRT for RTX does not build one."""
+    """Build an engine without a compute capability. Raises EngineryError where TensorRT for RTX does not build one."""
     trt = importlib.import_module("tensorrt_rtx")
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
     network = builder.create_network(0)

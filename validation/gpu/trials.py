@@ -1,7 +1,6 @@
-"""One try, in a process of its own (`execution.process`): build, load, prove, time, compare; what became of it.
+"""The tries of the kit, each in a process of its own (`execution.process`): build, load, prove, time, compare.
 
-A driver or a compiler that crashes takes down this one try. What goes wrong is an answer: where it went wrong, and in
-whose words.
+A driver or a compiler that crashes ends this one try. A failure is an outcome: the stage that failed, and the message.
 """
 
 import os
@@ -26,7 +25,7 @@ from validation.comparison.sessions import expected_checks, run
 from validation.golden.golden_set import GoldenSet
 from validation.gpu.cases import PackedArray, RecordingSession, load_cases
 from validation.gpu.peaks import Peaks, measure_peaks
-from validation.gpu.peers import Peer, TorchSession, make_peer, open_peer
+from validation.gpu.peers import Peer, TorchSession, make_peer
 from validation.gpu.results import BatchLatency, DeviceLatency, Outcome, PeerComparison, TrialOutcome
 from validation.gpu.tasks import build_for_any_generation
 from validation.latency.machine import SystemLoadMonitor
@@ -37,7 +36,7 @@ from validation.limits.budget import Budgets, budgets
 
 T = TypeVar("T")
 Opens = Callable[[], AbstractContextManager[Session]]
-# Openings of a race: loading compiles kernels, which takes seconds.
+# Openings of a paired benchmark; each may compile kernels, which takes seconds.
 _OPENINGS = 3
 _DEVICE_RUNS = 200
 
@@ -50,9 +49,9 @@ class _Failed(Exception):  # noqa: N818 - an answer, not an error
 
 @dataclass(frozen=True)
 class TrialTerms:
-    """How a try is measured. device: 'cuda' or 'cpu'.  seconds: of each latency.  peers: raced with the engine.
+    """How a try is measured. device: 'cuda' or 'cpu'.  seconds: of each latency.  peers: to compare the engine with.
 
-    caches: the folder of what torch.compile tuned, for all tries.
+    caches: the folder of torch.compile's tuning, shared by all tries.
     """
 
     device: str
@@ -63,9 +62,9 @@ class TrialTerms:
 
 @dataclass(frozen=True)
 class TryEngine:
-    """Build an engine and, presented as the device's own (`here`), run it on the golden cases of a folder.
+    """Build an engine, open it as one for this device (`here`), and run it on the golden cases of a folder.
 
-    portable: whether it is built for no generation in particular (`probes`).
+    portable: whether it is built for no generation in particular (`build_for_any_generation`).
     """
 
     request: BuildRequest
@@ -77,7 +76,7 @@ class TryEngine:
     portable: bool = False
 
     def run(self, context: WorkerContext) -> TrialOutcome:
-        """What became of it, with its times."""
+        """The outcome with its times."""
         backend, trial = discovery.configure(self.request.backend, dict(self.options)), TrialOutcome()
         build = build_for_any_generation if self.portable else backend.build
         enter_phase("compiling")
@@ -96,7 +95,7 @@ class TryEngine:
 
 @dataclass(frozen=True)
 class TryPeer:
-    """Measure PyTorch's own way to run the graph as an engine is."""
+    """Measure a way of PyTorch to run the graph as an engine is measured."""
 
     peer: Peer
     request: BuildRequest
@@ -105,18 +104,18 @@ class TryPeer:
     terms: TrialTerms
 
     def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
-        """What became of it, with its times."""
-        _share_caches(self.terms)
+        """The outcome with its times."""
+        terms = replace(self.terms, peers=())
         try:
-            opens = lambda: open_peer(self.peer, self.model, self.request, self.terms.device)  # noqa: E731
-            return _measure(opens, self.request, self.model, self.cases, replace(self.terms, peers=()), TrialOutcome())
+            opens = lambda: nullcontext(_open_peer(self.peer, self.model, self.request, terms))  # noqa: E731
+            return _measure(opens, self.request, self.model, self.cases, terms, TrialOutcome())
         except _Failed as failed:
             return TrialOutcome(outcome=failed.outcome, reason=str(failed))
 
 
 @dataclass(frozen=True)
 class ProveBundled:
-    """Run an engine that was carried here on its golden cases, and keep its answers for who judges them."""
+    """Run a published engine on its golden cases, and keep its answers, to be judged on another machine."""
 
     request: BuildRequest
     options: Mapping[str, Scalar]
@@ -146,12 +145,12 @@ class ProveBundled:
 
 @dataclass(frozen=True)
 class MeasurePeaks:
-    """Measure the device's roofs."""
+    """Measure the peak rates of the device."""
 
     device: str
 
     def run(self, context: WorkerContext) -> Peaks:  # noqa: ARG002 - the protocol's
-        """The roofs."""
+        """The peak rates."""
         return measure_peaks(self.device)
 
 
@@ -170,7 +169,7 @@ def _measure(
 
 
 def _prove(opens: Opens, check: Callable[[Session], tuple[Check, ...]], trial: TrialOutcome) -> TrialOutcome:
-    """Load for the first time, which compiles kernels with some backends, and check the session."""
+    """Open an engine for the first time, which compiles kernels with some backends, and check its outputs."""
     begun = time.perf_counter()
     with _open(opens) as session:
         load_s = time.perf_counter() - begun
@@ -183,30 +182,26 @@ def _prove(opens: Opens, check: Callable[[Session], tuple[Check, ...]], trial: T
 
 
 def _budget(request: BuildRequest) -> Budgets:
-    """What the whole way from the float32 model may cost: the cases expect what that gives."""
+    """Budgets for the drift from the float32 model, whose outputs the cases expect."""
     return budgets("quantization", request.precision, None)
 
 
 def _time(opens: Opens, golden: GoldenSet, terms: TrialTerms, trial: TrialOutcome) -> TrialOutcome:
-    """Latency at each size of the cases, copies included, and the device's own time where the session tells it."""
+    """Latency at each size of the cases, copies included, and the device's own time where the session gives it."""
     begun = time.perf_counter()
     with _open(opens) as session:
         again_s = time.perf_counter() - begun
-        rows = _attempt("run failed", lambda: tuple(_row(session, each, terms) for each in _sizes(session, golden)))
+        # Inputs of each distinct size of the cases, smallest first.
+        sizes: dict[tuple[tuple[int, ...], ...], Tensors] = {}
+        for case in golden.cases:
+            given = _narrow(session, case.inputs)
+            sizes.setdefault(tuple(array.shape for array in given.values()), given)
+        rows = _attempt("run failed", lambda: tuple(_row(session, sizes[key], terms) for key in sorted(sizes)))
     return replace(trial, load_again_s=again_s, latency=rows)
 
 
-def _sizes(session: Session, golden: GoldenSet) -> list[Tensors]:
-    """Inputs of each size that the cases have, once, smallest first."""
-    found: dict[tuple[tuple[int, ...], ...], Tensors] = {}
-    for case in golden.cases:
-        given = _narrow(session, case.inputs)
-        found.setdefault(tuple(array.shape for array in given.values()), given)
-    return [found[key] for key in sorted(found)]
-
-
 def _narrow(session: Session, inputs: Tensors) -> dict[str, Array]:
-    """As `comparison.sessions.run` gives inputs to a session that takes fp16."""
+    """Inputs with those that the session takes as float16 cast to it, as `comparison.sessions.run` does."""
     halves = {spec.name for spec in session.inputs if spec.dtype == "float16"}
     return {name: array.astype(np.float16) if name in halves else array for name, array in inputs.items()}
 
@@ -217,7 +212,10 @@ def _row(session: Session, inputs: Tensors, terms: TrialTerms) -> BatchLatency:
     series = latencies(lambda: session.run(inputs), terms.seconds)
     busy = monitor.stop().busy
     discarded, steady = warm_up(series)
-    kept = series[discarded:]
+    kept, device = series[discarded:], None
+    if taken := session.device_seconds(inputs, _DEVICE_RUNS if terms.device == "cuda" else 10):
+        low, median, high = (float(np.quantile(taken, share)) for share in (0.1, 0.5, 0.9))
+        device = DeviceLatency(len(taken), median, low, high)
     return BatchLatency(
         batch=_batch(inputs),
         shapes={name: array.shape for name, array in inputs.items()},
@@ -226,16 +224,8 @@ def _row(session: Session, inputs: Tensors, terms: TrialTerms) -> BatchLatency:
         median_s=float(np.median(kept)),
         quantiles=quantiles(kept),
         busy=tuple(busy),
-        device=_on_device(session, inputs, terms),
+        device=device,
     )
-
-
-def _on_device(session: Session, inputs: Tensors, terms: TrialTerms) -> DeviceLatency | None:
-    taken = session.device_seconds(inputs, _DEVICE_RUNS if terms.device == "cuda" else 10)
-    if not taken:
-        return None
-    low, median, high = (float(np.quantile(taken, share)) for share in (0.1, 0.5, 0.9))
-    return DeviceLatency(len(taken), median, low, high)
 
 
 def _batch(inputs: Tensors) -> int:
@@ -245,14 +235,15 @@ def _batch(inputs: Tensors) -> int:
 def _compare(
     opens: Opens, peer: Peer, request: BuildRequest, model: Path, golden: GoldenSet, terms: TrialTerms
 ) -> PeerComparison:
-    """The engine against PyTorch, in turns, at the size that it is tuned for. Whatever PyTorch raises is an answer: its
-    compiler has classes of its own, and the engine's numbers must not go with them."""
-    _share_caches(terms)
+    """A paired benchmark of an engine and PyTorch, at the size that the engine is tuned for.
+
+    Whatever PyTorch raises is the result's reason, so that the engine's own results are kept.
+    """
     try:
-        session = TorchSession(request, make_peer(peer, model, request, terms.device), terms.device)
+        session = _open_peer(peer, model, request, terms)
         inputs = _narrow(session, next(golden.of_kind("golden")).inputs)
         session.run(inputs)
-        # Opened once: what it compiled stays compiled.
+        # One session for all openings, so that it compiles once.
         pairs = run_interleaved(
             (opens, lambda: nullcontext(session)), inputs, terms.seconds * 2 * _OPENINGS, 0, _OPENINGS
         )
@@ -266,7 +257,7 @@ def _compare(
 
 @contextmanager
 def _open(opens: Opens) -> Iterator[Session]:
-    """An opened session; an error while it opens is told from one of what is done with it."""
+    """An opened session. Raises _Failed with 'load failed' for errors of opening alone."""
     manager = _attempt("load failed", opens)
     session = _attempt("load failed", manager.__enter__)
     try:
@@ -276,15 +267,16 @@ def _open(opens: Opens) -> Iterator[Session]:
 
 
 def _attempt(outcome: Outcome, step: Callable[[], T]) -> T:
-    """What the step returns. Raises _Failed with `outcome` for its EngineryError, but UnavailableError as it is."""
+    """The result of `step`. Raises _Failed with `outcome` for an EngineryError, except for an UnavailableError."""
     try:
         return step()
-    except UnavailableError:  # says nothing about the engine
+    except UnavailableError:  # the fault is not the engine's
         raise
     except EngineryError as error:
         raise _Failed(outcome, error) from error
 
 
-def _share_caches(terms: TrialTerms) -> None:
-    """torch.compile keeps what it tuned where all tries find it, and not in this one's folder."""
+def _open_peer(peer: Peer, model: Path, request: BuildRequest, terms: TrialTerms) -> TorchSession:
+    # torch.compile keeps its tuning in the folder that all tries share.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(terms.caches)
+    return TorchSession(request, make_peer(peer, model, request, terms.device), terms.device)

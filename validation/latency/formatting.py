@@ -1,8 +1,8 @@
-"""A latency report for people: numbers with units, one line for a bucket, one sentence for the diagnosis."""
+"""A latency report as text: numbers with units, a row for each bucket, a sentence for the diagnosis."""
 
 from collections.abc import Collection, Iterator, Sequence
 
-from enginery.core.reports.breakdown import MemoryTraffic, TimeBreakdown, TimedNode
+from enginery.core.reports.breakdown import TimeBreakdown
 from enginery.core.reports.latency import BucketLatency, LatencyReport, PairedBenchmark, Quantile
 from enginery.core.text import join_first
 from validation.latency.measurement.quantiles import LEAST_PROCESSES
@@ -11,7 +11,7 @@ from validation.plots.texts import seconds_text
 COLUMNS = ("bucket", "runtime", "p50", "p90", "p99", "p99.9", "items/s", "memory", "runs")
 NODE_COLUMNS = ("node", "op", "time", "share", "GFLOP/s", "GB/s", "bound")
 SHOWN_NODES = 12
-# A mean that is so many times the median says that some runs took far longer.
+# A mean of so many times the median shows that some runs took far longer.
 HELD_UP = 1.5
 
 
@@ -46,7 +46,7 @@ def name_quantile(p: float) -> str:
 
 
 def format_bucket(bucket: BucketLatency) -> dict[str, str]:
-    """A row of COLUMNS; what a cell says beside its value stands in brackets."""
+    """A row of COLUMNS; remarks on a value stand behind it in brackets."""
     quantiles = {name_quantile(item.p): format_quantile(item) for item in bucket.quantiles}
     rate = format_count(bucket.items_per_s)
     if bucket.streams_items_per_s is not None:
@@ -61,9 +61,9 @@ def format_bucket(bucket: BucketLatency) -> dict[str, str]:
 
 
 def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> Iterator[str]:
-    """What a table of times has no place for: quantiles that take more runs, runs that were held up, a busy machine.
+    """Remarks on a table of times: quantiles that need more runs, runs that were held up, a busy machine.
 
-    columns: those of the table; of other quantiles nothing is said.
+    columns: of the table; there are no remarks on quantiles without a column.
     """
     missing = [
         f"{name_quantile(item.p)} at {bucket.name} (made {bucket.runs - bucket.discarded}, needs {item.needed})"
@@ -77,77 +77,59 @@ def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> I
     if held:
         means = (f"{item.mean_s / item.median_s:.2g} times the median at {item.name}" for item in held)
         yield f"some runs were held up: the mean is {', '.join(means)}"
-    if busy := describe_load(report):
-        yield busy
+    if report.busy:
+        yield f"the machine was busy: {join_reasons(report.busy)}; the times hold for such a machine"
 
 
 def describe_report(report: LatencyReport) -> Iterator[str]:
-    """What a report says besides its tables."""
+    """The lines of a report besides its tables; the first names the machine."""
     yield f"on {report.machine}, {report.created_at}"
     imported = "" if report.import_s is None else f", after {seconds_text(report.import_s)} to import the runtime"
     first = ", ".join(f"{seconds_text(item.first_s)} at {item.name}" for item in report.buckets)
-    yield describe_terms(report)
+    own = (
+        "runtime: the runtime's own call, its median; p50 and on: "
+        if any(one.runtime for one in report.buckets)
+        else ""
+    )
+    several = f"are those of one more process, by {report.processes}"
+    held = several if report.processes >= LEAST_PROCESSES else "hold within this process alone"
+    yield f"{own}Session.run, with its checks of the inputs; the 95 % intervals {held}"
     yield f"cold load {seconds_text(report.load_s)} from a file in the page cache{imported}; first run {first}"
-    yield from _describe_device(report)
+    busy = [(item.device_s, item) for item in report.buckets if item.device_s is not None]
+    if busy:
+        parts = (f"{seconds_text(part)} of {seconds_text(item.median_s)} at {item.name}" for part, item in busy)
+        yield f"the device itself is busy, without copies: {', '.join(parts)}"
     yield from list_remarks(report)
-    if not describe_load(report):
+    if not report.busy:
         yield "the machine was quiet"
-    yield from describe_breakdown(report.anatomy)
-
-
-def describe_terms(report: LatencyReport) -> str:
-    """What the times are of, and what their intervals hold."""
-    own = any(bucket.runtime for bucket in report.buckets)
-    what = "runtime: the runtime's own call, its median; p50 and on: " if own else ""
-    count = report.processes
-    held = (
-        f"are those of one more process, by {count}" if count >= LEAST_PROCESSES else "hold within this process alone"
-    )
-    return f"{what}Session.run, with its checks of the inputs; the 95 % intervals {held}"
-
-
-def _describe_device(report: LatencyReport) -> Iterator[str]:
-    """How much of a run is the device's, where its events tell."""
-    diagnosis = [(item.name, item.device_s, item.median_s) for item in report.buckets]
-    texts = [
-        f"{seconds_text(busy)} of {seconds_text(whole)} at {name}"
-        for name, busy, whole in diagnosis
-        if busy is not None
-    ]
-    if texts:
-        yield f"the device itself is busy, without copies: {', '.join(texts)}"
-
-
-def describe_load(report: LatencyReport) -> str:
-    """Why the machine counts as busy while the engine was timed; '' for a quiet one."""
-    return (
-        f"the machine was busy: {join_reasons(report.busy)}; the times hold for such a machine" if report.busy else ""
-    )
-
-
-def join_reasons(reasons: Sequence[str]) -> str:
-    """Each kind of reason once: they differ by their numbers alone."""
-    kinds = {"".join(c for c in reason if not c.isdigit() and c != "."): reason for reason in reasons}
-    return "; ".join(kinds.values())
-
-
-def describe_breakdown(breakdown: TimeBreakdown) -> Iterator[str]:
-    """Costs, traffic and diagnosis."""
+    breakdown = report.anatomy
     yield describe_diagnosis(breakdown)
-    graph, moved = breakdown.graph, breakdown.traffic
+    graph = breakdown.graph
     yield (
         f"the graph does {format_count(graph.macs)} multiply-adds in {graph.nodes} nodes "
         f"({format_count(graph.operations)} operations, {graph.intensity:.3g} for each byte), "
         f"and needs {format_count(graph.working_bytes, 'B')} at hand"
     )
-    yield describe_traffic(moved)
+    moved = breakdown.traffic
+    whose = "the runtime's" if moved.source == "runtime" else "a greedy model's"
+    end = "saved" if moved.saved >= 0 else "more, for conversions that the runtime added"
+    yield (
+        f"unfused it would move {format_count(moved.unfused_bytes, 'B')}; in {whose} {moved.groups} groups "
+        f"it moves {format_count(moved.fused_bytes, 'B')} ({format_share(abs(moved.saved))} {end})"
+    )
     for kind, names in (("operations", graph.uncounted), ("shapes", graph.unsized)):
         if names:
             yield f"not counted, for want of their {kind}: {join_first(names, 6)}"
 
 
+def join_reasons(reasons: Sequence[str]) -> str:
+    """Reasons in one text; of those that differ by their numbers alone, the last one."""
+    kinds = {"".join(c for c in reason if not c.isdigit() and c != "."): reason for reason in reasons}
+    return "; ".join(kinds.values())
+
+
 def name_bound(breakdown: TimeBreakdown) -> str:
-    """The bound, in a few words."""
+    """The bound in a few words, or that there is no diagnosis."""
     diagnosis = breakdown.diagnosis
     if diagnosis is None:
         return f"no diagnosis at {breakdown.bucket}: the machine's limits are measured for CPU engines only"
@@ -159,7 +141,7 @@ def name_bound(breakdown: TimeBreakdown) -> str:
 
 
 def list_evidence(breakdown: TimeBreakdown) -> str:
-    """What the diagnosis rests on, as far as that is known; nothing without one."""
+    """The shares that the diagnosis follows from, or why they are not known; '' without a diagnosis."""
     diagnosis = breakdown.diagnosis
     if diagnosis is None:
         return ""
@@ -181,37 +163,27 @@ def describe_diagnosis(breakdown: TimeBreakdown) -> str:
     return ": ".join(part for part in (name_bound(breakdown), list_evidence(breakdown)) if part)
 
 
-def describe_traffic(moved: MemoryTraffic) -> str:
-    """What fusing saved."""
-    whose = "the runtime's" if moved.source == "runtime" else "a greedy model's"
-    start = f"unfused it would move {format_count(moved.unfused_bytes, 'B')}; in {whose} {moved.groups} groups"
-    end = "saved" if moved.saved >= 0 else "more, for conversions that the runtime added"
-    return f"{start} it moves {format_count(moved.fused_bytes, 'B')} ({format_share(abs(moved.saved))} {end})"
-
-
 def format_nodes(breakdown: TimeBreakdown) -> list[dict[str, str]]:
-    """The slowest nodes: rows of NODE_COLUMNS; nothing where the runtime shows none."""
-    profile = breakdown.profile
-    return [] if profile is None else [_format_node(node, profile.kernels_s) for node in profile.nodes[:SHOWN_NODES]]
-
-
-def _format_node(node: TimedNode, whole: float) -> dict[str, str]:
-    cost, diagnosis, seconds = node.cost, node.diagnosis, node.seconds
-    rate = [""] * 2
-    if cost and seconds:
-        rate = [f"{cost.operations / seconds / 1e9:.3g}"]
-        rate.append(f"{(cost.moved_bytes) / seconds / 1e9:.3g}")
-    bound = ""
-    if diagnosis and diagnosis.bound:
-        known = diagnosis.share(diagnosis.bound)
-        bound = diagnosis.bound if known is None else f"{diagnosis.bound} {format_share(known)}"
-    share = format_share(seconds / whole) if whole else ""
-    values = (node.name, node.op_type, seconds_text(seconds), share, *rate, bound)
-    return dict(zip(NODE_COLUMNS, values, strict=True))
+    """Rows of NODE_COLUMNS for the SHOWN_NODES slowest nodes; [] where the runtime shows none."""
+    profile, rows = breakdown.profile, []
+    if profile is None:
+        return []
+    for node in profile.nodes[:SHOWN_NODES]:
+        cost, diagnosis, seconds = node.cost, node.diagnosis, node.seconds
+        counts = (cost.operations, cost.moved_bytes) if cost and seconds else ()
+        rates = [f"{count / seconds / 1e9:.3g}" for count in counts] or ["", ""]
+        bound = ""
+        if diagnosis and diagnosis.bound:
+            known = diagnosis.share(diagnosis.bound)
+            bound = diagnosis.bound if known is None else f"{diagnosis.bound} {format_share(known)}"
+        share = format_share(seconds / profile.kernels_s) if profile.kernels_s else ""
+        values = (node.name, node.op_type, seconds_text(seconds), share, *rates, bound)
+        rows.append(dict(zip(NODE_COLUMNS, values, strict=True)))
+    return rows
 
 
 def describe_pair(paired: PairedBenchmark) -> Iterator[str]:
-    """An A/B, the verdict first."""
+    """Lines on a paired benchmark, the verdict first."""
     first, second = map(seconds_text, paired.medians_s)
     yield f"{paired.verdict}: {first} against {second} at {paired.bucket}"
     for item in paired.ratios:

@@ -1,15 +1,14 @@
-"""What latencies hold for, besides the engine: the kind of machine, without its name.
+"""The machine that latencies are measured on: its kind, and the load of other processes meanwhile.
 
-What else the machine did while something was measured: evidence beside the numbers, for whoever reads them.
-
-Linux only (/proc, /sys/fs/cgroup); elsewhere what is not known is None. In a container /proc/stat is the host's, so
-"others" are everybody on it.
+Load is read from /proc and /sys/fs/cgroup (Linux); elsewhere it is None. In a container /proc/stat is the host's, so
+that all other processes of the host count.
 """
 
 import os
 import platform
 import resource
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,19 +18,19 @@ from enginery.core.reports.latency import MachineKind, SystemLoad
 
 
 def machine() -> MachineKind:
-    """CPU, its kind and cores, and the GPUs. Two machines that say the same are taken for equally fast."""
+    """The kind of this machine: CPU, cores and GPUs. Two machines of equal kind count as equally fast."""
     products = tuple(sorted({gpu.name for gpu in gpus()}))
     return MachineKind(cpu_name(), this_kind().name, os.cpu_count(), platform.system(), products)
 
 
 @dataclass
 class SystemLoadMonitor:
-    """Reads the counters when it is made, and their differences on `stop`."""
+    """Measures the load from its creation to `stop`."""
 
     _begun: tuple[float, dict[str, float], float, int, int | None] = field(default_factory=lambda: _read())
 
     def stop(self) -> SystemLoad:
-        """What happened since."""
+        """The load since the creation."""
         start, ticks, own, switches, throttled = self._begun
         end, ticks_end, own_end, switches_end, throttled_end = _read()
         seconds, cores = max(end - start, 1e-9), os.cpu_count() or 1
@@ -44,18 +43,27 @@ class SystemLoadMonitor:
             steal = stolen / total
         periods = None if throttled is None or throttled_end is None else throttled_end - throttled
         rate = (switches_end - switches) / seconds
-        return SystemLoad(seconds, _load(), others, steal, rate, periods, cores)
+        load: float | None = None
+        with suppress(OSError):
+            load = os.getloadavg()[0]
+        return SystemLoad(seconds, load, others, steal, rate, periods, cores)
 
 
 def _read() -> tuple[float, dict[str, float], float, int, int | None]:
-    # Processes that were started here and have ended are no others.
+    """The counters now: time, CPU seconds of all cores by kind of use, own CPU seconds, own involuntary context
+    switches, and how often the container's limit of CPU throttled it; None where that is not known."""
+    # Children that have ended count as this process.
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     own = sum(usage.ru_utime + usage.ru_stime for usage in usages)
-    return time.perf_counter(), _ticks(), own, sum(usage.ru_nivcsw for usage in usages), _read_throttled()
+    lines = list[str]()
+    with suppress(OSError):
+        lines = Path("/sys/fs/cgroup/cpu.stat").read_text().splitlines()
+    throttled = next((int(line.split()[1]) for line in lines if line.startswith("nr_throttled ")), None)
+    return time.perf_counter(), _ticks(), own, sum(usage.ru_nivcsw for usage in usages), throttled
 
 
 def _ticks() -> dict[str, float]:
-    """Seconds of all cores by kind (proc(5)); guests' are part of user's."""
+    """CPU seconds of all cores by kind of use (proc(5)), those of guests in 'user'; {} where it is not known."""
     names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
     try:
         first = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
@@ -63,18 +71,3 @@ def _ticks() -> dict[str, float]:
         return {name: int(value) / hertz for name, value in zip(names, first, strict=False)}
     except (OSError, ValueError, IndexError):
         return {}
-
-
-def _read_throttled() -> int | None:
-    try:
-        lines = Path("/sys/fs/cgroup/cpu.stat").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith("nr_throttled ")), None)
-
-
-def _load() -> float | None:
-    try:
-        return os.getloadavg()[0]
-    except OSError:
-        return None

@@ -1,7 +1,4 @@
-"""The pictures of a latency report: what to show, as plots; `validation.plots` draws them.
-
-What the page says about latency, worked out from latency reports: plain values, and pictures.
-"""
+"""Latency, for the page of a version: from latency reports to texts, rows of tables and pictures (SVG)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +22,7 @@ from validation.plots.charts import Axis, Colour, Curve, Key, Line, Point, ecdf,
 from validation.plots.svg import svg
 from validation.plots.texts import number_text, seconds_text
 
-# Buckets that one picture can tell apart; nodes that it shows, the slowest.
+# Buckets in one picture, and nodes in one, the slowest first.
 MOST_CURVES, MOST_POINTS = 6, 40
 _TONES: Mapping[Bound, Colour] = {"compute": "c1", "bandwidth": "c2", "overhead": "c6"}
 # The axis ends behind this quantile: the slowest run of thousands would leave no room for the rest.
@@ -33,9 +30,12 @@ _SEEN = 0.99
 
 
 def distribution_svg(buckets: Sequence[BucketLatency]) -> str:
-    """The distribution of latency at each bucket, over a logarithmic axis."""
+    """SVG of the distribution of latency at each bucket, on a logarithmic axis."""
     shown = buckets[:MOST_CURVES]
-    curves = [_curve(bucket) for bucket in shown]
+    curves = [
+        Curve(bucket.name, bucket.curve, [index / (len(bucket.curve) - 1) for index in range(len(bucket.curve))])
+        for bucket in shown
+    ]
     ends = [end for curve in curves for end in (curve.xs[0], curve.xs[round(_SEEN * (len(curve.xs) - 1))])]
     low, high = span_axis(ends, log=True, least=0.2)
     words = "; ".join(f"{bucket.name}: half of the runs within {seconds_text(bucket.median_s)}" for bucket in shown)
@@ -43,28 +43,22 @@ def distribution_svg(buckets: Sequence[BucketLatency]) -> str:
     return svg(ecdf(curves, axis, f"Share of runs answered within a time. {words}"))
 
 
-def _curve(bucket: BucketLatency) -> Curve:
-    times = bucket.curve
-    return Curve(bucket.name, times, [index / (len(times) - 1) for index in range(len(times))])
-
-
 def roofline_svg(breakdown: TimeBreakdown) -> str:
-    """Each node and the whole run under the machine's roofs; nothing where either was not measured."""
+    """SVG of the nodes under the machine's roofs; '' where either was not measured."""
     roofs, profile = breakdown.roofs, breakdown.profile
     if roofs is None or profile is None:
         return ""
-    points = [*_points(profile.nodes, profile.kernels_s)]
+    points = list(_points(profile.nodes, profile.kernels_s))
     if not points:
         return ""
     peak = max(roofs.operations_per_s.values())
     ridge = peak / min(roofs.memory_bytes_per_s, roofs.cache_bytes_per_s)
     x = Axis(*span_axis([*(point.x for point in points), 0.1, ridge], log=True), "operations for each byte", log=True)
     y = Axis(*span_axis([*(point.y for point in points), peak], log=True), "operations a second", log=True, text=_rate)
-    lines = [*_roofs(roofs, x)]
-    bound = [Key(f"{name}-bound", colour, dot=True) for name, colour in _TONES.items()]
+    keys = [Key(f"{name}-bound", colour, dot=True) for name, colour in _TONES.items()]
+    keys += [Key("memory", "ink"), Key("cache", "muted", dash=True)]
     label = f"{len(points)} nodes; the machine does {format_count(peak)} operations a second"
-    words = f"Roofline at {breakdown.bucket}: {label}"
-    return svg(loglog(points, lines, x, y, words, [*bound, Key("memory", "ink"), Key("cache", "muted", dash=True)]))
+    return svg(loglog(points, list(_roofs(roofs, x)), x, y, f"Roofline at {breakdown.bucket}: {label}", keys))
 
 
 def _rate(value: float) -> str:
@@ -98,9 +92,9 @@ def _roofs(roofs: Roofs, x: Axis) -> Iterator[Line]:
 
 @dataclass(frozen=True)
 class LatencyView:
-    """A section of the page, on one report. rows, nodes: of tables, by column.  more: nodes that are not shown.
+    """The section of one report. rows, nodes: of tables, by column.  more: how many nodes are not shown.
 
-    distribution, roofline: SVG; '' where there is none.
+    measured: where and when.  evidence: of the diagnosis in `headline`.  distribution, roofline: SVG, or ''.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""A graph with other roundings in it, and what running it measures of what an honest kernel may answer."""
+"""The drift of correct kernels that round otherwise, measured by running a graph with other roundings."""

@@ -1,11 +1,9 @@
-"""Nodes that are put into an ONNX graph, in its order, and the constants that it has.
+"""Rewriting of an ONNX graph so that it rounds as another kernel for the same graph would.
 
-An ONNX graph with nodes in it that round as another kernel for the same graph would.
-
-The graph is the one that ONNX Runtime carries out for an engine stage: fp32 arithmetic, in which pairs of casts round
-to a 16-bit type (`pipeline.quantization.schemes.cast`) and pairs of QuantizeLinear and DequantizeLinear to a grid.
-Two more inputs say how it rounds: SKIP, whether the 16-bit roundings are left out, as a kernel does that keeps fp32
-between fused operators; and FLIPS, how many elements of each tensor fall to the other side when they are quantized.
+The graph is the one that ONNX Runtime runs for an engine: fp32 arithmetic, in which pairs of casts round to a 16-bit
+type (`pipeline.quantization.schemes.cast`) and pairs of QuantizeLinear and DequantizeLinear to a grid. Two more inputs
+control how it rounds: SKIP, whether the 16-bit roundings are left out, as by a kernel that keeps fp32 between fused
+operators; and FLIPS, how many elements of each tensor are quantized to the neighbouring number of the grid.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,18 +17,33 @@ from enginery.arrays import Array
 from validation.perturbation.operators import COPIES, CORRECT, RANDOM, SIZES, inline_functions, types_of
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, NodeProto, TensorProto
-if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
     from enginery.core.types import Precision
 
-
 PREFIX = "rounding/"
+SKIP, FLIPS = "rounding/skip", "rounding/flips"
+# Relative error of each result in fp32, in units of rounding, for other kernels and orders of summation. 32 is the
+# margin of fp32 in `validation.limits.budget`, for the same reason; integer kernels add exactly.
+UNIT = 2.0**-24
+MANY_UNITS, FEW_UNITS = 32, 8
+# The share of a step of the grid that requantization in fp32 may be off by, for values of up to 255 steps.
+STEP = 255 * FEW_UNITS * UNIT / 2
+# Results are clipped to this before they are moved: masks hold the lowest number of fp32, and more would be infinite.
+_LARGE = 1e30
+_OPSET = 11
+_FLOAT, _HALVES = 1, {"fp16": 10, "bf16": 16}
+# Constants are clipped to the range of the type that they are cast to, as in graphs that the pipeline casts.
+_GREATEST = {10: 65504.0, 16: 3.3895314e38}
+_QUANTIZE = ("QuantizeLinear", "DynamicQuantizeLinear")
+_FP8, _INT4 = (17, 18, 19, 20), (21, 22)
 
 
 class Nodes:
-    """A list of nodes under construction; new ones get names and seeds of their own. numbers: what they read."""
+    """A list of nodes under construction; new nodes get names and seeds of their own.
+
+    numbers: the constants that new nodes read, for the outermost graph, by their bytes.
+    """
 
     def __init__(self) -> None:
         self._nodes: list[NodeProto] = []
@@ -38,15 +51,8 @@ class Nodes:
         self.numbers: dict[bytes, TensorProto] = {}
         self._count = 0
 
-    def know(self, graph: "GraphProto") -> None:
-        """Know the constants of a graph."""
-        self._constants |= {item.name: item for item in graph.initializer}
-        for node in graph.node:
-            if node.op_type == "Constant" and node.attribute[0].name == "value":
-                self._constants[node.output[0]] = node.attribute[0].t
-
     def constant(self, name: str) -> Array | None:
-        """A constant's value; None for a tensor that is computed."""
+        """The value of a constant of the graphs; None for a tensor that is computed."""
         from onnx import numpy_helper
 
         item = self._constants.get(name)
@@ -54,7 +60,11 @@ class Nodes:
 
     @contextmanager
     def collect(self, graph: "GraphProto") -> Iterator[None]:
-        """Let what is appended within be the nodes of a graph."""
+        """Replace a graph's nodes by those that are appended within the context; `constant` finds its constants."""
+        self._constants |= {item.name: item for item in graph.initializer}
+        for node in graph.node:
+            if node.op_type == "Constant" and node.attribute[0].name == "value":
+                self._constants[node.output[0]] = node.attribute[0].t
         outer, self._nodes = self._nodes, []
         yield
         del graph.node[:]
@@ -62,11 +72,11 @@ class Nodes:
         self._nodes = outer
 
     def append(self, node: "NodeProto") -> None:
-        """Take a node of the graph itself."""
+        """Append a node of the graph itself."""
         self._nodes.append(node)
 
     def add(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node and give its output's name."""
+        """Append a new node and return the name of its output."""
         from onnx import helper
 
         self._count += 1
@@ -75,11 +85,11 @@ class Nodes:
         return name
 
     def rename(self, output: str) -> None:
-        """Let the node that was added last make a tensor that the graph reads."""
+        """Rename the output of the last node."""
         self._nodes[-1].output[0] = output
 
     def number(self, value: float | list[int] | Array) -> str:
-        """A constant of the whole graph, among `numbers`: int64 of a list, else float32."""
+        """The name of a constant with this value, int64 for a list, else float32; it is kept in `numbers`."""
         from onnx import numpy_helper
 
         array = np.asarray(value, np.int64 if isinstance(value, list) else np.float32)
@@ -89,44 +99,20 @@ class Nodes:
         return str(known.name)
 
     def draw(self, like: str, most: float) -> str:
-        """Numbers between -most and most, of a tensor's shape."""
+        """The name of a tensor of random numbers between -most and most, of the shape of `like`."""
         return self.add("RandomUniformLike", like, low=-most, high=most, seed=float(self._count))
-
-    def in_blocks(self, name: str, size: int) -> str:
-        """A tensor rounded to 8 bits, symmetrically, in blocks of so many elements of its last axis."""
-        parts = self.add("Reshape", name, self.number([-1, size]))
-        greatest = self.add("ReduceMax", self.add("Abs", parts), self.number([1]))
-        step = self.add("Max", self.add("Mul", greatest, self.number(1 / 127)), self.number(2.0**-126))
-        rounded = self.add("Mul", self.add("Round", self.add("Div", parts, step)), step)
-        return self.add("Reshape", rounded, self.add("Shape", name))
-
-
-SKIP, FLIPS = "rounding/skip", "rounding/flips"
-# Relative, of each result in fp32: so many rounding units, for other kernels and orders of summation. 32 is the margin
-# of fp32 in `validation.limits.budget`, for the same reason; integer kernels add exactly.
-UNIT = 2.0**-24
-MANY_UNITS, FEW_UNITS = 32, 8
-# Of a step: what requantization in fp32 may decide otherwise, for values of up to 255 steps.
-STEP = 255 * FEW_UNITS * UNIT / 2
-# Masks hold the lowest number of fp32; a little more of it would be an infinity.
-_LARGE = 1e30
-_OPSET = 11
-_FLOAT, _HALVES = 1, {"fp16": 10, "bf16": 16}
-# Casts of constants keep within the type, as masks do in the graphs that are cast.
-_GREATEST = {10: 65504.0, 16: 3.3895314e38}
-_QUANTIZE = ("QuantizeLinear", "DynamicQuantizeLinear")
-_FP8, _INT4 = (17, 18, 19, 20), (21, 22)
 
 
 def with_rounding(
     model: "ModelProto", half: "Precision | None" = None, activation_blocks: bool = False
 ) -> "ModelProto":
-    """A model that answers as the given one does, rounded as the inputs SKIP (bool) and FLIPS (float32) say.
+    """The model with two more inputs, SKIP (bool scalar) and FLIPS (float32 scalar), which control its roundings.
 
-    half: 'fp16' or 'bf16' to round results and inputs of an fp32 model to, and the constants that arithmetic reads.
-    Each run in a session draws anew, and a new session draws the same again. activation_blocks: whether products with
-    int4 weights round their activations to 8 bits, block by block, as ONNX Runtime's kernel does.
-    Raises ValueError where the graph holds what cannot be perturbed, or draws by itself.
+    Each run in a session draws new random numbers, and a new session draws the same ones again.
+    half: 'fp16' or 'bf16', to which results, inputs and constants of an fp32 model are rounded.
+    activation_blocks: whether products with int4 weights round their activations to 8 bits, block by block, as ONNX
+    Runtime's kernel does.
+    Raises ValueError where the graph has operators that cannot be perturbed, or that draw random numbers.
     """
     from onnx import TensorProto, helper
 
@@ -138,45 +124,39 @@ def with_rounding(
     for name, kind in ((SKIP, TensorProto.BOOL), (FLIPS, TensorProto.FLOAT)):
         copy.graph.input.append(helper.make_tensor_value_info(name, kind, []))
     rounding.rewrite(copy.graph)
-    copy.graph.initializer.extend(rounding.numbers)
+    copy.graph.initializer.extend(rounding.numbers.values())
     del copy.graph.value_info[:]
     return copy
 
 
 def traits(model: "ModelProto") -> tuple[bool, bool]:
-    """Whether what `with_rounding` made holds 16-bit roundings that SKIP leaves out, and grids, which FLIPS is of."""
+    """Whether a model of `with_rounding` has 16-bit roundings, which read SKIP, and whether it has grids (FLIPS)."""
     inputs = {name for node in _nodes_of(model.graph) for name in node.input}
     return SKIP in inputs, FLIPS in inputs
 
 
-class _Rounding:
-    """One walk over a graph and the graphs within its nodes. half: the type to round to."""
+class _Rounding(Nodes):
+    """Rewrites a graph and the graphs within its nodes. half: the ONNX type to round to, 0 for none.
+
+    types, ranks: of all tensors, as far as known.  units: of rounding, by which results are moved at most.
+    """
 
     def __init__(self, types: Mapping[str, int], ranks: Mapping[str, int], half: int, activation_blocks: bool) -> None:
+        super().__init__()
         self._types, self._ranks, self._half, self._activation_blocks = types, ranks, half, activation_blocks
-        self._nodes, self.units = Nodes(), MANY_UNITS
+        self.units = MANY_UNITS
         self._inputs: dict[str, str] = {}
 
-    @property
-    def numbers(self) -> list["TensorProto"]:
-        """The constants that new nodes read, for the outermost graph."""
-        return list(self._nodes.numbers.values())
-
     def rewrite(self, graph: "GraphProto") -> None:
-        """Put the nodes in, in place. Raises ValueError as `with_rounding` does."""
-        self._nodes.know(graph)
+        """Add the roundings to a graph in place. Raises ValueError as `with_rounding` does."""
         makers = {name: node for node in graph.node for name in node.output}
-        with self._nodes.collect(graph):
-            if self._half:
-                self._narrow_inputs(graph)
+        with self.collect(graph):
+            for item in graph.input if self._half else ():
+                computed = item.name != FLIPS and self.constant(item.name) is None
+                if computed and item.type.tensor_type.elem_type == _FLOAT:
+                    self._inputs[item.name] = self._narrow(self._clip(item.name, _GREATEST[self._half]))
             for node in graph.node:
                 self._take(node, makers)
-
-    def _narrow_inputs(self, graph: "GraphProto") -> None:
-        for item in graph.input:
-            computed = item.name != FLIPS and self._nodes.constant(item.name) is None
-            if computed and item.type.tensor_type.elem_type == _FLOAT:
-                self._inputs[item.name] = self._narrow(self._clip(item.name, _GREATEST[self._half]))
 
     def _take(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
         if node.op_type in RANDOM:
@@ -192,76 +172,77 @@ class _Rounding:
             self._dynamic(node)
         else:
             self._read(node, makers)
-            self._nodes.append(node)
+            self.append(node)
             if node.op_type not in COPIES:
                 for index, name in enumerate(node.output):
                     if name and self._types.get(name) == _FLOAT:
                         self._perturb_rounding(node, index)
 
     def _read(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
-        """Perturb what a node reads."""
-        if node.op_type == _QUANTIZE[0] and self._nodes.constant(node.input[0]) is None:
+        """Perturb the inputs of a node."""
+        if node.op_type == _QUANTIZE[0] and self.constant(node.input[0]) is None:
             node.input[0] = self._move(node.input[0], self._step(node))
         if node.op_type in ("Conv", "Gemm") and len(node.input) > 2:
             self._bias(node, 2, node, makers)
         for place, other in ((0, 1), (1, 0)) if node.op_type == "Add" else ():
             product = makers.get(node.input[other])
-            # The two are a Gemm, as which kernels compute them.
+            # Kernels compute the two as one Gemm.
             if product is not None and product.op_type == "MatMul" and self._ranks.get(node.input[other]) == 2:
                 self._bias(node, place, product, makers)
         if self._activation_blocks and node.op_type in ("Gemm", "MatMul"):
             self._blocks(node, makers)
         if self._half and node.op_type not in (*COPIES, *SIZES):
             for index, name in enumerate(node.input):
-                if self._types.get(name) == _FLOAT and self._nodes.constant(name) is not None:
+                if self._types.get(name) == _FLOAT and self.constant(name) is not None:
                     node.input[index] = self._narrow(self._clip(name, _GREATEST[self._half]))
 
     def _perturb_rounding(self, node: "NodeProto", index: int) -> None:
-        add, name = self._nodes.add, node.output[index]
+        name = node.output[index]
         node.output[index] = exact = f"{name}/unrounded"
         units = 1 if node.op_type in CORRECT else self.units
-        moved = add("Add", exact, add("Mul", self._clip(exact, _LARGE), self._draw(exact, name, units * UNIT)))
+        error = self.add("Mul", self._clip(exact, _LARGE), self._draw(exact, name, units * UNIT))
+        moved = self.add("Add", exact, error)
         if self._half:
             self._narrow(moved)
-        self._nodes.rename(name)
+        self.rename(name)
 
     def _clip(self, name: str, most: float) -> str:
-        return self._nodes.add("Clip", name, self._nodes.number(-most), self._nodes.number(most))
+        return self.add("Clip", name, self.number(-most), self.number(most))
 
     def _narrow(self, name: str) -> str:
-        return self._nodes.add("Cast", self._nodes.add("Cast", name, to=self._half), to=_FLOAT)
+        return self.add("Cast", self.add("Cast", name, to=self._half), to=_FLOAT)
 
     def _skippable(self, widen: "NodeProto", exact: str) -> None:
         name = widen.output[0]
         widen.output[0] = rounded = f"{name}/rounding"
-        self._nodes.append(widen)
-        self._nodes.add("Where", SKIP, exact, rounded)
-        self._nodes.rename(name)
+        self.append(widen)
+        self.add("Where", SKIP, exact, rounded)
+        self.rename(name)
 
     def _move(self, name: str, step: str) -> str:
-        """The tensor moved by at most a share of a step, so that FLIPS of its elements are expected to fall elsewhere.
+        """The tensor moved at random by up to a share of a step, so that about FLIPS elements are quantized otherwise.
 
-        Of elements that lie anywhere between two numbers of a grid, a move by at most e steps carries e / 2 over. Those
-        that are zero, as behind Relu or in a mask, lie on a number, and none falls: the others are counted.
+        Of elements anywhere between two numbers of a grid, the share e / 2 changes by moves of up to e steps. Elements
+        that are zero, as behind Relu or in a mask, lie on a number and do not change, so only the others are counted.
         """
-        add, number = self._nodes.add, self._nodes.number
+        add, number = self.add, self.number
         known = add("Max", add("ReduceL1", add("Sign", name), keepdims=0), number(1.0))
         wanted = add("Max", add("Div", add("Mul", FLIPS, number(2.0)), known), number(STEP))
         share = add("Mul", add("Min", wanted, number(0.5)), step)
         return add("Add", name, add("Mul", self._draw(name, name, 1.0), share))
 
     def _draw(self, like: str, name: str, most: float) -> str:
-        """Numbers for a tensor, the same for each entry of its first axis: drawing costs more than all the rest."""
+        """Random numbers that broadcast over the first axis of a tensor: drawing costs more than all the rest."""
         if self._ranks.get(name, 0) > 1:
-            first, last = self._nodes.number([0]), self._nodes.number([1])
-            like = self._nodes.add("Slice", like, first, last, first)
-        return self._nodes.draw(like, most)
+            first, last = self.number([0]), self.number([1])
+            like = self.add("Slice", like, first, last, first)
+        return self.draw(like, most)
 
     def _step(self, node: "NodeProto") -> str:
-        """The distance of neighbouring numbers of a grid: of a float8 grid it is relative to the value."""
+        """The distance of neighbouring numbers of a quantizer's grid; of a float8 grid it is relative to the value."""
         if self._types.get(node.output[0]) in _FP8:
-            return self._nodes.add("Mul", self._nodes.add("Abs", node.input[0]), self._nodes.number(0.125))
-        scale = self._nodes.constant(node.input[1])
+            return self.add("Mul", self.add("Abs", node.input[0]), self.number(0.125))
+        scale = self.constant(node.input[1])
         if scale is None or scale.size != 1:
             raise ValueError(f"{node.name or node.op_type} rounds by a scale that is not one constant")
         return str(node.input[1])
@@ -269,37 +250,42 @@ class _Rounding:
     def _dynamic(self, node: "NodeProto") -> None:
         quantized, scale, zero = node.output
         node.output[0] = f"{quantized}/unmoved"
-        self._nodes.append(node)
-        self._nodes.add("QuantizeLinear", self._move(node.input[0], scale), scale, zero)
-        self._nodes.rename(quantized)
+        self.append(node)
+        self.add("QuantizeLinear", self._move(node.input[0], scale), scale, zero)
+        self.rename(quantized)
 
     def _bias(self, node: "NodeProto", place: int, product: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
-        """Move an integer product's float bias by up to half a step of its sums: a kernel may add it in integers.
+        """Move an integer product's float bias by up to half a step of its sums, as a kernel may add it in integers.
 
-        place: of the bias among the node's inputs.
+        place: the index of the bias among the node's inputs.
         """
-        left, right = (self._scale(makers, name) for name in product.input[:2])
-        bias = self._nodes.constant(node.input[place])
+        scales = []
+        for name in product.input[:2]:
+            maker = _maker(makers, name)
+            scales.append(self.constant(maker.input[1]) if maker and maker.op_type == "DequantizeLinear" else None)
+        left, right = scales
+        bias = self.constant(node.input[place])
         if left is None or right is None or bias is None or not {left.size, right.size} <= {1, bias.size}:
             return
         step = left.reshape(-1) * right.reshape(-1)
-        moved = self._nodes.add("Mul", self._nodes.draw(node.input[place], 0.5), self._nodes.number(step))
-        node.input[place] = self._nodes.add("Add", node.input[place], moved)
-
-    def _scale(self, makers: Mapping[str, "NodeProto"], name: str) -> "Array | None":
-        maker = _maker(makers, name)
-        return self._nodes.constant(maker.input[1]) if maker and maker.op_type == "DequantizeLinear" else None
+        moved = self.add("Mul", self.draw(node.input[place], 0.5), self.number(step))
+        node.input[place] = self.add("Add", node.input[place], moved)
 
     def _blocks(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
+        """Round the activations of a product with int4 weights to 8 bits, symmetrically, in the weights' blocks."""
         maker = _maker(makers, node.input[1])
         if maker is None or maker.op_type != "DequantizeLinear" or self._types.get(maker.input[0]) not in _INT4:
             return
         size = next(item.i for item in maker.attribute if item.name == "block_size")
-        node.input[0] = self._nodes.in_blocks(node.input[0], size)
+        parts = self.add("Reshape", node.input[0], self.number([-1, size]))
+        greatest = self.add("ReduceMax", self.add("Abs", parts), self.number([1]))
+        step = self.add("Max", self.add("Mul", greatest, self.number(1 / 127)), self.number(2.0**-126))
+        rounded = self.add("Mul", self.add("Round", self.add("Div", parts, step)), step)
+        node.input[0] = self.add("Reshape", rounded, self.add("Shape", node.input[0]))
 
 
 def _maker(makers: Mapping[str, "NodeProto"], name: str) -> "NodeProto | None":
-    """The node that makes a tensor, casts aside."""
+    """The node that makes a tensor, before casts."""
     maker = makers.get(name)
     return _maker(makers, maker.input[0]) if maker is not None and maker.op_type == "Cast" else maker
 

@@ -1,11 +1,10 @@
-"""How far an honest kernel's answers lie from its graph's: measured by running the graph with other roundings in it.
+"""The drift of honest kernels (correct ones that round otherwise), measured by running the graph with other roundings.
 
-One element that lies on the edge between two numbers of a grid, and falls to the other side, is what a correct kernel
-on another machine may show, and everything behind it is quantized anew: in a deep graph two correct kernels end as far
-apart as two quantizations do. In a small net no such element need be among the golden data. So each graph with
-quantized tensors is also run with MANY elements of each tensor falling elsewhere, and the energy of that error is
-divided to that of FEW elements of each tensor in all of the data. How many samples, and how many decisions, move by
-right is seen where no element is made to fall elsewhere.
+On another machine a correct kernel may quantize an element between two numbers of a grid to the other one (a flip), and
+everything behind it is quantized anew: in a deep graph two correct kernels end as far apart as two quantizations do. In
+a small net the golden data need not have such an element. So each graph with quantized tensors is also run with MANY
+flips in each tensor, and the energy of that error is scaled to that of FEW flips of each tensor in all of the data. How
+many samples and decisions change is taken from runs without such flips.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,11 +26,12 @@ from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.tally import samples_of
 from validation.perturbation.graph import FLIPS, SKIP, traits, with_rounding
 
-# Golden cases and edges, of a small model: its rounding is a matter of few elements, and it takes no time.
+# A small model (bytes of its file, elements of its inputs) is run on so many golden cases and edge cases: its rounding
+# depends on few elements, and its runs take no time.
 MOST_CASES, MOST_EDGES, SMALL_BYTES, SMALL_INPUTS = 12, 8, 1 << 16, 1 << 12
-# Of any other: the first samples of two golden cases, the smallest edge, and the greatest that is no more than those.
+# Any other is run on the first samples of two golden cases, the smallest edge, and the greatest edge not above those.
 FEW_CASES, MOST_SAMPLES = 2, 4
-# Elements of each quantized tensor that fall elsewhere: in all of the data, and in a run that shows what many do.
+# Flips in each quantized tensor: in all of the data, and in a run with many of them.
 FEW, MANY = 1.0, 4.0
 
 Opener = Callable[[Path], AbstractContextManager[Session]]
@@ -39,10 +39,10 @@ Opener = Callable[[Path], AbstractContextManager[Session]]
 
 @dataclass(frozen=True)
 class _Way:
-    """One way to round: the two inputs of the perturbed graph, and the share of its error's energy that counts.
+    """One way to round: the inputs SKIP and FLIPS of the perturbed graph.
 
-    natural: whether samples and decisions are counted, since hardly more elements fall elsewhere than do by right.
-    draw: of the same way.
+    share: by which the energy of the error is multiplied.  natural: whether changed samples and decisions are counted,
+    as there are hardly more flips than an honest kernel has.  draw: tells repetitions of the same way apart.
     """
 
     skip: bool
@@ -54,8 +54,8 @@ class _Way:
 
 @dataclass
 class _Sums:
-    """What one way to round does to an output, over some cases. filled: see `with_chance`.  together, case: see
-    `Decisions`."""
+    """The drift of one output by one way to round, over some cases. filled: as in `with_chance`.  together, case: as
+    in `Decisions`."""
 
     drift: Drift = field(default_factory=Drift)
     filled: int = 0
@@ -63,7 +63,7 @@ class _Sums:
     case: int = 0
 
     def add(self, expected: Array, actual: Array, samples: int) -> None:
-        """Take a case."""
+        """Add the outputs of a case."""
         self.drift = self.drift.merge(measure(expected, actual, samples=samples))
         self.filled += int(np.count_nonzero(np.logical_or(expected, actual)))
         if is_exact(expected):
@@ -74,17 +74,12 @@ class _Sums:
 
 @dataclass(frozen=True)
 class _Group:
-    """Cases that are judged together. parts: how many such cases all of the data is.  small: whether the model is."""
+    """Cases whose drift is measured together. parts: size of all data over theirs.  small: whether the model is."""
 
     kind: str
     cases: Sequence[Case]
     parts: float
     small: bool
-
-    @property
-    def unmeasured(self) -> float:
-        """How many times the data that is measured is left."""
-        return max(self.parts / len(self.cases) - 1, 0.0)
 
 
 def honest_rounding(
@@ -97,13 +92,13 @@ def honest_rounding(
     half: Precision | None = None,
     activation_blocks: bool = False,
 ) -> Iterator[Honest]:
-    """Run a graph with an honest kernel's roundings and compare it with itself, on some cases of the golden set.
+    """The drift of honest kernels of a graph, on some cases of the golden set.
 
-    Of a large model first what one way to round shows, then what all do, which only loosens limits: most of its engines
-    need no more than the first.
-
-    reference: the graph as it is.  opens: runs a file as it is written.  half: 'fp16' or 'bf16', where the graph is an
-    fp32 one and the kernel is to compute in that.  activation_blocks: see `with_rounding`.
+    For a large model it is yielded twice: from one way to round, then from all, which only loosens limits: most engines
+    pass with the first.
+    reference: a session of the graph.  opens: opens an ONNX file without rewriting it.  workdir: for such a file.
+    half: 'fp16' or 'bf16', where the graph is an fp32 one and the kernel computes in that type.
+    activation_blocks: as in `with_rounding`.
     """
     import onnx
 
@@ -114,25 +109,22 @@ def honest_rounding(
         onnx.save(perturbed, path)
         with opens(path) as rounding:
             groups = _groups(golden, graph, reference)
-            ways = [list(_runs(*traits(perturbed), group)) for group in groups]
-            yield from _measure(groups, (reference, rounding), ways)
+            ways = [list(_ways(*traits(perturbed), group)) for group in groups]
+            known: list[dict[tuple[str, _Way], _Sums]] = [{} for _ in groups]
+            for stage in [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]:
+                if any(chosen[stage] for chosen in ways):
+                    for group, chosen, runs in zip(groups, ways, known, strict=True):
+                        runs.update(_run(group, reference, rounding, chosen[stage]))
+                    yield _collect_honest(groups, known)
     except (EngineryError, ValueError) as error:
         yield Honest(reason=str(error).splitlines()[0][:200])
-
-
-def _measure(groups: Sequence[_Group], pair: tuple[Session, Session], ways: Sequence[list[_Way]]) -> Iterator[Honest]:
-    known: list[dict[tuple[str, _Way], _Sums]] = [{} for _ in groups]
-    for stage in [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]:
-        if any(item[stage] for item in ways):
-            for group, chosen, runs in zip(groups, ways, known, strict=True):
-                runs.update(_run(group, *pair, chosen[stage]))
-            yield _collect_honest(groups, known)
 
 
 def _collect_honest(groups: Sequence[_Group], known: Sequence[Mapping[tuple[str, _Way], _Sums]]) -> Honest:
     found: dict[tuple[str, str], list[Drift]] = {}
     golden: dict[str, dict[_Way, _Sums]] = {}
-    left = next((group.unmeasured for group in groups if group.kind == "golden"), 0.0)
+    # The size of the data that is not measured over that of the data that is.
+    left = next((max(group.parts / len(group.cases) - 1, 0.0) for group in groups if group.kind == "golden"), 0.0)
     for group, runs in zip(groups, known, strict=True):
         for (output, way), sums in runs.items():
             if group.kind == "golden":
@@ -140,41 +132,38 @@ def _collect_honest(groups: Sequence[_Group], known: Sequence[Mapping[tuple[str,
             if sums.drift.mismatches is None:
                 drift = with_chance(sums.drift, sums.filled)
                 found.setdefault((output, group.kind), []).append(replace(drift, error_sq=drift.error_sq * way.share))
+    drifts: dict[tuple[str, str], Drift] = {}
+    for (output, kind), known_drifts in found.items():
+        of_golden_cases = found.get((output, "golden"), known_drifts)
+        # Edge cases hold few of the golden samples, so their drift is at least that of the golden cases.
+        all_drifts = known_drifts if kind == "golden" else [*known_drifts, *of_golden_cases]
+        drifts[output, kind] = greatest(all_drifts, of_golden_cases[0])
     floats = {output: runs for output, runs in golden.items() if (output, "golden") in found}
-    return Honest(
-        dict(_greatest(found)),
-        {output: _most_samples(runs) for output, runs in floats.items()},
-        {output: _decisions(runs, left) for output, runs in golden.items() if output not in floats},
-    )
+    decisions = {}
+    for output, by_way in golden.items():
+        if output not in floats:  # integers, by the way to round that changes most of them
+            sums = max(
+                (sums for way, sums in by_way.items() if way.natural), key=lambda item: item.drift.mismatches or 0
+            )
+            unmeasured = round(left * sums.drift.count)
+            counts = sums.drift.mismatches or 0, sums.drift.count
+            decisions[output] = Decisions(*counts, max(sums.together, 1), unmeasured, sums.case)
+    return Honest(drifts, {output: _most_samples(runs) for output, runs in floats.items()}, decisions)
 
 
 def _most_samples(runs: Mapping[_Way, _Sums]) -> float:
-    """The SQNR that most samples have by right, in the worst way; of few samples, what all have in any way."""
+    """The SQNR in dB that most samples have in the worst way to round; of few samples, that all have in every way."""
     drifts = {way: of_golden(sums.drift) for way, sums in runs.items()}
     most = [sqnr_of_most(drift) for way, drift in drifts.items() if way.natural]
     known = [sqnr_db for sqnr_db in most if sqnr_db is not None]
     return min(known) if known else min(map(sqnr_of_worst, drifts.values()))
 
 
-def _decisions(runs: Mapping[_Way, _Sums], left: float) -> Decisions:
-    """Of integers, what changes by right, by the way that changes most. left: times what was measured."""
-    sums = max((sums for way, sums in runs.items() if way.natural), key=lambda item: item.drift.mismatches or 0)
-    count = sums.drift.count
-    return Decisions(sums.drift.mismatches or 0, count, max(sums.together, 1), round(left * count), sums.case)
+def _ways(halves: bool, grids: bool, group: _Group) -> Iterator[_Way]:
+    """The ways to round that are run. halves, grids: of `traits`.
 
-
-def _greatest(found: Mapping[tuple[str, str], list[Drift]]) -> Iterator[tuple[tuple[str, str], Drift]]:
-    for (output, kind), drifts in found.items():
-        golden = found.get((output, "golden"), drifts)
-        # Sizes are tried with any golden sample, and edges hold few of them: no less than those show.
-        yield (output, kind), greatest(drifts if kind == "golden" else [*drifts, *golden], golden[0])
-
-
-def _runs(halves: bool, grids: bool, group: _Group) -> Iterator[_Way]:
-    """Among all golden cases, or in an edge, the few elements that fall elsewhere are to be found.
-
-    Of a small model those are more than fall by right, and that is a run of its own; of a large one, which has more
-    elements than that near a tie, what many do is drawn twice, because few samples show it.
+    In a small model FEW flips are more than an honest kernel has, so it is also run without flips. A large one has
+    more elements than that near a tie; there MANY flips are drawn twice, because few samples show their effect.
     """
     few = FEW / group.parts
     skips = (False, True) if halves else (False,)
@@ -189,7 +178,7 @@ def _runs(halves: bool, grids: bool, group: _Group) -> Iterator[_Way]:
 
 
 def _run(group: _Group, reference: Session, rounding: Session, ways: Sequence[_Way]) -> dict[tuple[str, _Way], _Sums]:
-    """Of each output and way to round, what it does to the cases; slices keep the energy of all that moved."""
+    """The drift of each output by each way to round, over the cases of a group."""
     found: dict[tuple[str, _Way], _Sums] = {}
     for case in group.cases:
         expected = run(reference, case.inputs)
@@ -204,7 +193,7 @@ def _run(group: _Group, reference: Session, rounding: Session, ways: Sequence[_W
 
 
 def _groups(golden: GoldenSet, graph: Path, reference: Session) -> list[_Group]:
-    """What to measure on."""
+    """The golden cases to measure on, as one group, and edge cases, each as one of its own."""
     kinds = case_kinds(golden)
     sizes = {index: _size(golden.cases[index]) for index, kind in enumerate(kinds) if kind == "edge"}
     small = graph.stat().st_size < SMALL_BYTES and max(sizes.values(), default=0) < SMALL_INPUTS
@@ -220,7 +209,7 @@ def _groups(golden: GoldenSet, graph: Path, reference: Session) -> list[_Group]:
 
 
 def _first_samples(case: Case, reference: Session) -> Case:
-    """A case with a few of its samples, where all inputs have a batch of any size in front."""
+    """A case with its first samples, where the first axis of all inputs is one dynamic dim; else the case."""
     leading = {spec.shape[0] if spec.shape else None for spec in reference.inputs}
     if len(leading) == 1 and all(isinstance(dim, str) for dim in leading):
         return replace(case, inputs={name: array[:MOST_SAMPLES] for name, array in case.inputs.items()})

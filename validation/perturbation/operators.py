@@ -1,4 +1,4 @@
-"""What a graph's operators do to numbers, as far as rounding is concerned, and the types of its tensors."""
+"""Which ONNX operators round their results, and the types and ranks of a model's tensors."""
 
 import math
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ from builders.onnx_graphs.bodies import list_bodies
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
 
-# Operators whose results are numbers that were there before, or exact: nothing rounds.
+# Operators whose results are copied or exact: they do not round.
 COPIES = frozenset(
     (
         *("Abs", "ArgMax", "ArgMin", "BitShift", "Cast", "CastLike", "Ceil", "CenterCropPad", "Clip", "Compress"),
@@ -21,19 +21,19 @@ COPIES = frozenset(
         *("Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unique", "Unsqueeze", "Where"),
     )
 )
-# Operators that round each of their results once (IEEE 754-2019, 5.4.1), or not at all where they are fused.
+# Operators that round each result once (IEEE 754-2019, 5.4.1), or not at all where they are fused.
 CORRECT = frozenset(("Add", "Div", "Mul", "Sqrt", "Sub"))
-# Operators whose float constants decide sizes.
+# Operators whose float constants determine sizes.
 SIZES = frozenset(("Range", "Resize"))
 RANDOM = frozenset(
     ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"]
 )
-# Constants of at most so many elements may be shapes, whose values decide the types and ranks of other tensors.
+# Constants of at most so many elements may be shapes, which inference needs for the ranks of other tensors.
 _SMALL = 256
 
 
 def inline_functions(model: "ModelProto") -> "ModelProto":
-    """A copy of a model without functions."""
+    """A copy of the model in which functions are inlined."""
     from onnx import ModelProto
     from onnx.inliner import inline_local_functions
 
@@ -45,9 +45,9 @@ def inline_functions(model: "ModelProto") -> "ModelProto":
 
 
 def types_of(model: "ModelProto") -> tuple[dict[str, int], dict[str, int]]:
-    """The element type of each tensor, of graphs within nodes too, and the ranks that are known.
+    """ONNX's element type of each tensor, including graphs within nodes, and the ranks that are known, by name.
 
-    Raises ValueError where inference does not tell the type of one that a node makes: what rounds there is not known.
+    Raises ValueError where inference does not find the type of a node's output.
     """
     from onnx import ModelProto, helper, shape_inference
 

@@ -1,8 +1,8 @@
-"""Draws plots with matplotlib: figures and artists alone, never pyplot; nothing of the process outlives a drawing.
+"""Plots drawn with matplotlib: figures and artists, never pyplot, so that no state of the process is left behind.
 
-The only module that imports matplotlib (half a second), and only `svg` imports it, when there is a page to draw.
-Text is measured in DejaVu Sans, which comes with matplotlib and is wider than the faces that browsers take: what fits
-here fits there, and the same data gives the same bytes on every machine.
+The only module that imports matplotlib, which takes half a second; only `svg` imports it, when there is a plot to draw.
+Text is measured in DejaVu Sans, which comes with matplotlib and is wider than the fonts of browsers: what fits here
+fits there, and the same data gives the same bytes on every machine.
 """
 
 import io
@@ -28,31 +28,27 @@ from matplotlib.legend_handler import HandlerPatch
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle
 from matplotlib.textpath import text_to_path
-from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
 from enginery.core.text import visible
-from validation.plots.charts import Axis, Bars, Dot, Key, Line, Mark, Plot, Text
-from validation.plots.theme import SENTINELS, apply_theme
+from validation.plots.charts import SENTINELS, Axis, Bars, Dot, Key, Line, Mark, Plot, Text
 
 _STYLE = Path(__file__).with_name("plots.mplstyle")
-_COLOURS: Any = {
-    "grid.color": SENTINELS["line"],
-    "axes.titlecolor": SENTINELS["muted"],
-    "axes.labelcolor": SENTINELS["muted"],
-    "xtick.labelcolor": SENTINELS["muted"],
-    "ytick.labelcolor": SENTINELS["muted"],
-    "legend.labelcolor": SENTINELS["muted"],
-}
+_LABELS = ("axes.titlecolor", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor", "legend.labelcolor")
+_COLOURS: Any = {"grid.color": SENTINELS["line"], **dict.fromkeys(_LABELS, SENTINELS["muted"])}
 _FONT = FontProperties(family="DejaVu Sans", size=12)
-# Pixels that a key of the legend takes beside its words, and the height of a row of keys.
+# Pixels that an entry of the legend takes beside its text, and the height of a row of entries.
 _HANDLE, _ROW = 44.0, 15
-# matplotlib's settings are the process's; they are ours only while we draw.
+# matplotlib's settings are those of the process: they are changed for one drawing at a time.
 _LOCK = threading.Lock()
 
 
-def draw(plot: Plot) -> str:
-    """The plot as themed SVG."""
+def draw(plot: Plot) -> tuple[str, Plot]:
+    """matplotlib's SVG of a plot, and the plot with the height that its legend needs.
+
+    The id of a mark's group is its kind, a colon, and its title.
+    """
     with _LOCK, matplotlib.rc_context(_COLOURS, _STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         columns = _columns(plot.legend, plot.width)
@@ -74,19 +70,19 @@ def draw(plot: Plot) -> str:
         out = io.StringIO()
         nameless = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         FigureCanvasSVG(figure).print_svg(out, metadata=nameless)  # type: ignore[no-untyped-call]
-        return apply_theme(out.getvalue(), plot)
+        return out.getvalue(), plot
 
 
 @lru_cache(4096)
 def text_width(text: str) -> float:
-    """Pixels that a text takes at most; letters as wide as Chinese ones, which the face lacks, count as 'W'."""
+    """Width of a text in pixels, at most; wide letters such as Chinese ones, which the font lacks, count as 'W'."""
     known = "".join("W" if east_asian_width(letter) in "WF" else letter for letter in text)
     width, _, _ = text_to_path.get_text_width_height_descent(known, _FONT, ismath=False)
     return float(width)
 
 
 def fit_text(text: str, most: float) -> str:
-    """The text, or its beginning and an ellipsis, in at most so many pixels."""
+    """The text, or as much of its beginning as fits into `most` pixels with an ellipsis."""
     text = visible(" ".join(text.split()))
     if text_width(text) <= most:
         return text
@@ -94,12 +90,15 @@ def fit_text(text: str, most: float) -> str:
 
 
 def _lay(axes: Axes, name: Literal["x", "y"], axis: Axis) -> None:
-    """Scale, ticks and limits of one axis."""
+    """Set scale, ticks and limits of one axis."""
     side = axes.xaxis if name == "x" else axes.yaxis
     if axis.log:
         axes.set(**{f"{name}scale": "log"})
     if axis.ticks is None:
-        side.set_major_locator(_locator(axis))
+        decades = math.log10(axis.high / axis.low) if axis.log else 0.0
+        subs = (1.0, 2.0, 5.0) if decades < 1.6 else (1.0, 3.0) if decades < 3 else (1.0,)
+        linear = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
+        side.set_major_locator(linear if decades < 0.7 else LogLocator(subs=subs, numticks=7))
         side.set_major_formatter(lambda value, _: axis.text(value))
     else:
         side.set_ticks([place for place, _ in axis.ticks], [label for _, label in axis.ticks])
@@ -107,15 +106,8 @@ def _lay(axes: Axes, name: Literal["x", "y"], axis: Axis) -> None:
     axes.set(**{f"{name}lim": (axis.low, axis.high)})
 
 
-def _locator(axis: Axis) -> Locator:
-    decades = math.log10(axis.high / axis.low) if axis.log else 0.0
-    if decades < 0.7:
-        return MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
-    return LogLocator(subs=(1.0, 2.0, 5.0) if decades < 1.6 else (1.0, 3.0) if decades < 3 else (1.0,), numticks=7)
-
-
 def _add(axes: Axes, plot: Plot, mark: Mark, **common: Any) -> None:
-    """One mark, with its places moved to the nearest ones within the axes."""
+    """Draw one mark; what lies beyond the axes is drawn at their ends."""
 
     def within(values: Any, axis: Axis) -> Any:
         return np.clip(np.asarray(values, float), axis.low, axis.high)
@@ -150,7 +142,7 @@ def _add(axes: Axes, plot: Plot, mark: Mark, **common: Any) -> None:
 
 
 def _columns(keys: Sequence[Key], width: float) -> int:
-    """In how many columns matplotlib's legend of these keys fits into so many pixels."""
+    """The number of columns in which matplotlib's legend fits into `width` pixels."""
     widths = [_HANDLE + text_width(fit_text(key.text, width - _HANDLE)) for key in keys]
     fits = (count for count in range(len(keys), 1, -1) if sum(map(max, np.array_split(widths, count))) <= width)
     return next(fits, 1)

@@ -1,34 +1,33 @@
-"""What a plot shows, as plain values: axes and marks in the units of the data. Nothing here knows how it is drawn.
+"""Plots as plain values (axes and marks in the units of the data), and the kinds of chart that pages have.
 
-Places may be -inf and inf, which are the ends of an axis. Marks are kept within the axes, so an axis
-decides what is seen. Colours are names of `COLOURS`, which a page gives for light and for dark.
-
-The kinds of picture that pages have: distribution functions, intervals against a limit, histograms, log-log scatter.
-
-Each gives a `Plot`; `svg` draws it. All take what they show in words, for those who do not see it.
+Coordinates may be -inf and inf, which are the ends of an axis; marks beyond an axis are drawn at its end. Colours are
+names, to which a page gives values for light and for dark. Each kind of chart returns a `Plot`, which `svg` draws.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 from validation.plots.texts import number_text
 
 Colour = Literal["ink", "muted", "line", "card", "accent", "proven-soft", "failed", "failed-fill", "proven-fill",
                  "unproven-fill", "refused-fill", "c1", "c2", "c3", "c4", "c5", "c6"]  # fmt: skip
 Anchor = Literal["left", "center", "right"]
-# For curves side by side, in this order; beyond them they repeat with dashes.
+# Each name stands in a drawing as a colour that nothing else has; `svg` puts the page's own in its place.
+SENTINELS = {name: f"#0e0d{index:02x}" for index, name in enumerate(get_args(Colour))}
+# Colours of curves side by side, in this order; further curves repeat them with dashes.
 SERIES: tuple[Colour, ...] = ("c1", "c2", "c3", "c4", "c5", "c6")
 WIDTH, HEIGHT = 420, 250
 
 
 @dataclass(frozen=True)
 class Axis:
-    """From low to high. ticks: (place, label); None for some five round numbers, labelled by `text`; () for none.
+    """An axis from low to high; both above 0 where it is logarithmic (`log`).
 
-    label: what is measured, with its unit.  log: low must be above 0 then.
+    label: what is measured, with its unit.  ticks: (place, label); None for about five round numbers, labelled by
+    `text`; () for none.
     """
 
     low: float
@@ -41,7 +40,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """Something drawn. kind: the class in the SVG.  title: what a pointer that rests on it says."""
+    """Something drawn. kind: its class in the SVG.  title: the text of its tooltip."""
 
     opacity: float = 1.0
     kind: str = ""
@@ -50,7 +49,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Line(Mark):
-    """A line through points; `steps`: a stair, along and then up. NaN leaves a gap."""
+    """A line through points; NaN leaves a gap. steps: a stair, along and then up.  width: in pixels."""
 
     xs: Sequence[float]
     ys: Sequence[float]
@@ -82,7 +81,7 @@ class Dot(Mark):
 
 @dataclass(frozen=True)
 class Text(Mark):
-    """Words at a place, moved by dx, dy pixels (dy upwards), cut to at most `most` pixels."""
+    """A text at a place, moved by dx, dy pixels (dy upwards), and cut to at most `most` pixels."""
 
     x: float
     y: float
@@ -97,7 +96,7 @@ class Text(Mark):
 
 @dataclass(frozen=True)
 class Key:
-    """A line of the legend: the look of a mark, and what it stands for."""
+    """An entry of the legend."""
 
     text: str
     colour: Colour
@@ -107,9 +106,10 @@ class Key:
 
 @dataclass(frozen=True)
 class Plot:
-    """One picture. words: what it shows, for those who do not see it.  width, height: its view box, in pixels.
+    """One picture. kind: its class in the SVG.  words: its text alternative.  width, height: view box, in pixels.
 
-    Drawn at its own size, text is 12 pixels high; at 356 (a card in a window of 420) it is 10 pixels high.
+    Text is 12 pixels high at the picture's own size, 10 pixels at a width of 356 (a card in a window of 420 pixels).
+    standalone: a file of its own, which has no page to take colours from.
     """
 
     kind: str
@@ -123,7 +123,7 @@ class Plot:
     standalone: bool = False
 
 
-# Axes end where what is reckoned with their ends stays finite.
+# Ends of axes, so far out that sums and powers of them stay finite.
 _DECADES = 150.0
 _FARTHEST = 1e140
 _QUARTERS = tuple((part / 4, f"{25 * part} %") for part in range(5))
@@ -131,7 +131,7 @@ _QUARTERS = tuple((part / 4, f"{25 * part} %") for part in range(5))
 
 @dataclass(frozen=True)
 class Curve:
-    """A distribution function: shares (0 to 1, rising) of what is at most each x. colour: None for the next in turn."""
+    """A distribution function: the share (0 to 1, rising) of values up to each x. colour: None: the next of SERIES."""
 
     name: str
     xs: Sequence[float]
@@ -142,10 +142,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Interval:
-    """A row: an estimate with its interval. value: the row in words, at its right end.
-
-    tone: colour of the dot. An interval without ends (None) is a row of words alone.
-    """
+    """A row of an interval chart. value: text at its right end.  low, high: None: no interval.  tone: of the dot."""
 
     name: str
     value: str
@@ -157,7 +154,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a scatter. size: share of the greatest, 0 to 1, as area."""
+    """A point of a scatter plot. size: its area, as a share of the greatest, 0 to 1."""
 
     name: str
     x: float
@@ -169,10 +166,11 @@ class Point:
 def span_axis(
     values: Sequence[float], *, log: bool = False, pad: float = 0.04, least: float = 0.0
 ) -> tuple[float, float]:
-    """Ends of an axis around the finite values (the positive ones, if logarithmic), with a pad on both sides.
+    """Ends (low, high) of an axis around the finite values (the positive ones, if logarithmic).
 
-    least: the narrowest that the axis may be, in its units; in decades, if logarithmic. (0, 1) or (1, 10) for none.
-    What lies beyond 1e140 either way, or nearer to 0 than 1e-140 on a logarithmic axis, is drawn at its end.
+    pad: added at both ends, as a share of the width.  least: width at least, in units of the axis; in decades, if
+    logarithmic. Without values it is (0, 1), or (1, 10) if logarithmic. Values beyond 1e140 either way, or nearer to 0
+    than 1e-140 on a logarithmic axis, count as those.
     """
     known = [value for value in values if math.isfinite(value) and (not log or value > 0)]
     if not known:
@@ -188,7 +186,7 @@ def span_axis(
 
 
 def ecdf(curves: Sequence[Curve], x: Axis, words: str) -> Plot:
-    """Distribution functions as stairs."""
+    """Distribution functions as stairs over the axis x. words: the text alternative, here and below."""
     marks: list[Mark] = []
     keys = []
     for index, curve in enumerate(curves):
@@ -200,23 +198,21 @@ def ecdf(curves: Sequence[Curve], x: Axis, words: str) -> Plot:
 
 
 def series(index: int) -> tuple[Colour, bool]:
-    """Colour of a curve among others, and whether it is dashed."""
+    """The colour of the curve number `index`, and whether it is dashed."""
     return SERIES[index % len(SERIES)], index % (2 * len(SERIES)) >= len(SERIES)
 
 
 def intervals(
     rows: Sequence[Interval], x: Axis, words: str, limit: float | None = None, limit_text: str = "limit"
 ) -> Plot:
-    """Rows of estimates with their intervals over one axis; the words of a row stand above its bar.
+    """Rows of estimates with their intervals over one axis; the text of a row stands above its bar.
 
-    limit: one for all rows; what is below it is shaded as fine.
+    limit: one for all rows; the area below it is shaded.
     """
     marks: list[Mark] = []
     if limit is not None:
-        marks.append(Bars([-math.inf, limit], [math.inf], "proven-soft", kind="fine"))
-        marks.append(
-            Line([limit, limit], [-math.inf, math.inf], "failed", 1.5, dash=True, kind="limit", title=limit_text)
-        )
+        edge = Line([limit, limit], [-math.inf, math.inf], "failed", 1.5, dash=True, kind="limit", title=limit_text)
+        marks += [Bars([-math.inf, limit], [math.inf], "proven-soft", kind="fine"), edge]
     if x.low < 0 < x.high:
         marks.append(Line([0, 0], [-math.inf, math.inf], "muted", 1.0))
     for index, row in enumerate(rows):
@@ -227,32 +223,29 @@ def intervals(
 
 
 def _row(row: Interval, y: float, x: Axis) -> list[Mark]:
+    """The marks of a row; a thin arrow points to an interval that lies beyond an end of the axis."""
     marks: list[Mark] = [
         Text(-math.inf, y, row.name, colour="ink", dx=2, dy=9, bold=True, most=210, title=row.name),
         Text(math.inf, y, row.value, "right", dx=-2, dy=9, most=190),
     ]
     if row.low is not None and row.high is not None:
-        marks += _spans(row.low, row.high, y, x, f"{row.name}: {row.value}")
+        words, inwards = f"{row.name}: {row.value}", x.high - x.low
+        if row.low > x.high or row.high < x.low:
+            end, inwards = (x.high, -inwards) if row.low > x.high else (x.low, inwards)
+            marks.append(Line([end + 0.12 * inwards, end], [y, y], "ink", 1.5, dash=True, kind="beyond", title=words))
+            base = end + 0.03 * inwards
+            marks.append(Line([base, end, base], [y + 0.1, y, y - 0.1], "ink", 1.5))
+        else:
+            marks.append(Line([row.low, row.high], [y, y], "ink", 2.5, kind="span", title=words))
     if row.point is not None and x.low <= row.point <= x.high:
-        marks.append(Dot(row.point, y, "card", 6.0))
-        marks.append(Dot(row.point, y, row.tone, 4.5, kind="point"))
+        marks += [Dot(row.point, y, "card", 6.0), Dot(row.point, y, row.tone, 4.5, kind="point")]
     return marks
-
-
-def _spans(low: float, high: float, y: float, x: Axis, words: str) -> list[Mark]:
-    """An interval; a thin arrow points to one that lies beyond an end of the axis."""
-    wide = x.high - x.low
-    for end, beyond, inwards in ((x.high, low > x.high, -wide), (x.low, high < x.low, wide)):
-        if beyond:
-            shaft = Line([end + 0.12 * inwards, end], [y, y], "ink", 1.5, dash=True, kind="beyond", title=words)
-            return [shaft, Line([end + 0.03 * inwards, end, end + 0.03 * inwards], [y + 0.1, y, y - 0.1], "ink", 1.5)]
-    return [Line([low, high], [y, y], "ink", 2.5, kind="span", title=words)]
 
 
 def histogram(
     edges: Sequence[float], counts: Sequence[float], words: str, holds: tuple[float, float] | None = None
 ) -> Plot:
-    """Counts on a logarithmic scale; holds: the ends of what is kept, beyond which bars have another colour."""
+    """Counts on a logarithmic scale. holds: range beyond which bars have another colour."""
     low, high = (edges[0], edges[-1]) if edges[-1] > edges[0] else (edges[0] - 0.5, edges[0] + 0.5)
     start, end = holds or (-math.inf, math.inf)
     inside = [start <= (left + right) / 2 <= end for left, right in pairwise(edges)]

@@ -1,24 +1,33 @@
-"""Numbers for people, the same way everywhere: three digits, a real minus sign, a thin choice of units."""
+"""Numbers as text for pages and pictures: three digits, a real minus sign, few units."""
 
 import math
 
 
 def number_text(value: float) -> str:
-    """Three significant digits, with a real minus sign."""
-    text = f"{value:.3g}" if value else "0"
-    mantissa, _, exponent = text.partition("e")
+    """A number with three significant digits: '0.0123', '1.25e6'."""
+    return digits_text(value or 0.0, 3)  # no minus sign for -0.0
+
+
+def digits_text(value: float, digits: int) -> str:
+    """A finite number with so many significant digits and a real minus sign; its exponent without zeros in front."""
+    mantissa, _, exponent = f"{value:.{digits}g}".partition("e")
     return (mantissa + (f"e{int(exponent)}" if exponent else "")).replace("-", "−")  # noqa: RUF001
 
 
+def nonfinite_text(value: float) -> str:
+    """'NaN', '∞', or that with a minus sign; '' for a finite number."""
+    return "" if math.isfinite(value) else "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"  # noqa: RUF001
+
+
 def share_text(share: float) -> str:
-    """A share for people: '0', '0.012 %', 'under 0.001 %'."""
+    """A share in percent: '0', '0.012 %', 'under 0.001 %'."""
     if share == 0:
         return "0"
     return f"{100 * share:.2g} %" if share >= 1e-5 else "under 0.001 %"
 
 
 def seconds_text(value: float) -> str:
-    """A latency for people: '12.3 ms'."""
+    """A time, given in seconds, with its unit: '12.3 ms'; '' for NaN and infinities."""
     if not math.isfinite(value):
         return ""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
@@ -28,7 +37,7 @@ def seconds_text(value: float) -> str:
 
 
 def percent_text(value: float) -> str:
-    """A share or a slowdown for people, with its sign: '+3.1 %'."""
+    """A share or a slowdown in percent, with its sign: '+3.1 %'."""
     return f"{100 * value:+.3g} %".replace("-", "−") if value else "0 %"  # noqa: RUF001 - a real minus sign
 
 

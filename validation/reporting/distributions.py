@@ -1,9 +1,9 @@
-"""What the page says about errors in detail: distribution functions per output, and the worst samples."""
+"""Errors in detail, for the page of a version: distribution functions of each output, and the worst samples."""
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from enginery.core.reports.proof import Report, Spread, Worst
 from validation.plots.charts import Axis, Colour, Curve, Plot, ecdf, series, span_axis
@@ -17,17 +17,17 @@ MOST_OUTPUTS, MOST_CURVES, MOST_ROWS = 4, 10, 60
 
 @dataclass(frozen=True)
 class _SharedSpread:
-    """A spread, the units that share it, what it is called, and its colour among the others of its output."""
+    """A spread of errors that some units share, and its name and colour in pictures."""
 
     spread: Spread
-    units: tuple[Report, ...]
-    name: str = ""
-    colour: Colour = "muted"
+    name: str
+    colour: Colour
 
 
 @dataclass(frozen=True)
 class ErrorDistribution:
-    """One output: pictures as SVG, how many curves they leave out, and the curves without any error, by name."""
+    """The errors of one output. pictures: SVG.  omitted: curves that they leave out.  exact: names of curves without
+    error."""
 
     output: str
     samples: int
@@ -39,23 +39,16 @@ class ErrorDistribution:
 
 @dataclass(frozen=True)
 class WorstRow:
-    """A sample that is off, for people. index: of the element that is off most.  badness: as `Worst` has it."""
+    """A sample with an error. name: of its graph or engine.  off: its SQNR as text, or why there is none."""
 
-    joint: str
     name: str
     output: str
-    case: str
-    sample: int
-    index: tuple[int, ...]
-    expected: str
-    actual: str
+    worst: Worst
     off: str
-    error: str
-    badness: tuple[float, float]
 
 
 def distributions(reports: Sequence[Report]) -> list[ErrorDistribution]:
-    """Per output two pictures: SQNR over the samples, and absolute errors over the elements; worst outputs first."""
+    """The errors of the `MOST_OUTPUTS` worst outputs, the one with the lowest median SQNR first."""
     outputs: dict[str, list[_SharedSpread]] = {}
     for found in _collect_spreads(reports):
         if found.spread.abs_error:
@@ -65,47 +58,49 @@ def distributions(reports: Sequence[Report]) -> list[ErrorDistribution]:
 
 
 def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
-    """The worst sample of each graph and engine first, then their others; at most `MOST_ROWS`."""
+    """The worst sample of each graph and engine, worst first, then their other samples; at most `MOST_ROWS` in all."""
     found = list(_collect_spreads(reports))
     firsts = [_row(item, item.spread.worst[0]) for item in found if item.spread.worst]
     others = [_row(item, worst) for item in found for worst in item.spread.worst[1:]]
-    return (sorted(firsts, key=_rank) + sorted(others, key=_rank))[:MOST_ROWS]
+
+    def rank(row: WorstRow) -> tuple[float, float]:
+        quality, size = row.worst.badness
+        return -quality, -size
+
+    return (sorted(firsts, key=rank) + sorted(others, key=rank))[:MOST_ROWS]
 
 
 def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
-    """Every spread once, in the order of the stages."""
+    """Each distinct spread of the reports, in the order of the stages."""
     groups: dict[str, tuple[Spread, list[Report]]] = {}
     for report in reports:
         for spread in report.spreads:
             groups.setdefault(repr(spread), (spread, []))[1].append(report)
-    found = [_SharedSpread(spread, tuple(units)) for spread, units in groups.values()]
-    found.sort(key=lambda item: list(STAGES).index(item.spread.joint))
-    short = Counter((item.spread.output, _name(item)) for item in found)
-    looks = _colours(reports)
-    return [
-        replace(item, name=_name(item, short[item.spread.output, _name(item)] > 1), colour=looks[item.units[0].unit])
-        if item.spread.joint != "export"
-        else replace(item, name="export")
-        for item in found
-    ]
-
-
-def _name(found: _SharedSpread, long: bool = False) -> str:
-    """'int8 graph', 'cpu int8 onnxruntime'. long: with backends, where graphs of one precision differ."""
-    if found.spread.joint == "engine" and len(found.units) == 1:
-        return found.units[0].unit
-    names = [f"{unit.precision} {unit.backend}" if long else unit.precision for unit in found.units]
-    return f"{', '.join(dict.fromkeys(names))} {'graph' if found.spread.joint == 'quantization' else 'engines'}"
-
-
-def _colours(reports: Sequence[Report]) -> dict[str, Colour]:
-    """A colour per unit: units of one graph have one, so that an engine is seen beside its graph."""
+    found = sorted(groups.values(), key=lambda item: list(STAGES).index(item[0].joint))
+    short = Counter((spread.output, _name(spread, units)) for spread, units in found)
+    # Units of one graph have one colour, so that an engine is seen beside its graph.
     graphs = {
         report.unit: repr((report.precision, [item for item in report.spreads if item.joint == "quantization"]))
         for report in reports
     }
-    order = {graph: index for index, graph in enumerate(dict.fromkeys(graphs.values()))}
-    return {unit: series(order[graph])[0] for unit, graph in graphs.items()}
+    order = list(dict.fromkeys(graphs.values()))
+    colours = {unit: series(order.index(graph))[0] for unit, graph in graphs.items()}
+    return [
+        _SharedSpread(spread, "export", "muted")
+        if spread.joint == "export"
+        else _SharedSpread(
+            spread, _name(spread, units, short[spread.output, _name(spread, units)] > 1), colours[units[0].unit]
+        )
+        for spread, units in found
+    ]
+
+
+def _name(spread: Spread, units: Sequence[Report], long: bool = False) -> str:
+    """'int8 graph' or 'cpu int8 onnxruntime'. long: with backends, where graphs of one precision differ."""
+    if spread.joint == "engine" and len(units) == 1:
+        return units[0].unit
+    names = [f"{unit.precision} {unit.backend}" if long else unit.precision for unit in units]
+    return f"{', '.join(dict.fromkeys(names))} {'graph' if spread.joint == 'quantization' else 'engines'}"
 
 
 def _median(found: _SharedSpread) -> float:
@@ -115,41 +110,37 @@ def _median(found: _SharedSpread) -> float:
 
 def _pictures(output: str, found: Sequence[_SharedSpread]) -> ErrorDistribution:
     shown = sorted(sorted(found, key=_median)[:MOST_CURVES], key=lambda item: list(found).index(item))
-    pictures = [picture for picture in (_sqnr(output, shown), _errors(output, shown)) if picture]
     return ErrorDistribution(
         output,
         samples=max(item.spread.samples for item in found),
         elements=max(item.spread.elements for item in found),
         omitted=len(found) - len(shown),
         exact=tuple(item.name for item in shown if not item.spread.abs_error[-1]),
-        pictures=tuple(map(svg, pictures)),
+        pictures=tuple(map(svg, _plots(output, shown))),
     )
 
 
-def _sqnr(output: str, found: Sequence[_SharedSpread]) -> Plot | None:
-    """Samples without any error are beyond the right end."""
-    values = [value for item in found for value in item.spread.sqnr_db]
-    if not any(map(math.isfinite, values)):
-        return None
-    low, high = span_axis(values, least=10.0)
-    curves = [_curve(item, item.spread.sqnr_db) for item in found if any(map(math.isfinite, item.spread.sqnr_db))]
-    words = f"Share of the samples whose SQNR is at most so many decibels, output {output}"
-    return ecdf(curves, Axis(low, high, "SQNR of a sample; further left is worse", text=decibels_text), words)
-
-
-def _errors(output: str, found: Sequence[_SharedSpread]) -> Plot | None:
-    values = [value for item in found for value in item.spread.abs_error if value > 0]
-    if not values:
-        return None
-    low, high = span_axis(values, log=True, pad=0.02, least=0.5)
-    curves = [_curve(item, item.spread.abs_error, quantiles=True) for item in found if item.spread.abs_error[-1] > 0]
-    words = f"Share of the elements whose absolute error is at most so much, output {output}"
-    axis = Axis(low, high, "absolute error, logarithmic; further right is worse", log=True, text=number_text)
-    return ecdf(curves, axis, words)
+def _plots(output: str, found: Sequence[_SharedSpread]) -> Iterator[Plot]:
+    """The share of samples up to each SQNR, and of elements up to each absolute error."""
+    sqnr = [value for item in found for value in item.spread.sqnr_db]
+    if any(map(math.isfinite, sqnr)):  # samples without error lie beyond the right end
+        curves = [_curve(item, item.spread.sqnr_db) for item in found if any(map(math.isfinite, item.spread.sqnr_db))]
+        axis = Axis(*span_axis(sqnr, least=10.0), "SQNR of a sample; further left is worse", text=decibels_text)
+        yield ecdf(curves, axis, f"Share of the samples whose SQNR is at most so many decibels, output {output}")
+    errors = [value for item in found for value in item.spread.abs_error if value > 0]
+    if errors:
+        rows = [item for item in found if item.spread.abs_error[-1] > 0]
+        curves = [_curve(item, item.spread.abs_error, quantiles=True) for item in rows]
+        low, high = span_axis(errors, log=True, pad=0.02, least=0.5)
+        axis = Axis(low, high, "absolute error, logarithmic; further right is worse", log=True, text=number_text)
+        yield ecdf(curves, axis, f"Share of the elements whose absolute error is at most so much, output {output}")
 
 
 def _curve(found: _SharedSpread, values: Sequence[float], quantiles: bool = False) -> Curve:
-    """Quantiles are spread evenly from 0 to 100 %; a list of samples rises by one sample each. Engines are dashed."""
+    """The stairs through `values`; those of engines are dashed.
+
+    quantiles: the values are at equal steps from 0 to 100 %, not one for each sample.
+    """
     last = len(values) - 1 if quantiles else len(values)
     shares = [(at + (not quantiles)) / max(last, 1) for at in range(len(values))]
     dash = found.spread.joint == "engine"
@@ -158,31 +149,4 @@ def _curve(found: _SharedSpread, values: Sequence[float], quantiles: bool = Fals
 
 def _row(found: _SharedSpread, worst: Worst) -> WorstRow:
     off = f"{worst.unequal} unequal" if worst.sqnr_db is None else "not finite" if math.isnan(worst.sqnr_db) else ""
-    return WorstRow(
-        joint=found.spread.joint,
-        name=found.name,
-        output=found.spread.output,
-        case=worst.case,
-        sample=worst.sample,
-        index=worst.index,
-        expected=value_text(worst.expected),
-        actual=value_text(worst.actual),
-        off=off or f"{worst.sqnr_db:.1f} dB",
-        error=value_text(abs(worst.actual - worst.expected), 3),
-        badness=worst.badness,
-    )
-
-
-def _rank(row: WorstRow) -> tuple[float, float]:
-    quality, size = row.badness
-    return -quality, -size
-
-
-def value_text(value: float, digits: int = 7) -> str:
-    """An element for people, with as many digits as tell it from its neighbours."""
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"  # noqa: RUF001 - a real minus sign
-    mantissa, _, exponent = f"{value:.{digits}g}".partition("e")
-    return (mantissa + (f"e{int(exponent)}" if exponent else "")).replace("-", "−")  # noqa: RUF001
+    return WorstRow(found.name, found.spread.output, worst, off or f"{worst.sqnr_db:.1f} dB")

@@ -1,7 +1,7 @@
-"""The report of a model version for people: one self-contained page, without scripts or network.
+"""The HTML page of a model version: one self-contained file, without scripts or network.
 
-The input is data that anybody may have written into a spec or a compiler's log, so everything is escaped by the
-template, control characters too, and no text from it becomes an address, a class or an id.
+A page shows texts from specs and compilers' logs, which anybody may have written. So the templates escape everything,
+control characters too, and no such text becomes an address, a class or an id.
 """
 
 import math
@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from enginery.core.text import format_bytes, visible
-from validation.plots.texts import percent_text, seconds_text
+from validation.plots.texts import digits_text, nonfinite_text, percent_text, seconds_text
 from validation.reporting.overview import overview
 from validation.reporting.stages import format_bound
 from validation.reporting.version_document import VersionDocument
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def render(version: VersionDocument) -> str:
-    """The page of a version."""
+    """The HTML page of a version."""
     return templates().get_template("reporting/report.html.j2").render(**vars(overview(version)))
 
 
 @cache
 def templates() -> "Environment":
-    """The templates of all pages; each is compiled once."""
+    """The Jinja environment of all pages, of versions and of canaries, with the filters that they use."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -39,6 +39,7 @@ def templates() -> "Environment":
     )
     environment.filters |= {
         "bound": format_bound,
+        "element": lambda value, digits=7: nonfinite_text(value) or digits_text(value, digits),
         "bytes": format_bytes,
         "metric": metric_text,
         "shape": shape_text,
@@ -50,18 +51,16 @@ def templates() -> "Environment":
 
 
 def _show(value: object) -> object:
-    """What an expression of a template writes: text of others visibly; markup, which is made of such, as it is."""
+    """What an expression of a template writes: control characters in plain text become visible; markup stays."""
     return visible(value) if type(value) is str else value
 
 
 def metric_text(value: float | None, name: str) -> str:
-    """A metric's value for people, with its unit."""
+    """The value of the metric `name`, with its unit; '' for None."""
     if value is None:
         return ""
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"  # noqa: RUF001 - a real minus sign
+    if not math.isfinite(value):
+        return nonfinite_text(value)
     if name.endswith("sqnr_db"):
         return f"{value:.1f} dB"
     if name == "nonfinite":
@@ -72,7 +71,7 @@ def metric_text(value: float | None, name: str) -> str:
 
 
 def shape_text(shape: Sequence[int | str]) -> str:
-    """A shape for people: sizes and names of dims, or 'scalar'."""
+    """Sizes and names of dims, or 'scalar'."""
     return " × ".join(map(str, shape)) or "scalar"  # noqa: RUF001 - a multiplication sign
 
 

@@ -1,4 +1,4 @@
-"""What the HTML report shows of a version, worked out from its document: plain values, no markup."""
+"""The values that the HTML page of a version shows, from its document: `overview` fills what the template names."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from enginery.core.parsing import mapping, number, text
 from enginery.core.reports.proof import OVERLAP, Check
+from enginery.core.text import pluralize
 from enginery.core.types import PRECISIONS, BuildFailure
 from enginery.registry.evidence.canaries import CanaryVerdict
 from enginery.registry.manifest import EngineEntry
@@ -22,7 +23,7 @@ _SYMBOLS = {"proven": "✓", "unproven": "?", "failed": "✕", "refused": "-"}
 
 @dataclass(frozen=True)
 class Headline:
-    """Status and headline of the whole version."""
+    """The status of the whole version (as that of an engine), and the sentence that says so."""
 
     status: str
     text: str
@@ -30,47 +31,32 @@ class Headline:
 
 @dataclass(frozen=True)
 class EngineRow:
-    """An engine with what its row shows of its report.
+    """An engine and the checks of its report.
 
-    tightest: the check with the least room.  ran: whether it was run.
+    index: in the document; the id of its row.  tightest: the check with the least room to its limit, None without one.
+    ran: whether the engine itself was run, and not its graph alone.
     """
 
     index: int
     entry: EngineEntry
-    tightest: Check | None
+    checks: tuple[Check, ...]
     failed_checks: int
-    total_checks: int
+    tightest: Check | None
     ran: bool
 
 
 @dataclass(frozen=True)
-class SharedReason:
-    """A reason, and whose it is: precisions, or units."""
-
-    text: str
-    whose: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class TargetGroup:
-    """The engines of one target, with their reasons, each said once."""
+    """The engines of one target, and the distinct reasons for their statuses, each with its precisions."""
 
     target: str
     engines: tuple[EngineRow, ...]
-    reasons: tuple[SharedReason, ...]
-
-
-@dataclass(frozen=True)
-class EngineMatrix:
-    """Engines by target and precision. rows: target, and a cell for each column."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[tuple[EngineRow, ...], ...]], ...]
+    reasons: Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
 class TaskPoint:
-    """The task metric of a 'graph' or an 'engine'. at: percent along the axis."""
+    """The task metric of one graph or engine. kind: 'graph' or 'engine'.  at: percent along the axis."""
 
     name: str
     kind: str
@@ -81,7 +67,10 @@ class TaskPoint:
 
 @dataclass(frozen=True)
 class TaskSection:
-    """The task metric of each graph and of each engine that was run, on one axis (least, greatest) with the floor."""
+    """The task metric of each graph and of each engine that was run.
+
+    floor: the least value that passes; None where the spec has none.  axis: its least and greatest value.
+    """
 
     name: str
     points: tuple[TaskPoint, ...]
@@ -91,24 +80,13 @@ class TaskSection:
 
 
 @dataclass(frozen=True)
-class RepeatCommand:
-    """The command that does again what failed."""
-
-    unit: str
-    command: str
-
-
-@dataclass(frozen=True)
-class FactGroup:
-    """Titled facts."""
-
-    title: str
-    facts: Mapping[str, object]
-
-
-@dataclass(frozen=True)
 class VersionPage:
-    """The names that the template uses. counts: engines by status.  groups: without what was refused."""
+    """The names that the template uses. counts: engines by status.  groups: by target, without refused engines.
+
+    precisions: of any engine.  matrix: engines by target and precision.  beside: the three stages of each output side
+    by side.  again: units that failed, each with the command that repeats it.  refusals: units by the reason.
+    provenance: groups of facts by title.
+    """
 
     manifest: VersionDocument
     reference: str
@@ -117,7 +95,8 @@ class VersionPage:
     counts: Mapping[str, int]
     symbols: Mapping[str, str]
     verdict: Headline
-    matrix: EngineMatrix
+    precisions: Sequence[str]
+    matrix: Mapping[str, Mapping[str, Sequence[EngineRow]]]
     tasks: TaskSection | None
     stages: Sequence[StageSection]
     stage_names: Sequence[str]
@@ -128,204 +107,164 @@ class VersionPage:
     attributions: Sequence[AttributionView]
     latencies: Sequence[LatencyView]
     canaries: Sequence[CanaryVerdict]
-    again: Sequence[RepeatCommand]
-    refusals: Sequence[SharedReason]
+    again: Sequence[tuple[str, str]]
+    refusals: Mapping[str, Sequence[str]]
     failures: Sequence[BuildFailure]
-    provenance: Sequence[FactGroup]
+    provenance: Mapping[str, Mapping[str, object]]
 
 
 def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
-    """What the page says. pictures: without them nothing that needs a picture is worked out."""
-    engines = tuple(_engine(index, entry, version) for index, entry in enumerate(version.engines))
+    """What the page shows. pictures: False leaves out the sections that are pictures."""
+    checks = {report.unit: report.checks for report in reversed(version.reports)}
+    engines = tuple(_engine(index, entry, checks.get(entry.unit, ())) for index, entry in enumerate(version.engines))
+    matrix: dict[str, dict[str, list[EngineRow]]] = {}
+    for row in engines:
+        matrix.setdefault(row.entry.target, {}).setdefault(row.entry.precision, []).append(row)
     counts = {status: sum(engine.entry.status == status for engine in engines) for status in STATUSES}
-    reports = version.reports
-    untouched = dict.fromkeys(_list_untouched(version))
+    reports, original = version.reports, version.sources.get("onnx")
+    # Quantized engines whose graph is the exported model itself: its author quantized it.
+    untouched = [
+        entry.precision
+        for entry in version.engines
+        if original and entry.precision in ("int8", "fp8") and entry.graph == original and entry.status != "refused"
+    ]
     return VersionPage(
         manifest=version,
         reference=version.reference,
         engines=engines,
-        groups=tuple(_by_target([engine for engine in engines if engine.entry.status != "refused"])),
+        groups=tuple(_group_by_target([engine for engine in engines if engine.entry.status != "refused"])),
         counts=counts,
         symbols=_SYMBOLS,
-        verdict=_verdict(counts),
-        matrix=_matrix(engines),
+        verdict=_headline(counts),
+        precisions=[name for name in PRECISIONS if any(name in row for row in matrix.values())],
+        matrix=matrix,
         tasks=_tasks(version, engines),
         stages=stages(reports),
         stage_names=list(STAGES),
         beside=side_by_side(reports),
         distributions=distributions(reports) if pictures else [],
         worst=worst_cases(reports),
-        quantizations=quantizations(version.quantization, untouched) if pictures else [],
+        quantizations=quantizations(version.quantization, dict.fromkeys(untouched)) if pictures else [],
         attributions=[view_attribution(item) for item in version.attributions],
         latencies=view_latencies(version.latencies, pictures),
         canaries=version.canaries or (),
-        again=list(_again(version.reference, engines)),
+        again=list(_list_commands(version.reference, engines)),
         refusals=_reasons((row.entry.reason, row.entry.unit) for row in engines if row.entry.status == "refused"),
         failures=version.failures,
         provenance=_provenance(version),
     )
 
 
-def _list_untouched(version: VersionDocument) -> Iterator[str]:
-    """Precisions of quantized engines whose graph is the exported model itself: its author quantized it."""
-    original = version.sources.get("onnx")
-    for entry in version.engines if original else ():
-        if entry.precision in ("int8", "fp8") and entry.graph == original and entry.status != "refused":
-            yield entry.precision
-
-
-def _verdict(counts: Mapping[str, int]) -> Headline:
-    proven, unproven, failed = (counts.get(status, 0) for status in ("proven", "unproven", "failed"))
-    usable = proven + unproven
+def _headline(counts: Mapping[str, int]) -> Headline:
+    proven, unproven, failed = (counts[status] for status in ("proven", "unproven", "failed"))
+    usable = pluralize(proven + unproven, "engine")
     if failed:
         rest = ", ".join(f"{counts[status]} {status}" for status in ("proven", "unproven") if counts[status])
-        return Headline("failed", f"{_count(failed, 'engine')} failed; {rest or 'there is none to pull'}")
+        return Headline("failed", f"{pluralize(failed, 'engine')} failed; {rest or 'there is none to pull'}")
     if unproven:
-        rest = f"{unproven} not yet run on their hardware"
-        return Headline("unproven", f"{proven} of {_count(usable, 'engine')} proven, {rest}")
-    if usable:
-        return Headline("proven", f"{'All ' if usable > 1 else ''}{_count(usable, 'engine')} proven")
+        return Headline("unproven", f"{proven} of {usable} proven, {unproven} not yet run on their hardware")
+    if proven:
+        return Headline("proven", f"{'All ' if proven > 1 else ''}{usable} proven")
     return Headline("failed", "There is no engine to pull")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def _engine(index: int, entry: EngineEntry, version: VersionDocument) -> EngineRow:
-    checks = _checks_of(entry, version)
+def _engine(index: int, entry: EngineEntry, checks: tuple[Check, ...]) -> EngineRow:
     limited = [check for check in checks if not check.passed or (check.joint != "task" and _has_room(check))]
-    return EngineRow(
-        index,
-        entry,
-        tightest=min(limited, key=headroom_db, default=None),
-        failed_checks=sum(not check.passed for check in checks),
-        total_checks=len(checks),
-        ran=any(check.joint == "engine" for check in checks),
-    )
+    failed, ran = sum(not check.passed for check in checks), any(check.joint == "engine" for check in checks)
+    return EngineRow(index, entry, checks, failed, min(limited, key=headroom_db, default=None), ran)
 
 
-def _checks_of(entry: EngineEntry, version: VersionDocument) -> tuple[Check, ...]:
-    return next((report.checks for report in version.reports if report.unit == entry.unit), ())
-
-
-def _again(reference: str, engines: Sequence[EngineRow]) -> Iterator[RepeatCommand]:
-    """Commands that do again what failed: of a published engine the proof, else the build."""
+def _list_commands(reference: str, engines: Sequence[EngineRow]) -> Iterator[tuple[str, str]]:
+    """Units that failed, each with the command that repeats it: the proof of a published engine, else the build."""
     for row in engines:
         entry = row.entry
         if entry.status == "failed" and entry.digest:
             run = f"enginery validate {reference} --target {entry.target}"
             drifted = f"enginery attribute {reference} --target {entry.target} --precision {entry.precision}"
-            yield RepeatCommand(entry.unit, f"{run}\n{drifted}")
+            yield entry.unit, f"{run}\n{drifted}"
         elif entry.status == "failed" and row.failed_checks:
             words = f"--target {entry.target} --precision {entry.precision} --backend {entry.backend}"
-            yield RepeatCommand(entry.unit, f"enginery build SPEC.yaml {words}")
+            yield entry.unit, f"enginery build SPEC.yaml {words}"
 
 
-def _by_target(engines: Sequence[EngineRow]) -> Iterator[TargetGroup]:
+def _group_by_target(engines: Sequence[EngineRow]) -> Iterator[TargetGroup]:
     groups: dict[str, list[EngineRow]] = {}
     for row in engines:
         groups.setdefault(row.entry.target, []).append(row)
     for target, members in groups.items():
-        reasons = _reasons((row.entry.reason, row.entry.precision) for row in members)
-        yield TargetGroup(target, tuple(members), tuple(reason for reason in reasons if reason.text))
+        reasons = _reasons((row.entry.reason, row.entry.precision) for row in members if row.entry.reason)
+        yield TargetGroup(target, tuple(members), reasons)
 
 
-def _reasons(found: Iterable[tuple[str, str]]) -> list[SharedReason]:
-    """Each reason once, with whose it is."""
-    reasons: dict[str, list[str]] = {}
+def _reasons(found: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """By each reason, in order, the precisions or units that have it. found: pairs of both."""
+    reasons: dict[str, dict[str, None]] = {}
     for reason, whose in found:
-        reasons.setdefault(reason, []).append(whose)
-    return [SharedReason(reason, tuple(dict.fromkeys(whose))) for reason, whose in reasons.items()]
+        reasons.setdefault(reason, {})[whose] = None
+    return {reason: list(whose) for reason, whose in reasons.items()}
 
 
 def _has_room(check: Check) -> bool:
-    """Whether a check can be passed more or less narrowly: not a count that has to be 0, not the overlap of samples,
-    and not a promise of the contract, most of which are kept or not, and the others on a scale of their own."""
+    """Whether a check can be passed more or less narrowly.
+
+    Not one of a count that has to be 0, not the overlap of samples, and none of the contract, which have other scales.
+    """
     counted = check.limit == check.value == 0 or check.name == OVERLAP
     return check.limit is not None and not counted and not check.name.startswith("contract ")
 
 
 def headroom_db(check: Check) -> float:
-    """How far a value is from its limit, as a ratio in decibels; -inf for a failed check, so that it comes first."""
+    """How far a check's value is from its limit, in decibels; -inf if it failed, inf where `_has_room` is False."""
     if not check.passed:
         return -math.inf
     if check.value is None or check.limit is None or not _has_room(check):
         return math.inf
     if check.name.endswith("sqnr_db"):
         return check.value - check.limit
-    if check.name.startswith("max_"):
-        return _decibels(check.limit, check.value)
-    return _decibels(1 - check.limit, 1 - check.value)
-
-
-def _decibels(limit: float, value: float) -> float:
+    limit, value = check.limit, check.value
+    if not check.name.startswith("max_"):  # a share of at least so much
+        limit, value = 1 - limit, 1 - value
     if value <= 0:
         return math.inf
     return 20 * math.log10(limit / value) if limit > 0 else -math.inf
 
 
-def _matrix(engines: Sequence[EngineRow]) -> EngineMatrix:
-    targets = dict.fromkeys(row.entry.target for row in engines)
-    columns = tuple(precision for precision in PRECISIONS if any(row.entry.precision == precision for row in engines))
-    rows = ((target, tuple(_cell(engines, target, precision) for precision in columns)) for target in targets)
-    return EngineMatrix(columns, tuple(rows))
-
-
-def _cell(engines: Sequence[EngineRow], target: str, precision: str) -> tuple[EngineRow, ...]:
-    return tuple(row for row in engines if (row.entry.target, row.entry.precision) == (target, precision))
-
-
 def _tasks(version: VersionDocument, engines: Sequence[EngineRow]) -> TaskSection | None:
-    metric = _metric(version)
+    golden = mapping(version.spec.get("golden") or {}, "spec.golden")
+    metric = mapping(golden.get("metric") or {}, "spec.golden.metric")
     found = [(name, "graph", float(value)) for name, values in version.metrics.items() for value in values.values()]
-    found += [(name, "engine", value) for name, value in _engine_tasks(version, engines)]
+    for row in engines:
+        measured = [check.value for check in row.checks if check.joint == "task"]
+        if row.ran and measured and measured[-1] is not None:
+            found.append((row.entry.unit, "engine", measured[-1]))
     if not found:
         return None
     floor = number(metric.get("floor"), "floor") if metric.get("floor") is not None else None
-    axis = _axis([value for _, _, value in found] + ([floor] if floor is not None else []))
-    points = tuple(
-        TaskPoint(name, kind, value, _place(value, axis), floor is None or value >= floor)
-        for name, kind, value in found
-    )
-    at = None if floor is None else _place(floor, axis)
-    return TaskSection(text(metric.get("name", "metric"), "name"), points, floor, at, axis)
-
-
-def _metric(version: VersionDocument) -> Mapping[str, object]:
-    """What the spec says of its task metric; nothing where it has none."""
-    golden = mapping(version.spec.get("golden") or {}, "spec.golden")
-    return mapping(golden.get("metric") or {}, "spec.golden.metric")
-
-
-def _engine_tasks(version: VersionDocument, engines: Sequence[EngineRow]) -> Iterator[tuple[str, float]]:
-    for row in engines:
-        values = [check.value for check in _checks_of(row.entry, version) if check.joint == "task"]
-        if row.ran and values and values[-1] is not None:
-            yield row.entry.unit, values[-1]
-
-
-def _axis(values: Sequence[float]) -> tuple[float, float]:
+    values = [value for _, _, value in found] + ([floor] if floor is not None else [])
     finite = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(finite), max(finite)
     pad = max((high - low) * 0.15, 0.005)
-    return max(0.0, low - pad) if low >= 0 else low - pad, min(1.0, high + pad) if high <= 1 else high + pad
+    low = max(0.0, low - pad) if low >= 0 else low - pad
+    high = min(1.0, high + pad) if high <= 1 else high + pad
 
+    def place(value: float) -> float:
+        return round(100 * (value - low) / (high - low), 2) if math.isfinite(value) and high > low else 0.0
 
-def _place(value: float, axis: tuple[float, float]) -> float:
-    """Percent along the axis."""
-    low, high = axis
-    return round(100 * (value - low) / (high - low), 2) if math.isfinite(value) and high > low else 0.0
-
-
-def _provenance(version: VersionDocument) -> list[FactGroup]:
-    """Titled groups of facts; digests are set in a fixed-width face."""
-    groups: tuple[tuple[str, Mapping[str, object]], ...] = (
-        ("Identity", {"content": version.content, "version report": version.report}),
-        ("What went in", version.provenance),
-        ("What was made of it", version.sources),
-        ("Toolchain", version.toolchain),
-        ("Host", version.host),
+    points = tuple(
+        TaskPoint(name, kind, value, place(value), floor is None or value >= floor) for name, kind, value in found
     )
-    found = [FactGroup(title, {k: v for k, v in facts.items() if v is not None}) for title, facts in groups]
-    return [group for group in found if group.facts]
+    at = None if floor is None else place(floor)
+    return TaskSection(text(metric.get("name", "metric"), "name"), points, floor, at, (low, high))
+
+
+def _provenance(version: VersionDocument) -> dict[str, dict[str, object]]:
+    """Groups of facts by title, without facts that are None and groups that are empty."""
+    groups: dict[str, Mapping[str, object]] = {
+        "Identity": {"content": version.content, "version report": version.report},
+        "What went in": version.provenance,
+        "What was made of it": version.sources,
+        "Toolchain": version.toolchain,
+        "Host": version.host,
+    }
+    known = {title: {name: fact for name, fact in group.items() if fact is not None} for title, group in groups.items()}
+    return {title: group for title, group in known.items() if group}

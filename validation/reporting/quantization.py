@@ -1,14 +1,10 @@
-"""The report's pictures, from the numbers of a record: what to show, as plots; `validation.plots` draws them.
-
-What the page says about quantization, worked out from the quantization records: plain values, and pictures.
-"""
+"""Quantization, for the page of a version: from quantization records to figures, rows of tables and pictures (SVG)."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from enginery.core.reports.quantization import (
-    FloatNode,
     QuantizationRecord,
     QuantizedTensor,
     RecordedSearch,
@@ -22,16 +18,18 @@ from validation.plots.svg import svg
 from validation.plots.texts import decibels_text as db
 from validation.plots.texts import number_text, share_text
 
-# What is worse than so many decibels is drawn there: noise ten times the signal is as bad as any other.
+# SQNR below this is drawn at this: noise ten times the signal is as bad as any other.
 LEAST_DB = -10.0
-# SQNR in the JSON of a choice of outputs that hold NaN, infinities, or noise where nothing was expected.
+# SQNR in the JSON of a search, of outputs that hold NaN or infinities, or noise where zeros were expected.
 BROKEN_DB = -100.0
+# Rows shown at once, and in all; histograms.
+SHOWN, MOST, DRAWN = 20, 400, 6
 
 
 def histogram_svg(tensor: QuantizedTensor, drawn: TensorHistogram) -> str:
-    """How a tensor's values lie within what its format holds: counts on a log scale, what is clipped in another colour.
+    """SVG of the histogram `drawn` of a tensor's values, on a log scale, with the range that its format holds.
 
-    tensor: an activation of a quantization record.  drawn: its histogram.
+    What lies outside of that range, and is clipped, has another colour.
     """
     (low, high), counts = drawn.span, drawn.counts
     (start, end), (least, most) = tensor.range, tensor.seen or drawn.span
@@ -46,7 +44,7 @@ def histogram_svg(tensor: QuantizedTensor, drawn: TensorHistogram) -> str:
 
 
 def _ends(axis: Axis, start: float, end: float) -> list[Mark]:
-    """Where the format's range ends: a line at each end, with its value."""
+    """A line with its value at each end of the format's range."""
     marks: list[Mark] = []
     wide = axis.high - axis.low
     for value in dict.fromkeys((start, end)):
@@ -60,21 +58,25 @@ def _ends(axis: Axis, start: float, end: float) -> list[Mark]:
 
 
 def frontier_svg(search: RecordedSearch, standalone: bool = False) -> str:
-    """Quality against the share of the multiplications in int8: a line for what single groups predict, dots for what
-    was run, a ring around what was chosen.
+    """SVG of SQNR against the share of the multiplications in int8.
 
-    standalone: for a file of its own.
+    A line for what single groups predict, dots for what was run, a ring around what was chosen. standalone: for a file
+    of its own, with its own colours.
     """
     chosen, floor_db = search.chosen, search.floor_db
     predicted = [(point.share, point.predicted_db) for point in search.frontier if point.predicted_db is not None]
     runs = [(point, point.sqnr_db) for point in (*search.frontier, chosen) if point.sqnr_db is not None]
     drawn = [max(value, LEAST_DB) for _, value in (*predicted, *runs)]
-    low, high = _decades([*drawn, *([floor_db] if floor_db is not None else [])] or [0.0])
+    ends = [*drawn, *([floor_db] if floor_db is not None else [])] or [0.0]
     marks: list[Mark] = []
     if predicted:
         shares_predicted, values = zip(*predicted, strict=True)
         marks.append(Line(shares_predicted, values, "accent", 1.5, opacity=0.55, kind="predicted"))
-    marks += _level(floor_db) if floor_db is not None else []
+    if floor_db is not None:
+        marks += [
+            Line([-math.inf, math.inf], [floor_db, floor_db], "failed", 1.5, dash=True, kind="floor"),
+            Text(-math.inf, floor_db, f"floor {db(floor_db)}", colour="ink", dx=8, dy=6, kind="halo"),
+        ]
     marks += [Dot(run.share, value, "accent", kind="run", title=_describe(run)) for run, value in runs]
     if chosen.sqnr_db is not None:
         ring = Dot(chosen.share, chosen.sqnr_db, "ink", 8.0, hollow=True, kind="chosen", title=_describe(chosen))
@@ -85,7 +87,7 @@ def frontier_svg(search: RecordedSearch, standalone: bool = False) -> str:
             "frontier",
             "Quality against the share of the weighted multiplications in int8",
             Axis(0.0, 1.0, "share of the multiplications in int8", ticks=shares),
-            Axis(low, high, text=db),
+            Axis(10 * (min(ends) // 10), 10 * (max(ends) // 10 + 1), text=db),
             tuple(marks),
             (Key("predicted", "accent"), Key("run", "accent", dot=True)),
             standalone=standalone,
@@ -93,35 +95,20 @@ def frontier_svg(search: RecordedSearch, standalone: bool = False) -> str:
     )
 
 
-def _decades(values: Sequence[float]) -> tuple[float, float]:
-    return 10 * (min(values) // 10), 10 * (max(values) // 10 + 1)
-
-
 def _describe(point: SearchPoint) -> str:
     return f"{100 * point.share:.1f} % in int8: {decibels_text(point.sqnr_db)}, {point.left} groups left in float"
 
 
 def decibels_text(sqnr_db: float | None) -> str:
-    """SQNR of a model's outputs for people, as the JSON of a choice has it."""
+    """SQNR of a model's outputs, as the JSON of a search has it, as text: '38.2 dB', 'no loss' for None, 'broken'."""
     if sqnr_db is None:
         return "no loss"
     return "broken" if sqnr_db <= BROKEN_DB else f"{sqnr_db:.1f} dB"
 
 
-def _level(value: float) -> list[Mark]:
-    return [
-        Line([-math.inf, math.inf], [value, value], "failed", 1.5, dash=True, kind="floor"),
-        Text(-math.inf, value, f"floor {db(value)}", colour="ink", dx=8, dy=6, kind="halo"),
-    ]
-
-
-# Rows shown at once, and in all; nodes named at once behind a reason; histograms.
-SHOWN, MOST, NAMED, DRAWN = 20, 400, 8, 6
-
-
 @dataclass(frozen=True)
 class TensorRow:
-    """A tensor for people, as text."""
+    """A quantized tensor as text: a row of the page's table and of `enginery show --quantization`."""
 
     name: str
     kind: str
@@ -134,37 +121,12 @@ class TensorRow:
 
 
 @dataclass(frozen=True)
-class TensorPicture:
-    """The histogram of a tensor's values as SVG, and its SQNR and share of clipped values as text."""
-
-    name: str
-    sqnr: str
-    clipped: str
-    svg: str
-
-
-@dataclass(frozen=True)
-class FrontierPicture:
-    """The frontier of a search as SVG, and what was chosen in a sentence."""
-
-    svg: str
-    text: str
-
-
-@dataclass(frozen=True)
-class LeftInFloat:
-    """A reason, and the nodes that it keeps in float: those that are named at once, and the others."""
-
-    reason: str
-    nodes: tuple[str, ...]
-    more: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class QuantizationSection:
-    """One quantized graph. untouched: it came with Q/DQ of its own, and nothing else is known of it.
+    """One quantized graph. untouched: it came with Q/DQ nodes of its own, and nothing else is known of it.
 
-    facts: (value, what it is).  shown, rest, omitted: tensors.  sampled: some were measured on some rows.
+    facts: (value, what it is).  shown, rest: rows of tensors, at once and on request.  omitted: how many have none.
+    pictures: tensors with the SVG of their histogram.  sampled: whether some SQNR was measured on some rows only.
+    frontier, chosen: SVG of a mixed-precision search, and a sentence on its result.  left: nodes in float, by reason.
     """
 
     name: str
@@ -173,11 +135,11 @@ class QuantizationSection:
     shown: tuple[TensorRow, ...] = ()
     rest: tuple[TensorRow, ...] = ()
     omitted: int = 0
-    pictures: tuple[TensorPicture, ...] = ()
+    pictures: tuple[tuple[TensorRow, str], ...] = ()
     sampled: bool = False
-    frontier: FrontierPicture | None = None
-    searched: bool = False
-    left: tuple[LeftInFloat, ...] = ()
+    frontier: str = ""
+    chosen: str = ""
+    left: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def quantizations(
@@ -191,22 +153,31 @@ def quantizations(
 def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
     tensors = record.tensors
     rows = tuple(row(tensor) for tensor in tensors[:MOST])
+    histograms = [(tensor, tensor.histogram) for tensor in tensors if tensor.histogram]
+    chosen, choice = "", record.choice
+    if choice:
+        asked = "" if choice.floor_db is None else f", where at least {number_text(choice.floor_db)} dB were asked for"
+        quality = decibels_text(choice.chosen.sqnr_db)
+        chosen = f"Chosen (ring): {100 * choice.chosen.share:.1f} % at {quality}{asked}."
+    left: dict[str, list[str]] = {}
+    for item in record.left:
+        left.setdefault(item.reason, []).append(f"{item.node} ({item.op_type})")
     return QuantizationSection(
         name,
         facts=tuple(facts(record)),
         shown=rows[:SHOWN],
         rest=rows[SHOWN:],
         omitted=max(0, len(tensors) - MOST),
-        pictures=tuple(_pictures(tensors))[:DRAWN],
+        pictures=tuple((row(tensor), histogram_svg(tensor, drawn)) for tensor, drawn in histograms[:DRAWN] if drawn),
         sampled=any(tensor.measured == "rows" for tensor in tensors),
-        frontier=_frontier(record.choice) if record.choice else None,
-        searched=record.choice is not None,
-        left=tuple(_by_reason(record.left)),
+        frontier=frontier_svg(record.choice) if record.choice else "",
+        chosen=chosen,
+        left=left,
     )
 
 
 def facts(record: QuantizationRecord) -> Iterator[tuple[str, str]]:
-    """Headline figures: (value, what it is)."""
+    """The headline figures of a record: (value, what it is)."""
     if record.macs_share is not None:
         yield f"{100 * record.macs_share:.1f} %", f"of the multiplications with weights in {record.precision}"
     verb = "node computes" if record.quantized == 1 else "nodes compute"
@@ -218,12 +189,12 @@ def facts(record: QuantizationRecord) -> Iterator[tuple[str, str]]:
 
 
 def left_lines(record: QuantizationRecord) -> list[str]:
-    """What stays in float, a line per node."""
+    """A line for each node that stays in float."""
     return [f"left in float: {item}" for item in record.left]
 
 
 def row(tensor: QuantizedTensor) -> TensorRow:
-    """A tensor for people."""
+    """A tensor as a row of text."""
     return TensorRow(
         name=tensor.name,
         kind=f"{tensor.role}, {tensor.format}",
@@ -237,7 +208,7 @@ def row(tensor: QuantizedTensor) -> TensorRow:
 
 
 def sqnr_text(tensor: QuantizedTensor) -> str:
-    """A tensor's SQNR for people; '≈' where it is known from some rows only."""
+    """A tensor's SQNR in dB; with '≈' where it was measured on some rows only."""
     if tensor.sqnr_db is None:
         return "no loss" if tensor.measured else "not measured"
     return f"{'≈ ' if tensor.measured == 'rows' else ''}{tensor.sqnr_db:.1f} dB"
@@ -245,26 +216,3 @@ def sqnr_text(tensor: QuantizedTensor) -> str:
 
 def _span(pair: Span | None) -> str:
     return "" if pair is None else f"{number_text(pair[0])} to {number_text(pair[1])}"
-
-
-def _pictures(tensors: Sequence[QuantizedTensor]) -> Iterator[TensorPicture]:
-    for tensor in tensors:
-        if tensor.histogram:
-            clipped = share_text(tensor.clipped or 0.0)
-            yield TensorPicture(tensor.name, sqnr_text(tensor), clipped, histogram_svg(tensor, tensor.histogram))
-
-
-def _frontier(choice: RecordedSearch) -> FrontierPicture:
-    quality = decibels_text(choice.chosen.sqnr_db)
-    asked = "" if choice.floor_db is None else f", where at least {number_text(choice.floor_db)} dB were asked for"
-    return FrontierPicture(
-        frontier_svg(choice), f"Chosen (ring): {100 * choice.chosen.share:.1f} % at {quality}{asked}."
-    )
-
-
-def _by_reason(left: Sequence[FloatNode]) -> Iterator[LeftInFloat]:
-    reasons: dict[str, list[str]] = {}
-    for item in left:
-        reasons.setdefault(item.reason, []).append(f"{item.node} ({item.op_type})")
-    for reason, nodes in reasons.items():
-        yield LeftInFloat(reason, tuple(nodes[:NAMED]), tuple(nodes[NAMED:]))

@@ -1,6 +1,6 @@
-"""What the page says about drift: the three stages of each output side by side, and every check of each stage.
+"""Drift, for the page of a version: the three stages of each output side by side, and all checks of each stage.
 
-Many units share a graph, so equal findings are shown once, with the units that they hold for.
+Many units share a graph, so equal results are shown once, with the units that have them.
 """
 
 import math
@@ -17,7 +17,7 @@ STAGES = {
     "engine": "the compiled engine against the graph it was built from",
 }
 _BAR_DB = 140.0
-# A stage that is so much worse than the others has made the drift.
+# A stage whose SQNR is lower than that of the others by so much is named as the cause of the drift.
 _APART_DB = 6.0
 # Metrics with a least value; `format_bound` needs them where a value is exactly its limit.
 AT_LEAST = (
@@ -28,7 +28,7 @@ AT_LEAST = (
 
 @dataclass(frozen=True)
 class PlacedCheck:
-    """A check, and where a bar of its value ends and its limit stands, in percent (SQNR: of 140 dB)."""
+    """A check, and the places of its value and its limit on a bar, in percent of `_BAR_DB`."""
 
     check: Check
     at: float
@@ -37,7 +37,7 @@ class PlacedCheck:
 
 @dataclass(frozen=True)
 class StageCell:
-    """The checks of one output at one stage. shown: the worst of them that has a number, if one has."""
+    """The checks of one output at one stage. shown: the worst one with a number; None where none has one."""
 
     shown: PlacedCheck | None
     checks: tuple[Check, ...]
@@ -53,10 +53,9 @@ Cells = Mapping[str, StageCell | None]
 
 @dataclass(frozen=True)
 class DriftRow:
-    """One output of some units: a cell for each stage, None where nothing was measured.
+    """One output of the units that have these results. cells: by stage, None where nothing was measured.
 
-    title, more, names: what the units are called: one by its name, several by their precision, how many, and all names.
-    cause: the stage that made the drift, in words, where one did.
+    cause: the stage that caused the drift, in words; '' where none stands out.
     """
 
     output: str
@@ -66,12 +65,12 @@ class DriftRow:
 
     @property
     def title(self) -> str:
-        """A unit's own name, or the precision of several."""
+        """The name of a single unit, or the precision of several."""
         return self.names[0] if len(self.units) == 1 else self.units[0].precision
 
     @property
     def more(self) -> str:
-        """How many units there are, where there are several."""
+        """'3 units', or '' for a single one."""
         return pluralize(len(self.units), "unit") if len(self.units) > 1 else ""
 
     @property
@@ -87,7 +86,7 @@ class DriftRow:
 
 @dataclass(frozen=True)
 class StageGroup:
-    """The checks of one stage that some units share. sqnr, max_rel, agreement: the worst of each, where measured."""
+    """The checks of one stage, and the units that have them. sqnr, max_rel, agreement: the worst check of each."""
 
     title: str
     units: tuple[str, ...]
@@ -100,7 +99,7 @@ class StageGroup:
 
 @dataclass(frozen=True)
 class StageSection:
-    """One stage. what: what it compares, in words."""
+    """One stage. what: what it compares, as text."""
 
     name: str
     what: str
@@ -108,20 +107,24 @@ class StageSection:
 
 
 def side_by_side(reports: Sequence[Report]) -> list[DriftRow]:
-    """Rows of output and units with a cell per stage, failed ones first, then by precision."""
-    rows: dict[tuple[object, ...], tuple[Cells, list[Report]]] = {}
+    """A row for each output and distinct result, those that failed first, then by precision."""
+    rows: dict[tuple[str, str, str], tuple[Cells, list[Report]]] = {}
     for report in reports:
         for output, cells in _cells(report):
             key = (report.precision, output, repr([cell and cell.checks for cell in cells.values()]))
             rows.setdefault(key, (cells, []))[1].append(report)
-    found = [
-        DriftRow(str(output), cells, tuple(units), _cause(cells)) for (_, output, _), (cells, units) in rows.items()
-    ]
-    return sorted(found, key=_rank)
+    found = [DriftRow(output, cells, tuple(units), _cause(cells)) for (_, output, _), (cells, units) in rows.items()]
+    order: tuple[str, ...] = PRECISIONS
+
+    def rank(row: DriftRow) -> tuple[bool, int]:
+        precision = row.units[0].precision
+        return not row.failed, order.index(precision) if precision in order else len(order)
+
+    return sorted(found, key=rank)
 
 
 def _cells(report: Report) -> Iterator[tuple[str, Cells]]:
-    """Per output a cell for each stage."""
+    """Each output that has a number at some stage, with its cell at every stage."""
     checks = [check for check in report.checks if check.joint in STAGES]
     for output in dict.fromkeys(check.output for check in checks):
         mine = [check for check in checks if check.output == output]
@@ -131,22 +134,23 @@ def _cells(report: Report) -> Iterator[tuple[str, Cells]]:
 
 
 def _cell(checks: Sequence[Check]) -> StageCell | None:
-    """What a cell shows: the worst SQNR (of integers, agreement); a failed check of another name in their place."""
+    """The cell of these checks; None without any.
+
+    It shows the worst SQNR (of integers, agreement). Where that passed and another check failed, it shows the latter.
+    """
     failed = [check for check in checks if not check.passed]
     known = _worst(checks, "sqnr_db") or _worst(checks, "agreement")
     if failed and (known is None or known.check.passed):
-        # Drift before promises; what they measure is on scales of their own.
-        known = PlacedCheck(min(failed, key=_is_promise), 0.0, None)
+        # Drift before checks of the contract, whose values are on other scales.
+        known = PlacedCheck(min(failed, key=lambda check: check.name.startswith("contract ")), 0.0, None)
     return StageCell(known, tuple(checks)) if checks else None
 
 
-def _is_promise(check: Check) -> bool:
-    return check.name.startswith("contract ")
-
-
 def format_bound(check: Check) -> str:
-    """'≤' or '≥' of a check's limit. Which it is follows from value and verdict, and where they are equal from the
-    metric: nearness and shares have a least value, all else a greatest."""
+    """'≤' or '≥', whichever side of its limit a check's value must be on.
+
+    It follows from value and verdict; where value and limit are equal, from the metric's name (`AT_LEAST`).
+    """
     if check.value is None or check.limit is None or math.isnan(check.value) or check.value == check.limit:
         return "≥" if check.name in AT_LEAST else "≤"
     return "≤" if (check.value < check.limit) == check.passed else "≥"
@@ -157,28 +161,20 @@ def _find_failed_stage(cells: Cells) -> str | None:
 
 
 def _cause(cells: Cells) -> str:
-    """The stage that made the drift, in words: the first that fails; else the one far below the others."""
+    """The first stage that fails, in words, or the one whose SQNR is `_APART_DB` below all others; '' for none."""
     if stage := _find_failed_stage(cells):
         return f"fails at {stage}"
-    known = sorted((level, stage) for stage, cell in cells.items() if (level := _level(cell)) is not None)
+    shown = {stage: cell.shown.check for stage, cell in cells.items() if cell and cell.shown}
+    known = sorted(
+        (check.value, stage) for stage, check in shown.items() if check.name == "sqnr_db" and check.value is not None
+    )
     if len(known) < 2 or known[0][0] == math.inf or known[1][0] - known[0][0] < _APART_DB:
         return ""
     return f"nearly all at {known[0][1]}"
 
 
-def _level(cell: StageCell | None) -> float | None:
-    check = cell.shown.check if cell and cell.shown else None
-    return check.value if check and check.name == "sqnr_db" and check.value is not None else None
-
-
-def _rank(row: DriftRow) -> tuple[bool, int]:
-    order: tuple[str, ...] = PRECISIONS
-    precision = row.units[0].precision
-    return not row.failed, order.index(precision) if precision in order else len(order)
-
-
 def stages(reports: Sequence[Report]) -> list[StageSection]:
-    """Per stage the distinct sets of checks, each with the units it holds for: many units share a graph."""
+    """Each stage with its distinct sets of checks, and the units that have them."""
     return [StageSection(stage, what, tuple(_groups(stage, reports))) for stage, what in STAGES.items()]
 
 
@@ -188,8 +184,11 @@ def _groups(stage: str, reports: Sequence[Report]) -> Iterator[StageGroup]:
         if checks := tuple(check for check in report.checks if check.joint == stage):
             groups.setdefault(repr(checks), (checks, []))[1].append(report)
     for checks, units in groups.values():
+        title = ", ".join(dict.fromkeys(f"{unit.precision} {unit.backend}" for unit in units))
+        if stage == "engine" and len(units) == 1:
+            title = units[0].unit
         yield StageGroup(
-            _title(stage, units),
+            "fp32 graph" if stage == "export" else title,
             tuple(unit.unit for unit in units),
             checks,
             tuple(check for check in checks if not check.passed),
@@ -199,26 +198,18 @@ def _groups(stage: str, reports: Sequence[Report]) -> Iterator[StageGroup]:
         )
 
 
-def _title(stage: str, reports: Sequence[Report]) -> str:
-    if stage == "engine" and len(reports) == 1:
-        return reports[0].unit
-    if stage == "export":
-        return "fp32 graph"
-    return ", ".join(dict.fromkeys(f"{report.precision} {report.backend}" for report in reports))
-
-
 def _worst(checks: Sequence[Check], name: str) -> PlacedCheck | None:
-    """The worst check of a metric."""
+    """The worst check of the metric `name`, failed ones first; None where none has a value."""
+
+    def goodness(check: Check) -> float:
+        value = -math.inf if check.value is None or math.isnan(check.value) else check.value
+        return -value if name.startswith("max_") else value
+
     found = [check for check in checks if check.name == name and check.value is not None]
     if not found:
         return None
-    worst = min(found, key=lambda check: (check.passed, _goodness(check)))
+    worst = min(found, key=lambda check: (check.passed, goodness(check)))
     return PlacedCheck(worst, _bar(worst.value), None if worst.limit is None else _bar(worst.limit))
-
-
-def _goodness(check: Check) -> float:
-    value = -math.inf if check.value is None or math.isnan(check.value) else check.value
-    return -value if check.name.startswith("max_") else value
 
 
 def _bar(value: float | None) -> float:

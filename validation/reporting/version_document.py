@@ -1,6 +1,6 @@
-"""What a version's page is drawn from: its manifest, and in one piece what lies in the registry by digest.
+"""The document that a version's page is drawn from: its manifest, and the records that the registry has of it.
 
-A copy for reading; it proves nothing.
+A copy for reading: nothing is proven or published from it.
 """
 
 from collections.abc import Mapping

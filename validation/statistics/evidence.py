@@ -1,4 +1,4 @@
-"""What the judge looks at: two sides of requests, as arrays, in the order of their arrival."""
+"""The evidence of a canary: the requests of two sides as arrays, in the order of their arrival."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,10 @@ from enginery.arrays import Array
 
 @dataclass(frozen=True)
 class Side:
-    """One engine's requests. time: arrival in seconds.  latency: seconds from arrival to answer; of failed requests
-    without meaning.  ok: whether it was answered.  score: quality as the owner measures it, NaN where there is none.
+    """One engine's requests: an entry for each in every array.
+
+    time: arrival in seconds.  latency: seconds from arrival to answer, without meaning where it failed.  ok: bool,
+    whether it was answered.  score: quality as the owner measures it, NaN where there is none.
     """
 
     time: Array
@@ -28,17 +30,17 @@ class Side:
 
 @dataclass(frozen=True)
 class CanaryEvidence:
-    """paired: whether entry i of both sides belongs together.  matched: whether those are different requests of about
-    the same moment, and not the same request.
+    """Both sides' requests. paired: whether entry i of both sides belongs together.
 
-    replayed: whether one run sent recorded requests to both, with nothing between them and the engines.
-    stopped: why the end of a log may hide that an engine died: no PASS.  unlike: why the sides do not compare: no
-    verdict but INSUFFICIENT.  Both are sentences with a remedy, and '' where there is nothing to say.
-    design_block: how many successive requests are independent of the others by design, as regards the machine: those of
-    two segments of a replay in turns, whose order was drawn and is opposite; 1 where nothing was drawn for more than
-    one (`concurrent`; randomised blocks: Fisher, The Design of Experiments, 1935).
-    differs: by request, whether the candidate's answer is another one; flipped: whether an argmax is. Of those
-    requests that both answered; None where that was not observed.
+    matched: whether those are different requests of about the same moment.  replayed: whether one run sent recorded
+    requests to both, with nothing between it and the engines.
+    differs, flipped: bool [requests that both answered], whether the candidate's answer, or its argmax, is another
+    one; None where that was not observed.
+    stopped: why the end of a log may hide that an engine died, which rules out a PASS.  unlike: why the sides do not
+    compare, which leaves INSUFFICIENT alone. Both are sentences with a remedy, or ''.
+    design_block: how many successive requests are independent of all others by design, as regards the machine: those of
+    two segments of a replay in segments, in the two orders of the engines (`validation.canary.concurrent`; randomised
+    blocks: Fisher, The Design of Experiments, 1935). 1 for any other evidence.
     """
 
     candidate: Side
@@ -64,18 +66,7 @@ class CanaryEvidence:
 
     @property
     def seconds(self) -> float | None:
-        """From the baseline's first arrival to its last; None where that is no time."""
+        """Seconds from the baseline's first arrival to its last; None where that is 0 or not known."""
         seen = self.baseline.time[np.isfinite(self.baseline.time)]
         span = float(np.ptp(seen)) if len(seen) else 0.0
         return span if span > 0.0 else None
-
-
-def side(latency: Array, ok: Array | None = None, score: Array | None = None, time: Array | None = None) -> Side:
-    """A side from its latencies; by default all answered, one a second, without scores."""
-    count = len(latency)
-    return Side(
-        np.arange(count, dtype=float) if time is None else time,
-        latency,
-        np.ones(count, bool) if ok is None else ok,
-        np.full(count, np.nan) if score is None else score,
-    )

@@ -1,16 +1,15 @@
-"""Shares of requests: how many failed, how many were answered differently. Bounds that are exact, not asymptotic.
+"""Bounds on shares of requests, such as those that failed: exact ones, not asymptotic.
 
-A canary sees few failures or none, where normal approximations claim far too much. The bound on one share is Clopper &
-Pearson's (Biometrika 26, 1934): its coverage holds for every share and every count. A difference of two shares is
-bounded by their bounds at half the level each (Bonferroni), which is exact as well, whatever the two have to do with
-each other, and loses little where failures are rare; the unconditional tests after Barnard (1945) are sharper
-and cost O(n^2) sums. Where requests went to both sides, only those count that one side answered and the other failed.
+A canary sees few failures or none, where normal approximations are far too narrow. The bound on one share is Clopper &
+Pearson's (Biometrika 26, 1934), whose coverage holds for every share and every count. A difference of two shares is
+bounded by their bounds at half the level each (Bonferroni), which holds whatever their dependence, and loses little
+where failures are rare; the unconditional tests after Barnard (1945) are sharper and cost O(n^2) sums. Where requests
+went to both sides, only those count that one side answered and the other failed.
 
 Failures come in bursts, and a burst of five is not five pieces of evidence. The variance between blocks of requests,
-over what independent requests would give, is the design effect; the bounds are taken at the count and the number of
-requests divided by it (Korn & Graubard, Survey Methodology 24, 1998). Where no failure
-was seen at all, nothing tells how they come, and a size is assumed: n requests without a failure are then n / size
-pieces of evidence.
+over that of independent requests, is the design effect; the bounds are those of the count and the number of requests,
+each divided by it (Korn & Graubard, Survey Methodology 24, 1998). Where no failure was seen, the size of bursts is
+assumed: n requests without a failure are then n / size pieces of evidence.
 """
 
 import math
@@ -28,7 +27,7 @@ FEW = 10
 
 @lru_cache(maxsize=8192)
 def upper(count: float, total: float, level: float) -> float:
-    """One-sided Clopper-Pearson upper bound of a share, at `level` (0.05: wrong in at most 5 %)."""
+    """One-sided Clopper-Pearson upper bound of a share, `count` of `total`, that is wrong with probability `level`."""
     if total <= 0 or count >= total:
         return 1.0
     return 1.0 - level ** (1.0 / total) if count <= 0 else beta_quantile(1.0 - level, count + 1.0, total - count)
@@ -36,17 +35,15 @@ def upper(count: float, total: float, level: float) -> float:
 
 @lru_cache(maxsize=8192)
 def lower(count: float, total: float, level: float) -> float:
-    """One-sided Clopper-Pearson lower bound of a share."""
+    """One-sided Clopper-Pearson lower bound of a share, as `upper`."""
     if total <= 0 or count <= 0:
         return 0.0
     return level ** (1.0 / total) if count >= total else beta_quantile(level, count, total - count + 1.0)
 
 
 def estimate_design_effect(values: np.ndarray, block: int) -> float:
-    """The design effect: variance of a mean between blocks of consecutive requests, over that of independent ones.
-
-    At least 1, so that no luck makes more of the data than there is.
-    """
+    """The design effect of values ([requests]): variance of the mean by blocks of consecutive requests, over that of
+    independent ones; at least 1."""
     blocks, variance = len(values) // block, float(values.var()) if len(values) else 0.0
     if blocks < 2 or variance == 0.0:
         return 1.0
@@ -55,9 +52,9 @@ def estimate_design_effect(values: np.ndarray, block: int) -> float:
 
 
 def burst_size(sides: Sequence[np.ndarray], assumed: int, setting: str) -> tuple[float, str]:
-    """How many flags come together, and in words where that is from. sides: flags that come in the same way.
+    """The size of the bursts in which flags come, and a remark on how it is known. sides: flags, bool [requests] each.
 
-    assumed: the size where none was seen, which `setting` of a spec replaces.
+    assumed: the size where no flag was seen, which `setting` of a spec replaces.
     """
     size = max(_bound_design_effect(flags, assumed) for flags in sides)
     if not any(flags.any() for flags in sides):
@@ -68,8 +65,10 @@ def burst_size(sides: Sequence[np.ndarray], assumed: int, setting: str) -> tuple
 
 
 def _bound_design_effect(flags: np.ndarray, assumed: int) -> float:
-    """The greatest design effect of blocks of several lengths, less what chance gives: a block that is shorter than a
-    burst does not see all of it."""
+    """The greatest design effect of blocks of several lengths, if it is more than chance gives.
+
+    Several lengths, as blocks that are shorter than a burst show only a part of it.
+    """
     values, found = flags.astype(float), 1.0
     for blocks in {100, 20, len(flags) // assumed if assumed > 1 else 100}:
         if 20 <= blocks <= len(flags):
@@ -83,16 +82,16 @@ def _bound_design_effect(flags: np.ndarray, assumed: int) -> float:
 
 
 def effective(flags: np.ndarray, size: float) -> tuple[float, float]:
-    """Count and total, each divided by the size of bursts, which is the flags' own where that is greater."""
+    """The count of flags and their total, each divided by the size of bursts, or by the flags' own if greater."""
     size = max(size, _bound_design_effect(flags, 1))
     return float(flags.sum()) / size, len(flags) / size
 
 
 @lru_cache(maxsize=1024)
 def detectable(total: int, margin: float, level: float, halves: bool) -> float | None:
-    """The smallest true share that this many requests would have shown to be over the margin, with power 0.8.
+    """The smallest true share that `total` requests would have shown to be over the margin with power 0.8; None: none.
 
-    halves: whether the bound is that of a difference, whose other side saw no failure. None: no share would do.
+    halves: whether the bound is that of a difference, whose other side saw no failure.
     """
     own = level / 2 if halves else level
     other = upper(0.0, total, own) if halves else 0.0
@@ -106,5 +105,5 @@ def detectable(total: int, margin: float, level: float, halves: bool) -> float |
 
 
 def count_needed(margin: float, level: float) -> int | None:
-    """Requests that give a PASS when not one of them fails. None: no number does."""
+    """The number of requests that give a PASS when none of them fails; None: no number does."""
     return math.ceil(math.log(level) / math.log1p(-margin)) if 0 < margin < 1 else None

@@ -1,23 +1,22 @@
-"""Latency has a memory: a queue, a noisy neighbour, a clock that throttles. Resampling single requests would forget it
-and claim too much, so blocks of consecutive requests are resampled.
+"""Serial dependence of requests: the block bootstrap of quantiles, and the variance of the mean of a dependent series.
 
-Blocks do not overlap (Carlstein, Annals of Statistics 14, 1986). Their length follows the data by Politis & White
-(Econometric Reviews 23, 2004, with the correction of Patton, Politis & White, 28, 2009), doubled: a block that is too
-long costs some width of the interval, one that is too short its honesty. There are never more blocks than 400, which
-keeps the bootstrap quick and still gives the standard error to 4 %.
+Latencies of neighbouring requests resemble each other (a queue, other load on the machine, a clock that throttles), so
+that resampling single requests would give too narrow intervals. Blocks of consecutive requests are resampled instead.
+They do not overlap (Carlstein, Annals of Statistics 14, 1986). Their length follows from the data by Politis & White
+(Econometric Reviews 23, 2004, with the correction of Patton, Politis & White, 28, 2009), doubled: blocks that are too
+long widen the interval a little, blocks that are too short make it wrong. There are at most 400, which keeps the
+bootstrap quick and still gives the standard error to 4 %.
 
-How long a series of requests remembers, and what its mean is worth.
+The memory of a series is the distance over which its values depend on each other. The mean of n dependent requests has
+the variance of that of fewer independent ones. It is estimated from the means of blocks that are so long that these are
+nearly independent: a multiple of the integrated autocorrelation time (Sokal, Monte Carlo Methods in Statistical
+Mechanics, 1989), which is estimated from the requests, and again from the means of ever longer blocks. A run with too
+few of these blocks, or with a level that moves over all of it, gives no variance.
 
-A load that changes slowly makes neighbours alike, and a mean of n such requests is worth that of fewer independent
-ones. Blocks of consecutive requests are taken so long that their means are nearly independent: a multiple of the
-integrated autocorrelation time (Sokal, Monte Carlo Methods in Statistical Mechanics, 1989), which is estimated from the
-requests, and again from the means of ever longer blocks. The variance of the mean is that of the blocks' means. A run
-that does not hold enough of these blocks, or whose level moves over the whole of it, tells no variance.
-
-Whether a level moves is asked of the slowest cosine waves over the run, as Mueller & Watson do (Econometrica 76, 2008):
+Whether a level moves is tested by the slowest cosine waves over the run (Mueller & Watson, Econometrica 76, 2008):
 where the means of B blocks are independent, the share of their variance in the q slowest of B - 1 waves is Beta(q / 2,
-(B - 1 - q) / 2). Of loads that remember 1,000 of 2,000 requests and make up a tenth of the variance this misses 3 % at
-a level of 5 %, where the statistic of Kwiatkowski et al. (1992), which gives the slowest wave most weight, misses 11 %.
+(B - 1 - q) / 2). Of loads with a memory of 1,000 of 2,000 requests and a tenth of the variance this misses 3 % at a
+level of 5 %, where the statistic of Kwiatkowski et al. (1992), which gives the slowest wave most weight, misses 11 %.
 """
 
 import math
@@ -27,22 +26,31 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from validation.statistics.distributions import beta_quantile
 
 MOST_BLOCKS = 400
 LEAST_BLOCKS = 20
+# Blocks of so many autocorrelation times have means that are correlated by some 5 %; fewer than so many of these blocks
+# do not show the variance of their means.
+BLOCK_TIMES = 5.0
+LEAST_INDEPENDENT = 16
+# Levels of the test for a level that moves: at the first longer blocks are taken, at the second no variance is given.
+LEVELS = (0.05, 0.02)
+# The number of cosine waves that it tests is at most _WAVES, and at most one for each _BLOCKS_A_WAVE blocks.
+_WAVES, _BLOCKS_A_WAVE = 8, 4
 
 
 def block_length(*series: np.ndarray) -> int:
-    """How many consecutive requests belong together, for the series that remembers longest."""
+    """The length of blocks for the bootstrap, of the series with the longest memory. series: float [requests] each."""
     count = min(len(one) for one in series)
     wanted = max(math.ceil(2 * politis_white(one)) for one in series)
     return max(1, math.ceil(count / MOST_BLOCKS), min(wanted, count // LEAST_BLOCKS))
 
 
 def politis_white(series: np.ndarray) -> float:
-    """Optimal length of (circular) blocks for the mean of a stationary series; 1 where nothing is remembered."""
+    """Optimal length of (circular) blocks for the mean of a stationary series; 1 for an uncorrelated one."""
     count = len(series)
     centred = series - series.mean()
     variance = float(centred @ centred) / count if count else 0.0
@@ -51,7 +59,10 @@ def politis_white(series: np.ndarray) -> float:
     most = math.ceil(math.sqrt(count)) + 5
     covariance = autocovariance(centred, 2 * most - 1)
     quiet = np.abs(covariance[1:] / variance) < 2.0 * math.sqrt(math.log10(count) / count)
-    reach = min(2 * _first_quiet(quiet, max(5, math.ceil(math.sqrt(math.log10(count))))), most)
+    # The last lag before so many uncorrelated ones in a row; without those, the last correlated one.
+    runs = sliding_window_view(quiet, max(5, math.ceil(math.sqrt(math.log10(count))))).all(1)
+    last = int(runs.argmax()) if runs.any() else int((~quiet).nonzero()[0].max(initial=-1)) + 1
+    reach = min(2 * last, most)
     if reach == 0:
         return 1.0
     lags = np.arange(1, min(reach, len(covariance) - 1) + 1)
@@ -64,7 +75,7 @@ def politis_white(series: np.ndarray) -> float:
 
 
 def autocovariance(centred: np.ndarray, lags: int) -> np.ndarray:
-    """Autocovariances of a series less its mean, at lags 0 to `lags`."""
+    """Autocovariances at lags 0 to `lags`, float64 [lags + 1]. centred: the series less its mean."""
     count = len(centred)
     power = 1 << (count + lags).bit_length()
     # The shortest of these that is long enough: a transform of 2^a 3^b 5^c points is quick.
@@ -75,21 +86,11 @@ def autocovariance(centred: np.ndarray, lags: int) -> np.ndarray:
     return np.fft.irfft(spectrum * spectrum.conj(), size)[: min(lags + 1, count)] / count
 
 
-def _first_quiet(quiet: np.ndarray, run: int) -> int:
-    """The last lag before `run` quiet ones in a row."""
-    streak = 0
-    for index, silent in enumerate(quiet):
-        streak = streak + 1 if silent else 0
-        if streak == run:
-            return index + 1 - run
-    return int(np.flatnonzero(~quiet)[-1]) + 1 if (~quiet).any() else 0
-
-
 @lru_cache(maxsize=8)
 def draw_block_counts(blocks: int, replicates: int, seed: int, side: int = 0) -> np.ndarray:
-    """How often each block comes up in each bootstrap replicate: shape (replicates, blocks), not to be written to.
+    """How often each block is drawn in each bootstrap replicate: float32 [replicates, blocks], read-only.
 
-    All quantiles, of a verdict and of its page, share what is drawn for one side.
+    side: 0 or 1, for independent draws of two sides. All quantiles of a side share one draw.
     """
     picks = np.random.default_rng((seed, side)).integers(blocks, size=(replicates, blocks))
     picks += np.arange(replicates)[:, None] * blocks
@@ -101,11 +102,11 @@ def draw_block_counts(blocks: int, replicates: int, seed: int, side: int = 0) ->
 def quantile_replicates(
     values: np.ndarray, probabilities: Sequence[float], block: int, drawn_blocks: np.ndarray
 ) -> np.ndarray:
-    """Bootstrap replicates of quantiles: shape (replicates, probabilities). Requests behind the last whole block do not
-    count.
+    """Bootstrap replicates of quantiles of `values` ([requests]): float64 [replicates, probabilities].
 
-    No replicate is sorted. A block's count of values up to each of some 100 order statistics, dense around the
-    quantile, is taken once; a replicate's distribution function there is one row of a matrix product.
+    drawn_blocks: as of `draw_block_counts`. Requests behind the last whole block do not count.
+    No replicate is sorted: the number of values of each block up to each of some 100 order statistics, dense around the
+    quantile, is counted once; a replicate's distribution function there is one row of a matrix product.
     """
     blocks = drawn_blocks.shape[1]
     kept = values[: blocks * block]
@@ -129,27 +130,18 @@ def _ranks(count: int, probability: float) -> np.ndarray:
     return np.unique(np.clip(np.round(centre + steps), 0, count - 1).astype(np.int64))
 
 
-# Blocks so many autocorrelation times long that their means are correlated by some 5 %; fewer than so many of these
-# blocks do not tell what their variance is.
-BLOCK_TIMES = 5.0
-LEAST_INDEPENDENT = 16
-# Levels of the test against a level that moves: at the first longer blocks are taken, at the second nothing is known.
-LEVELS = (0.05, 0.02)
-# Cosine waves that it asks, at most and of so many blocks each.
-_WAVES, _BLOCKS_A_WAVE = 8, 4
-
-
 @dataclass(frozen=True)
 class SeriesMemory:
-    """What a series' mean is worth. block: requests that make one independent observation of it, about.  variance: of
-    the mean; infinite where there are fewer than LEAST_INDEPENDENT such blocks, so that it cannot be known.
+    """The memory of a series. block: about how many requests make one independent observation.
+
+    variance: of the mean; infinite where there are fewer than LEAST_INDEPENDENT such blocks, so that it is not known.
     """
 
     block: int
     variance: float
 
     def design_effect(self, series: np.ndarray) -> float:
-        """How many requests that follow each other count as one; at least 1."""
+        """How many consecutive requests count as one; at least 1."""
         variance = float(series.var())
         return max(1.0, self.variance * len(series) / variance) if variance > 0.0 else 1.0
 
@@ -157,9 +149,9 @@ class SeriesMemory:
 def memory_of(
     series: np.ndarray, least: int = 1, levels: tuple[float, float] = LEVELS, design_block: int = 1
 ) -> SeriesMemory:
-    """The memory of a series, from its autocorrelation, from that of means of ever longer blocks, and from its drift.
+    """The memory of a series, by its autocorrelation, that of means of ever longer blocks, and a test for drift.
 
-    least: the shortest block.  levels: see LEVELS.  design_block: see `CanaryEvidence.design_block`.
+    least: the shortest block.  levels: as LEVELS.  design_block: as in `CanaryEvidence`.
     """
     count = len(series)
     block = max(least, _independent(series, design_block))
@@ -181,10 +173,10 @@ def memories_of(
     levels: tuple[float, float] = LEVELS,
     design_block: int = 1,
 ) -> list[SeriesMemory]:
-    """The memories of what tells two series apart: of either by itself, or of pairs how they differ.
+    """The memories by which two series compare: of each one, or, where they are paired, of their difference.
 
-    What moves both sides of pairs slowly cancels in how they differ. Where it is seen not to, because that remembers as
-    well and is as large as both together, each must be known as well as if there were no pairs.
+    What moves both sides of pairs slowly cancels in their difference. Where it does not, because the difference has a
+    long memory too and a variance like that of both sides together, the longer memory of the two sides counts.
     """
     if not paired:
         return [memory_of(series, block, levels) for series, block in zip(sides, least, strict=True)]
@@ -202,8 +194,8 @@ def memories_of(
 def _independent(series: np.ndarray, design_block: int = 1) -> int:
     """A length of blocks whose means are nearly independent: BLOCK_TIMES integrated autocorrelation times.
 
-    A component that is weak and slow hides in the noise of single requests, and not in that of the means of blocks: so
-    these are asked, too. What is independent by design is one block, and only the means of such blocks are asked.
+    A weak and slow component is hidden by the noise of single requests, but not by that of means of blocks, so these
+    are tested too. Blocks that are independent by design (`design_block`) are tested by their means alone.
     """
     count, block = len(series), design_block
     for share in (math.inf, 400, 160):
@@ -219,7 +211,7 @@ def _independent(series: np.ndarray, design_block: int = 1) -> int:
 
 
 def autocorrelation_time(series: np.ndarray) -> tuple[float, int]:
-    """1 + 2 * the sum of autocorrelations, and over how many lags: up to five such times (Sokal 1989)."""
+    """1 + 2 * the sum of autocorrelations, and over how many lags it is: up to five such times (Sokal 1989)."""
     centred = series - series.mean()
     covariance = autocovariance(centred, len(series) // 2)
     if not covariance[0] > 0.0:
@@ -233,11 +225,12 @@ def autocorrelation_time(series: np.ndarray) -> tuple[float, int]:
 
 
 def _bias(lags: Any, count: int) -> Any:
-    """What a sum of autocovariances loses around a mean that is estimated from the same series."""
+    """The factor by which a mean that is estimated from the same series reduces a sum of autocovariances."""
     return 1.0 - (2.0 * lags + 1.0) / (count + 2.0)
 
 
 def _means(series: np.ndarray, block: int) -> np.ndarray:
+    """The means of the whole blocks of a series, [blocks]."""
     blocks = len(series) // block
     found: np.ndarray = series[: blocks * block].reshape(blocks, block).mean(1)
     return found
@@ -245,29 +238,23 @@ def _means(series: np.ndarray, block: int) -> np.ndarray:
 
 def variance_of_mean(series: np.ndarray, block: int) -> float:
     """Variance of the mean of a series, by the means of its blocks."""
-    means = _means(series, block)
-    return float(means.var(ddof=1)) * block / len(series)
+    return float(_means(series, block).var(ddof=1)) * block / len(series)
 
 
 def drifts(series: np.ndarray, block: int, level: float) -> bool:
-    """Whether more of the variance of blocks' means is in the slowest waves than chance gives in `level` of series."""
+    """Whether the slowest waves hold more of the variance of blocks' means than in 1 - `level` of steady series."""
     means = _means(series, block)
     centred = means - means.mean()
     energy = float(centred @ centred)
     waves = _cosines(len(means))
     if not energy > 0.0 or not len(waves):
         return False
-    return float(np.sum((waves @ centred) ** 2)) > energy * _chance(len(means), len(waves), level)
+    chance = beta_quantile(1.0 - level, len(waves) / 2, (len(means) - 1 - len(waves)) / 2)
+    return float(np.sum((waves @ centred) ** 2)) > energy * chance
 
 
 @lru_cache(maxsize=64)
 def _cosines(blocks: int) -> np.ndarray:
-    """The slowest cosine waves over so many blocks, orthonormal: shape (waves, blocks)."""
+    """The slowest cosine waves over so many blocks, orthonormal: float64 [waves, blocks]."""
     orders = np.arange(1, min(_WAVES, (blocks - 1) // _BLOCKS_A_WAVE) + 1)
     return math.sqrt(2.0 / blocks) * np.cos(math.pi * np.outer(orders, (np.arange(blocks) + 0.5) / blocks))
-
-
-@lru_cache(maxsize=1024)
-def _chance(blocks: int, waves: int, level: float) -> float:
-    """The share of the variance of independent means in the slowest waves that is exceeded by chance in `level`."""
-    return beta_quantile(1.0 - level, waves / 2, (blocks - 1 - waves) / 2)

@@ -15,6 +15,7 @@ from builders.execution.jobs import WorkerContext
 from enginery.core.codec import decode, encode
 from enginery.core.errors import InputError, IntegrityError, UnknownNameError
 from enginery.core.requirements import Weights
+from enginery.core.text import now
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.manifest import Manifest, request_of
 from enginery.registry.store.base import Store, open_store
@@ -27,7 +28,7 @@ from validation.comparison.sessions import run
 from validation.gpu.cases import PackedArray, RecordingSession, load_cases, pack, unpack
 from validation.gpu.devices import KitDevice
 from validation.gpu.kit import KitOptions, run_kit
-from validation.gpu.results import OfflineTrial, Results, now
+from validation.gpu.results import OfflineTrial, Results
 
 Change = Callable[[dict[str, Any]], None]
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.validation.canary.latencies import KINDS, Rng, autoregressive
+from tests.validation.canary.sides import side
 from validation.canary.judging.judge import judge
 from validation.canary.judging.thresholds import QualityThresholds, Thresholds
-from validation.statistics.evidence import CanaryEvidence, side
+from validation.statistics.evidence import CanaryEvidence
 
 Flags = np.ndarray
 Draw = Callable[[Rng, int, float], CanaryEvidence]

@@ -10,8 +10,9 @@ from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
 from enginery.recording.traffic import RecordedRequest, RecordedTraffic
 from tests.validation.canary.latencies import KINDS, Rng
+from tests.validation.canary.sides import side
 from validation.canary.replay import ReplayClock
-from validation.statistics.evidence import CanaryEvidence, side
+from validation.statistics.evidence import CanaryEvidence
 
 
 def pair_evidence(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.validation.canary.reports import report
+from tests.validation.canary.sides import side
 from tests.validation.reporting.test_html import HOSTILE, Page
 from validation.canary.judging.criteria import Criterion
 from validation.canary.judging.formatting import describe, describe_interval
@@ -15,7 +16,7 @@ from validation.canary.judging.thresholds import Thresholds
 from validation.canary.page import render
 from validation.canary.report import TrafficReplayed
 from validation.plots.texts import percent_text, seconds_text
-from validation.statistics.evidence import CanaryEvidence, side
+from validation.statistics.evidence import CanaryEvidence
 
 
 @pytest.fixture(scope="module")

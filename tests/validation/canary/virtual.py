@@ -10,8 +10,8 @@ import numpy as np
 from enginery.core.types import Tensors, TensorSpec
 from enginery.recording.traffic import RecordedRequest, RecordedTraffic
 from tests.validation.canary.latencies import Rng
-from validation.canary.concurrent import Timed, TrafficSegment, serve_requests
-from validation.canary.replay import ReplayClock
+from validation.canary.concurrent import TrafficSegment, serve_requests
+from validation.canary.replay import ReplayClock, Timed
 
 
 class VirtualTime:

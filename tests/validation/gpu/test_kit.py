@@ -14,6 +14,7 @@ from builders.execution.process import run_job
 from enginery.core.errors import UnavailableError
 from enginery.core.reports.latency import Ratio
 from enginery.core.reports.proof import Check
+from enginery.core.text import now
 from tests.validation.gpu.fakes import HOPPER
 from validation.gpu import devices
 from validation.gpu.__main__ import main
@@ -29,7 +30,6 @@ from validation.gpu.results import (
     PeerComparison,
     Results,
     Skipped,
-    now,
 )
 from validation.latency.measurement.quantiles import Quantile
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from validation.plots.charts import (
+    SENTINELS,
     Axis,
     Bars,
     Curve,
@@ -31,7 +32,6 @@ from validation.plots.charts import (
 )
 from validation.plots.svg import svg
 from validation.plots.texts import number_text, percent_text, seconds_text, share_text
-from validation.plots.theme import COLOURS, SENTINELS
 
 HOSTILE = "</title><script>&\"' $x_1$ 网\x00\x07 " + "W" * 90
 UNIT = Axis(0.0, 1.0)
@@ -155,7 +155,7 @@ def test_a_colour_of_each_name_is_in_the_style_sheet_for_light_and_dark():
         .read_text()
         .split("@media screen and (prefers-color-scheme: dark)")
     )
-    for name in COLOURS:
+    for name in SENTINELS:
         assert f"--{name}:" in light and f"--{name}:" in dark.split("}\n}")[0], name
 
 

@@ -1,12 +1,9 @@
-"""Each criterion: an estimate, an interval, and which side of the margin the interval is on.
+"""The criteria of a canary: latency quantiles, shares of failed or different answers, the mean score.
 
-All are tests of non-inferiority (Wellek, Testing Statistical Hypotheses of Equivalence and Noninferiority, 2010): PASS
-when the upper bound is within the margin, FAIL when the lower one is beyond it (the other of two one-sided tests,
-Schuirmann 1987), INSUFFICIENT when the margin lies between them. "No difference was found" is no PASS.
-
-Shares of requests that failed, or were answered differently, against their margins.
-
-The mean score: how much it drops.
+Each is an estimate with an interval, compared with a margin: a test of non-inferiority (Wellek, Testing Statistical
+Hypotheses of Equivalence and Noninferiority, 2010). PASS when the upper bound is within the margin, FAIL when the lower
+one is beyond it (the other of two one-sided tests, Schuirmann 1987), INSUFFICIENT when the margin lies between them.
+"No difference was found" is no PASS.
 """
 
 import math
@@ -20,7 +17,7 @@ from enginery.core.text import pluralize
 from validation.canary.judging.thresholds import Thresholds, probability
 from validation.statistics import rates
 from validation.statistics.distributions import NORMAL, t_quantile
-from validation.statistics.evidence import CanaryEvidence, Side
+from validation.statistics.evidence import CanaryEvidence
 from validation.statistics.rates import POWER
 from validation.statistics.serial_dependence import LEAST_BLOCKS, LEAST_INDEPENDENT, MOST_BLOCKS, memories_of
 from validation.statistics.slowdown import (
@@ -33,22 +30,21 @@ from validation.statistics.slowdown import (
 )
 
 Verdict = Literal["PASS", "FAIL", "INSUFFICIENT"]
-VERDICTS: tuple[Verdict, ...] = ("PASS", "FAIL", "INSUFFICIENT")
 REPLICATES = 1000
-# The normal interval of the bootstrap at 5 % misses in 5.4 % of 6,000 simulated canaries (lognormal, heavy-tailed and
-# remembering latencies, 5,000 requests, median, both sides): so the level is calibrated (Loh, JASA 82, 1987).
+# Levels are multiplied by this (calibration: Loh, JASA 82, 1987). The normal interval of the bootstrap at 5 % misses in
+# 5.4 % of 6,000 simulated canaries (lognormal, heavy-tailed and autocorrelated latencies, 5,000 requests, median).
 CALIBRATED = 0.9
-# Of a replay in turns (`CanaryEvidence.design_block`), whose blocks are fewer: at 0.9 a candidate at its margin of the
-# median passed in 5.3 % of 1,000 simulated canaries of 5,000 requests with 32 in flight.
+# The same for a replay in segments (`CanaryEvidence.design_block`), which has fewer blocks: at 0.9 a candidate at its
+# margin of the median passed in 5.3 % of 1,000 simulated canaries of 5,000 requests with 32 in flight.
 CALIBRATED_IN_TURNS = 0.8
-# The wider of the two intervals misses less often than either: the ranks move by so much of what one alone would take.
+# The wider of two intervals misses less often than either: ranks move by this share of what one alone would take.
 _RANKS = 0.9
 Z_POWER = NORMAL.inv_cdf(POWER)
 
 
 @dataclass(frozen=True)
 class ErrorLevels:
-    """One-sided levels of the bounds that decide: PASS by the upper at `passing`, FAIL by the lower at `failing`."""
+    """One-sided levels: of the upper bound, by which a criterion passes, and of the lower one, by which it fails."""
 
     passing: float
     failing: float
@@ -56,14 +52,14 @@ class ErrorLevels:
 
 @dataclass(frozen=True)
 class Criterion:
-    """One test. Latency is in relative slowdown, everything else in shares of requests or points of score.
+    """One test. Its numbers are relative slowdowns (latency), shares of requests, or points of score, by `kind`.
 
     low: lower bound at the level that fails.  high: upper bound at the level that passes.
     detectable: the smallest true effect that this much data would have failed with a probability of 0.8.
     provable: the smallest margin that an equal candidate would have passed at with that probability.
-    needed: requests at which an equal candidate would pass with a probability of 0.8, about; with a note, the least
-    that could tell anything.
-    assumed: what the interval takes for granted.
+    needed: about how many requests let an equal candidate pass with a probability of 0.8; with a note, the least number
+    that allows any statement.  requests: how many there were.
+    note: why there is no estimate.  assumed: what the interval assumes, as text.
     """
 
     name: str
@@ -81,24 +77,19 @@ class Criterion:
     assumed: str = ""
 
     def without_infinities(self) -> "Criterion":
-        """With None for what JSON has no number for; what is None means the same as what is infinite."""
-
-        def finite_or_none(value: float | None) -> float | None:
-            return value if is_finite(value) else None
-
-        low, high, detectable, provable = map(finite_or_none, (self.low, self.high, self.detectable, self.provable))
-        return replace(
-            self, estimate=finite_or_none(self.estimate), low=low, high=high, detectable=detectable, provable=provable
-        )
+        """The same with None in place of infinities and NaN, for which JSON has no number."""
+        known = (self.estimate, self.low, self.high, self.detectable, self.provable)
+        estimate, low, high, detectable, provable = (value if is_finite(value) else None for value in known)
+        return replace(self, estimate=estimate, low=low, high=high, detectable=detectable, provable=provable)
 
 
 def is_finite(value: float | None) -> TypeGuard[float]:
-    """Whether it is known, and no infinity or NaN."""
+    """Whether a value is known and is neither infinite nor NaN."""
     return value is not None and math.isfinite(value)
 
 
 def verdict_of(low: float, high: float, margin: float) -> Verdict:
-    """FAIL beyond the margin, PASS within it; NaN is neither."""
+    """FAIL if all of the interval is above the margin, PASS if none of it is, else INSUFFICIENT, as for NaN."""
     if low > margin:
         return "FAIL"
     return "PASS" if high <= margin else "INSUFFICIENT"
@@ -107,19 +98,13 @@ def verdict_of(low: float, high: float, margin: float) -> Verdict:
 def latency_criteria(
     evidence: CanaryEvidence, thresholds: Thresholds, levels: ErrorLevels, seed: int, replicates: int = REPLICATES
 ) -> list[Criterion]:
-    """Non-inferiority of each latency quantile, by the bootstrap of the logarithm of their ratio.
+    """A criterion for each latency quantile of `thresholds`, from the bootstrap of the logarithm of the sides' ratio.
 
-    The same blocks are drawn on both sides when they saw the same requests, so what both suffered cancels.
+    seed, replicates: of the bootstrap. Of paired sides it draws the same blocks, so that what slowed both cancels.
     """
     sides = select_answered(evidence)
-    effects = quantile_effects(
-        sides,
-        [probability(name) for name in thresholds.latency],
-        evidence.paired,
-        seed,
-        replicates,
-        evidence.design_block,
-    )
+    shares = [probability(name) for name in thresholds.latency]
+    effects = quantile_effects(sides, shares, evidence.paired, seed, replicates, evidence.design_block)
     share = CALIBRATED if evidence.design_block == 1 else CALIBRATED_IN_TURNS
     kept = ErrorLevels(share * levels.passing, share * levels.failing)
     return [
@@ -131,45 +116,31 @@ def latency_criteria(
 def _latency(
     name: str, margin: float, effect: Effect, levels: ErrorLevels, sides: tuple[Array, Array], paired: bool
 ) -> Criterion:
+    title = f"latency {name}"
     if unknown := _unknown(name, effect, paired):
-        note, needed = unknown
-        return Criterion(
-            f"latency {name}", "latency", margin, "INSUFFICIENT", needed=needed, requests=effect.requests, note=note
-        )
+        note, least = unknown
+        return Criterion(title, "latency", margin, "INSUFFICIENT", needed=least, requests=effect.requests, note=note)
     limit = math.log1p(margin)
     z_pass, z_fail = (t_quantile(1.0 - level, effect.freedom) for level in (levels.passing, levels.failing))
     error = effect.error * math.sqrt(effect.blocks / (effect.blocks - 1))
-    least, most = rank_bounds(
-        sides, probability(name), _RANKS * z_fail * effect.share_error, _RANKS * z_pass * effect.share_error
-    )
-    low, high = min(least, effect.log_ratio - z_fail * error), max(most, effect.log_ratio + z_pass * error)
+    below, above = (_RANKS * z * effect.share_error for z in (z_fail, z_pass))
+    lowest, highest = rank_bounds(sides, probability(name), below, above)
+    low, high = min(lowest, effect.log_ratio - z_fail * error), max(highest, effect.log_ratio + z_pass * error)
     provable = high - effect.log_ratio + Z_POWER * error
-    assumed = "" if math.isfinite(least) and math.isfinite(most) else _coarse(sides, probability(name))
-    return Criterion(
-        f"latency {name}",
-        "latency",
-        margin,
-        verdict_of(math.expm1(low), math.expm1(high), margin),
-        math.expm1(effect.log_ratio),
-        math.expm1(low),
-        math.expm1(high),
-        math.expm1(limit + effect.log_ratio - low + Z_POWER * error),
-        math.expm1(provable),
-        math.ceil(effect.requests * (provable / limit) ** 2) if math.isfinite(provable) else None,
-        effect.requests,
-        assumed=assumed,
-    )
-
-
-def _coarse(sides: tuple[Array, Array], p: float) -> str:
-    """How many latencies are equal to a quantile, so that it is not known from its neighbours; '' for one."""
-    same = [int(np.count_nonzero(values == quantile_of(values, p))) for values in sides]
-    count, side = max(zip(same, sides, strict=True), key=lambda item: item[0] / len(item[1]))
-    return f"{count} of {len(side)} latencies are equal: record them with a finer clock" if count > 1 else ""
+    needed = math.ceil(effect.requests * (provable / limit) ** 2) if math.isfinite(provable) else None
+    assumed = ""
+    if not (math.isfinite(lowest) and math.isfinite(highest)):  # too many latencies are equal to the quantile
+        ties = [np.count_nonzero(values == quantile_of(values, probability(name))) for values in sides]
+        count, side = max(zip(ties, sides, strict=True), key=lambda item: int(item[0]) / len(item[1]))
+        assumed = f"{count} of {len(side)} latencies are equal: record them with a finer clock" if count > 1 else ""
+    detectable = limit + effect.log_ratio - low + Z_POWER * error
+    slowdown, low, high, *powers = map(math.expm1, (effect.log_ratio, low, high, detectable, provable))
+    known = slowdown, low, high, powers[0], powers[1], needed, effect.requests
+    return Criterion(title, "latency", margin, verdict_of(low, high, margin), *known, assumed=assumed)
 
 
 def _unknown(name: str, effect: Effect, paired: bool) -> tuple[str, int] | None:
-    """Why nothing is known of a quantile, and how many requests it takes at least; None where something is."""
+    """Why a quantile cannot be compared, and how many requests it takes at least; None where it can."""
     share = min(probability(name), 1 - probability(name))
     least = max(math.ceil(LEAST_BEYOND / share), 2 * LEAST_BLOCKS)
     if effect.requests >= least and math.isinf(effect.share_error):
@@ -186,13 +157,18 @@ def _unknown(name: str, effect: Effect, paired: bool) -> tuple[str, int] | None:
 
 
 def least_requests(block: int, count: int) -> int:
-    """Requests that tell anything of a series that keeps its level for `block` of `count`: twice as many where that is
-    all of them, as nothing says how much longer it does."""
+    """The number of requests that a series needs which keeps its level for `block` of its `count` requests.
+
+    Twice as many where it does so for all of them, as nothing shows for how much longer it does.
+    """
     return 2 * count if block >= count else LEAST_INDEPENDENT * block
 
 
 def unsteady(what: str, block: int, count: int, paired: bool) -> str:
-    """What is said of a series that remembers too long for its length. paired: of how two sides of pairs differ."""
+    """The note on a series whose autocorrelation is too long for its length.
+
+    what: the quantity.  paired: whether the series is of the differences of pairs.
+    """
     subject = f"the two sides' difference in {what}" if paired else what
     remedy = "" if paired else ", or the same requests sent to both sides"
     if block >= count:
@@ -204,63 +180,58 @@ def unsteady(what: str, block: int, count: int, paired: bool) -> str:
 
 
 def error_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels, burst: int = 1) -> Criterion:
-    """The difference of the shares of failed requests. burst: requests that one outage fails, assumed where no error
-    was seen."""
+    """The criterion of the difference of the shares of failed requests.
+
+    burst: requests that one outage fails, assumed where no failure was seen.
+    """
     failed = [~evidence.candidate.ok, ~evidence.baseline.ok]
     seen = [failed[0] | failed[1]] if evidence.paired else failed
     if evidence.paired:
         failed = [failed[0] & ~failed[1], failed[1] & ~failed[0]]
     size, assumed = rates.burst_size(seen, burst, "error_burst")
     ours, theirs = (rates.effective(flags, size) for flags in failed)
-    estimate = float(failed[0].mean()) - float(failed[1].mean()) if min(map(len, failed)) else math.nan
+    count = min(map(len, failed))
+    estimate = float(failed[0].mean()) - float(failed[1].mean()) if count else math.nan
     high = rates.upper(*ours, levels.passing / 2) - rates.lower(*theirs, levels.passing / 2)
     low = rates.lower(*ours, levels.failing / 2) - rates.upper(*theirs, levels.failing / 2)
-    count = min(map(len, failed))
-    return _share("errors", margin, estimate, low, high, count, size, levels, assumed)
+    return _share("errors", margin, levels, (estimate, low, high), count, size, assumed)
 
 
 def share_criterion(name: str, flags: Array, margin: float, levels: ErrorLevels, burst: int = 1) -> Criterion:
-    """A share of requests that must not be above a margin. burst: how many come together, assumed until seen."""
+    """The criterion of the share of requests with a flag (bool, [requests]), which must not be above the margin.
+
+    burst: how many flagged requests come together, assumed where none was seen.
+    """
     size, assumed = rates.burst_size([flags], burst, "quality.burst")
     found = rates.effective(flags, size)
     low, high = rates.lower(*found, levels.failing), rates.upper(*found, levels.passing)
     estimate = float(flags.mean()) if len(flags) else math.nan
-    return _share(name, margin, estimate, low, high, len(flags), size, levels, assumed)
+    return _share(name, margin, levels, (estimate, low, high), len(flags), size, assumed)
 
 
 def _share(
     name: str,
     margin: float,
-    estimate: float,
-    low: float,
-    high: float,
+    levels: ErrorLevels,
+    found: tuple[float, float, float],
     count: int,
     size: float,
-    levels: ErrorLevels,
     assumed: str,
 ) -> Criterion:
+    """found: estimate, lower and upper bound.  count: requests.  size: of the bursts in which flags come."""
+    estimate, low, high = found
     difference = name == "errors"
     passing = levels.passing / 2 if difference else levels.passing
-    needed = rates.count_needed(margin, passing)
-    return Criterion(
-        name,
-        "share",
-        margin,
-        verdict_of(low, high, margin),
-        None if math.isnan(estimate) else estimate,
-        low,
-        high,
-        rates.detectable(math.floor(count / size), margin, levels.failing, difference),
-        rates.upper(0.0, count / size, passing),
-        None if needed is None else math.ceil(needed * size),
-        count,
-        assumed=assumed,
-    )
+    detectable = rates.detectable(math.floor(count / size), margin, levels.failing, difference)
+    provable, needed = rates.upper(0.0, count / size, passing), rates.count_needed(margin, passing)
+    enough = None if needed is None else math.ceil(needed * size)
+    known = None if math.isnan(estimate) else estimate, low, high, detectable, provable, enough, count
+    return Criterion(name, "share", margin, verdict_of(low, high, margin), *known, assumed=assumed)
 
 
 def score_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels) -> Criterion | None:
-    """How much the mean score drops; None where scores were not observed."""
-    scored = [_read_scores(side) for side in (evidence.candidate, evidence.baseline)]
+    """The criterion of the drop of the mean score; None where scores were not observed."""
+    scored = [np.where(side.ok, side.score, np.nan) for side in (evidence.candidate, evidence.baseline)]
     if evidence.paired:
         both = ~np.isnan(scored[0]) & ~np.isnan(scored[1])
         scored = [values[both] for values in scored]
@@ -282,6 +253,7 @@ def score_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels
 
 
 def _score(scored: list[Array], margin: float, levels: ErrorLevels, error: float, freedom: float) -> Criterion:
+    """error: standard error of the difference of the means.  freedom: its degrees of freedom."""
     count = min(map(len, scored))
     estimate = float(scored[1].mean() - scored[0].mean())
     # At the level itself, means of scores passed at their margin in 4.4 to 6.4 % of 500 simulated canaries.
@@ -289,22 +261,8 @@ def _score(scored: list[Array], margin: float, levels: ErrorLevels, error: float
     # Scores that never differed do not prove that they never will.
     span = max(float(values.max()) for values in scored) - min(float(values.min()) for values in scored)
     floor = rates.upper(0.0, count, levels.passing) * max(span, min(1.0, margin * 100))
-    width = max(z_pass * error, floor)
-    low, high = estimate - max(z_fail * error, floor), estimate + width
-    return Criterion(
-        "score",
-        "score",
-        margin,
-        verdict_of(low, high, margin),
-        estimate,
-        low,
-        high,
-        margin + max(z_fail * error, floor) + Z_POWER * error,
-        width + Z_POWER * error,
-        math.ceil(count * ((width + Z_POWER * error) / margin) ** 2),
-        count,
-    )
-
-
-def _read_scores(side: Side) -> Array:
-    return np.where(side.ok, side.score, np.nan)
+    below, above = max(z_fail * error, floor), max(z_pass * error, floor)
+    low, high, provable = estimate - below, estimate + above, above + Z_POWER * error
+    needed = math.ceil(count * (provable / margin) ** 2)
+    known = estimate, low, high, margin + below + Z_POWER * error, provable, needed, count
+    return Criterion("score", "score", margin, verdict_of(low, high, margin), *known)

@@ -1,4 +1,4 @@
-"""A criterion in words: its interval, and what this much data can show."""
+"""A criterion as text: its interval, and which effects its data can show."""
 
 import math
 from collections.abc import Sequence
@@ -8,22 +8,21 @@ from validation.canary.judging.criteria import Criterion, is_finite
 
 
 def describe(item: Criterion) -> str:
-    """One line for people: 'latency p50: +3.1 % (+2.4 % to +3.7 %), margin +2 %'."""
+    """'latency p50: +3.1 % (+2.4 % to +3.7 %), margin +2 %'."""
     return f"{item.name}: {describe_measured(item, of=('INSUFFICIENT',))}"
 
 
 def describe_measured(item: Criterion, of: tuple[str, ...] = ("PASS", "FAIL", "INSUFFICIENT")) -> str:
-    """A criterion's note, or its estimate, interval and margin; for the verdicts `of`, what the data can
-    show as well."""
+    """A criterion's note, or its estimate, interval and margin; if its verdict is one of `of`, `describe_power` too."""
     if item.note:
         return item.note
-    found = f"{describe_value(item.estimate, item.kind)} ({describe_interval(item)}), "
-    found += f"margin {describe_value(item.margin, item.kind)}"
+    estimate, margin = (describe_value(value, item.kind) for value in (item.estimate, item.margin))
+    found = f"{estimate} ({describe_interval(item)}), margin {margin}"
     return f"{found}; {describe_power(item)}" if item.verdict in of else found
 
 
 def describe_interval(item: Criterion) -> str:
-    """'+2.4 % to +3.7 %', 'at most +3.7 %' where nothing is known of the other end, or 'without bounds'."""
+    """'+2.4 % to +3.7 %', 'at most +3.7 %' where the other bound is not known, or 'without bounds'."""
     low, high = (describe_value(end, item.kind) for end in (item.low, item.high))
     from_below = is_finite(item.low) and (item.kind != "latency" or item.low > -1.0)
     if from_below and is_finite(item.high):
@@ -32,21 +31,25 @@ def describe_interval(item: Criterion) -> str:
 
 
 def describe_power(item: Criterion) -> str:
-    """Which effect this many requests would have failed, which margin an equal candidate would have passed at (power
-    0.8 both), and what was assumed."""
-    detectable, provable = (describe_value(value, item.kind) for value in (item.detectable, item.provable))
+    """What so many requests would have shown with a power of 0.8, and what was assumed.
+
+    That is the smallest effect that would have failed, and the smallest margin at which an equal candidate would have
+    passed. Shares of all requests are left out.
+    """
+    parts = [
+        text.format(describe_value(value, item.kind))
+        for text, value in (("{} or more", item.detectable), ("an equal candidate to be within {}", item.provable))
+        if is_finite(value) and (item.kind != "share" or round(value, 3) < 1.0)
+    ]
     found = pluralize(item.requests, "request")
-    parts = [f"{detectable} or more"] if _says(item, item.detectable) else []
-    parts += [f"an equal candidate to be within {provable}"] if _says(item, item.provable) else []
     found += f" would have shown {', and '.join(parts)}" if parts else " can show no difference"
     return f"{found}; {item.assumed}" if item.assumed else found
 
 
 def describe_needed(criteria: Sequence[Criterion], requests: int, seconds: float | None) -> str:
-    """How many requests would likely suffice for an equal candidate, and how many seconds of such traffic. '' where no
-    number of them does, or nothing tells.
+    """About how many requests, and seconds of such traffic, would let an equal candidate pass; '' where none would.
 
-    requests, seconds: how many there were, and in what time; None: no time is known.
+    requests, seconds: how many requests there were, and in what time; None: the time is not known.
     """
     lacking = [item for item in criteria if item.verdict == "INSUFFICIENT"]
     if not lacking or any(item.needed is None for item in lacking):
@@ -73,8 +76,3 @@ def describe_value(value: float | None, kind: str) -> str:
     if value is None:
         return "unknown"
     return f"{value:+.3g}" if kind == "score" else f"{100 * value:+.3g} %"
-
-
-def _says(item: Criterion, value: float | None) -> bool:
-    """Whether an effect is known, and, for a share, is less than all requests."""
-    return is_finite(value) and (item.kind != "share" or round(value, 3) < 1.0)

@@ -1,14 +1,13 @@
-"""Looking early without cheating: how much of the error a look may spend, and the level that leaves for its tests.
-
-Every look at growing data is another chance to be wrong by luck. Lan & DeMets (Biometrika 70, 1983) spend the error by
-the share of the planned data that is there; the spending function here is the one that approximates O'Brien & Fleming's
-(1979) boundaries: almost nothing early, almost everything at the end. The boundaries follow by the recursive
-integration of Armitage, McPherson & Rowe (JRSS A 132, 1969); Jennison & Turnbull (2000), chapters 7 and 19.
-
-The verdict: PASS when every criterion passes, FAIL when one fails, INSUFFICIENT otherwise.
+"""The verdict on a candidate: PASS when every criterion passes, FAIL when one fails, INSUFFICIENT otherwise.
 
 A PASS needs all criteria, so each is tested at the full level (intersection-union test; Berger, Technometrics 24,
 1982). Any criterion alone can FAIL the candidate, so for that each has its share of the level (Bonferroni).
+
+Data may be looked at while it grows, and each look is another chance of an error. The error of all looks together is
+bounded by alpha spending (Lan & DeMets, Biometrika 70, 1983): the share of the planned data that is there determines
+how much of alpha may be used up. The spending function approximates O'Brien & Fleming's (1979) boundaries: almost
+nothing early, almost everything at the end. The boundaries follow by recursive integration (Armitage, McPherson & Rowe,
+JRSS A 132, 1969; Jennison & Turnbull, 2000, chapters 7 and 19).
 """
 
 import math
@@ -37,13 +36,15 @@ from validation.canary.judging.thresholds import Thresholds, burst_of
 from validation.statistics.distributions import NORMAL
 from validation.statistics.evidence import CanaryEvidence
 
+SEED = 0
 LEAST_LEVEL = 1e-9
 LEAST_STEP = 0.005
+# Points of the grids of the integration, and how many standard deviations they reach to either side.
 _POINTS, _REACH = 801, 8.0
 
 
 def spend_error(fraction: float, alpha: float) -> float:
-    """The one-sided error that may be used up once `fraction` of the planned data is there."""
+    """The one-sided error that may be used up once the share `fraction` of the planned data is there."""
     if fraction >= 1.0:
         return alpha
     return 2.0 - 2.0 * NORMAL.cdf(NORMAL.inv_cdf(1.0 - alpha / 2.0) / math.sqrt(fraction))
@@ -67,43 +68,34 @@ def level_of(fractions: Sequence[float], alpha: float) -> float:
 
 @lru_cache(maxsize=256)
 def _level(fractions: tuple[float, ...], alpha: float) -> float:
-    """Walk through the looks, carrying the density of the statistic where no boundary was crossed yet."""
+    """`level_of`, by the density of the statistic at each look where no boundary was crossed before."""
     start, level = fractions[0], max(spend_error(fractions[0], alpha), LEAST_LEVEL)
     bound = NORMAL.inv_cdf(1.0 - level) * math.sqrt(start)
     grid = np.linspace(-_REACH * math.sqrt(start), bound, _POINTS)
     density = np.exp(-(grid**2) / (2 * start)) / math.sqrt(2 * math.pi * start)
     for before, fraction in pairwise(fractions):
-        wide, after = _diffuse(grid, density, fraction, fraction - before)
-        bound = _find_boundary(wide, after, max(spend_error(fraction, alpha) - spend_error(before, alpha), LEAST_LEVEL))
+        # The density one look later, and the point above which it holds what this look may spend.
+        wide = np.linspace(-_REACH * math.sqrt(fraction), _REACH * math.sqrt(fraction), 2 * _POINTS)
+        step = fraction - before
+        kernel = np.exp(-((wide[:, None] - grid[None, :]) ** 2) / (2 * step)) / math.sqrt(2 * math.pi * step)
+        weights = np.full(len(grid), grid[1] - grid[0])
+        weights[[0, -1]] /= 2
+        after = kernel @ (density * weights)
+        areas = (after[::-1][:-1] + after[::-1][1:]) / 2 * (wide[1] - wide[0])
+        tail = np.concatenate([np.cumsum(areas)[::-1], [0.0]])
+        share = max(spend_error(fraction, alpha) - spend_error(before, alpha), LEAST_LEVEL)
+        bound = float(np.interp(-share, -tail, wide))
         level = 1.0 - NORMAL.cdf(bound / math.sqrt(fraction))
         grid = np.linspace(wide[0], bound, _POINTS)
         density = np.interp(grid, wide, after)
     return max(level, LEAST_LEVEL)
 
 
-def _diffuse(grid: np.ndarray, density: np.ndarray, fraction: float, step: float) -> tuple[np.ndarray, np.ndarray]:
-    """The density one look later, before its boundary is drawn."""
-    wide = np.linspace(-_REACH * math.sqrt(fraction), _REACH * math.sqrt(fraction), 2 * _POINTS)
-    kernel = np.exp(-((wide[:, None] - grid[None, :]) ** 2) / (2 * step)) / math.sqrt(2 * math.pi * step)
-    weights = np.full(len(grid), grid[1] - grid[0])
-    weights[[0, -1]] /= 2
-    return wide, kernel @ (density * weights)
-
-
-def _find_boundary(wide: np.ndarray, density: np.ndarray, share: float) -> float:
-    """Where the upper tail of a density holds `share`."""
-    width = wide[1] - wide[0]
-    tail = np.concatenate([np.cumsum((density[::-1][:-1] + density[::-1][1:]) / 2 * width)[::-1], [0.0]])
-    return float(np.interp(-share, -tail, wide))
-
-
-SEED = 0
-
-
 @dataclass(frozen=True)
 class Looks:
-    """planned: requests that the last look will see; None: this look is the only one.
-    before: requests at the earlier looks.
+    """The looks at growing data. planned: requests at the last one; None: the present look is the only one.
+
+    before: requests at each earlier look.
     """
 
     planned: int | None = None
@@ -126,7 +118,7 @@ class Looks:
 
 @dataclass(frozen=True)
 class CanaryJudgement:
-    """A verdict, the reason in a line, and what it rests on."""
+    """A verdict, its reason in a line, and what it follows from. levels, fractions: of the present look."""
 
     verdict: Verdict
     reason: str
@@ -144,14 +136,15 @@ def judge(
     seed: int = SEED,
     replicates: int = REPLICATES,
 ) -> CanaryJudgement:
-    """Judge a candidate by what was observed; sides that do not pair are matched in time. seed, replicates: of the
-    bootstrap.
+    """Judge a candidate by observations of both sides; sides that are not paired are matched in time.
 
-    Raises InputError for looks that do not fit the plan.
+    seed, replicates: of the bootstrap. Raises InputError for looks that do not fit the plan.
     """
     limits, looks = thresholds or Thresholds(), looks or Looks()
     evidence = evidence if evidence.paired or evidence.unlike else match_in_time(evidence)
-    count = _criteria_count(limits)
+    # How many criteria may FAIL a candidate: all that the thresholds ask for, whatever was observed.
+    shares = (limits.quality.disagreement, limits.quality.flips, limits.quality.score) if limits.quality else ()
+    count = len(limits.latency) + sum(limit is not None for limit in (limits.error_rate, *shares))
     fractions = looks.fractions(evidence.requests)
     levels = ErrorLevels(level_of(fractions, limits.alpha), level_of(fractions, limits.alpha / max(count, 1)))
     criteria: list[Criterion] = []
@@ -172,14 +165,14 @@ def judge(
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
-    """One verdict of several. Nothing at all is INSUFFICIENT."""
+    """The verdict that follows from those of the criteria; INSUFFICIENT from none."""
     if "FAIL" in verdicts:
         return "FAIL"
     return "PASS" if verdicts and all(item == "PASS" for item in verdicts) else "INSUFFICIENT"
 
 
 def quality_criteria(evidence: CanaryEvidence, limits: Thresholds, levels: ErrorLevels) -> list[Criterion]:
-    """What the observations say of the answers. Where they say nothing, that is INSUFFICIENT, and not silence."""
+    """The criteria of the answers' quality. Where nothing was observed of it, one that is INSUFFICIENT."""
     quality = limits.quality
     if quality is None:
         return []
@@ -198,16 +191,11 @@ def quality_criteria(evidence: CanaryEvidence, limits: Thresholds, levels: Error
     return found
 
 
-def _criteria_count(limits: Thresholds) -> int:
-    """How many criteria may FAIL a candidate, whatever was observed: fixed beforehand."""
-    quality = limits.quality
-    shares = (quality.disagreement, quality.flips, quality.score) if quality else ()
-    return len(limits.latency) + sum(limit is not None for limit in (limits.error_rate, *shares))
-
-
 def reason_of(verdict: Verdict, criteria: Sequence[Criterion]) -> str:
-    """The verdict in a line, naming the criterion that decided: answers and errors before latency, which a busy machine
-    changes, too."""
+    """The verdict's reason in a line, with the criterion that decided.
+
+    Of several it names answers and errors before latency, which a busy machine changes too.
+    """
     if verdict == "PASS":
         return f"{pluralize(len(criteria), 'criterion', 'criteria')} passed"
     deciding = [item for item in criteria if item.verdict == verdict]

@@ -1,12 +1,10 @@
-"""When two sides were observed: latency depends on the hour, so sides of different hours do not compare.
-
-Two sides that answered different requests, matched in time.
+"""Observations of two sides compared in time: matched where they are of different requests, refused where they differ.
 
 Latency depends on the hour and on the load. So only what both sides answered at the same time is compared: the time
-that both logs cover is cut into windows, and of each as many requests of one side as of the other are kept, drawn by
-chance: each hour weighs the same on both sides (matching; Cochran, Biometrics 24, 1968). What happens to both sides in
-one window then cancels, as it does for pairs. A side with markedly more requests per second waits longer in its queue,
-which no matching mends: it is refused.
+that both logs cover is cut into windows, and of each window as many requests of one side as of the other are kept,
+drawn at random, so that each hour weighs the same on both sides (matching; Cochran, Biometrics 24, 1968). What happens
+to both sides in one window then cancels, as it does for pairs. A side with markedly more requests per second waits
+longer in its queue, which matching cannot correct: such sides are not compared.
 """
 
 import math
@@ -20,15 +18,28 @@ from enginery.arrays import Array
 from validation.canary.observations import ObservationTable
 from validation.statistics.evidence import CanaryEvidence
 
+# Median distance in time at which the same requests on both sides are no longer compared.
 MOST_APART_S = 900.0
-# Smaller times than these (1973) are taken for seconds since some start.
+# Times below this (1973) count as seconds since some start.
 _EPOCH = 1e8
+# Requests of the thinner side in a window: the fewer, the closer in time; the more, the fewer are left without a match.
+PER_WINDOW = 50
+# Windows in which load is compared, each of which has PER_WINDOW requests or more.
+LOAD_WINDOWS = 20
+# How many times the requests per second of the other side a side may have had, chance aside.
+MOST_LOAD = 1.25
+# What counts as chance: so many standard deviations of a binomial share.
+_CHANCE = 4.0
+LEAST_REQUESTS = 40
+# A gap in a log is not chance where so many requests were to be expected in it.
+_SILENCE = 20.0
+REMEDY = "send requests to both sides at the same time, as many to one as to the other, or name them so that they pair"
 
 
 def hours_apart(candidate: Array, baseline: Array) -> str:
-    """Why the same requests do not compare: they arrived at other times of day at the other side; '' if they did not.
+    """Why requests that both sides saw are not compared: they arrived at different hours; '' if they did not.
 
-    candidate, baseline: arrivals in seconds, NaN where a request was not seen.
+    candidate, baseline: arrivals of the same requests in seconds, [requests], NaN where a request was not seen.
     """
     apart = float(np.nanmedian(np.abs(candidate - baseline)))
     if apart <= MOST_APART_S:
@@ -41,29 +52,15 @@ def hours_apart(candidate: Array, baseline: Array) -> str:
 
 
 def span_text(times: Array) -> str:
-    """'2026-01-31 08:00:00 to 2026-01-31 17:00:00 UTC', or '0 s to 3600 s' of times that are no dates."""
+    """First and last of the times: '2026-01-31 08:00:00 to 2026-01-31 17:00:00 UTC', or '0 s to 3600 s' if no dates."""
     first, last = float(np.nanmin(times)), float(np.nanmax(times))
     if first < _EPOCH or last > 1e11:
         return f"{first:.6g} s to {last:.6g} s"
     return " to ".join(f"{datetime.fromtimestamp(one, UTC):%Y-%m-%d %H:%M:%S}" for one in (first, last)) + " UTC"
 
 
-# Requests of the thinner side in a window: the fewer, the closer in time; the more, the fewer are left without a match.
-PER_WINDOW = 50
-# Load is compared in so many windows, each of which has as many requests as above or more.
-LOAD_WINDOWS = 20
-# How many times the requests per second of the other side a side may have had, chance aside.
-MOST_LOAD = 1.25
-# Chance: so many standard deviations of a binomial share.
-_CHANCE = 4.0
-LEAST_REQUESTS = 40
-# A silence is no chance where so many requests were to be expected in it.
-_SILENCE = 20.0
-REMEDY = "send requests to both sides at the same time, as many to one as to the other, or name them so that they pair"
-
-
 class CommonSpan(NamedTuple):
-    """Arrivals of both sides in order, and the time that both logs cover."""
+    """Sorted arrivals of both sides in seconds, and the time that both logs cover."""
 
     times: tuple[Array, Array]
     first: float
@@ -71,12 +68,12 @@ class CommonSpan(NamedTuple):
 
     @property
     def inside(self) -> list[Array]:
-        """Those in the common time."""
+        """The arrivals of each side in the common time."""
         return [times[(times >= self.first) & (times <= self.last)] for times in self.times]
 
 
 def match_in_time(evidence: CanaryEvidence) -> CanaryEvidence:
-    """Different requests in pairs of about the same moment; where the sides do not compare, all of them, and why."""
+    """Different requests of both sides, paired by time; where the sides do not compare, all of them with the reason."""
     found = [side.take(np.argsort(side.time, kind="stable")) for side in (evidence.candidate, evidence.baseline)]
     spans = spans_of(found[0].time, found[1].time)
     if unlike := _other_hours(spans) or _other_load(spans):
@@ -92,22 +89,20 @@ def spans_of(candidate: Array, baseline: Array) -> CommonSpan:
 
 
 def match(spans: CommonSpan, seed: int = 0) -> tuple[Array, Array]:
-    """Which requests of each side are kept: as many of one as of the other in each window, in the order of arrival."""
+    """Indices of the requests that are kept of each side: as many of one as of the other in each window, in order."""
     count = max(1, min(map(len, spans.inside)) // PER_WINDOW)
-    windows = [_windows(times, spans, count) for times in spans.times]
+    edges = np.linspace(spans.first, spans.last, count + 1)[1:-1]
+    windows = [  # -1 outside of the common time
+        np.where((times < spans.first) | (times > spans.last), -1, np.searchsorted(edges, times, side="right"))
+        for times in spans.times
+    ]
     least = np.minimum(*(np.bincount(one[one >= 0], minlength=count) for one in windows))
     rng = np.random.default_rng(seed)
     return _draw(windows[0], least, rng), _draw(windows[1], least, rng)
 
 
-def _windows(times: Array, spans: CommonSpan, count: int) -> Array:
-    """The window of each request, -1 outside of the common time."""
-    found = np.searchsorted(np.linspace(spans.first, spans.last, count + 1)[1:-1], times, side="right")
-    return np.where((times < spans.first) | (times > spans.last), -1, found)
-
-
 def _draw(windows: Array, least: Array, rng: np.random.Generator) -> Array:
-    """Indices of `least[w]` requests of each window w, by chance, in their order."""
+    """Indices of `least[w]` random requests of each window w, ascending. windows: that of each request, or -1."""
     inside = np.flatnonzero(windows >= 0)
     shuffled = inside[np.lexsort((rng.random(len(inside)), windows[inside]))]
     of = windows[shuffled]
@@ -117,7 +112,7 @@ def _draw(windows: Array, least: Array, rng: np.random.Generator) -> Array:
 
 
 def _other_hours(spans: CommonSpan) -> str:
-    """Why the sides were observed at different times; '' where they share enough of it."""
+    """Why the sides do not compare: they were observed at different times; '' where they share enough of it."""
     common, least = min(map(len, spans.inside)), min(map(len, spans.times))
     if spans.first <= spans.last and 2 * common >= min(least, 2 * LEAST_REQUESTS):
         matched = len(match(spans)[0])
@@ -131,14 +126,16 @@ def _other_hours(spans: CommonSpan) -> str:
 
 
 def _other_load(spans: CommonSpan) -> str:
-    """In which time the sides had an unlike load; '' where it was alike throughout."""
+    """Why the sides do not compare: in some window their loads differed; '' where they were alike throughout."""
     inside = spans.inside
     count = max(1, min(LOAD_WINDOWS, min(map(len, inside)) // PER_WINDOW))
     edges = np.linspace(spans.first, spans.last, count + 1)
     ours, theirs = (np.histogram(times, edges)[0] for times in inside)
     whole = ours.sum(), theirs.sum(), edges[0], edges[-1]
+    share = 1.0 / (1.0 + MOST_LOAD)
     for a, b, start, end in [whole, *zip(ours, theirs, edges[:-1], edges[1:], strict=True)]:
-        if _uneven(int(a), int(b)):
+        total = int(a) + int(b)
+        if min(int(a), int(b)) < total * share - _CHANCE * math.sqrt(total * share * (1.0 - share)):
             return (
                 f"the sides had an unlike load: {a} requests of the candidate and {b} of the baseline from "
                 f"{span_text(np.asarray([start, end]))}, and load changes latency; {REMEDY}; or cut both logs to a "
@@ -147,14 +144,8 @@ def _other_load(spans: CommonSpan) -> str:
     return ""
 
 
-def _uneven(ours: int, theirs: int) -> bool:
-    """Whether one of two counts is more than MOST_LOAD times the other, and not by chance."""
-    total, least = ours + theirs, 1.0 / (1.0 + MOST_LOAD)
-    return min(ours, theirs) < total * least - _CHANCE * math.sqrt(total * least * (1.0 - least))
-
-
 def silence(candidate: ObservationTable, baseline: ObservationTable) -> str:
-    """Where one log says nothing for so long that its engine may have died; '' where that is nowhere."""
+    """A remark on a gap in one log that is so long that its engine may have died; '' where there is none."""
     spans = spans_of(np.asarray(candidate.time), np.asarray(baseline.time))
     inside = [max(1, len(times)) for times in spans.inside]
     for role, side, at in (("candidate", candidate, 0), ("baseline", baseline, 1)):
@@ -164,7 +155,6 @@ def silence(candidate: ObservationTable, baseline: ObservationTable) -> str:
         if len(mine) and missed.max() * inside[at] >= _SILENCE * inside[1 - at]:
             worst = int(missed.argmax())
             when = span_text(np.asarray([mine[worst], other[places[worst] + missed[worst] - 1]]))
-            return (
-                f"{side.path.name} ({role}) has nothing from {when}, where the other log has {missed[worst]} requests"
-            )
+            name = f"{side.path.name} ({role})"
+            return f"{name} has nothing from {when}, where the other log has {missed[worst]} requests"
     return ""

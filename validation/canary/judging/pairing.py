@@ -1,11 +1,10 @@
-"""The end of two logs: a process that dies logs nothing, so the side that stops first may have died there.
+"""Two files of observations as the evidence of a canary: paired by the names of their requests, else by time.
 
-A log whose every observation is accounted for by a line of its writer (`ObservationLog.close`) was stopped in order.
-Without such lines on both sides a log that stops before the other one is no ground for a PASS. Logs that are still
-written to may lack the requests that were in flight when they were read: those younger than what an answer may take,
-which a quantile of the latencies says, because one slow answer says nothing of how long the others are in flight.
-
-What two files of observations say together: by the names of their requests, else by time.
+A process that dies logs nothing, so the side whose log stops first may have died there. A log with a line of its writer
+that accounts for all observations (`ObservationLog.close`) was stopped in order. Without such lines on both sides, a
+log that stops before the other one cannot lead to a PASS. Logs that are still written to may lack the requests that
+were in flight when they were read: those that are younger than an answer may take, which is a quantile of the latencies
+and not their maximum, as one slow answer says nothing of how long the others are in flight.
 """
 
 import math
@@ -22,18 +21,18 @@ from validation.canary.judging.matching import hours_apart, match_in_time, silen
 from validation.canary.observations import Name, ObservationTable
 from validation.statistics.evidence import CanaryEvidence
 
-# So many requests in flight are not taken for the sign of a death.
+# Requests that may be in flight when a log ends without being a sign of a death.
 MOST_IN_FLIGHT = 8
-# Share of the answers that took no longer than a request may be in flight.
+# The quantile of latency that is taken for the longest time in flight.
 _IN_FLIGHT = 0.99
-# A run of requests that a side did not see is no chance where it is rarer than this.
+# The probability below which a run of requests that a side did not see is no chance.
 _RARE = 1e-6
 CLOSE = "judge when both were closed (`ObservationLog.close`), or cut both at the same request"
 
 
 @dataclass(frozen=True)
 class PairsEnd:
-    """in_flight: requests to be left out.  stopped: see `CanaryEvidence`."""
+    """The end of two logs. in_flight: requests to be left out.  stopped: as in `CanaryEvidence`.  notes: remarks."""
 
     in_flight: tuple[Name | None, ...]
     stopped: str
@@ -41,7 +40,7 @@ class PairsEnd:
 
 
 def describe_kill(role: str, side: ObservationTable) -> str:
-    """Why a side's log ends too early, whatever the other one holds: its engine or its replay was ended; else ''."""
+    """Why a side's log ends too early by itself: its engine or its replay was killed; '' where it was not."""
     if side.died:
         return f"the {role}'s engine ended its process: {side.died}; find out why, mend it, run the canary again"
     if side.planned and not side.ended:
@@ -53,23 +52,28 @@ def describe_kill(role: str, side: ObservationTable) -> str:
 
 
 def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore_missing: bool) -> PairsEnd:
-    """What the end of two logs of the same requests says. ignore_missing: a side may see a part of the requests."""
+    """Judge the end of two logs of the same requests. ignore_missing: a side may see a part of the requests."""
     closed = candidate.ended and baseline.ended
-    longest = 0.0 if candidate.ended or baseline.ended else _longest_in_flight(candidate, baseline)
+    # Seconds that a request may be in flight, a quantile of the latencies; 0 where a side was stopped in order.
+    known = np.concatenate([np.asarray(side.latency, float) for side in (candidate, baseline)])
+    known = known[~np.isnan(known)]
+    ended = candidate.ended or baseline.ended or not len(known)
+    longest = 0.0 if ended else float(np.quantile(known, _IN_FLIGHT, method="lower"))
     in_flight: list[Name | None] = []
     stopped, notes = [], []
     for role, side, other in (("candidate", candidate, baseline), ("baseline", baseline, candidate)):
         unseen, tail, share = _unseen(side, other)
         young = [name for name, age in unseen.items() if longest and age <= longest]
-        if not tail <= set(young):  # it had stopped before the last ones arrived
+        if not tail <= set(young):  # the side had stopped before the last requests arrived
             young = [name for name in young if name not in tail]
-        if closed and role == "baseline" and len(tail) <= MOST_IN_FLIGHT:  # it was closed a moment before the candidate
+        if closed and role == "baseline" and len(tail) <= MOST_IN_FLIGHT:  # closed a moment before the candidate
             young = list(tail)
         in_flight += young
         if len(young) > MOST_IN_FLIGHT:
             tail |= set(young)
         elif young:
-            notes.append(f"in flight to the {role} when the logs ended, and left out: request {_list_names(young)}")
+            names = ", ".join(str(name)[:60] for name in young)
+            notes.append(f"in flight to the {role} when the logs ended, and left out: request {names}")
             tail -= set(young)
         if not tail:
             continue
@@ -85,8 +89,8 @@ def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore
 def _unseen(
     side: ObservationTable, other: ObservationTable
 ) -> tuple[dict[Name | None, float], set[Name | None], float]:
-    """Requests that only the other side saw, with their age in seconds when its log ends; which of them are behind the
-    last one that both saw; the share of the others that this side saw."""
+    """Requests that only the other side saw, with their age in seconds when its log ends; which of them arrived after
+    the last one that both saw; the share of the requests before that which this side saw."""
     seen, last = set(side.request), max(other.time)
     order = sorted(range(len(other)), key=lambda index: other.time[index])
     both = np.flatnonzero([other.request[index] in seen for index in order])
@@ -95,26 +99,15 @@ def _unseen(
     return unseen, tail, len(both) / float(both[-1] + 1)
 
 
-def _longest_in_flight(*sides: ObservationTable) -> float:
-    """Seconds; the greatest latency counts for nothing unless it is the only one."""
-    known = np.concatenate([np.asarray(side.latency, float) for side in sides])
-    known = known[~np.isnan(known)]
-    return float(np.quantile(known, _IN_FLIGHT, method="lower")) if len(known) else 0.0
-
-
-def _list_names(names: list[Name | None]) -> str:
-    return ", ".join(str(name)[:60] for name in names)
-
-
 def evidence_of(
     candidate: ObservationTable, baseline: ObservationTable, sqnr_db: float, *, ignore_missing: bool = False
 ) -> tuple[CanaryEvidence, tuple[str, ...]]:
-    """What two files say together, and remarks on how they were read.
+    """The evidence that two files hold, and remarks on how they were read.
 
-    They are paired when each observation on both sides names its request. A request that only one side observed counts
-    as one that the other failed, also at the end, or is left out with `ignore_missing`; so are the few that may have
-    been in flight when logs that are still written to were read. Without names they are matched in time.
-    sqnr_db: answers nearer to each other than that are the same. Raises DataError without a request in common.
+    Observations are paired when each one on both sides names its request, else matched in time. A request that only one
+    side observed counts as failed on the other, or is left out with `ignore_missing`; the few that may have been in
+    flight when logs that are still written to were read are left out in any case.
+    sqnr_db: answers closer than that count as equal. Raises DataError without a request in common.
     """
     notes = [f"{one.path.name}: half a line at its end was left out" for one in (candidate, baseline) if one.cut]
     if None in candidate.request or None in baseline.request:
@@ -139,11 +132,11 @@ def _match_by_time(candidate: ObservationTable, baseline: ObservationTable) -> t
         if len(kept) < len(one)
     ]
     silent = silence(candidate, baseline)
-    if silent and candidate.ended and baseline.ended:
+    if not silent:
+        return found, notes
+    if candidate.ended and baseline.ended:
         return found, [*notes, silent]
-    return replace(
-        found, stopped=silent and f"{silent}, and not both say that they were stopped in order; {CLOSE}"
-    ), notes
+    return replace(found, stopped=f"{silent}, and not both say that they were stopped in order; {CLOSE}"), notes
 
 
 def _pair_by_name(
@@ -173,13 +166,13 @@ def _pair_by_name(
 
 
 def design_block(segment: Sequence[int | None]) -> int:
-    """Requests of two segments, on average, by the segment of each request; 1 where they were not sent in segments."""
+    """The mean number of requests in two segments. segment: that of each request; without segments the result is 1."""
     count = len(set(segment))
     return 1 if count < 2 or None in segment else math.ceil(2 * len(segment) / count)
 
 
 def _pairs(candidate: ObservationTable, baseline: ObservationTable, without: set[Name | None]) -> Array:
-    """Index pairs in the order of arrival at the baseline, -1 where one side is missing; shape (requests, 2)."""
+    """Indices of each request on both sides, int64 [requests, 2], by arrival at the baseline; -1 for a missing side."""
     ours = {name: index for index, name in enumerate(candidate.request)}
     theirs = {name: index for index, name in enumerate(baseline.request)}
     # The two sides may have clocks of their own.
@@ -194,12 +187,12 @@ def _pairs(candidate: ObservationTable, baseline: ObservationTable, without: set
 def _answers(
     candidate: ObservationTable, baseline: ObservationTable, pairs: Array, sqnr_db: float
 ) -> tuple[Array | None, Array | None]:
-    """Whether each answer is another one: by the distance that was measured, else by the digests."""
+    """Whether the answers of each pair differ, by the SQNR that was measured, else by their digests, and whether their
+    argmax does; bool [pairs], None where that was not observed. pairs: int64 [pairs, 2], as of `_pairs`."""
     measured = np.asarray(candidate.sqnr_db)[pairs[:, 0]]
-    ours = [candidate.output[index] for index in pairs[:, 0]]
-    theirs = [baseline.output[index] for index in pairs[:, 1]]
-    same = np.asarray([a == b for a, b in zip(ours, theirs, strict=True)], bool)
-    known = np.asarray([a is not None and b is not None for a, b in zip(ours, theirs, strict=True)], bool)
+    outputs = [(candidate.output[ours], baseline.output[theirs]) for ours, theirs in pairs]
+    same = np.asarray([a == b for a, b in outputs], bool)
+    known = np.asarray([a is not None and b is not None for a, b in outputs], bool)
     distance = np.where(np.isnan(measured), np.where(same, EQUAL_DB, -np.inf), measured)
     differs = distance < sqnr_db
     flips = [candidate.flipped[index] for index in pairs[:, 0]]

@@ -1,4 +1,4 @@
-"""What a candidate must not be worse by. docs/guides/canary.md has the reason of each default."""
+"""The margins by which a candidate may be worse; docs/guides/canary.md has the reason of each default."""
 
 import math
 import re
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from enginery.core.errors import InputError
 
 MOST_BURST = 1_000_000
-# More is a mistake; a whole number may be larger than any float.
+# Greatest number that is taken; JSON may hold integers above every float.
 MOST_NUMBER = 1e300
-# Requests that an outage in production fails, where none was seen.
+# Requests that an outage in production fails, assumed where none was seen.
 OUTAGE = 100
 DEFAULT_LATENCY = {"p50": 0.02, "p99": 0.05}
 _QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?)")
@@ -18,10 +18,11 @@ _QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?)")
 
 @dataclass(frozen=True)
 class QualityThresholds:
-    """sqnr_db: an output nearer to the baseline's than this counts as the same answer.  disagreement: the share of
-    requests that may be answered differently.  flips: the share whose argmax may differ.  score: how much the mean
-    score may drop.  None lifts a limit.  burst: how many requests that are answered differently come together, assumed
-    where none was seen.
+    """Margins of the answers' quality; None lifts one.
+
+    sqnr_db: an answer with this SQNR or more against the baseline's counts as equal.  disagreement: the share of
+    answers that may differ.  flips: the share whose argmax may differ.  score: how much the mean score may drop.
+    burst: how many requests with other answers come together, assumed where none was seen.
     """
 
     sqnr_db: float = 15.0
@@ -33,10 +34,11 @@ class QualityThresholds:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """latency: greatest relative slowdown by quantile.  error_rate: greatest difference of the shares of failed
-    requests.  error_burst: requests that one outage fails, assumed where no error was seen; None: `burst_of` says.
-    quality: None asks for no proof that the answers are still the same.  alpha: the error of a wrong
-    verdict, each way.
+    """All margins of a canary, as `validation.canary` of a spec has them.
+
+    latency: greatest relative slowdown by quantile.  error_rate: greatest difference of the shares of failed requests.
+    error_burst: requests that one outage fails, assumed where no error was seen; None: as `burst_of`.
+    quality: None compares no answers.  alpha: the probability of a wrong PASS, and of a wrong FAIL.
     """
 
     latency: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_LATENCY))
@@ -47,14 +49,18 @@ class Thresholds:
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> "Thresholds":
-        """Read `validation.canary` of a spec: what is not given keeps its default, null lifts it. Raises InputError."""
+        """Read `validation.canary` of a spec. What is not given keeps its default; null lifts it. Raises InputError."""
         _check_names(data, ("latency", "error_rate", "error_burst", "quality", "alpha"), "")
         latency = {**DEFAULT_LATENCY, **_read_mapping(data.get("latency", {}), "latency")}
         quality = data.get("quality", {})
         alpha = _number(data.get("alpha", 0.05), "alpha", 0.5)
         return cls(
-            {name: _number(value, f"latency.{name}") for name, value in latency.items() if _quantile(name, value)},
-            _share(data.get("error_rate", 0.001), "error_rate"),
+            {
+                name: _number(value, f"latency.{name}")
+                for name, value in latency.items()
+                if probability(name) and value is not None
+            },
+            _optional(data.get("error_rate", 0.001), "error_rate"),
             None if quality is None else _quality(_read_mapping(quality, "quality")),
             alpha,
             None if (burst := data.get("error_burst")) is None else _requests(burst, "error_burst"),
@@ -62,25 +68,20 @@ class Thresholds:
 
 
 def burst_of(asked: int | None, replayed: bool) -> int:
-    """How many errors are assumed to come together, where none was seen. asked: by a spec.
+    """How many errors are assumed to come together where none was seen. asked: by the spec; None: not given.
 
-    In production an outage fails `OUTAGE` requests; in a replay there is nothing but the engine and the request.
+    By default 1 in a replay, where there is nothing but the engine and the request, else `OUTAGE`.
     """
     return asked or (1 if replayed else OUTAGE)
 
 
 def probability(name: str) -> float:
-    """0.99 of 'p99'. Raises InputError for what is no quantile."""
+    """0.99 from 'p99'. Raises InputError for other names."""
     found = _QUANTILE.fullmatch(name)
     value = float(found[1]) / 100.0 if found else 0.0
     if not 0.0 < value < 1.0:
         raise InputError(f"validation.canary.latency.{name[:40]}: is no quantile; use p50, p90, p99, p99.9")
     return value
-
-
-def _quantile(name: str, value: object) -> bool:
-    probability(name)
-    return value is not None
 
 
 def _quality(data: Mapping[str, object]) -> QualityThresholds:
@@ -90,15 +91,15 @@ def _quality(data: Mapping[str, object]) -> QualityThresholds:
         raise InputError(f"validation.canary.quality.sqnr_db is {str(sqnr)[:40]!r}; give decibels")
     return QualityThresholds(
         float(sqnr),
-        _share(data.get("disagreement", 0.01), "quality.disagreement"),
-        _share(data.get("flips"), "quality.flips"),
-        None if data.get("score", 0.01) is None else _number(data.get("score", 0.01), "quality.score", math.inf),
+        _optional(data.get("disagreement", 0.01), "quality.disagreement"),
+        _optional(data.get("flips"), "quality.flips"),
+        _optional(data.get("score", 0.01), "quality.score", math.inf),
         _requests(data.get("burst", 1), "quality.burst"),
     )
 
 
-def _share(value: object, where: str) -> float | None:
-    return None if value is None else _number(value, where)
+def _optional(value: object, where: str, most: float = 1.0) -> float | None:
+    return None if value is None else _number(value, where, most)
 
 
 def _requests(value: object, where: str) -> int:

@@ -1,4 +1,4 @@
-"""At which sizes an engine is measured, and with which inputs: real ones, cut or repeated to fit."""
+"""The sizes at which an engine's latency is measured, and inputs of these sizes, made of real ones."""
 
 import math
 import re
@@ -19,7 +19,7 @@ _ONE = re.compile(r"(\w+)=(\d+)")
 
 @dataclass(frozen=True, eq=False)
 class BucketInputs:
-    """Sizes of the dims, by which a bucket is named, and inputs of that size. items: how many samples those are."""
+    """The sizes of the dims and inputs of these sizes. items: the number of samples in them."""
 
     sizes: Mapping[str, int]
     inputs: Tensors
@@ -32,8 +32,10 @@ class BucketInputs:
 
 
 def sizes_of_buckets(dims: Sequence[Dim], which: Which) -> list[dict[str, int]]:
-    """'few': every dim at its least, at what it is tuned for, at its most. 'all': every end of every bucket, MOST at
-    most. Each once, smaller products first."""
+    """Distinct sizes, those with the smaller product first.
+
+    'few': every dim at its min, opt and max. 'all': the ends of every bucket of every dim, at most MOST combinations.
+    """
     if which == "few":
         found = [{dim.name: getattr(dim, end) for dim in dims} for end in ("min", "opt", "max")]
     else:
@@ -43,9 +45,9 @@ def sizes_of_buckets(dims: Sequence[Dim], which: Which) -> list[dict[str, int]]:
 
 
 def parse_sizes(text: str, dims: Sequence[Dim]) -> dict[str, int]:
-    """'batch=8,length=64' as a person writes it; dims that are left out are at what they are tuned for.
+    """Sizes from 'batch=8,length=64'; dims that are left out have the size that they are tuned for.
 
-    Raises InputError for a dim that the model does not have, and a size that it does not take.
+    Raises InputError for a dim that the model does not have, and a size outside of its range.
     """
     given = {name: int(size) for name, size in _ONE.findall(text)}
     known = {dim.name: dim for dim in dims}
@@ -61,11 +63,11 @@ def parse_sizes(text: str, dims: Sequence[Dim]) -> dict[str, int]:
 
 
 def make_buckets(wanted: Sequence[Mapping[str, int]], specs: Sequence[TensorSpec], real: Tensors) -> list[BucketInputs]:
-    """Inputs for each. specs: as the model's spec names their dims.  real: a group of real inputs."""
+    """Inputs of each of the sizes. specs: the model's inputs.  real: a group of real inputs, cut or repeated to fit."""
     batch = leading_dim(specs)
     return [BucketInputs(dict(sizes), resize(real, specs, sizes), sizes.get(batch or "", 1)) for sizes in wanted]
 
 
 def tuned_for(dims: Sequence[Dim]) -> dict[str, int]:
-    """Every dim at what it is tuned for."""
+    """The size that each dim is tuned for."""
     return {dim.name: dim.opt for dim in dims}

@@ -1,41 +1,39 @@
-"""The timing loop: as little as possible between two readings of the clock, for a time and not for a count.
-
-Where a series of latencies has come to rest: MSER-5 (White, Simulation 69, 1997; White, Cobb & Spratt, WSC 2000).
-
-The series is averaged in batches of five. Cutting off the first d of m batches leaves a mean whose standard error is
-the standard deviation of the rest over the root of their number; the cut that makes it least is taken, among those
-that leave half. Latencies have spikes, and one spike in the first half would draw the cut behind it, away from what it
-says about the tail; so the rule reads logarithms, drawn in to no further beyond the central 95 % of the second half
-than that is wide: a spike counts little more than a slow run, and a slower beginning still stands out.
+"""Series of latencies: the loop that times calls, with as little as possible between two readings of the clock, and
+the rule for how many runs of a series are its warm-up.
 """
 
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from enginery.arrays import Array
 
-# A series shorter than that gives no interval for its median (0.5^6 * 2 = 3 %), unless each run takes very long.
+# A shorter series gives no 95 % interval for its median (0.5^6 * 2 = 3 %).
 LEAST_RUNS = 6
 MOST_RUNS = 200_000
-# How many times the budget the least number of runs may take.
+# How many times the wanted time the least number of runs may take.
 PATIENCE = 20
+# Runs in a batch of the warm-up rule, and the length of a series below which it leaves out nothing.
+BATCH = 5
+LEAST = 4 * BATCH
+_LEAST_ROOM = 0.05
 
 Run = Callable[[], object]
 
 
 def latencies(run: Run, seconds: float, least: int = LEAST_RUNS) -> Array:
-    """Wall-clock seconds of each call of `run`, one right after the other (closed loop), for about `seconds`.
+    """Wall-clock seconds of each call of `run`, float64 [runs], one right after the other, for about `seconds`.
 
-    At least `least`, unless those take PATIENCE times as long; at most MOST_RUNS.
+    At least `least` runs, unless those take PATIENCE times as long; at most MOST_RUNS.
     """
     clock = time.perf_counter_ns
     found: list[int] = []
-    with _no_collection():
+    collecting = gc.isenabled()
+    gc.disable()  # pauses of Python's garbage collection are not the engine's, as in `timeit`
+    try:
         begun = before = clock()
         soft, hard = begun + int(seconds * 1e9), begun + int(PATIENCE * seconds * 1e9)
         while len(found) < MOST_RUNS:
@@ -45,6 +43,9 @@ def latencies(run: Run, seconds: float, least: int = LEAST_RUNS) -> Array:
             if now >= soft and (len(found) >= least or now >= hard):
                 break
             before = clock()
+    finally:
+        if collecting:
+            gc.enable()
     return np.array(found) * 1e-9
 
 
@@ -56,7 +57,7 @@ def time_call(run: Run) -> float:
 
 
 def streams_per_second(runs: Sequence[Run], seconds: float) -> float:
-    """Calls per second of all streams together, each called in a thread of its own for about `seconds`."""
+    """Calls per second of all `runs` together, each called repeatedly in a thread of its own for about `seconds`."""
     counts = [0] * len(runs)
     barrier = threading.Barrier(len(runs) + 1)
     until = [0.0]
@@ -78,28 +79,15 @@ def streams_per_second(runs: Sequence[Run], seconds: float) -> float:
     return sum(counts) / (time.perf_counter() - begun)
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Python's own pauses are none of the engine's, as in `timeit`."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
-BATCH = 5
-# Fewer than so many runs say nothing about a trend: only the first run, which is timed apart, is left out.
-LEAST = 4 * BATCH
-_LEAST_ROOM = 0.05
-
-
 def warm_up(latencies: Array) -> tuple[int, bool]:
-    """How many runs to leave out at the front, and whether what follows looks steady.
+    """How many runs at the front of `latencies` ([runs], seconds) to leave out, and whether the rest is steady.
 
-    Not steady: the best cut is the last one allowed, so a longer series would perhaps lose more.
+    By MSER-5 (White, Simulation 69, 1997; White, Cobb & Spratt, WSC 2000): the series is averaged in batches of five,
+    and cut where the standard error of the mean of the remaining batches is least, within the first half. It is not
+    steady where that is the last cut allowed, so that a longer series might lose more.
+    One spike in the first half would move the cut behind it. So the rule reads logarithms, clipped to the range of the
+    central 95 % of the second half and as much again to either side: a spike counts little more than a slow run, and a
+    slower beginning still stands out.
     """
     if len(latencies) < LEAST:
         return 0, True

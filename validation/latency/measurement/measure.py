@@ -1,11 +1,9 @@
-"""A measurement in a process of its own, for a fraction of what starting Python costs: a fork of this one.
+"""The measurement of one engine over several processes: time to load, memory, latencies at each size.
 
-A fork has its parent's modules, so it does not import them again, and its parent's addresses, so it would have its
-parent's luck with them; it begins with memory of a random size taken, which moves the libraries and arrays that come
-after (as Curtsinger & Berger, "STABILIZER: statistically sound performance evaluation", ASPLOS 2013). A runtime that
-starts threads must not be imported in the parent: a fork has none of them.
-
-One engine over several fresh processes: how long it takes to load, what it holds in memory, how fast it answers.
+Each process is a fork of this one, which costs a fraction of starting Python: it has its parent's modules. It has its
+parent's addresses too, which influence speed; so it begins by allocating memory of a random size, which moves the
+libraries and arrays that come after (as Curtsinger & Berger, "STABILIZER: statistically sound performance evaluation",
+ASPLOS 2013). A runtime that starts threads must not be imported in the parent: a fork has none of them.
 """
 
 import json
@@ -41,19 +39,21 @@ from validation.latency.measurement.once import (
 )
 from validation.latency.measurement.quantiles import curve, quantiles_between
 
-# Pages and bytes that a fork takes at most before it begins.
+# Pages and bytes that a fork allocates at most before it begins.
 _MOST_PAGES, _MOST_BYTES = 512, 1 << 16
+# Processes that an engine is measured in; fewer where one takes longer than so many seconds.
+PROCESSES, FEWER_PROCESSES, COSTLY_S = 5, 3, 1.0
 
 
-def measured_apart(work: Callable[[], ProcessMeasurement], folder: Path) -> ProcessMeasurement:
-    """What `work` measures in a fork of this process. folder: exists, and is empty.
+def measure_in_fork(work: Callable[[], ProcessMeasurement], folder: Path) -> ProcessMeasurement:
+    """The measurement that `work` makes in a fork of this process. folder: an empty one, for its result.
 
-    Raises the EngineryError that it raises, and EngineryError for any other end of the fork.
+    Raises the EngineryError that `work` raises, and EngineryError for any other end of the fork.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
-        # Python 3.12 warns of threads in the parent: those are numpy's, which are prepared for a fork.
+        # Python 3.12 warns of threads in the parent; those are numpy's, which can be forked.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
@@ -68,7 +68,7 @@ def measured_apart(work: Callable[[], ProcessMeasurement], folder: Path) -> Proc
 
 
 def _work(work: Callable[[], ProcessMeasurement], folder: Path) -> NoReturn:
-    """It ends by `os._exit`: what this process shares with its parent is the parent's to put away."""
+    """The work of a fork, which ends by `os._exit`, so that it cleans up nothing that its parent still uses."""
     code = 1
     try:
         pages, heap = random.randint(1, _MOST_PAGES), random.randint(1, _MOST_BYTES)  # noqa: S311 - not a secret
@@ -86,10 +86,6 @@ def _work(work: Callable[[], ProcessMeasurement], folder: Path) -> NoReturn:
         os._exit(code)
 
 
-# Processes that an engine is measured in; fewer where one takes longer than so many seconds.
-PROCESSES, FEWER_PROCESSES, COSTLY_S = 5, 3, 1.0
-
-
 def measure_engine(
     opens: Opens,
     buckets: Sequence[BucketInputs],
@@ -101,9 +97,9 @@ def measure_engine(
 ) -> EngineLatency:
     """Open an engine in each of several processes and measure it at each of its sizes.
 
-    seconds: for each bucket, over all processes.  workdir: for what the processes leave.  imports: imports the runtime,
-    which is then timed apart and must not have been imported here.  streams: as many sessions at once, each in a
-    thread, for the throughput; 1: none.  processes: one after the other; 1: in this process.
+    seconds: for each bucket, over all processes.  workdir: for the results of the processes.  imports: imports the
+    runtime, which is then timed apart and must not have been imported here.  streams: how many sessions run at once,
+    each in a thread, for the throughput; 1: none is measured.  processes: one after the other; 1: in this process.
     Raises what `imports`, `opens` and the session raise.
     """
     work = partial(measure_once, opens, buckets, seconds / processes, -(-LEAST_RUNS // processes), imports)
@@ -134,7 +130,7 @@ def _run_processes(
     while len(found) < wanted:
         folder = workdir / f"process-{len(found)}"
         folder.mkdir()
-        took = time_call(lambda place=folder: found.append(measured_apart(work, place)))  # type: ignore[misc]
+        took = time_call(lambda place=folder: found.append(measure_in_fork(work, place)))  # type: ignore[misc]
         if len(found) == 1 and took > COSTLY_S + seconds:
             wanted = min(wanted, FEWER_PROCESSES)
     return found
@@ -167,6 +163,7 @@ def _bucket(bucket: BucketInputs, processes: Sequence[tuple[SizeFigures, Series]
 
 
 def _median_of(values: Sequence[float | None]) -> float | None:
+    """The median of the values that are known; None where none is."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 

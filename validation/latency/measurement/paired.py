@@ -1,11 +1,11 @@
-"""Two engines side by side: small blocks of runs of either, in an order that is drawn, so that what the machine does
-meanwhile happens to both.
+"""The paired benchmark of two engines: small blocks of runs of each, in a random order, so that disturbances of the
+machine reach both.
 
-A session's luck (where its memory lies, which threads it got) stays with it however often it runs, and can be as large
-as a real difference (Mytkowicz et al., "Producing wrong data", ASPLOS 2009). So both are opened anew several times,
-and the interval takes in what the openings differ by (Kalibera & Jones, "Rigorous benchmarking", ISMM 2013).
+The addresses of a session's memory and its threads influence its speed for as long as it is open, by as much as a real
+difference (Mytkowicz et al., "Producing wrong data", ASPLOS 2009). So both are opened anew several times, and the
+interval includes the differences of the openings (Kalibera & Jones, "Rigorous benchmarking", ISMM 2013).
 
-What is timed is the runtime's own call where both sessions give it, else `Session.run` of both.
+The runtime's own call is timed where both sessions offer it, else `Session.run` of both.
 """
 
 import math
@@ -31,18 +31,18 @@ OPENINGS = 8
 LEVEL = 0.95
 REPLICATES = 400
 SHOWN = (0.5, 0.99)
-# A block lasts about so long, and holds no more runs than this.
+# The duration of a block, and the number of runs in it at most.
 _BLOCK_S, _BLOCK_RUNS = 1e-3, 32
-# Runs before a block, of which none counts: threads of the other side stay awake for a while after its block.
+# The duration of the runs before a block that do not count: threads of the other side stay awake after its block.
 _LEAD_S = 0.25e-3
-# Of an opening's time, to warm up.
+# The share of an opening's time for warm-up.
 _WARM = 0.15
 
 
 def run_interleaved(
     opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, seed: int, openings: int = OPENINGS
 ) -> list[Pair]:
-    """Seconds of the runs of either engine, opening by opening; the order of blocks follows the seed.
+    """Seconds of each run of both engines, a pair of float64 [runs] for each opening. seed: of the order of blocks.
 
     Raises what opening and running raise.
     """
@@ -55,7 +55,9 @@ def _run_pair(opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: 
         sessions: dict[int, Session] = {}
         for side in rng.permutation(2):
             sessions[int(side)] = stack.enter_context(opens[side]())
-        runs = _runners((sessions[0], sessions[1]), inputs)
+        pairs = [(session, select_inputs(session, inputs)) for session in (sessions[0], sessions[1])]
+        own = [call for session, given in pairs if (call := session.prepare_call(given))]
+        runs = own if len(own) == len(pairs) else [partial(session.run, given) for session, given in pairs]
         slowest = max(float(np.median(latencies(run, _WARM / 2 * seconds))) for run in runs)
         size, lead = (min(max(1, round(time / slowest)), _BLOCK_RUNS) for time in (_BLOCK_S, _LEAD_S))
         rounds = max(2, round((1 - _WARM) * seconds / (2 * (size + lead) * slowest)))
@@ -68,16 +70,8 @@ def _run_pair(opens: tuple[Opens, Opens], inputs: Tensors, seconds: float, rng: 
     return np.array(found[0]), np.array(found[1])
 
 
-def _runners(sessions: tuple[Session, Session], inputs: Tensors) -> list[Callable[[], object]]:
-    """What is timed of either, the same kind of both."""
-    given = [select_inputs(session, inputs) for session in sessions]
-    pairs = list(zip(sessions, given, strict=True))
-    own = [call for session, arrays in pairs if (call := session.prepare_call(arrays))]
-    return own if len(own) == len(pairs) else [partial(session.run, arrays) for session, arrays in pairs]
-
-
 def compare_times(pairs: Sequence[Pair], seed: int = 0, replicates: int = REPLICATES) -> PairedTimes:
-    """Whether the first engine is faster or slower. pairs: the runs of either, by opening; as many of both."""
+    """Whether the first engine is faster or slower. pairs: of `run_interleaved`.  seed, replicates: of a bootstrap."""
     both = np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
     effects = quantile_effects(both, list(SHOWN), True, seed, replicates)
     ratios = tuple(_ratio(p, effect, pairs) for p, effect in zip(SHOWN, effects, strict=True))

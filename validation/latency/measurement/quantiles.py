@@ -1,26 +1,20 @@
-"""Quantiles of latency with intervals that assume no distribution: two order statistics around each.
+"""Quantiles of latency with 95 % intervals, of the runs of one process and over several processes.
 
-The number of values below the quantile p is binomial, so that ranks l < u with P(l <= Bin(n, p) < u) >= 95 % give the
-interval [x(l), x(u)] (Hahn & Meeker, Statistical Intervals, 1991, 5.2; David & Nagaraja, Order Statistics, 2003, 7.1).
-Where n is too small for an upper rank to exist there is no interval, and then no quantile is claimed either; what is
-said is how many runs it takes.
+Within a process no distribution is assumed: the number of values below the quantile p is binomial, so that ranks l < u
+with P(l <= Bin(n, p) < u) >= 95 % give the interval [x(l), x(u)] (Hahn & Meeker, Statistical Intervals, 1991, 5.2;
+David & Nagaraja, Order Statistics, 2003, 7.1). Where n is too small for such ranks there is no interval and no
+quantile, but the number of runs that it takes. Consecutive runs resemble each other: the variance of the share of runs
+beyond the quantile, between blocks of runs, over that of independent runs, is the design effect; the ranks are those of
+the effective number of runs, n over it.
 
-Runs that follow each other resemble each other. The variance of the share of runs beyond the quantile, between blocks
-of consecutive runs, over what independent runs would give, is the design effect; n over it is the effective number of
-runs, which the ranks are taken from.
-
-Quantiles of a latency over several processes, with intervals that the next process keeps as well.
-
-A process keeps its luck however long it runs: where its memory lies, which threads it got, what the machine did at that
-moment. On an engine of 40 µs the medians of two processes differ by some percent where the interval within either is
-0.5 % wide. So the levels are kept apart (Georges et al., "Statistically rigorous Java performance evaluation", OOPSLA
-2007; Kalibera & Jones, "Rigorous benchmarking in reasonable time", ISMM 2013): each of k processes gives one value of
-the quantile, and what they differ by gives the interval, by Student's t of k - 1 degrees of freedom.
-
-It is the interval of one more process (a prediction interval; Hahn & Meeker, Statistical Intervals, 1991, 4.7), and not
-of the mean over the k: whoever measures again gets another moment of the machine, which the k processes of one
-measurement shared. All of that on logarithms: what slows a process slows it by a factor. The value is the median of the
-k, which one process that was disturbed does not move.
+Processes differ by more than their runs do, through the addresses of their memory, their threads and the moment of the
+machine: on an engine of 40 µs the medians of two processes differ by some percent where the interval within either is
+0.5 % wide. So each of k processes gives one value of the quantile, and their differences give the interval, by
+Student's t of k - 1 degrees of freedom (Georges et al., "Statistically rigorous Java performance evaluation", OOPSLA
+2007; Kalibera & Jones, "Rigorous benchmarking in reasonable time", ISMM 2013). It is the prediction interval of one
+more process (Hahn & Meeker, 4.7), not the interval of the mean, as another measurement meets another moment of the
+machine. It is computed from logarithms, as a slower process is slower by a factor. The value is the median of the k,
+which one disturbed process does not move.
 """
 
 import math
@@ -40,36 +34,38 @@ LEVEL = 0.95
 SHOWN = (0.5, 0.9, 0.99, 0.999)
 # Points of the curve that is kept of a distribution.
 CURVE = 101
+# Two processes have one degree of freedom, with which an interval is 12.7 standard errors wide to either side.
+LEAST_PROCESSES = 3
+# An interval ends at most at so many times the slowest, and at the fastest run over this: with few processes, of which
+# one was disturbed for most of its time, it would reach from nanoseconds to seconds.
+BEYOND = 1.5
 
 
 def quantiles(latencies: Array, shown: tuple[float, ...] = SHOWN) -> tuple[Quantile, ...]:
-    """Each of the quantiles of a steady series (seconds, in the order in which they were measured)."""
-    ordered = np.sort(latencies)
-    return tuple(_quantile(latencies, ordered, p) for p in shown)
-
-
-def _quantile(latencies: Array, ordered: Array, p: float) -> Quantile:
-    effect = design_effect(latencies, p)
-    needed = math.ceil(runs_needed(p) * effect)
-    effective = len(latencies) / effect
-    ranks = order_ranks(math.floor(effective), p)
-    if ranks is None:
-        return Quantile(p, None, None, None, effective, max(needed, len(latencies) + 1))
-    low = max(1, math.floor(ranks[0] * effect))
-    high = min(len(ordered), math.ceil(ranks[1] * effect))
-    middle = min(max(math.ceil(p * len(ordered)), low), high)
-    value, below_it, above_it = (float(ordered[rank - 1]) for rank in (middle, low, high))
-    return Quantile(p, value, below_it, above_it, effective, needed)
+    """Each of the quantiles `shown` of a steady series: [runs], seconds, in the order of measurement."""
+    ordered, found = np.sort(latencies), []
+    for p in shown:
+        effect = design_effect(latencies, p)
+        needed, effective = math.ceil(runs_needed(p) * effect), len(latencies) / effect
+        ranks = order_ranks(math.floor(effective), p)
+        if ranks is None:
+            found.append(Quantile(p, None, None, None, effective, max(needed, len(latencies) + 1)))
+            continue
+        low, high = max(1, math.floor(ranks[0] * effect)), min(len(ordered), math.ceil(ranks[1] * effect))
+        middle = min(max(math.ceil(p * len(ordered)), low), high)
+        value, lower, upper = (float(ordered[rank - 1]) for rank in (middle, low, high))
+        found.append(Quantile(p, value, lower, upper, effective, needed))
+    return tuple(found)
 
 
 def design_effect(latencies: Array, p: float) -> float:
-    """How many runs that follow each other count as one, for being beyond the quantile p; at least 1."""
+    """How many consecutive runs count as one, for the share of runs beyond the quantile p; at least 1."""
     if len(latencies) < 2 or float(np.ptp(latencies)) == 0.0:
         return 1.0
     beyond = (latencies > np.quantile(latencies, p)).astype(float)
     length = block_length(np.log(np.maximum(latencies, 1e-12)), beyond)
     longest = max(1, len(latencies) // LEAST_BLOCKS)
-    # Blocks that are too short hide what lasts longer than they do.
+    # Blocks hide dependence that lasts longer than they do.
     return max(estimate_design_effect(beyond, min(length * times, longest)) for times in (1, 2, 4))
 
 
@@ -88,30 +84,20 @@ def order_ranks(count: int, p: float) -> tuple[int, int] | None:
 
 def runs_needed(p: float) -> int:
     """The least number of independent runs whose extremes enclose the quantile p."""
-    tail = (1.0 - LEVEL) / 2
-    far = max(p, 1.0 - p)
-    return math.ceil(math.log(tail) / math.log(far))
+    return math.ceil(math.log((1.0 - LEVEL) / 2) / math.log(max(p, 1.0 - p)))
 
 
 def curve(latencies: Array) -> tuple[float, ...]:
     """The distribution function as CURVE quantiles at equal steps from 0 to 1, in seconds."""
-    steps = np.linspace(0.0, 1.0, CURVE)
-    return tuple(float(value) for value in np.quantile(latencies, steps, method="inverted_cdf"))
-
-
-# Two processes have one degree of freedom, with which an interval is 12.7 standard errors wide to either side.
-LEAST_PROCESSES = 3
-# How far beyond the fastest and the slowest of all runs an interval goes at most: one process of a few that was held up
-# for most of its time would make it reach from nanoseconds to seconds.
-BEYOND = 1.5
+    return tuple(map(float, np.quantile(latencies, np.linspace(0.0, 1.0, CURVE), method="inverted_cdf")))
 
 
 def quantiles_between(series: Sequence[Array], shown: tuple[float, ...] = SHOWN) -> tuple[Quantile, ...]:
-    """Each of the quantiles, from the steady latencies (seconds, in order) of each process.
+    """Each of the quantiles `shown`, from the steady latencies ([runs], seconds, in order) of each process.
 
-    A quantile that each process has runs enough for, and the median in any case, is the median of theirs. One further
-    out is that of all runs together, and its interval adds what the medians differ by to what all runs together leave
-    open. With fewer than `LEAST_PROCESSES` the interval holds within them.
+    The value is the median of the processes' quantiles, if each has enough runs for it, and for the median in any case.
+    Else it is the quantile of all runs together, whose interval is widened by the differences of the medians. With
+    fewer than `LEAST_PROCESSES` the interval is that within them.
     """
     found = quantiles(np.concatenate(series), shown)
     if len(series) < LEAST_PROCESSES:
@@ -131,7 +117,7 @@ def _widen(item: Quantile, series: Sequence[Array], shift: float) -> Quantile:
     low, high = (math.exp(float(each.mean()) + sign * half) for sign in (-1, 1))
     fastest, slowest = min(float(values.min()) for values in series), max(float(values.max()) for values in series)
     low, high = max(low, fastest / BEYOND), min(high, BEYOND * slowest)
-    # Processes that happen to agree say no more than their runs do.
+    # Where processes agree by chance, the interval is still that of their runs.
     return replace(
         item, value=math.exp(float(np.median(each))), low=min(low, item.low or low), high=max(high, item.high or high)
     )

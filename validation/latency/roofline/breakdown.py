@@ -1,26 +1,23 @@
-"""What a time is spent on: arithmetic, moving bytes, or the cost of running anything at all.
+"""Where the time of a run goes: time and cost of its nodes, what bounds it, and the memory traffic that fusing saves.
 
-Each of the three has a least time on this machine (operations over their rate, bytes over bandwidth, runs and nodes at
-what an empty one costs); the one that explains the largest share of the measured time names the bound. What none
-explains is said too: kernels that are slower than the machine.
+A time is bound by arithmetic, by moving bytes, or by overhead. Each of the three has a least time on this machine
+(operations over their rate, bytes over bandwidth, the cost of an empty run and of each node); the one that explains the
+largest share of the measured time is named as the bound. What none of them explains is the rest: kernels that are
+slower than the machine.
 
-A least time beyond the measured one is no share of it: the limits were measured too slow, as on a machine that others
-used meanwhile. Then no share is known, and a bound only where one least time is far larger than the others.
+A least time that is longer than the measured time shows that the limits were measured too slow, as on a machine that
+others used meanwhile. Then no shares are given, and a bound only where one least time is far longer than the others.
 
-Bytes that fusing saves, by the traffic model: unfused, every node reads its inputs from memory and writes its
-outputs there; fused, only what crosses from one group of nodes to another is moved.
-
-The groups are the nodes that the runtime executes, where it shows them. Where it does not, they come from a greedy
-model: a dequantization belongs to what reads it, and a node that works value by value (a QuantizeLinear too) joins
-what made its input, provided that nobody else reads that. This is the common part of what compilers do ("vertical"
-fusion; see Niu et al., DNNFusion, PLDI 2021, for what more there is), so its saving is a lower estimate.
-
-Where the time of a run goes: its nodes, what they must do, what the machine could, and what fusing saved.
+Memory traffic: unfused, every node reads its inputs from memory and writes its outputs there; fused, only what crosses
+from one group of nodes to another is moved. The groups are the nodes that the runtime executes, where it shows them.
+Else they come from a greedy model: a dequantization belongs to its readers, and an elementwise node (a QuantizeLinear
+too) joins the node that made its input, if it is the only reader. That is the common part of what compilers do
+("vertical" fusion; Niu et al., DNNFusion, PLDI 2021, has more), so its saving is a lower estimate.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from builders.backends.optional_methods import NodeTime, RunProfile
+from builders.backends.optional_methods import RunProfile
 from enginery.core.reports.breakdown import (
     Bound,
     Diagnosis,
@@ -32,22 +29,24 @@ from enginery.core.reports.breakdown import (
     TimeBreakdown,
     TimedNode,
 )
-from validation.latency.roofline.costs import ELEMENTWISE, cost_of_node, graph_cost, list_uncounted, operations_by_dtype
+from validation.latency.roofline.costs import ELEMENTWISE, cost_of, graph_cost, list_uncounted, operations_by_dtype
 from validation.latency.roofline.graph_costs import GraphCosts, GraphNode
 
-# A bound that explains less than that share is named with a reservation.
+# A bound that explains a smaller share of the time is not clear.
 CLEAR = 0.25
-# Two measurements of the same thing differ by so much; a least time that exceeds the run by less is all of it.
+# Relative noise of a measurement: a least time that exceeds the run by less is all of the run.
 NOISE = 0.1
-# Limits that were measured too slow still say which one it is where it leads by that factor.
+# Factor by which one least time must exceed the others to name the bound by limits that were measured too slow.
 CERTAIN = 3.0
+# Nodes that are kept of a large model, the slowest first.
+MOST_NODES = 200
 
 
 def diagnose(
     seconds: float, compute: float, bandwidth: float, overhead: float, outside: float | None = None
 ) -> Diagnosis:
-    """What bounds a time. compute, bandwidth: least times, over `seconds`, of its operations and bytes at the machine's
-    rates.  overhead: of a run and its nodes that do nothing.  outside: as in `Diagnosis`."""
+    """What bounds a time. compute, bandwidth, overhead: least times of its operations, its bytes and of an empty run
+    with as many nodes, each over `seconds`.  outside: as in `Diagnosis`."""
     ratios: dict[Bound, float] = {"compute": compute, "bandwidth": bandwidth, "overhead": overhead}
     sound = all(ratio <= 1.0 + NOISE for ratio in ratios.values())
     first, second, _ = sorted(ratios, key=lambda name: -ratios[name])
@@ -60,53 +59,50 @@ def diagnose(
 def diagnose_run(
     seconds: float, costs: Sequence[NodeCost], roofs: Roofs, footprint_bytes: int, kernels_s: float | None = None
 ) -> Diagnosis:
-    """A whole run. costs: of the nodes that are executed.  footprint_bytes: what it needs at hand: it decides whether
-    a cache holds it from run to run.  kernels_s: the time in the nodes, by the profiler."""
+    """What bounds a run. costs: of the nodes that are executed.  kernels_s: the time in them, by the profiler.
+
+    footprint_bytes: the working set of the run, which decides whether a cache holds it from run to run.
+    """
     compute = sum(count / roofs.rate(dtype) for dtype, count in operations_by_dtype(costs).items())
     moved = sum(cost.moved_bytes for cost in costs)
     overhead = roofs.run_s + len(costs) * roofs.node_s
     bandwidth = moved / roofs.bandwidth(footprint_bytes)
-    outside = _outside(kernels_s, seconds)
+    outside = None  # where the profiled runs took longer than those that were timed
+    if kernels_s is not None and kernels_s <= (1.0 + NOISE) * seconds:
+        outside = max(0.0, 1.0 - kernels_s / seconds)
     return diagnose(seconds, compute / seconds, bandwidth / seconds, overhead / seconds, outside)
 
 
-def _outside(kernels_s: float | None, seconds: float) -> float | None:
-    """What the kernels leave of a run. None where the profiled runs took longer than those that were timed."""
-    if kernels_s is None or kernels_s > (1.0 + NOISE) * seconds:
-        return None
-    return max(0.0, 1.0 - kernels_s / seconds)
-
-
 def diagnose_node(seconds: float, cost: NodeCost, roofs: Roofs, footprint_bytes: int) -> Diagnosis:
-    """One node. footprint_bytes: what the whole run needs at hand.
-
-    A profiler counts in microseconds; a time under one counts as one.
-    """
+    """What bounds a node. seconds: below 1 µs they count as 1 µs, a profiler's unit.  footprint_bytes: of the run."""
     seconds = max(seconds, 1e-6)
-    parts = (
-        cost.operations / roofs.rate(cost.dtype),
-        cost.moved_bytes / roofs.bandwidth(footprint_bytes),
-        roofs.node_s,
-    )
+    bandwidth = cost.moved_bytes / roofs.bandwidth(footprint_bytes)
+    parts = (cost.operations / roofs.rate(cost.dtype), bandwidth, roofs.node_s)
     return diagnose(seconds, *(part / seconds for part in parts))
 
 
 def traffic(graph: GraphCosts, executed: Sequence[NodeCost] = ()) -> MemoryTraffic:
-    """Of the graph that an engine was built from. executed: the nodes that the runtime runs, where it says so."""
+    """The memory traffic of a run, fused and unfused. graph: that the engine was built from.
+
+    executed: the nodes that the runtime runs; without any, `greedy_groups` are taken.
+    """
     unfused = sum(cost.moved_bytes for cost in graph.costs)
     if executed:
         fused = sum(cost.moved_bytes for cost in executed)
         return MemoryTraffic(unfused, fused, len(graph.nodes), len(executed), "runtime")
     found = greedy_groups(graph)
-    return MemoryTraffic(
-        unfused, sum(_count_crossing_bytes(group, graph) for group in found), len(graph.nodes), len(found), "model"
-    )
+    fused = sum(_count_crossing_bytes(group, graph) for group in found)
+    return MemoryTraffic(unfused, fused, len(graph.nodes), len(found), "model")
 
 
 def greedy_groups(graph: GraphCosts) -> list[list[GraphNode]]:
-    """The nodes in groups, in the order of their first nodes. Dequantizations are in none: their readers read through
-    them."""
-    through = _map_dequantized(graph)
+    """The nodes in groups that a compiler would fuse, in the order of their first nodes.
+
+    Dequantizations are in no group: their readers read their inputs.
+    """
+    dequantized = {
+        name: node.reads for node in graph.nodes if node.cost.op_type == "DequantizeLinear" for name in node.makes
+    }
     readers: dict[str, int] = {}
     for node in graph.nodes:
         for name in node.reads:
@@ -117,7 +113,10 @@ def greedy_groups(graph: GraphCosts) -> list[list[GraphNode]]:
     for original in graph.nodes:
         if original.cost.op_type == "DequantizeLinear" and not kept & original.makes.keys():
             continue
-        node = _reading_through(original, through)
+        reads: dict[str, int] = {}
+        for name, size in original.reads.items():
+            reads |= dequantized.get(name, {name: size})
+        node = GraphNode(original.cost, reads, original.makes)
         joined = [group_of[name] for name in node.reads if name in group_of and readers[name] == 1 and name not in kept]
         fuses = node.cost.op_type in ELEMENTWISE and joined
         at = max(joined) if fuses else len(groups)
@@ -129,20 +128,8 @@ def greedy_groups(graph: GraphCosts) -> list[list[GraphNode]]:
     return groups
 
 
-def _map_dequantized(graph: GraphCosts) -> Mapping[str, Mapping[str, int]]:
-    """By the name of a dequantized tensor: what its dequantization reads, with the bytes."""
-    return {name: node.reads for node in graph.nodes if node.cost.op_type == "DequantizeLinear" for name in node.makes}
-
-
-def _reading_through(node: GraphNode, through: Mapping[str, Mapping[str, int]]) -> GraphNode:
-    reads: dict[str, int] = {}
-    for name, size in node.reads.items():
-        reads |= through.get(name, {name: size})
-    return GraphNode(node.cost, reads, node.makes)
-
-
 def _count_crossing_bytes(group: Sequence[GraphNode], graph: GraphCosts) -> int:
-    """Bytes that the group reads from outside and that it makes for outside."""
+    """Bytes that a group of nodes reads from other nodes and writes for them."""
     if all(node.cost.moved_bytes == 0 for node in group):
         return 0
     made = {name: size for node in group for name, size in node.makes.items()}
@@ -152,14 +139,10 @@ def _count_crossing_bytes(group: Sequence[GraphNode], graph: GraphCosts) -> int:
     return sum(read.values()) + sum(size for name, size in made.items() if name in wanted)
 
 
-# Nodes that are kept of a large model, the slowest first.
-MOST_NODES = 200
-
-
 def break_down(
     bucket: str, seconds: float, graph: GraphCosts, profile: RunProfile | None, roofs: Roofs | None
 ) -> TimeBreakdown:
-    """Put together what was measured. seconds: the median of a run at this bucket, without a profiler.
+    """The breakdown of a run. seconds: the median of runs at this bucket, without a profiler.
 
     profile: None where the runtime shows none.  roofs: None where the machine's limits were not measured.
     """
@@ -177,38 +160,31 @@ def break_down(
 
 
 def executed_costs(profile: RunProfile | None) -> list[NodeCost]:
-    """What each executed node must do; nothing where the runtime tells times alone."""
+    """The cost of each executed node; [] where the runtime shows no shapes."""
     if profile is None or not any(node.outputs for node in profile.nodes):
         return []
-    return [cost_of_node(node) for node in profile.nodes]
+    return [cost_of(node.name, node.op_type, node.inputs, node.outputs) for node in profile.nodes]
 
 
 def _node_times(profile: RunProfile, executed: list[NodeCost], roofs: Roofs | None, footprint: int) -> NodeTimes:
     costs: Sequence[NodeCost | None] = executed or [None] * len(profile.nodes)
-    rows = [_timed_node(node, cost, roofs, footprint) for node, cost in zip(profile.nodes, costs, strict=True)]
+    rows = []
+    for node, cost in zip(profile.nodes, costs, strict=True):
+        diagnosis = diagnose_node(node.seconds, cost, roofs, footprint) if roofs and cost else None
+        rows.append(TimedNode(node.name, node.op_type, node.seconds, cost, diagnosis))
     kernels = sum(node.seconds for node in profile.nodes)
+    times: dict[str, list[float]] = {}
+    for node in profile.nodes:
+        times.setdefault(node.op_type, []).append(node.seconds)
+    types = [
+        OperatorTime(op, len(each), sum(each), sum(each) / kernels if kernels else 0.0) for op, each in times.items()
+    ]
     return NodeTimes(
         runs=profile.runs,
         seconds=profile.seconds,
         kernels_s=kernels,
-        op_types=_by_type(profile.nodes, kernels),
+        op_types=tuple(sorted(types, key=lambda row: -row.seconds)),
         nodes=tuple(sorted(rows, key=lambda row: -row.seconds)[:MOST_NODES]),
         omitted=max(0, len(rows) - MOST_NODES),
         uncounted=list_uncounted(executed),
     )
-
-
-def _timed_node(node: NodeTime, cost: NodeCost | None, roofs: Roofs | None, footprint: int) -> TimedNode:
-    diagnosis = diagnose_node(node.seconds, cost, roofs, footprint) if roofs and cost else None
-    return TimedNode(node.name, node.op_type, node.seconds, cost, diagnosis)
-
-
-def _by_type(nodes: Sequence[NodeTime], whole: float) -> tuple[OperatorTime, ...]:
-    found: dict[str, list[float]] = {}
-    for node in nodes:
-        found.setdefault(node.op_type, []).append(node.seconds)
-    rows = [
-        OperatorTime(kind, len(times), sum(times), sum(times) / whole if whole else 0.0)
-        for kind, times in found.items()
-    ]
-    return tuple(sorted(rows, key=lambda row: -row.seconds))

@@ -1,36 +1,27 @@
-"""Multiplications that a node does: the one place where they are counted, for quantization and for the roofline.
+"""The cost of a node: multiplications, operations, bytes; from the types and shapes of its inputs and outputs.
 
-What a node must do: multiplications, operations, bytes; from the types and shapes of its inputs and outputs.
-
-Bytes are what a node reads and writes when every tensor comes from memory and goes back to it, each once. Operators
-that only give a tensor another shape move nothing; those that pick (Gather, Slice) read what they pick. Operations
-are 2 for each multiply-add, else a few for each value (`_PER_VALUE`): an exponential counts as one.
+Bytes are those that a node reads and writes when every tensor comes from memory and goes back to it once. Operators
+that only change a tensor's shape move none; those that select (Gather, Slice) read what they select. Operations are 2
+for each multiply-add, else a few for each value (`_PER_VALUE`, `_PER_INPUT`); an exponential counts as one.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from builders.backends.optional_methods import NodeTime, TensorType
+from builders.backends.optional_methods import TensorType
 from enginery.core.reports.breakdown import GraphCost, NodeCost
 from enginery.core.types import Shape
 
-# Where the weight stands among a node's inputs. The names are those of ONNX and of ONNX Runtime's own operators.
-CONVOLUTIONS = {
-    "Conv": 1,
-    "FusedConv": 1,
-    "NhwcFusedConv": 1,
-    "ConvInteger": 1,
-    "QLinearConv": 3,
-    "NhwcQLinearConv": 3,
-}
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+# The index of the weight among a node's inputs, by operator of ONNX or of ONNX Runtime.
+CONVOLUTIONS = {"Conv": 1, "FusedConv": 1, "NhwcFusedConv": 1, "ConvInteger": 1, "QLinearConv": 3, "NhwcQLinearConv": 3}
 TRANSPOSED_CONVOLUTIONS = {"ConvTranspose": 1, "QLinearConvTranspose": 3}
 PRODUCTS = {
-    "MatMul": 1,
-    "Gemm": 1,
-    "FusedMatMul": 1,
-    "FusedGemm": 1,
-    "MatMulInteger": 1,
-    "MatMulIntegerToFloat": 1,
+    **dict.fromkeys(_words("MatMul Gemm FusedMatMul FusedGemm MatMulInteger MatMulIntegerToFloat"), 1),
     "DynamicQuantizeMatMul": 1,
     "QLinearMatMul": 3,
     "QGemm": 3,
@@ -39,9 +30,9 @@ RECURRENT = ("LSTM", "GRU", "RNN")
 
 
 def per_value(op_type: str, weight: Sequence[int], transposed: bool = False) -> int:
-    """Multiplications for each value that comes out of a node with this weight (that goes in, for a ConvTranspose).
+    """Multiplications for each output value of a node with such a weight (for each input value of a ConvTranspose).
 
-    weight: its sizes: (out, in / groups, kernel...), or the matrix.  transposed: whether the matrix is (out, in).
+    weight: (out, in / groups, kernel...), or that of the matrix.  transposed: whether the matrix is (out, in).
     """
     if op_type in CONVOLUTIONS or op_type in TRANSPOSED_CONVOLUTIONS:
         return math.prod(weight[1:])
@@ -51,10 +42,9 @@ def per_value(op_type: str, weight: Sequence[int], transposed: bool = False) -> 
 def multiplications(
     op_type: str, inputs: Sequence[Shape | None], outputs: Sequence[Shape], equation: str = ""
 ) -> int | None:
-    """Multiply-adds of one execution of a node; None for an operator that is none of those that multiply.
+    """Multiply-adds of one execution of a node; None for an operator without products, 0 where a shape is missing.
 
-    equation: of an Einsum. A shape of None is an input that is left out, or unknown. Raises nothing: what cannot be
-    counted, for want of a shape, is 0.
+    inputs: None for one that is left out or unknown.  equation: of an Einsum.
     """
     if op_type in CONVOLUTIONS:
         weight = _at(inputs, CONVOLUTIONS[op_type])
@@ -84,13 +74,13 @@ def _product(op_type: str, inputs: Sequence[Shape | None], outputs: Sequence[Sha
     left, right = _at(inputs, 0), _at(inputs, PRODUCTS[op_type])
     if not left or not right or not outputs:
         return 0
-    # Whether the matrix is transposed is an attribute; which of its sizes is the result's last one says the same.
+    # Whether the matrix is transposed follows from which of its sizes is the last one of the result.
     transposed = len(right) > 1 and right[-1] != outputs[0][-1]
     return math.prod(outputs[0]) * per_value(op_type, right, transposed)
 
 
 def _recurrent(inputs: Sequence[Shape | None]) -> int:
-    """Every step multiplies both weights (directions, gates * hidden, in or hidden) with every sample."""
+    """inputs: (length, batch, in) and two weights (directions, gates * hidden, in or hidden), applied at each step."""
     given, weight, again = (_at(inputs, index) for index in range(3))
     if not given or not weight or not again:
         return 0
@@ -98,7 +88,7 @@ def _recurrent(inputs: Sequence[Shape | None]) -> int:
 
 
 def _attention(inputs: Sequence[Shape | None]) -> int:
-    """ONNX Runtime's fused one: input (batch, length, in), weight (in, 3 * hidden); then scores and their sums."""
+    """ONNX Runtime's fused attention: input (batch, length, in), weight (in, 3 * hidden)."""
     given, weight = _at(inputs, 0), _at(inputs, 1)
     if not given or not weight or len(given) != 3 or len(weight) != 2:
         return 0
@@ -107,7 +97,7 @@ def _attention(inputs: Sequence[Shape | None]) -> int:
 
 
 def _einsum(equation: str, inputs: Sequence[Shape | None]) -> int:
-    """Every combination of all indices, once for each product."""
+    """The product of the sizes of all indices, once for each product of operands."""
     terms = equation.replace(" ", "").partition("->")[0].split(",")
     if len(terms) != len(inputs) or "." in equation:
         return 0
@@ -119,11 +109,7 @@ def _einsum(equation: str, inputs: Sequence[Shape | None]) -> int:
     return math.prod(sizes.values()) * max(1, len(terms) - 1)
 
 
-def _words(text: str) -> list[str]:
-    return text.split()
-
-
-# Bits of the types that numpy does not size by itself.
+# Bits of types whose names do not end in them.
 _BITS = {"bfloat16": 16, "bool": 8, "string": 0, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4e2m1": 4}
 VIEWS = frozenset(_words("Reshape Squeeze Unsqueeze Flatten Identity Dropout"))
 _SHAPES = frozenset(_words("Shape Size Constant ConstantOfShape Range EyeLike"))
@@ -160,7 +146,7 @@ _PER_INPUT = {
     **dict.fromkeys(_words("LpPool ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSumExp LRN"), 2),
     **dict.fromkeys(_words(_NORMALIZE), 8),
 }
-# Values in, values out, one each at the same place: what a runtime can compute while it writes the tensor before.
+# Operators whose output values depend on input values at the same place alone; they can be fused with their input.
 _ROWS = frozenset(_words("Softmax LogSoftmax QLinearSoftmax"))
 ELEMENTWISE = frozenset(_PER_VALUE) - _ROWS | VIEWS | {"Cast", "CastLike"}
 
@@ -188,9 +174,9 @@ def cost_of(
     dtype: str | None = None,
     equation: str = "",
 ) -> NodeCost:
-    """The cost of one node. inputs: None for one that is left out.  dtype: default: that of the first input.
+    """The cost of a node. inputs, outputs: (dtype, shape) of each, None for an input that is left out.
 
-    equation: of an Einsum.
+    dtype: that it computes in; None: that of the first input.  equation: of an Einsum.
     """
     given = [item for item in inputs if item is not None]
     shapes = [None if item is None else item[1] for item in inputs]
@@ -199,30 +185,16 @@ def cost_of(
     values_out = math.prod(outputs[0][1]) if outputs else 0
     each = _PER_VALUE.get(op_type, 0) * values_out + _PER_INPUT.get(op_type, 0) * values_in
     known = macs is not None or op_type in _PER_VALUE or op_type in _PER_INPUT or op_type in VIEWS | _SHAPES | _MOVES
-    read, written = _bytes(op_type, given, outputs)
-    chosen = dtype or (given[0][0] if given else outputs[0][0] if outputs else "float32")
-    return NodeCost(name, op_type, chosen, macs or 0, 2 * (macs or 0) + each, read, written, known)
-
-
-def _bytes(op_type: str, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> tuple[int, int]:
-    written = sum(map(size_bytes, outputs))
-    if op_type in VIEWS:
-        return 0, 0
-    if op_type in _SHAPES:
-        return 0, written
-    read = [size_bytes(item) for item in inputs]
+    written = 0 if op_type in VIEWS else sum(map(size_bytes, outputs))
+    read = [0] if op_type in VIEWS | _SHAPES else list(map(size_bytes, given))
     if op_type in _PICKS and read:
         read[0] = min(read[0], written)
-    return sum(read), written
-
-
-def cost_of_node(node: NodeTime) -> NodeCost:
-    """The cost of a node that a runtime has timed, by what it saw."""
-    return cost_of(node.name, node.op_type, node.inputs, node.outputs)
+    chosen = dtype or (given[0][0] if given else outputs[0][0] if outputs else "float32")
+    return NodeCost(name, op_type, chosen, macs or 0, 2 * (macs or 0) + each, sum(read), written, known)
 
 
 def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized: Sequence[str]) -> GraphCost:
-    """All nodes of a graph together; dtype: the one that does most of the operations.
+    """The cost of a graph from those of its nodes; its dtype is that of most operations.
 
     working_bytes, unsized: as in `GraphCosts`.
     """
@@ -230,7 +202,7 @@ def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized: Sequence[
     return GraphCost(
         name="all",
         op_type="",
-        dtype=max(by_type, key=lambda kind: by_type[kind], default="float32"),
+        dtype=max(by_type, key=by_type.__getitem__, default="float32"),
         macs=sum(item.macs for item in costs),
         operations=sum(item.operations for item in costs),
         read_bytes=sum(item.read_bytes for item in costs),
@@ -245,7 +217,7 @@ def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized: Sequence[
 
 
 def operations_by_dtype(costs: Iterable[NodeCost]) -> Mapping[str, int]:
-    """Operations by the type that they are done in."""
+    """Operations by dtype."""
     found: dict[str, int] = {}
     for item in costs:
         found[item.dtype] = found.get(item.dtype, 0) + item.operations
@@ -253,5 +225,5 @@ def operations_by_dtype(costs: Iterable[NodeCost]) -> Mapping[str, int]:
 
 
 def list_uncounted(costs: Iterable[NodeCost]) -> tuple[str, ...]:
-    """The operators that nobody counted, each once, in order."""
+    """The operators whose operations are not known, each once, in order."""
     return tuple(dict.fromkeys(item.op_type for item in costs if not item.known))

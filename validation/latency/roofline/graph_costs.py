@@ -1,11 +1,10 @@
 """The costs of an ONNX graph at given sizes of its dims, by ONNX's own shape inference.
 
-A product between Q/DQ pairs counts in the type behind its DequantizeLinear: that is what an engine computes in.
+A product of dequantized tensors counts in the stored type of its operands, as an engine computes in it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,17 +12,17 @@ from builders.backends.optional_methods import TensorType, element_name
 from enginery.core.errors import ModelError
 from enginery.core.reports.breakdown import NodeCost
 from enginery.core.types import TensorSpec
-from validation.latency.roofline.costs import CONVOLUTIONS, PRODUCTS, TRANSPOSED_CONVOLUTIONS, cost_of
+from validation.latency.roofline.costs import CONVOLUTIONS, PRODUCTS, TRANSPOSED_CONVOLUTIONS, cost_of, size_bytes
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, TypeProto
+    from onnx import GraphProto, NodeProto
 
 _WEIGHTED = {*CONVOLUTIONS, *PRODUCTS, *TRANSPOSED_CONVOLUTIONS}
 
 
 @dataclass(frozen=True)
 class GraphNode:
-    """A node with its cost, and the tensors that it reads (each with its bytes) and makes."""
+    """A node with its cost, and the bytes of the tensors that it reads and makes, by name."""
 
     cost: NodeCost
     reads: Mapping[str, int]
@@ -32,7 +31,7 @@ class GraphNode:
 
 @dataclass(frozen=True)
 class GraphCosts:
-    """unsized: nodes with a tensor whose shape inference does not find; that tensor counts nothing."""
+    """The nodes of a graph. unsized: names of nodes with a tensor of unknown shape, which counts 0 bytes."""
 
     nodes: Sequence[GraphNode]
     outputs: Sequence[str]
@@ -40,8 +39,8 @@ class GraphCosts:
 
     @property
     def working_bytes(self) -> int:
-        """What one run needs at hand: inputs and constants, and the most tensors in between that are alive at once."""
-        made = {name for node in self.nodes for name in node.makes}
+        """The working set of a run: inputs and constants, and the greatest sum of other tensors alive at once."""
+        made = {name: size for node in self.nodes for name, size in node.makes.items()}
         given = {name: size for node in self.nodes for name, size in node.reads.items() if name not in made}
         last = {name: index for index, node in enumerate(self.nodes) for name in node.reads}
         last |= dict.fromkeys(self.outputs, len(self.nodes))
@@ -50,12 +49,8 @@ class GraphCosts:
             alive += sum(node.makes.values())
             most = max(most, alive)
             ended = [name for name in {*node.reads, *node.makes} if name in made and last.get(name, index) == index]
-            alive -= sum(self._sizes[name] for name in ended)
+            alive -= sum(made[name] for name in ended)
         return sum(given.values()) + most
-
-    @cached_property
-    def _sizes(self) -> Mapping[str, int]:
-        return {name: size for node in self.nodes for name, size in node.makes.items()}
 
     @property
     def costs(self) -> list[NodeCost]:
@@ -64,14 +59,21 @@ class GraphCosts:
 
 
 def graph_costs(path: Path, inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> GraphCosts:
-    """Count a graph on disk. inputs: as the spec names their dims.  sizes: of each named dim.
+    """The costs of the ONNX model at `path`. inputs: with named dims.  sizes: of each named dim.
 
     Raises ModelError when its shapes contradict each other.
     """
     import onnx
 
     model = onnx.load(path, load_external_data=False)
-    _fix(model, {spec.name: spec.at(sizes) for spec in inputs})
+    # Shapes of other tensors follow from those of the inputs.
+    shapes = {spec.name: spec.at(sizes) for spec in inputs}
+    del model.graph.value_info[:]
+    for value in model.graph.input:
+        for dim, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            dim.dim_value = size
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except (onnx.shape_inference.InferenceError, ValueError) as error:
@@ -80,7 +82,7 @@ def graph_costs(path: Path, inputs: Sequence[TensorSpec], sizes: Mapping[str, in
 
 
 def count(graph: "GraphProto") -> GraphCosts:
-    """Count a graph whose shapes are known. Control flow counts as one node, by what it reads and makes."""
+    """The costs of a graph whose shapes are known. Control flow counts as one node, by what it reads and makes."""
     seen = _tensors(graph)
     behind = {node.output[0]: seen.get(node.input[0]) for node in graph.node if node.op_type == "DequantizeLinear"}
     nodes, unsized = [], []
@@ -91,7 +93,8 @@ def count(graph: "GraphProto") -> GraphCosts:
         if None in outs or any(item is None and given for item, given in zip(ins, node.input, strict=True)):
             unsized.append(name)
         known = [item for item in outs if item is not None]
-        cost = cost_of(name, node.op_type, ins, known, _dtype(node, behind), _equation(node))
+        equation = next((item.s.decode() for item in node.attribute if item.name == "equation"), "")
+        cost = cost_of(name, node.op_type, ins, known, _dtype(node, behind), equation)
         nodes.append(_with_edges(node, cost, ins, dict(zip(node.output, outs, strict=False))))
     return GraphCosts(nodes, [value.name for value in graph.output], unsized)
 
@@ -99,8 +102,6 @@ def count(graph: "GraphProto") -> GraphCosts:
 def _with_edges(
     node: "NodeProto", cost: NodeCost, ins: Sequence[TensorType | None], outs: Mapping[str, TensorType | None]
 ) -> GraphNode:
-    from validation.latency.roofline.costs import size_bytes
-
     moved = cost.moved_bytes > 0
     reads = {name: size_bytes(item) if item else 0 for name, item in zip(node.input, ins, strict=True) if name}
     first = next(iter(reads), None)
@@ -118,36 +119,13 @@ def _dtype(node: "NodeProto", behind: Mapping[str, TensorType | None]) -> str | 
     return operands[0][0] if operands[0] and operands[1] else None
 
 
-def _equation(node: "NodeProto") -> str:
-    found = [item.s.decode() for item in node.attribute if item.name == "equation"]
-    return found[0] if node.op_type == "Einsum" and found else ""
-
-
-def _fix(model: "ModelProto", shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Give the inputs these shapes, and forget what was inferred for others."""
-    del model.graph.value_info[:]
-    for value in model.graph.input:
-        if value.name in shapes:
-            dims = value.type.tensor_type.shape.dim
-            for dim, size in zip(dims, shapes[value.name], strict=False):
-                dim.dim_value = size
-    for value in model.graph.output:
-        value.type.tensor_type.ClearField("shape")
-
-
 def _tensors(graph: "GraphProto") -> dict[str, TensorType]:
     """Type and shape of every tensor that has both."""
     found: dict[str, TensorType] = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
-        if (seen := _read_tensor_type(value.type)) is not None:
-            found[value.name] = seen
+        tensor = value.type.tensor_type
+        if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+            found[value.name] = element_name(tensor.elem_type), tuple(dim.dim_value for dim in tensor.shape.dim)
     for item in graph.initializer:
         found[item.name] = (element_name(item.data_type), tuple(item.dims))
     return found
-
-
-def _read_tensor_type(kind: "TypeProto") -> TensorType | None:
-    tensor = kind.tensor_type
-    if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-        return None
-    return element_name(tensor.elem_type), tuple(dim.dim_value for dim in tensor.shape.dim)

@@ -1,12 +1,11 @@
-"""What this machine can do at most, measured with the engine's own runtime, threads and process (Williams, Waterman &
+"""The limits of this machine (roofs), measured with the engine's own runtime, threads and process (Williams, Waterman &
 Patterson, "Roofline", CACM 52, 2009).
 
-Operations a second: a product of square matrices for each type that matters. Bytes a second: an addition of a number to
-an array (as STREAM's Scale, McCalpin 1995: one array is read and one written), once of arrays that no cache holds and
-once of arrays that fit one. And the two costs below any roof: of one run that does next to nothing, and of one node
-more in it.
+Operations a second: a product of square matrices for each dtype. Bytes a second: the addition of a number to an array
+(as STREAM's Scale, McCalpin 1995: one array is read and one written), of arrays larger than every cache and of arrays
+that fit one. Overhead: the time of a run that does next to nothing, and of one more node in it.
 
-A roof is the best of several tries; the costs of a run and a node are medians, as what they explain is a median.
+A roof is the best of several tries; overheads are medians, as the times that they explain are.
 """
 
 import itertools
@@ -33,16 +32,17 @@ SIDE = 512
 NODES = 64
 CACHED_BYTES = 256 << 10
 CHAIN = 16
-# The last-level cache where the system does not say; and what is allocated at most to get past it.
+# The size of the last-level cache where it is not known, and of the largest array that is allocated to exceed it.
 _CACHE_BYTES, _MOST_BYTES = 32 << 20, 64 << 20
 _OPSET, _IR = 20, 10
 _LEAST = 3
 
 
 def measure_roofs(opens: Opener, workdir: Path, dtypes: Collection[str], seconds: float = 0.02) -> Roofs:
-    """Measure each of them for about `seconds`. opens: opens an ONNX file as the engine's runtime does.
+    """Measure each limit for about `seconds`. opens: opens an ONNX file as the engine's runtime does.
 
-    dtypes: that the engine computes in; float32 is always measured. Raises what `opens` raises.
+    workdir: for the ONNX files.  dtypes: that the engine computes in; float32 is always measured.
+    Raises what `opens` raises.
     """
     rates = {}
     for kind in sorted({"float32", *map(product_dtype, dtypes)}):
@@ -52,7 +52,10 @@ def measure_roofs(opens: Opener, workdir: Path, dtypes: Collection[str], seconds
     long, short = np.ones(min(cache, _MOST_BYTES) // 4, np.float32), np.ones(CACHED_BYTES // 4, np.float32)
     one = np.ones(1, np.float32)
     memory = 2 * long.nbytes / _best(opens, _chain(1), {"x": long, "c": one}, workdir, seconds)
-    run_1, run_n = (_median(opens, _chain(count), {"x": one, "c": one}, workdir, seconds) for count in (1, NODES))
+    run_1, run_n = (
+        float(statistics.median(_times(opens, _chain(count), {"x": one, "c": one}, workdir, seconds / 2)))
+        for count in (1, NODES)
+    )
     node = max((run_n - run_1) / (NODES - 1), 1e-9)
     chained = _best(opens, _chain(CHAIN), {"x": short, "c": one}, workdir, seconds)
     moved = 2 * short.nbytes * CHAIN
@@ -62,7 +65,7 @@ def measure_roofs(opens: Opener, workdir: Path, dtypes: Collection[str], seconds
 
 
 def last_level_cache() -> int:
-    """Bytes of the largest cache of the first core (sysfs), or 32 MiB where the system does not say."""
+    """Bytes of the largest cache of the first core (sysfs), or 32 MiB where it is not known."""
     found = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()
@@ -76,10 +79,6 @@ def _best(opens: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, se
     return float(_times(opens, model, inputs, workdir, seconds).min())
 
 
-def _median(opens: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, seconds: float) -> float:
-    return float(statistics.median(_times(opens, model, inputs, workdir, seconds / 2)))
-
-
 def _times(opens: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, seconds: float) -> Array:
     path = workdir / "roof.onnx"
     path.write_bytes(model.SerializeToString())
@@ -90,7 +89,7 @@ def _times(opens: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, s
 
 
 def _product(kind: str) -> tuple["ModelProto", Tensors]:
-    """A square product with a constant on its right, as a layer has."""
+    """A model of a product with a constant square matrix, as a layer has, and its inputs."""
     from onnx import helper, numpy_helper
 
     rng = np.random.default_rng(0)
@@ -106,7 +105,7 @@ def _product(kind: str) -> tuple["ModelProto", Tensors]:
 
 
 def _chain(count: int) -> "ModelProto":
-    """`count` additions of a number, each to what came out of the one before it."""
+    """A model of `count` additions of a number, each to the result of the one before."""
     from onnx import helper
 
     names = ["x", *(f"t{index}" for index in range(1, count)), "y"]
@@ -116,7 +115,7 @@ def _chain(count: int) -> "ModelProto":
 
 
 def _model(nodes: "list[NodeProto]", inputs: Tensors, output: str, result: str) -> "ModelProto":
-    """Every size open, so that one model takes arrays of any."""
+    """A model of these nodes whose sizes are all dynamic. result: the dtype of its output."""
     from onnx import helper
 
     def describe_tensor(name: str, dtype: str, rank: int) -> "ValueInfoProto":

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from tests.validation.canary.latencies import KINDS
+from tests.validation.canary.sides import side
 from tests.validation.canary.simulated import pair_evidence, seeds
 from validation.canary.judging.formatting import describe
 from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.thresholds import QualityThresholds, Thresholds
-from validation.statistics.evidence import CanaryEvidence, side
+from validation.statistics.evidence import CanaryEvidence
 from validation.statistics.rates import lower
 
 QUICK = 200
