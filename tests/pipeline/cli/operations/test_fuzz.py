@@ -9,7 +9,7 @@ from enginery.core.types import Dim, TensorSpec
 from enginery.registry.manifest import request_of
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import load
-from pipeline.operations.jobs.fuzz import FuzzEngine, FuzzTerms
+from pipeline.operations.fuzz import FuzzEngine, FuzzTerms
 from pipeline.values import EngineBlob, ModelShapes
 from tests.pipeline.projects import Project, weights, write_model
 
