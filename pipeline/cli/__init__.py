@@ -20,8 +20,8 @@ from pipeline.cli.streams import code_of_lost, leave, prepare_streams, say
 # Where a command's file is, and what it does, by section of `enginery --help`; those of every day first.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Every day": {
-        "init": ("models.spec", "Write a commented starter spec."),
-        "plan": ("models.plan", "Show what would be built, and why."),
+        "init": ("models.specs", "Write a commented starter spec."),
+        "plan": ("models.build", "Show what would be built, and why."),
         "build": ("models.build", "Build, prove and publish a model's engines."),
         "status": ("models.status", "Show builds and their units, with phases and logs."),
         "list": ("registry.listing", "List models and versions."),
@@ -33,13 +33,13 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Quality and speed": {
         "report": ("models.report", "Write the HTML page of a version or a canary."),
-        "profile": ("operations.profile", "Time an engine here by bucket and node, or against another."),
+        "profile": ("operations.engines", "Time an engine here by bucket and node, or against another."),
         "compare": ("operations.compare", "Build with every backend, compare, and recommend one."),
-        "fuzz": ("operations.fuzz", "Compare an engine with its graph on random inputs."),
+        "fuzz": ("operations.engines", "Compare an engine with its graph on random inputs."),
         "attribute": ("operations.attribute", "Find the nodes of a graph or an engine that drifted."),
         "sensitivity": ("models.sensitivity", "Rank parts of a model by their error in int8."),
         "golden": ("models.golden", "Make, show, compare and freeze golden sets."),
-        "rebuild": ("operations.rebuild", "Build an engine again: same bytes, same outputs?"),
+        "rebuild": ("operations.engines", "Build an engine again: same bytes, same outputs?"),
         "refit": ("operations.refit", "Give engines new weights without building them."),
     },
     "Serving": {
@@ -62,15 +62,15 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "export-oci": ("registry.copies", "Write engines as OCI images."),
     },
     "Automation": {
-        "register": ("models.intake", "Store a spec in the registry, and let Prefect build it."),
-        "watch-specs": ("models.intake", "Register each new spec of a folder or bucket."),
-        "catalog": ("models.intake", "Build every spec of a folder, a bucket or the registry."),
+        "register": ("models.specs", "Store a spec in the registry, and let Prefect build it."),
+        "watch-specs": ("models.specs", "Register each new spec of a folder or bucket."),
+        "catalog": ("models.specs", "Build every spec of a folder, a bucket or the registry."),
         "deploy": ("machines.deploy", "Set up deployments and triggers on a Prefect server."),
         "metrics": ("registry.metrics", "Serve a registry's numbers to Prometheus."),
     },
     "Reference": {
-        "backends": ("machines.backends", "List compilers and what each builds and runs here."),
-        "schema": ("models.spec", "Print the JSON Schema of a spec."),
+        "backends": ("machines.doctor", "List compilers and what each builds and runs here."),
+        "schema": ("models.specs", "Print the JSON Schema of a spec."),
     },
 }
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}

@@ -1,11 +1,12 @@
-"""Arguments, options and output that commands share: each is declared once, so that it is spelled, described and works
-alike everywhere."""
+"""Arguments, options and output that commands share; each is declared once, so that it means the same everywhere."""
 
+import functools
 import inspect
 import json
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,7 +35,7 @@ class Duration(click.ParamType[timedelta]):
     name = "duration"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """A duration. Fails as click does for what is none."""
+        """The duration. Raises click's usage error for another text."""
         if isinstance(value, timedelta):
             return value
         found = re.fullmatch(r"([0-9]{1,6})([dhms])", str(value))
@@ -44,7 +45,7 @@ class Duration(click.ParamType[timedelta]):
 
 
 def _argument(name: str, metavar: str, meaning: str, **settings: Any) -> Callable[[Command], Command]:
-    """An argument whose meaning stands below the command's own help: click's arguments have no help of their own."""
+    """An argument whose meaning is added to the command's help text, since click's arguments have no help."""
 
     def add(command: Command) -> Command:
         command.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n{metavar.strip('[].')}: {meaning}"
@@ -91,7 +92,10 @@ _TARGET = "Target: cpu, a kind of CPU (avx512-vnni), a GPU product (l4), compute
 
 
 def _several(option: str, name: str, metavar: str, meaning: str, shown: str | None) -> Callable[[Command], Command]:
-    """An option that takes several names, by commas or by repeating it; passed as one text with commas, or None."""
+    """An option that takes several names, with commas or repeated; passed as one text with commas, or None.
+
+    shown: what is taken without it, for help; None: it is required.
+    """
     return click.option(
         option,
         name,
@@ -105,20 +109,17 @@ def _several(option: str, name: str, metavar: str, meaning: str, shown: str | No
 
 
 def targets_option(shown: str | None) -> Callable[[Command], Command]:
-    """`--target` where several may be given, also groups of them; passed as `targets: str | None`, separated by commas.
-
-    shown: what is taken without it, for help; None: it must be given.
-    """
+    """`--target` for several targets or groups of them; passed as `targets: str | None`. shown: as for `_several`."""
     return _several("--target", "targets", "TARGETS", f"{_TARGET}, gpu or all", shown)
 
 
 def precisions_option(shown: str) -> Callable[[Command], Command]:
-    """`--precision` where several may be given; passed as `precisions: str | None`, separated by commas."""
+    """`--precision` for several; passed as `precisions: str | None`."""
     return _several("--precision", "precisions", "PRECISIONS", f"Precision: {', '.join(PRECISIONS)}", shown)
 
 
 def backends_option(shown: str) -> Callable[[Command], Command]:
-    """`--backend`; passed as `backends: str | None`, separated by commas."""
+    """`--backend` for several; passed as `backends: str | None`."""
     return _several("--backend", "backends", "BACKENDS", "Compiler, as `enginery backends` lists it", shown)
 
 
@@ -144,8 +145,9 @@ target_option = click.option(
 
 def precision_option(shown: str) -> Callable[[Command], Command]:
     """`--precision` of engines; passed as `precision: str | None`. shown: what is taken without it, for help."""
-    kinds = click.Choice(PRECISIONS)
-    return click.option("--precision", type=kinds, show_default=shown, help="Only engines of this precision.")
+    return click.option(
+        "--precision", type=click.Choice(PRECISIONS), show_default=shown, help="Only engines of this precision."
+    )
 
 
 def engine_options(command: Command) -> Command:
@@ -160,7 +162,7 @@ def progress_options(command: Command) -> Command:
 
 
 def executor_options(command: Command) -> Command:
-    """Where units are built: passed as `executor`, `ray_address` and `wait_for_nodes: timedelta`."""
+    """Where units are built; passed as `executor`, `ray_address` and `wait_for_nodes: timedelta`."""
     for option in (
         click.option(
             "--wait-for-nodes",
@@ -188,8 +190,26 @@ def executor_options(command: Command) -> Command:
     return command
 
 
+def collect_run_options(command: Callable[..., object]) -> Callable[..., object]:
+    """Pass the options that are fields of `RunOptions` (registry, targets, jobs, executor, ...) as one value `options`.
+
+    It stands below all other decorators of a command.
+    """
+
+    @functools.wraps(command)
+    def call(*arguments: object, **given: Any) -> object:
+        from pipeline.orchestration.run import RunOptions
+
+        if "wait_for_nodes" in given:
+            given["wait_for_nodes_s"] = given.pop("wait_for_nodes").total_seconds()
+        named = {field.name: given.pop(field.name) for field in fields(RunOptions) if field.name in given}
+        return command(*arguments, options=RunOptions(**named), **given)
+
+    return call
+
+
 def log_format_option(command: Command) -> Command:
-    """`--log-format`: what stderr looks like."""
+    """`--log-format`, the format of stderr, which `log_format` reads."""
     return click.option(
         "--log-format",
         type=click.Choice(LOG_FORMATS),
@@ -204,14 +224,14 @@ def log_format_option(command: Command) -> Command:
 
 
 def log_format() -> str:
-    """The format that the running command was asked for: 'text' or 'json'."""
+    """The format of stderr that the running command was asked for: 'text' or 'json'."""
     context = click.get_current_context(silent=True)
     chosen = context.find_object(dict) if context else None
     return str((chosen or {}).get(LOG_FORMAT, "text"))
 
 
 def shown_progress(quiet: bool) -> AbstractContextManager["Progress"]:
-    """The progress display that fits the command's options and stderr."""
+    """The progress display for the command's options and for stderr, a terminal or not."""
     from pipeline.progress import progress_display
 
     return progress_display(quiet, json_lines=log_format() == "json")
@@ -234,12 +254,12 @@ def trust_option(command: Command) -> Command:
 
 
 def emit_json(value: object) -> None:
-    """Print a JSON value on stdout. NaN has no place in JSON and is a bug here."""
+    """Print a JSON value on stdout. Raises ValueError for NaN, which JSON does not have."""
     echo(visible_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)))
 
 
 def say(text: str) -> None:
-    """Progress and remarks, on stderr, so that stdout holds only the result."""
+    """Write a remark on stderr, in the command's log format; stdout holds the result alone."""
     if log_format() == "json":
         from pipeline.progress.json_lines import JsonLines
 
@@ -253,7 +273,7 @@ _NAMED_RUNTIMES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
 
 
 def runtime_options(where: str) -> Callable[[Command], Command]:
-    """Options that state which versions of runtimes are `where`: read them with `stated_runtimes`."""
+    """Options for the versions of runtimes; read them with `stated_runtimes`. where: the machines that have them."""
 
     def add(command: Command) -> Command:
         for name, title in reversed(_NAMED_RUNTIMES.items()):
@@ -265,7 +285,7 @@ def runtime_options(where: str) -> Callable[[Command], Command]:
 
 
 def stated_runtimes(given: dict[str, Any]) -> dict[str, str]:
-    """The versions that `runtime_options` were given, by the package's name; takes them out of `given`."""
+    """The versions that `runtime_options` were given, by the name of the runtime's package; taken out of `given`."""
     stated: dict[str, str] = {}
     for text in given.pop("runtime", ()):
         name, equals, version = text.partition("=")

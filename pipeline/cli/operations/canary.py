@@ -1,14 +1,13 @@
-"""`enginery canary run` and `enginery canary judge`."""
+"""`enginery canary`: compare a candidate with the version in service, on replayed traffic or on observations."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from enginery.core.codec import encode
 from enginery.core.origin import user
-from pipeline.cli.options import emit_json, engine_options, json_option, registry_option, say
+from pipeline.cli.options import Command, emit_json, engine_options, json_option, registry_option, say
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
@@ -16,12 +15,8 @@ if TYPE_CHECKING:
     from validation.canary.judging.thresholds import Thresholds
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _act_options(command: Callable[P, R]) -> Callable[P, R]:
-    """What both commands do with a verdict."""
+def _act_options(command: Command) -> Command:
+    """What both commands do with a verdict, which `_finish` takes."""
     for option in (
         click.option("--auto", is_flag=True, help="On FAIL, roll --channel back if it serves the candidate."),
         click.option(
@@ -121,10 +116,7 @@ def run(
     warmup: int,
     out: Path | None,
     registry: str,
-    auto: bool,
-    channel: str,
-    attach: bool,
-    as_json: bool,
+    **after: Any,
 ) -> None:
     """Replay recorded traffic against both engines at its recorded times, in turns, and judge the observations."""
     from enginery.core.hardware.machine import target_named
@@ -141,9 +133,16 @@ def run(
     try:
         written = run_canary(store, wanted, say)
     except KeyboardInterrupt:
-        say(_left_in(place))
+        said = "interrupted before the first request; nothing was observed"
+        if (place / "candidate.jsonl").exists():
+            previous = f" --previous {place}/report.json" if (place / "report.json").exists() else ""
+            said = (
+                f"the observations so far are in {place}; judge them with: enginery canary judge "
+                f"--candidate {place}/candidate.jsonl --baseline {place}/baseline.jsonl{previous}"
+            )
+        say(said)
         raise
-    _finish(ctx, written, registry, auto, channel, attach, as_json)
+    _finish(ctx, written, registry, **after)
 
 
 @canary.command()
@@ -189,10 +188,7 @@ def judge(
     seed: int,
     out: Path | None,
     registry: str,
-    auto: bool,
-    channel: str,
-    attach: bool,
-    as_json: bool,
+    **after: Any,
 ) -> None:
     """Judge observations that were collected in production, or by an interrupted run.
 
@@ -203,12 +199,11 @@ def judge(
     limits, source = _thresholds(candidate, spec, registry)
     before = read_report_file(previous) if previous else None
     asked = JudgeOptions(limits, source, planned, before, missing == "ignored", seed)
-    _finish(
-        ctx, judge_files(candidate, baseline, asked, out or candidate.parent), registry, auto, channel, attach, as_json
-    )
+    _finish(ctx, judge_files(candidate, baseline, asked, out or candidate.parent), registry, **after)
 
 
 def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thresholds, str]":
+    """The thresholds, and where they are from in words: `spec`, else the candidate's version, else the defaults."""
     from enginery.core.errors import UnavailableError, UnknownNameError
     from enginery.core.names import Reference, check_model, check_version
     from enginery.registry.store.base import open_store
@@ -234,60 +229,36 @@ def _finish(
     /,
     written: "WrittenReport",
     registry: str,
+    *,
     auto: bool,
     channel: str,
     attach: bool,
     as_json: bool,
 ) -> None:
-    """Say the verdict, act on it, and leave with its exit code."""
-    if attach:
-        _attach(written, registry)
-    moved = _rolled_back(written, registry, channel) if auto else None
-    if as_json:
-        files = {"report": str(written.json), "page": str(written.page)}
-        emit_json({**encode(written.report), "files": files, "channel": moved})
-    else:
-        _show(written)
-    if moved:
-        say(moved)
-    ctx.exit(0 if written.report.verdict == "PASS" else 1)
-
-
-def _attach(written: "WrittenReport", registry: str) -> None:
-    from enginery.registry.store.base import open_store
-    from pipeline.canary.settle import attach
-
-    store = open_store(registry)
-    found = attach(store, written.report, store.put_bytes(written.report.to_bytes()))
-    say(f"kept in {store.uri}: the verdict on {found.target}")
-
-
-def _rolled_back(written: "WrittenReport", registry: str, channel: str) -> str | None:
-    if written.report.verdict != "FAIL":
-        return None
+    """Act on the verdict as `_act_options` say, print it, and leave with its exit code."""
     from enginery.core.names import check_channel
     from enginery.registry.store.base import open_store
+    from pipeline.canary.settle import attach as attach_verdict
     from pipeline.canary.verdicts import roll_back
-
-    return roll_back(open_store(registry), written.report, check_channel(channel), user())
-
-
-def _show(written: "WrittenReport") -> None:
     from validation.canary.judging.formatting import describe_measured
 
-    echo(f"{written.report.verdict}: {written.report.reason}")
-    for item in written.report.criteria:
-        echo(f"  {item.verdict:<12} {item.name}: {describe_measured(item)}")
-    for note in written.report.notes:
-        say(f"note: {note}")
-    echo(f"report: {written.json}\npage:   {written.page}")
-
-
-def _left_in(place: Path) -> str:
-    if not (place / "candidate.jsonl").exists():
-        return "interrupted before the first request; nothing was observed"
-    previous = f" --previous {place}/report.json" if (place / "report.json").exists() else ""
-    return (
-        f"the observations so far are in {place}; judge them with: enginery canary judge "
-        f"--candidate {place}/candidate.jsonl --baseline {place}/baseline.jsonl{previous}"
-    )
+    report, moved = written.report, None
+    if attach:
+        store = open_store(registry)
+        found = attach_verdict(store, report, store.put_bytes(report.to_bytes()))
+        say(f"kept in {store.uri}: the verdict on {found.target}")
+    if auto and report.verdict == "FAIL":
+        moved = roll_back(open_store(registry), report, check_channel(channel), user())
+    if as_json:
+        files = {"report": str(written.json), "page": str(written.page)}
+        emit_json({**encode(report), "files": files, "channel": moved})
+    else:
+        echo(f"{report.verdict}: {report.reason}")
+        for item in report.criteria:
+            echo(f"  {item.verdict:<12} {item.name}: {describe_measured(item)}")
+        for note in report.notes:
+            say(f"note: {note}")
+        echo(f"report: {written.json}\npage:   {written.page}")
+    if moved:
+        say(moved)
+    ctx.exit(0 if report.verdict == "PASS" else 1)
