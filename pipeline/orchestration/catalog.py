@@ -18,7 +18,7 @@ from pipeline.compile.composition import StepRunner
 from pipeline.intake.places import SCHEME, Bucket, Found, below, files_below, place_at
 from pipeline.orchestration.run import Compiled, Executors, RunOptions, compile_once
 from pipeline.outcome import Outcome
-from pipeline.progress import Progress, together
+from pipeline.progress import Progress, by_model
 
 LARGEST_LOOKED_AT = 1 << 20
 _MODEL = re.compile(rb"^[\"']?model[\"']?\s*:", re.MULTILINE)
@@ -116,7 +116,7 @@ def compile_all(
     done: Callable[[Compiled], object] = lambda _: None,
 ) -> list[CatalogRow]:
     """Compile every spec, several at a time; a row for each, in order. done: as for `compile_row`."""
-    return runner.map(compile_row, addresses, options, runner, together(progress), executors, done)
+    return runner.map(compile_row, addresses, options, runner, by_model(progress), executors, done)
 
 
 def words(rows: Sequence[CatalogRow]) -> str:

@@ -7,10 +7,7 @@ limits, which `enginery deploy` makes.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import yaml
-
 from enginery.core.hardware.targets import GENERATIONS
-from pipeline.compile.run_context import version_of
 from pipeline.orchestration.payloads import JUDGED, PUBLISHED, REGISTERED, UNPROVEN
 
 NAME = "enginery"
@@ -190,27 +187,29 @@ FLOWS = tuple(item.flow for item in DeploymentPlan("", fleet="say").deployments(
 
 def text(plan: DeploymentPlan) -> str:
     """The text of the `prefect.yaml`. The plan's registry may be `REGISTRY`."""
-    document = {"name": "enginery", "deployments": [_entry(item) for item in plan.deployments()]}
-    return _HEAD + yaml.safe_dump(document, sort_keys=False, width=120)
+    import yaml
 
+    from pipeline.compile.run_context import version_of
 
-def _entry(item: WantedDeployment) -> dict[str, object]:
-    pool: dict[str, object] = {"name": item.pool}
-    if item.variables:
-        pool["job_variables"] = dict(item.variables)
-    entry: dict[str, object] = {
-        "name": item.name,
-        "version": version_of("enginery"),
-        "description": item.description,
-        "entrypoint": item.entrypoint,
-        "tags": ["enginery"],
-        "parameters": dict(item.parameters),
-        "work_pool": pool,
-        # No step: workers have Enginery installed.
-        "pull": [],
-    }
-    if item.trigger:
-        entry["triggers"] = [item.trigger.to_json(item.full_name)]
-    if item.cron:
-        entry["schedules"] = [{"cron": item.cron, "timezone": "UTC"}]
-    return entry
+    entries = []
+    for item in plan.deployments():
+        pool: dict[str, object] = {"name": item.pool}
+        if item.variables:
+            pool["job_variables"] = dict(item.variables)
+        entry: dict[str, object] = {
+            "name": item.name,
+            "version": version_of("enginery"),
+            "description": item.description,
+            "entrypoint": item.entrypoint,
+            "tags": ["enginery"],
+            "parameters": dict(item.parameters),
+            "work_pool": pool,
+            # No step: workers have Enginery installed.
+            "pull": [],
+        }
+        if item.trigger:
+            entry["triggers"] = [item.trigger.to_json(item.full_name)]
+        if item.cron:
+            entry["schedules"] = [{"cron": item.cron, "timezone": "UTC"}]
+        entries.append(entry)
+    return _HEAD + yaml.safe_dump({"name": "enginery", "deployments": entries}, sort_keys=False, width=120)
