@@ -76,7 +76,7 @@ def judge_files(candidate: Path, baseline: Path, asked: JudgeOptions, out: Path)
     evidence, notes = evidence_of(ours, theirs, quality.sqnr_db, ignore_missing=asked.ignore_missing)
     judgement = judge(evidence, asked.limits, looks, seed=asked.seed)
     if ours.identity.engine and ours.identity.engine == theirs.identity.engine:
-        notes = [*notes, "both sides are the same engine"]
+        notes = (*notes, "both sides are the same engine")
     target = None
     # The target that the engine was built for: observations do not say which kind of CPU served it.
     with suppress(UnknownNameError):

@@ -119,7 +119,7 @@ def enginery() -> None:
     """
 
 
-# What brings a package; `build` all that are not named.
+# The extra of `enginery` that installs a package; `build` for all others.
 _EXTRAS = {
     **dict.fromkeys(("torch", "onnxscript"), "export"),
     **{name: name for name in ("prefect", "ray", "kubernetes")},
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line (None: the process's own arguments) and exit."""
     prepare_streams()
     if arguments is None:
-        # Else the interpreter looks for garbage once more before it ends: an eighth of a cached build's time.
+        # Without this the interpreter collects garbage before it ends, an eighth of the time of a cached build.
         atexit.register(gc.freeze)
     signal.signal(signal.SIGTERM, _interrupt)
     code = 0
@@ -163,17 +163,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _entries(error: EngineryError) -> list[str]:
     """What is wrong, an entry for each mistake: each starts with 'error: ', and its further lines are indented."""
-    entries = error.lines if isinstance(error, SpecError) else [str(error)]
-    return ["\n".join(_indent(f"error: {entry}".split("\n"))) for entry in entries]
-
-
-def _indent(lines: Sequence[str]) -> list[str]:
-    """Lines after the first start with spaces, whether they do already or not."""
-    return [*lines[:1], *(line if line.startswith("  ") else f"  {line}" for line in lines[1:])]
+    found = []
+    for entry in error.lines if isinstance(error, SpecError) else [str(error)]:
+        first, *rest = f"error: {entry}".split("\n")
+        found.append("\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)]))
+    return found
 
 
 def _say_last(chosen: Mapping[str, str], event: str, entries: Sequence[str]) -> None:
-    """Why the command ended, in the format of its other lines."""
+    """Write why the command ended to stderr, in its log format. entries: as `_entries` gives them."""
     if chosen.get("log_format") == "json":
         from pipeline.progress.json_lines import JsonLines
 
@@ -183,7 +181,7 @@ def _say_last(chosen: Mapping[str, str], event: str, entries: Sequence[str]) -> 
 
 
 def _remedy(error: ModuleNotFoundError) -> str | None:
-    """What to install for a package that the client does without; None if it is one of our own, and so a bug."""
+    """What to install for a missing package; None if it is one of our own, which is a bug."""
     package = (error.name or "").split(".")[0]
     if not package or package in ("builders", "validation", "pipeline", "enginery"):
         return None

@@ -115,9 +115,11 @@ def refit_units(wanted: Iterable[BuildRequest], base: Manifest, spec: ModelSpec,
 
 def foresee_refits(wanted: Iterable[BuildRequest], base: Manifest) -> list[Refit]:
     """What `refit_units` would try to refit, as far as the manifest tells, and why not the others; nothing is done."""
-    entries = {entry.unit: entry for entry in base.engines if entry.usable}
-    found = ((request, entries.get(request.unit)) for request in wanted)
-    return [Refit(each, entry and entry.digest, reason=cannot(each, entry, base) or "") for each, entry in found]
+    entries, found = {entry.unit: entry for entry in base.engines if entry.usable}, []
+    for request in wanted:
+        entry = entries.get(request.unit)
+        found.append(Refit(request, entry.digest if entry else None, reason=cannot(request, entry, base) or ""))
+    return found
 
 
 def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> str | None:

@@ -1,4 +1,4 @@
-"""`enginery record`."""
+"""`enginery record`: requests for a canary, from stdin or generated from samples."""
 
 import sys
 from pathlib import Path

@@ -170,8 +170,8 @@ class DeploymentPlan:
         )
         # The fleet only where it is asked for, as that takes a cluster to read.
         flows = self.only or [item.flow for item in found if item.flow != "reconcile_fleet" or self.fleet != "off"]
-        placed_in = {"name": self.name, "pool": self.pool}
-        return tuple(replace(item, **placed_in, variables=self.variables) for item in found if item.flow in flows)
+        wanted = (item for item in found if item.flow in flows)
+        return tuple(replace(item, name=self.name, pool=self.pool, variables=self.variables) for item in wanted)
 
     def limits(self) -> dict[str, int | None]:
         """Slots of each GPU generation; None: 1 where there is no limit yet, and otherwise unchanged."""
