@@ -70,6 +70,18 @@ spec_argument = _argument(
 )
 
 
+def number_option(
+    name: str, kind: click.ParamType[Any], default: float | None, meaning: str, shown: bool | str = True
+) -> Callable[[Command], Command]:
+    """An option for a number. kind: its range.  shown: whether help says the default, or what it says in its place."""
+    return click.option(name, type=kind, default=default, show_default=shown, help=meaning)
+
+
+def path_option(name: str, meaning: str, shown: bool | str = False, **kind: bool) -> Callable[[Command], Command]:
+    """An option for a path. shown: what help says is taken without it.  kind: settings of `click.Path`."""
+    return click.option(name, type=click.Path(path_type=Path, **kind), show_default=shown, help=meaning)
+
+
 def registry_option_with(default: str | None, shown: bool | str) -> Callable[[Command], Command]:
     """`--registry`, from ENGINERY_REGISTRY, else `default`; passed as `registry`. shown: the default in the help."""
     return click.option(

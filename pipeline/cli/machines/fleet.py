@@ -11,6 +11,8 @@ from pipeline.cli.options import (
     Command,
     emit_json,
     json_option,
+    number_option,
+    path_option,
     registry_option,
     runtime_options,
     say,
@@ -34,19 +36,12 @@ def source_options(command: Command) -> Command:
     for option in (
         json_option,
         registry_option,
-        click.option(
-            "--timeout",
-            type=click.FloatRange(0.1),
-            default=30.0,
-            show_default=True,
-            help="Seconds that a request to the cluster may take.",
-        ),
+        number_option("--timeout", click.FloatRange(0.1), 30.0, "Seconds that a request to the cluster may take."),
         click.option("--context", show_default="the current one", help="Context of the kubeconfig."),
-        click.option(
+        path_option(
             "--kubeconfig",
-            type=click.Path(path_type=Path),
-            show_default="KUBECONFIG, else a pod's service account, else ~/.kube/config",
-            help="Kubernetes configuration.",
+            "Kubernetes configuration.",
+            shown="KUBECONFIG, else a pod's service account, else ~/.kube/config",
         ),
         click.option(
             "--catalog",
@@ -56,11 +51,10 @@ def source_options(command: Command) -> Command:
             show_default="every model with a channel, on every GPU",
             help="Which models must be served where (YAML).",
         ),
-        click.option(
+        path_option(
             "--inventory",
-            type=click.Path(path_type=Path),
-            show_default="the cluster's nodes",
-            help="Groups of nodes as YAML, or the JSON of `kubectl get nodes -o json`; - is stdin.",
+            "Groups of nodes as YAML, or the JSON of `kubectl get nodes -o json`; - is stdin.",
+            shown="the cluster's nodes",
         ),
     ):
         command = option(command)

@@ -10,6 +10,7 @@ from enginery.core.codec import decode, encode
 from pipeline.cli.options import (
     emit_json,
     json_option,
+    path_option,
     progress_options,
     say,
     shown_progress,
@@ -33,11 +34,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Type of quantized activations: int8 as for TensorRT, uint8 as for onnxruntime on a CPU.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Also write frontier.json and frontier.svg to this folder.",
-)
+@path_option("--out", "Also write frontier.json and frontier.svg to this folder.", file_okay=False)
 @spec_registry_option
 @progress_options
 @json_option

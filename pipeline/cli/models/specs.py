@@ -17,6 +17,7 @@ from pipeline.cli.options import (
     executor_options,
     jobs_option,
     json_option,
+    number_option,
     progress_options,
     registry_option,
     say,
@@ -91,9 +92,7 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
 @click.command("watch-specs")
 @click.argument("place")
 @registry_option
-@click.option(
-    "--interval", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds between two looks."
-)
+@number_option("--interval", click.FloatRange(0.1), 30.0, "Seconds between two looks.")
 @click.option("--once", is_flag=True, help="Look once, register what is new, and exit.")
 @json_option
 def watch_specs(place: str, registry: str, interval: float, once: bool, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from enginery.core.text import format_bytes
-from pipeline.cli.options import emit_json, json_option, registry_option, say
+from pipeline.cli.options import emit_json, json_option, number_option, registry_option, say
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ WATCH_S = 2.0
 
 @click.command()
 @click.argument("name", metavar="[RUN|MODEL]", required=False)
-@click.option("--limit", type=click.IntRange(1, 2000), default=20, show_default=True, help="Newest runs to list.")
+@number_option("--limit", click.IntRange(1, 2000), 20, "Newest runs to list.")
 @click.option("--all", "steps", is_flag=True, help="Also show a run's other steps: export, calibration, proofs.")
 @click.option("--log", metavar="UNIT", help="Print the output of the compiler of this unit, or of this step.")
 @click.option("--watch", is_flag=True, help="Refresh until the run is over; Ctrl-C ends it.")

@@ -9,6 +9,7 @@ import click
 from pipeline.cli.options import (
     emit_json,
     json_option,
+    path_option,
     precision_option,
     progress_options,
     reference_argument,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 @reference_argument
 @targets_option(None)
 @precision_option("all")
-@click.option("--out", type=click.Path(path_type=Path), help="Also write the whole result to this file, as JSON.")
+@path_option("--out", "Also write the whole result to this file, as JSON.")
 @registry_option
 @progress_options
 @json_option

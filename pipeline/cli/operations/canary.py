@@ -7,7 +7,16 @@ import click
 
 from enginery.core.codec import encode
 from enginery.core.origin import user
-from pipeline.cli.options import Command, emit_json, engine_options, json_option, registry_option, say
+from pipeline.cli.options import (
+    Command,
+    emit_json,
+    engine_options,
+    json_option,
+    number_option,
+    path_option,
+    registry_option,
+    say,
+)
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
@@ -50,53 +59,28 @@ def canary() -> None:
 @click.option(
     "--traffic", required=True, type=click.Path(path_type=Path), help="File of recorded requests, .jsonl or .npz."
 )
-@click.option(
+@number_option(
     "--duration",
-    type=click.FloatRange(0, min_open=True),
-    show_default="the traffic once",
-    help="Seconds to replay; traffic that is shorter is repeated.",
+    click.FloatRange(0, min_open=True),
+    None,
+    "Seconds to replay; traffic that is shorter is repeated.",
+    shown="the traffic once",
 )
-@click.option(
-    "--scale",
-    type=click.FloatRange(0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Factor on the recorded request rate.",
-)
-@click.option(
+@number_option("--scale", click.FloatRange(0, min_open=True), 1.0, "Factor on the recorded request rate.")
+@number_option(
     "--in-flight",
-    type=click.IntRange(1, 32),
-    show_default="as the record shows",
-    help="Requests that an engine may have at once; 1 sends one after the other, to both engines in turns.",
+    click.IntRange(1, 32),
+    None,
+    "Requests that an engine may have at once; 1 sends one after the other, to both engines in turns.",
+    shown="as the record shows",
 )
-@click.option(
-    "--observed",
-    type=click.Path(path_type=Path),
-    help="Observation log of production, which shows how many requests were in flight.",
+@path_option("--observed", "Observation log of production, which shows how many requests were in flight.")
+@number_option("--seed", click.IntRange(0), 0, "Seed of the order of requests and of the bootstrap.")
+@number_option(
+    "--looks", click.IntRange(1, 20), 4, "How many times to judge, at most; a clear verdict ends the replay early."
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Seed of the order of requests and of the bootstrap.",
-)
-@click.option(
-    "--looks",
-    type=click.IntRange(1, 20),
-    default=4,
-    show_default=True,
-    help="How many times to judge, at most; a clear verdict ends the replay early.",
-)
-@click.option(
-    "--warmup", type=click.IntRange(0), default=20, show_default=True, help="Requests at the start that are not judged."
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    show_default="canary-CANDIDATE-against-BASELINE",
-    help="Folder for observations, report and page.",
-)
+@number_option("--warmup", click.IntRange(0), 20, "Requests at the start that are not judged.")
+@path_option("--out", "Folder for observations, report and page.", shown="canary-CANDIDATE-against-BASELINE")
 @_act_options
 @click.pass_context
 def run(
@@ -152,14 +136,11 @@ def run(
 @click.option(
     "--baseline", required=True, type=click.Path(path_type=Path), help="File of the baseline's observations, JSONL."
 )
-@click.option("--spec", type=click.Path(path_type=Path), help="Spec whose thresholds are used.")
-@click.option(
-    "--planned",
-    type=click.IntRange(1),
-    show_default="this look is the only one",
-    help="Number of requests at the last look.",
+@path_option("--spec", "Spec whose thresholds are used.")
+@number_option(
+    "--planned", click.IntRange(1), None, "Number of requests at the last look.", shown="this look is the only one"
 )
-@click.option("--previous", type=click.Path(path_type=Path), help="The report.json of the look before this one.")
+@path_option("--previous", "The report.json of the look before this one.")
 @click.option(
     "--missing",
     type=click.Choice(["failed", "ignored"]),
@@ -167,13 +148,8 @@ def run(
     show_default=True,
     help="How a request counts that only one side observed.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the bootstrap.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    show_default="the folder of --candidate",
-    help="Folder for report and page.",
-)
+@number_option("--seed", click.IntRange(0), 0, "Seed of the bootstrap.")
+@path_option("--out", "Folder for report and page.", shown="the folder of --candidate")
 @_act_options
 @click.pass_context
 def judge(

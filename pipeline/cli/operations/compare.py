@@ -10,6 +10,8 @@ from pipeline.cli.options import (
     emit_json,
     jobs_option,
     json_option,
+    number_option,
+    path_option,
     precisions_option,
     progress_options,
     say,
@@ -26,21 +28,16 @@ from pipeline.cli.tables import echo, print_table
 @target_option
 @precisions_option("all of the spec")
 @backends_option("every one that is installed")
-@click.option(
+@number_option(
     "--seconds",
-    type=click.FloatRange(0, 600, min_open=True),
-    default=0.2,
-    show_default=True,
-    help="Seconds of timing for each bucket; ten times as long for two engines side by side.",
+    click.FloatRange(0, 600, min_open=True),
+    0.2,
+    "Seconds of timing for each bucket; ten times as long for two engines side by side.",
 )
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order of the interleaved runs."
-)
+@number_option("--seed", click.IntRange(0), 0, "Seed of the order of the interleaved runs.")
 @spec_registry_option
 @jobs_option
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Also write the result to this file, as Markdown."
-)
+@path_option("--out", "Also write the result to this file, as Markdown.", dir_okay=False)
 @progress_options
 @json_option
 @click.pass_context

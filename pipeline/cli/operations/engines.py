@@ -12,6 +12,8 @@ from pipeline.cli.options import (
     emit_json,
     engine_options,
     json_option,
+    number_option,
+    path_option,
     progress_options,
     reference_argument,
     registry_option,
@@ -39,25 +41,18 @@ if TYPE_CHECKING:
     help="Sizes, as in batch=8,length=64; repeat it.",
 )
 @click.option("--all-buckets", is_flag=True, help="Time both ends of every bucket.")
-@click.option(
+@number_option(
     "--seconds",
-    type=click.FloatRange(0, 3600, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Seconds of timing for each bucket; with --against, for all of them.",
+    click.FloatRange(0, 3600, min_open=True),
+    1.0,
+    "Seconds of timing for each bucket; with --against, for all of them.",
 )
-@click.option(
-    "--streams",
-    type=click.IntRange(1, 256),
-    default=1,
-    show_default=True,
-    help="Also time this many concurrent sessions.",
-)
+@number_option("--streams", click.IntRange(1, 256), 1, "Also time this many concurrent sessions.")
 @click.option("--against", metavar="REF2", help="Instead compare with an engine of this REF: which is faster.")
 @click.option(
     "--against-precision", type=click.Choice(PRECISIONS), show_default="that of --precision", help="Precision of REF2."
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order with --against.")
+@number_option("--seed", click.IntRange(0), 0, "Seed of the order with --against.")
 @progress_options
 @json_option
 def profile(
@@ -126,27 +121,15 @@ def _print_pair(first: "ChosenEngine", second: "ChosenEngine", paired: "PairedBe
 @reference_argument
 @registry_option
 @engine_options
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random cases.")
-@click.option("--cases", type=click.IntRange(0, 100_000), default=50, show_default=True, help="Number of random cases.")
-@click.option(
-    "--histogram",
-    type=click.Path(path_type=Path),
-    show_default="all sizes alike",
-    help="File with the sizes that traffic has: JSON {dim: {size: count}}.",
-)
+@number_option("--seed", click.IntRange(0), 0, "Seed of the random cases.")
+@number_option("--cases", click.IntRange(0, 100_000), 50, "Number of random cases.")
+@path_option("--histogram", "File with the sizes that traffic has: JSON {dim: {size: count}}.", shown="all sizes alike")
 @click.option("--only", metavar="CASE", help="Try only this case, named as in the report: 'batch=5 values=ones'.")
 @progress_options
 @json_option
 @click.pass_context
 def fuzz(
-    ctx: click.Context,
-    /,
-    seed: int,
-    cases: int,
-    histogram: Path | None,
-    only: str | None,
-    as_json: bool,
-    **engine: Any,
+    ctx: click.Context, /, seed: int, cases: int, histogram: Path | None, only: str | None, as_json: bool, **engine: Any
 ) -> None:
     """Compare an engine of REF with its graph, at every bucket's edges, at random sizes and on extreme values.
 
@@ -194,9 +177,7 @@ def _print_fuzzed(chosen: "ChosenEngine", report: "FuzzReport") -> None:
 @reference_argument
 @registry_option
 @engine_options
-@click.option(
-    "--times", type=click.IntRange(2, 100), default=3, show_default=True, help="Number of independent builds."
-)
+@number_option("--times", click.IntRange(2, 100), 3, "Number of independent builds.")
 @progress_options
 @json_option
 @click.pass_context

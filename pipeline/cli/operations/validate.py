@@ -10,6 +10,7 @@ from pipeline.cli.options import (
     emit_json,
     json_option,
     optional_reference_argument,
+    path_option,
     progress_options,
     registry_option,
     targets_option,
@@ -28,10 +29,10 @@ _COLUMNS = ("unit", "status", "why")
 @optional_reference_argument
 @registry_option
 @targets_option("all")
-@click.option(
+@path_option(
     "--carry",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Write REF's engines and golden cases to this folder, for a GPU machine that cannot reach the registry.",
+    "Write REF's engines and golden cases to this folder, for a GPU machine that cannot reach the registry.",
+    file_okay=False,
 )
 @click.option(
     "--import",

@@ -86,11 +86,7 @@ AXES: tuple[Axis, ...] = (
 
 
 def _reason(
-    chosen: EngineFacts,
-    ties: Sequence[str],
-    axis: str | None,
-    shown: dict[str, PairedComparison],
-    fleet: Sequence[str],
+    chosen: EngineFacts, ties: Sequence[str], axis: str | None, shown: dict[str, PairedComparison], fleet: Sequence[str]
 ) -> str:
     speed = f"{seconds_text(chosen.median_s or 0.0)} a run"
     if not ties:

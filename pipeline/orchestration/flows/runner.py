@@ -56,11 +56,7 @@ class PrefectRunner:
         return as_task(step, step.__name__, *arguments, **named)()
 
     def map(
-        self,
-        step: Callable[Concatenate[Item, P], Value],
-        items: Iterable[Item],
-        *arguments: P.args,
-        **named: P.kwargs,
+        self, step: Callable[Concatenate[Item, P], Value], items: Iterable[Item], *arguments: P.args, **named: P.kwargs
     ) -> list[Value]:
         """Submit a task for each item and wait for all."""
         futures = [
