@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import yaml
 
@@ -32,6 +32,8 @@ from pipeline.orchestration.kuberay.changes import (
 _KIND = ("ray.io", "v1")
 _PLURAL = "rayclusters"
 _NOT_FOUND, _CONFLICT = 404, 409
+# How often the RayCluster is read, once a second: KubeRay takes milliseconds, and half a minute when it starts.
+_ROUNDS = 120
 T = TypeVar("T")
 
 
@@ -118,30 +120,7 @@ class Kubernetes:
             raise UnavailableError(f"{self._host} does not answer: {str(error)[:300]}") from error
 
 
-# How often the RayCluster is read, once a second: KubeRay takes milliseconds, and half a minute when it starts.
-_ROUNDS = 120
-
-
-class Cluster(Protocol):
-    """One RayCluster of a namespace, its pods, and the ConfigMap that it is read from."""
-
-    def find(self) -> Object | None:
-        """It as it is now, None where there is none."""
-
-    def create(self, body: Object) -> None:
-        """Make it."""
-
-    def replace(self, body: Object) -> bool:
-        """Write it; False, and nothing written, where it changed since it was read."""
-
-    def pods(self) -> list[Pod]:
-        """Its pods, without those that are ending."""
-
-    def owner(self, name: str) -> Object:
-        """A reference to the ConfigMap: Kubernetes deletes the RayCluster with it."""
-
-
-def apply(cluster: Cluster, wanted: Object, owner: str, wait: Callable[[float], None] = time.sleep) -> str:
+def apply(cluster: Kubernetes, wanted: Object, owner: str, wait: Callable[[float], None] = time.sleep) -> str:
     """Make or change the RayCluster, and have KubeRay end pods of another Ray version or of an unwanted group.
 
     owner: the ConfigMap with which it is deleted. Returns what was done, in words.
@@ -179,16 +158,12 @@ def _check(live: Object, wanted: Object, pods: Sequence[Pod]) -> None:
     if not lines or annotations_of(live).get(CONSENT) == "true":
         return
     name, namespace = (read(wanted, f"metadata.{part}", str) for part in ("name", "namespace"))
+    stopped = "\n".join(f"  {line}" for line in lines)
     raise InputError(
-        "\n".join(
-            [
-                f"{name} is left as it is: workers may be building, and this would stop them:",
-                *(f"  {line}" for line in lines),
-                "Wait until they are idle and gone (a group keeps its `min`: set it to 0 first), or stop them:",
-                f"  kubectl annotate raycluster {name} --namespace {namespace} {CONSENT}=true",
-                "Then run the same upgrade again.",
-            ]
-        )
+        f"{name} is left as it is: workers may be building, and this would stop them:\n{stopped}\n"
+        "Wait until they are idle and gone (a group keeps its `min`: set it to 0 first), or stop them:\n"
+        f"  kubectl annotate raycluster {name} --namespace {namespace} {CONSENT}=true\n"
+        "Then run the same upgrade again."
     )
 
 
