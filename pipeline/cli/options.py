@@ -70,6 +70,17 @@ spec_argument = _argument(
 )
 
 
+def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """One decorator for several options, which help lists in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 def number_option(
     name: str, kind: click.ParamType[Any], default: float | None, meaning: str, shown: bool | str = True
 ) -> Callable[[Command], Command]:
@@ -135,12 +146,10 @@ def backends_option(shown: str) -> Callable[[Command], Command]:
     return _several("--backend", "backends", "BACKENDS", "Compiler, as `enginery backends` lists it", shown)
 
 
-def selection_options(command: Command) -> Command:
-    """`--target`, `--precision` and `--backend`, which narrow a spec; passed as `targets`, `precisions`, `backends`."""
-    for option in (backends_option, precisions_option, targets_option):
-        command = option("all of the spec")(command)
-    return command
-
+# `--target`, `--precision` and `--backend`, which narrow a spec; passed as `targets`, `precisions`, `backends`.
+selection_options = combine(
+    *(option("all of the spec") for option in (targets_option, precisions_option, backends_option))
+)
 
 # Passed as `why: str`.
 why_option = click.option("--why", metavar="TEXT", default="", help="Reason, which is recorded and shown later.")
@@ -162,44 +171,33 @@ def precision_option(shown: str) -> Callable[[Command], Command]:
     )
 
 
-def engine_options(command: Command) -> Command:
-    """`--target` and `--precision`: which of a version's engines; passed as `target: str`, `precision: str | None`."""
-    return target_option(precision_option("the one that fits best")(command))
+# Which of a version's engines; passed as `target: str`, `precision: str | None`.
+engine_options = combine(target_option, precision_option("the one that fits best"))
 
-
-def progress_options(command: Command) -> Command:
-    """`--quiet`, passed as `quiet: bool`, and `--log-format`, which `shown_progress` and `say` ask for."""
-    quiet = click.option("--quiet", is_flag=True, help="Show no progress on stderr.")
-    return log_format_option(quiet(command))
-
-
-def executor_options(command: Command) -> Command:
-    """Where units are built; passed as `executor`, `ray_address` and `wait_for_nodes: timedelta`."""
-    for option in (
-        click.option(
-            "--wait-for-nodes",
-            type=Duration(),
-            default="0s",
-            show_default=True,
-            help="How long a unit waits for a suitable Ray node, e.g. 15m with an autoscaler.",
-        ),
-        click.option(
-            "--ray-address",
-            envvar="RAY_ADDRESS",
-            show_envvar=True,
-            show_default="a cluster started for this run",
-            help="Ray cluster for --executor ray.",
-        ),
-        click.option(
-            "--executor",
-            type=click.Choice(["local", "ray"]),
-            default="local",
-            show_default=True,
-            help="Where units are built.",
-        ),
-    ):
-        command = option(command)
-    return command
+# Where units are built; passed as `executor`, `ray_address` and `wait_for_nodes: timedelta`.
+executor_options = combine(
+    click.option(
+        "--executor",
+        type=click.Choice(["local", "ray"]),
+        default="local",
+        show_default=True,
+        help="Where units are built.",
+    ),
+    click.option(
+        "--ray-address",
+        envvar="RAY_ADDRESS",
+        show_envvar=True,
+        show_default="a cluster started for this run",
+        help="Ray cluster for --executor ray.",
+    ),
+    click.option(
+        "--wait-for-nodes",
+        type=Duration(),
+        default="0s",
+        show_default=True,
+        help="How long a unit waits for a suitable Ray node, e.g. 15m with an autoscaler.",
+    ),
+)
 
 
 def collect_run_options(command: Callable[..., object]) -> Callable[..., object]:
@@ -220,19 +218,20 @@ def collect_run_options(command: Callable[..., object]) -> Callable[..., object]
     return call
 
 
-def log_format_option(command: Command) -> Command:
-    """`--log-format`, the format of stderr, which `log_format` reads."""
-    return click.option(
-        "--log-format",
-        type=click.Choice(LOG_FORMATS),
-        default="text",
-        show_default=True,
-        envvar="ENGINERY_LOG_FORMAT",
-        show_envvar=True,
-        expose_value=False,
-        callback=lambda ctx, _, value: ctx.ensure_object(dict).update({LOG_FORMAT: value}),
-        help="Format of stderr; json: one object per line.",
-    )(command)
+# `--log-format`, the format of stderr, which `log_format` reads.
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice(LOG_FORMATS),
+    default="text",
+    show_default=True,
+    envvar="ENGINERY_LOG_FORMAT",
+    show_envvar=True,
+    expose_value=False,
+    callback=lambda ctx, _, value: ctx.ensure_object(dict).update({LOG_FORMAT: value}),
+    help="Format of stderr; json: one object per line.",
+)
+# `--quiet`, passed as `quiet: bool`, and `--log-format`, which `shown_progress` and `say` read.
+progress_options = combine(log_format_option, click.option("--quiet", is_flag=True, help="Show no progress on stderr."))
 
 
 def log_format() -> str:
@@ -249,20 +248,16 @@ def shown_progress(quiet: bool) -> AbstractContextManager["Progress"]:
     return progress_display(quiet, json_lines=log_format() == "json")
 
 
-def json_option(command: Command) -> Command:
-    """`--json`, passed as `as_json: bool`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")(command)
-
-
-def trust_option(command: Command) -> Command:
-    """`--trust`, from ENGINERY_TRUST_POLICY, passed as `trust: Path | None`."""
-    return click.option(
-        "--trust",
-        type=click.Path(path_type=Path),
-        envvar="ENGINERY_TRUST_POLICY",
-        show_envvar=True,
-        help="Trust policy (YAML): which signatures a version needs.",
-    )(command)
+# Passed as `as_json: bool`.
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+# Passed as `trust: Path | None`.
+trust_option = click.option(
+    "--trust",
+    type=click.Path(path_type=Path),
+    envvar="ENGINERY_TRUST_POLICY",
+    show_envvar=True,
+    help="Trust policy (YAML): which signatures a version needs.",
+)
 
 
 def emit_json(value: object) -> None:

@@ -8,7 +8,7 @@ import click
 
 from enginery.core.text import format_bytes, join_first, pluralize
 from pipeline.cli.options import (
-    Command,
+    combine,
     emit_json,
     json_option,
     number_option,
@@ -31,34 +31,31 @@ if TYPE_CHECKING:
 _STANDINGS = ("model", "version", "state", "nodes", "on", "engine", "why")
 
 
-def source_options(command: Command) -> Command:
-    """Which machines, which models, which registry; passed as `_open` takes them."""
-    for option in (
-        json_option,
-        registry_option,
-        number_option("--timeout", click.FloatRange(0.1), 30.0, "Seconds that a request to the cluster may take."),
-        click.option("--context", show_default="the current one", help="Context of the kubeconfig."),
-        path_option(
-            "--kubeconfig",
-            "Kubernetes configuration.",
-            shown="KUBECONFIG, else a pod's service account, else ~/.kube/config",
-        ),
-        click.option(
-            "--catalog",
-            type=click.Path(path_type=Path),
-            envvar="ENGINERY_CATALOG",
-            show_envvar=True,
-            show_default="every model with a channel, on every GPU",
-            help="Which models must be served where (YAML).",
-        ),
-        path_option(
-            "--inventory",
-            "Groups of nodes as YAML, or the JSON of `kubectl get nodes -o json`; - is stdin.",
-            shown="the cluster's nodes",
-        ),
-    ):
-        command = option(command)
-    return command
+# Which machines, which models, which registry, as `_open` takes them.
+source_options = combine(
+    path_option(
+        "--inventory",
+        "Groups of nodes as YAML, or the JSON of `kubectl get nodes -o json`; - is stdin.",
+        shown="the cluster's nodes",
+    ),
+    click.option(
+        "--catalog",
+        type=click.Path(path_type=Path),
+        envvar="ENGINERY_CATALOG",
+        show_envvar=True,
+        show_default="every model with a channel, on every GPU",
+        help="Which models must be served where (YAML).",
+    ),
+    path_option(
+        "--kubeconfig",
+        "Kubernetes configuration.",
+        shown="KUBECONFIG, else a pod's service account, else ~/.kube/config",
+    ),
+    click.option("--context", show_default="the current one", help="Context of the kubeconfig."),
+    number_option("--timeout", click.FloatRange(0.1), 30.0, "Seconds that a request to the cluster may take."),
+    registry_option,
+    json_option,
+)
 
 
 @click.group(invoke_without_command=True)

@@ -10,8 +10,8 @@ import click
 from enginery.core.origin import user
 from enginery.core.text import format_bytes
 from pipeline.cli.options import (
-    Command,
     collect_run_options,
+    combine,
     emit_json,
     executor_options,
     jobs_option,
@@ -44,11 +44,10 @@ STYLES = {
 }
 
 
-def spec_options(command: Command) -> Command:
-    """The argument SPEC and the options that `plan` and `build` share."""
-    for option in (progress_options, jobs_option, spec_registry_option, selection_options, spec_argument):
-        command = option(command)
-    return json_option(command)
+# The argument SPEC and the options that `plan` and `build` share.
+spec_options = combine(
+    json_option, spec_argument, selection_options, spec_registry_option, jobs_option, progress_options
+)
 
 
 @click.command()

@@ -8,7 +8,7 @@ import click
 from enginery.core.codec import encode
 from enginery.core.origin import user
 from pipeline.cli.options import (
-    Command,
+    combine,
     emit_json,
     engine_options,
     json_option,
@@ -24,27 +24,24 @@ if TYPE_CHECKING:
     from validation.canary.judging.thresholds import Thresholds
 
 
-def _act_options(command: Command) -> Command:
-    """What both commands do with a verdict, which `_finish` takes."""
-    for option in (
-        click.option("--auto", is_flag=True, help="On FAIL, roll --channel back if it serves the candidate."),
-        click.option(
-            "--channel",
-            metavar="CHANNEL",
-            default="stable",
-            show_default=True,
-            help="Channel of the candidate's model for --auto.",
-        ),
-        click.option(
-            "--attach",
-            is_flag=True,
-            help="Keep the verdict in the registry, beside the version: promotion without a person counts it.",
-        ),
-        registry_option,
-        json_option,
-    ):
-        command = option(command)
-    return command
+# What both commands do with a verdict, as `_finish` takes it.
+_act_options = combine(
+    json_option,
+    registry_option,
+    click.option(
+        "--attach",
+        is_flag=True,
+        help="Keep the verdict in the registry, beside the version: promotion without a person counts it.",
+    ),
+    click.option(
+        "--channel",
+        metavar="CHANNEL",
+        default="stable",
+        show_default=True,
+        help="Channel of the candidate's model for --auto.",
+    ),
+    click.option("--auto", is_flag=True, help="On FAIL, roll --channel back if it serves the candidate."),
+)
 
 
 @click.group()
