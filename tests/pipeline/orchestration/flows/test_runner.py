@@ -75,7 +75,7 @@ def test_a_unit_for_a_gpu_is_built_in_a_slot_of_its_generation(
         return item.name
 
     build.__name__ = steps.build.__name__
-    placed = PrefectRunner(gpu_slots=True)._place
+    placed = PrefectRunner(gpu_slots=True)._with_slot
     for target in ("sm_89", "l4"):
         assert placed(build, unit(target))(unit(target), None, context()).startswith(target)
     assert taken == [("enginery-gpu-sm_89", True)] * 2
