@@ -66,13 +66,13 @@ PAYLOADS: Mapping[str, Payload] = {
 def markdown() -> str:
     """The table of events, as docs/guides/deployments.md has it."""
 
-    def listed(fields: Mapping[str, str]) -> str:
+    def list_fields(fields: Mapping[str, str]) -> str:
         return ", ".join(f"`{name}`" + (f" ({what})" if what else "") for name, what in fields.items())
 
     lines = ["| event | payload | told |", "|---|---|---|"]
     for event, item in PAYLOADS.items():
-        also = f"; sometimes {listed(item.sometimes)}" if item.sometimes else ""
-        lines.append(f"| `{event}` | {listed(item.fields)}{also} | {item.told} |")
+        also = f"; sometimes {list_fields(item.sometimes)}" if item.sometimes else ""
+        lines.append(f"| `{event}` | {list_fields(item.fields)}{also} | {item.told} |")
     return "\n".join(lines)
 
 

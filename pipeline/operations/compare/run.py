@@ -142,10 +142,12 @@ class _Measuring:
             covers=self._list_covered(request),
             notes=built.notes,
         )
-        if item.verdict != "proven":
-            return known
+        return self._with_times(known, item) if item.verdict == "proven" else known
+
+    def _with_times(self, known: EngineFacts, item: JudgedUnit) -> EngineFacts:
+        """The facts with the times and shapes of an engine that runs here."""
         latency = Latency(seconds=self.options.seconds, buckets="few")
-        digest = time_engine(built, self.spec, latency, self.exported.golden, self.context)
+        digest = time_engine(item.built, self.spec, latency, self.exported.golden, self.context)
         if digest is None:
             return replace(known, reason="it could not be timed")
         report = read_latency_report(self.context.store, digest)
