@@ -1,6 +1,7 @@
-"""Canaries without a person: of a version that was published against what a channel serves, on this machine's hardware.
+"""Canaries that a flow starts: a published version against what a channel serves, on the hardware of this machine.
 
-Whatever is missing (nothing served yet, no recorded traffic, no engine for this machine) is a reason and no failure.
+Where there is nothing to compare (nothing served yet, no recorded traffic, no engine for this machine) the outcome is a
+reason, not an error.
 """
 
 import tempfile
@@ -25,10 +26,11 @@ SUFFIXES = (".jsonl", ".npz")
 
 @dataclass(frozen=True)
 class CanaryRequest:
-    """A published version, the channel whose version it would replace, and where recorded traffic lies.
+    """A published version, the channel whose version it would replace, and the recorded traffic to replay.
 
     traffic: a folder or s3:// prefix with MODEL.jsonl or MODEL.npz, and MODEL.observed.jsonl where an observation log
-    shows how many requests were in flight.  target: as `--target`.  duration: seconds.
+    shows how many requests were in flight.  target: as `--target`.  scale: factor on the recorded request rate.
+    duration: seconds; None replays the traffic once.
     """
 
     model: str
@@ -42,7 +44,7 @@ class CanaryRequest:
 
 @dataclass(frozen=True)
 class CanaryOutcome:
-    """A verdict's report with the digest of its blob, or the reason why there was no canary."""
+    """A report with the digest of its blob, and its reason; without a report, the reason why there was no canary."""
 
     reason: str
     report: CanaryReport | None = None
@@ -50,7 +52,7 @@ class CanaryOutcome:
 
 
 def sides_of(store: Store, wanted: CanaryRequest) -> tuple[Reference, Reference] | str:
-    """Candidate and baseline, or why there is nothing to compare; this takes none of the target's hardware.
+    """Candidate and baseline, or why there is nothing to compare. The target's hardware is not needed for this.
 
     Raises UnknownNameError for a version that is not there, UntrustedError, UnavailableError.
     """
@@ -77,7 +79,7 @@ def sides_of(store: Store, wanted: CanaryRequest) -> tuple[Reference, Reference]
 
 
 def canary(store: Store, wanted: CanaryRequest, say: Callable[[str], None]) -> CanaryOutcome:
-    """Replay the model's recorded traffic against both versions, and keep the verdict beside the version.
+    """Replay the model's recorded traffic against both versions, judge, and attach the verdict to the version.
 
     Raises UnknownNameError for a version that is not there, DataError for traffic that does not fit, UnavailableError.
     """
@@ -93,13 +95,13 @@ def canary(store: Store, wanted: CanaryRequest, say: Callable[[str], None]) -> C
     with place_at(str(wanted.traffic)) as place, tempfile.TemporaryDirectory(prefix="enginery-canary-") as folder:
         place.refresh()
         recorded = [place.folder / f"{wanted.model}{suffix}" for suffix in SUFFIXES]
-        found = [path for path in recorded if path.is_file()]
-        if not found:
+        traffic = next((path for path in recorded if path.is_file()), None)
+        if traffic is None:
             return CanaryOutcome(f"{wanted.traffic} has no traffic of {wanted.model} any more")
-        observed = place.folder / f"{wanted.model}.observed.jsonl"
+        log = place.folder / f"{wanted.model}.observed.jsonl"
         pace = ReplayPace(wanted.scale, wanted.duration, in_flight=None)
-        seen = observed if observed.is_file() else None
-        run = CanaryRun(*sides, target, found[0], Path(folder) / "canary", pace=pace, observed=seen)
+        observed = log if log.is_file() else None
+        run = CanaryRun(*sides, target, traffic, Path(folder) / "canary", pace=pace, observed=observed)
         report = run_canary(store, run, say).report
         digest = store.put_bytes(report.to_bytes())
         attach(store, report, digest)

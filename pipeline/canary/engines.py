@@ -1,7 +1,6 @@
 """The two engines of a canary: found in the registry by reference, fetched and verified, opened by their backends."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,31 +28,24 @@ from validation.canary.observations import EngineIdentity
 
 @dataclass(frozen=True)
 class ChosenEngine:
-    """One side: a version, and the engine of it that fits the target best."""
+    """A version, and the engine of it that fits a target best."""
 
     manifest: Manifest
     entry: EngineEntry
 
     @property
     def identity(self) -> EngineIdentity:
-        """What binds observations to exactly this engine."""
+        """What observations of this engine name it by."""
         entry, manifest = self.entry, self.manifest
-        return EngineIdentity(
-            manifest.model,
-            manifest.version,
-            manifest.digest,
-            entry.digest,
-            entry.target,
-            entry.precision,
-            entry.backend,
-        )
+        unit = (entry.target, entry.precision, entry.backend)
+        return EngineIdentity(manifest.model, manifest.version, manifest.digest, entry.digest, *unit)
 
 
 def choose(store: Store, reference: Reference, target: Target, precision: str | None) -> ChosenEngine:
-    """As `choose_unrun`, provided that the engine runs here. Raises InputError when its hardware is not here."""
+    """As `choose_unrun`, for running it here. Raises InputError when its hardware or runtime is not here."""
     chosen = choose_unrun(store, reference, target, precision)
-    # Not the engine's own hardware: one that is compatible with this kind of machine may be built for another.
     entry = chosen.entry
+    # `target` and not the engine's own: one that is compatible with this kind of machine may be built for another.
     if reason := discovery.configure(entry.backend, dict(entry.options)).runs(target):
         what = f"{chosen.manifest.model}@{chosen.manifest.version}"
         raise InputError(f"{what}: {entry.unit} does not run here: {reason}; run this on a node that has it")
@@ -61,8 +53,9 @@ def choose(store: Store, reference: Reference, target: Target, precision: str | 
 
 
 def choose_unrun(store: Store, reference: Reference, target: Target, precision: str | None) -> ChosenEngine:
-    """The engine that `enginery pull` would give on that kind of machine, wherever this is asked.
+    """The engine of a version that `enginery pull` would give on a machine of this target; it need not be this one.
 
+    precision: None for the one that fits best.
     Raises UnknownNameError when nothing fits, UntrustedError without the signatures that the trust policy asks for.
     """
     located = locate(store, reference)
@@ -74,18 +67,17 @@ def choose_unrun(store: Store, reference: Reference, target: Target, precision: 
     return ChosenEngine(located.manifest, rank_engines(entries, machine, policy, what, timed).resolution().chosen)
 
 
-@contextmanager
-def open_isolated(store: Store, role: str, chosen: ChosenEngine, folder: Path) -> Iterator[IsolatedSession]:
-    """The engine, fetched into `folder` and verified, ready to run in a process of its own. role: for messages."""
+def open_isolated(
+    store: Store, role: str, chosen: ChosenEngine, folder: Path
+) -> AbstractContextManager[IsolatedSession]:
+    """Fetch an engine into `folder`, verify it, and open it in a process of its own. role: as for `isolate`."""
     entry = chosen.entry
     engine = fetch_engine(store, EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix)), folder)
-    thread_safe = discovery.capabilities_of(entry.backend).thread_safe
-    with isolate(role, partial(open_engine, engine), thread_safe) as session:
-        yield session
+    return isolate(role, partial(open_engine, engine), discovery.capabilities_of(entry.backend).thread_safe)
 
 
 def check_shared_gpu(target: Target) -> None:
-    """Raise InputError for a GPU that one process alone may use: a canary has both engines open, each in its own."""
+    """Raise InputError where a GPU of this target is in exclusive-process mode: a canary runs a process per engine."""
     for gpu in gpus():
         if gpu.compute_capability == target.compute_capability and gpu.compute_mode != DEFAULT_MODE:
             raise InputError(
@@ -95,7 +87,7 @@ def check_shared_gpu(target: Target) -> None:
 
 
 def check_alike(candidate: IsolatedSession, baseline: IsolatedSession) -> None:
-    """Raise InputError unless both engines take the same requests."""
+    """Raise InputError unless both engines take inputs of the same names and dtypes."""
     takes = [{spec.name: spec.dtype for spec in session.inputs} for session in (candidate, baseline)]
     if takes[0] != takes[1]:
         raise InputError(f"the candidate takes {takes[0]} and the baseline {takes[1]}; no traffic fits both")

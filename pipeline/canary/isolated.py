@@ -1,11 +1,7 @@
-"""An engine in a process of its own: one that ends its process is evidence against it, and does not end the canary.
+"""An engine in a process of its own: a crash of that process is evidence against the engine, and the canary goes on.
 
-The engine's time is measured in its own process, so the way there and back counts for nothing.
-
-Threads of an engine's process: as many requests in flight as there are threads.
-
-They share a session that several threads may run at once (`Capabilities.thread_safe`). Of any other each thread opens
-one of its own, which holds the engine's memory once more, as a server with so many instances does.
+Inside that process one thread answers one request at a time, and several threads have several requests in flight. The
+service time of a request is measured there, so that the way between the processes is not part of it.
 """
 
 import os
@@ -26,21 +22,24 @@ from validation.canary.concurrent import TrafficSegment, serve_requests
 from validation.canary.replay import ReplayClock, ServedRequest, Timed, serve
 
 Opener = Callable[[], AbstractContextManager[Session]]
+Job = tuple[TrafficSegment, list[Timed | None], float]
 JOIN_S = 10.0
+# A segment begins so many seconds after it was asked for, when every thread is awake.
+LEAD_S = 0.002
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """Asks an engine's process for threads. in_flight: how many.  warmup: what each runs first, unobserved."""
+    """Asks an engine's process for threads. in_flight: how many.  warmup: inputs that each runs first, not observed."""
 
     in_flight: int
     warmup: tuple[Tensors, ...]
 
 
 class IsolatedSession:
-    """The engine that `process` serves. inputs: its specs.  died: what ended its process; '' while it lives.
+    """The engine that `process` serves. inputs: its specs.  died: how its process ended and when, '' while it runs.
 
-    A request to an engine that died fails at once: nothing restarts it.
+    A request to an engine whose process ended fails at once; nothing restarts it.
     """
 
     def __init__(self, process: BaseProcess, connection: Connection, inputs: Sequence[TensorSpec]) -> None:
@@ -48,14 +47,14 @@ class IsolatedSession:
         self.inputs, self.died = inputs, ""
 
     def serve(self, inputs: Tensors) -> ServedRequest:
-        """Seconds of service, the answer or None, and what went wrong or ''."""
+        """The answer to one request, or why it failed, and the seconds of service."""
         self._requests += 1
         served: ServedRequest | None = self._ask(inputs, f"at request {self._requests} with the warm-up's")
         return served or self._failed()
 
     def prepare(self, in_flight: int, warmup: Sequence[Tensors]) -> None:
-        """Have so many requests in flight from now on, each engine's thread warmed up. Raises EngineryError where the
-        engine cannot be opened so many times."""
+        """Serve so many requests at once from now on, each thread warmed up. Raises EngineryError where the engine
+        cannot be opened so many times."""
         failure: EngineryError | str | None = self._ask(Prepare(in_flight, tuple(warmup)), "before the first request")
         if isinstance(failure, EngineryError):
             raise EngineryError(
@@ -63,8 +62,10 @@ class IsolatedSession:
             ) from failure
 
     def serve_segment(self, segment: TrafficSegment) -> Iterator[Timed]:
-        """What came of each request behind the lead; all failed where the engine died meanwhile. One at a time is on
-        its way here."""
+        """The answers to the requests after `segment.lead`, in order; all failed where the engine's process ended.
+
+        The process sends one at a time, so that one answer is in memory here.
+        """
         first = self._requests + 1
         when = f"among requests {first} to {self._requests + len(segment)} that it was sent"
         count: int | None = self._ask(segment, when)
@@ -75,12 +76,12 @@ class IsolatedSession:
             yield timed or Timed(0.0, self._failed())
 
     def _ask(self, what: object, when: str) -> Untyped:
-        """The engine's process' answer; None where it ended. when: for what it died of."""
+        """What the process answers; None where it has ended. when: what it was doing, for `died`."""
         if not self.died:
             try:
                 self._connection.send(what)
             except OSError:
-                self._end(when)
+                self.died = f"{_describe_end(self._process)}, {when}"
         return self._receive(when)
 
     def _receive(self, when: str) -> Untyped:
@@ -88,11 +89,8 @@ class IsolatedSession:
             try:
                 return self._connection.recv()
             except (EOFError, OSError):
-                self._end(when)
+                self.died = f"{_describe_end(self._process)}, {when}"
         return None
-
-    def _end(self, when: str) -> None:
-        self.died = f"{_describe_end(self._process)}, {when}"
 
     def _failed(self) -> ServedRequest:
         return ServedRequest(0.0, None, f"the engine ended its process: {self.died}"[:1000])
@@ -100,10 +98,10 @@ class IsolatedSession:
 
 @contextmanager
 def isolate(role: str, opener: Opener, thread_safe: bool = False) -> Iterator[IsolatedSession]:
-    """The engine that `opener` opens in a process of its own; opener is pickled.
+    """The engine that `opener`, which is pickled, opens in a process of its own.
 
-    Raises the EngineryError that `opener` raises, and one for whatever else ends the opening. role: whose engine it is.
-    thread_safe: whether several threads may run one session of it at once.
+    role: 'candidate' or 'baseline', for messages.  thread_safe: whether several threads may run one session at once.
+    Raises the EngineryError that `opener` raises, and one for whatever else ends the opening.
     """
     ours, theirs = get_context("spawn").Pipe()
     process = get_context("spawn").Process(target=_serve, args=(theirs, opener, thread_safe), daemon=True)
@@ -116,7 +114,16 @@ def isolate(role: str, opener: Opener, thread_safe: bool = False) -> Iterator[Is
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     try:
-        yield IsolatedSession(process, ours, _await_opening(role, process, ours))
+        try:
+            found: Sequence[TensorSpec] | EngineryError = ours.recv()
+        except EOFError:
+            raise EngineryError(
+                f"the {role}'s engine ended its process while it was opened: {_describe_end(process)}; it serves "
+                "nothing here"
+            ) from None
+        if isinstance(found, EngineryError):
+            raise found
+        yield IsolatedSession(process, ours, found)
     finally:
         ours.close()
         process.join(JOIN_S)
@@ -124,28 +131,14 @@ def isolate(role: str, opener: Opener, thread_safe: bool = False) -> Iterator[Is
         process.join()
 
 
-def _await_opening(role: str, process: BaseProcess, connection: Connection) -> Sequence[TensorSpec]:
-    try:
-        found: Sequence[TensorSpec] | EngineryError = connection.recv()
-    except EOFError:
-        raise EngineryError(
-            f"the {role}'s engine ended its process while it was opened: {_describe_end(process)}; it serves nothing "
-            "here"
-        ) from None
-    if isinstance(found, EngineryError):
-        raise found
-    return found
-
-
 def _serve(connection: Connection, opener: Opener, thread_safe: bool) -> None:
-    """Answer requests until the other end is closed."""
+    """What the engine's process runs: answer requests until the other end is closed."""
     os.dup2(2, 1)  # what an engine prints is no result
     with ExitStack() as stack, suppress(EOFError, BrokenPipeError):
         try:
             session = stack.enter_context(opener())
         except Exception as error:
-            told = error if isinstance(error, EngineryError) else EngineryError(f"{type(error).__name__}: {error}")
-            connection.send(told)
+            connection.send(_as_engine_error(error))
             return
         connection.send(list(session.inputs))
         workers: Workers | None = None
@@ -165,39 +158,18 @@ def _serve(connection: Connection, opener: Opener, thread_safe: bool) -> None:
                 connection.send(serve(session, asked, ReplayClock()))
 
 
-def _describe_end(process: BaseProcess) -> str:
-    """'signal 11 (SIGSEGV)' or 'exit status 3' of a process whose pipe was closed."""
-    process.join(JOIN_S)
-    code = process.exitcode
-    if code is None:
-        return "it closed its pipe"
-    if code >= 0:
-        return f"exit status {code}"
-    name = signal.Signals(-code).name if -code in {item.value for item in signal.Signals} else "unknown"
-    return f"signal {-code} ({name})"
-
-
-Job = tuple[TrafficSegment, list[Timed | None], float]
-# So many seconds after it was asked for a segment begins: every thread is awake by then.
-LEAD_S = 0.002
-
-
 class Workers:
-    """Threads that answer segments. failure: why an engine could not be opened in one of them; None: all are ready.
+    """The threads of an engine's process: as many requests in flight as there are threads. They end with the process.
 
-    opener, session: the engine, and the session of it that is open already.  thread_safe: whether several threads may
-    run that at once.  warmup: inputs that each thread runs.
-    They end with the process, whatever they do.
+    A session that several threads may run at once (`Capabilities.thread_safe`) is shared. Of any other, each thread
+    opens one of its own, which takes the engine's memory once more, as in a server with so many instances.
+    failure: why a thread could not open the engine; None where all are ready.
     """
 
     def __init__(
-        self,
-        opener: Callable[[], AbstractContextManager[Session]],
-        session: Session,
-        thread_safe: bool,
-        in_flight: int,
-        warmup: Sequence[Tensors],
+        self, opener: Opener, session: Session, thread_safe: bool, in_flight: int, warmup: Sequence[Tensors]
     ) -> None:
+        """opener: opens the engine once more.  session: the one that is open.  warmup: inputs that each thread runs."""
         self._opener = (lambda: nullcontext(session)) if thread_safe else opener
         self._warmup, self._count = warmup, in_flight
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -207,7 +179,7 @@ class Workers:
         self.failure = next(filter(None, [self._done.get() for _ in range(in_flight)]), None)
 
     def serve_segment(self, segment: TrafficSegment) -> deque[Timed]:
-        """What came of each request behind the lead, in order; nothing else refers to it."""
+        """The answers to the requests after `segment.lead`, in order; nothing else refers to them."""
         found: list[Timed | None] = [None] * len(segment)
         begun = ReplayClock().now() + LEAD_S
         for _ in range(self._count):
@@ -230,8 +202,7 @@ class Workers:
             opened = self._opener()
             session = opened.__enter__()
         except Exception as error:
-            told = error if isinstance(error, EngineryError) else EngineryError(f"{type(error).__name__}: {error}")
-            self._done.put(told)
+            self._done.put(_as_engine_error(error))
             return
         for inputs in self._warmup:
             serve(session, inputs, clock)
@@ -240,3 +211,19 @@ class Workers:
             segment, found, begun = self._jobs.get()
             serve_requests(session, segment, found, clock, begun)
             self._done.put(None)
+
+
+def _as_engine_error(error: Exception) -> EngineryError:
+    return error if isinstance(error, EngineryError) else EngineryError(f"{type(error).__name__}: {error}")
+
+
+def _describe_end(process: BaseProcess) -> str:
+    """'signal 11 (SIGSEGV)' or 'exit status 3' of a process whose pipe was closed."""
+    process.join(JOIN_S)
+    code = process.exitcode
+    if code is None:
+        return "it closed its pipe"
+    if code >= 0:
+        return f"exit status {code}"
+    name = signal.Signals(-code).name if -code in {item.value for item in signal.Signals} else "unknown"
+    return f"signal {-code} ({name})"

@@ -1,11 +1,9 @@
-"""How many requests a canary has in flight at once: as many as the record shows.
-
-A canary from start to verdict: replay, look at planned times, stop as soon as a look decides.
-"""
+"""A canary from start to verdict: replay recorded traffic against two engines, judge at planned looks, stop when one
+decides. Each engine has as many requests in flight as the recorded traffic shows."""
 
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,17 +22,25 @@ from enginery.registry.store.files import make_folder, reachable
 from pipeline.canary.engines import ChosenEngine, check_alike, check_shared_gpu, choose, open_isolated
 from pipeline.canary.verdicts import WrittenReport, circumstances, thresholds_of, write_report
 from validation.canary.concurrent import MOST_IN_FLIGHT, SegmentSession, peak, replay_concurrently
-from validation.canary.judging.judge import CanaryJudgement, Looks, judge
+from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.judging.thresholds import QualityThresholds, Thresholds
 from validation.canary.observations import ObservationTable, add_to, read_observations
 from validation.canary.replay import RemoteSession, ReplayClock, ReplayedPair, ReplayPace, replay, serve
 from validation.canary.report import TrafficReplayed, make_report
 
+SIDES = ("candidate", "baseline")
+# A look judges at least so many further requests.
+LEAST_PER_LOOK = 100
+# Of a file of observations: no limit.
+MOST_BYTES = 1 << 40
+Say = Callable[[str], None]
+Sessions = tuple[Session | RemoteSession, Session | RemoteSession]
+
 
 @dataclass(frozen=True)
 class InFlight:
-    """count: so many requests at once, at most.  source: what says so, in words."""
+    """How many requests an engine has at once, at most, and in words what that number is from."""
 
     count: int
     source: str
@@ -47,9 +53,10 @@ def in_flight_of(
     baseline: Session | RemoteSession,
     clock: ReplayClock,
 ) -> InFlight:
-    """What was asked for, else the peak of the record: of the log `observed`, else of latencies in the traffic, else of
-    its arrivals, each answered in the median time that the baseline takes for a request of the warm-up.
+    """How many requests to have in flight: `pace.in_flight`, else the peak of recorded requests that overlap.
 
+    A request lasts from its arrival for its latency: that of the log `observed`, else the one in the traffic, else the
+    median time that the baseline takes alone for a request of the warm-up.
     Raises InputError for several requests in flight of traffic without times, DataError for a log that is none.
     """
     if not traffic.timed:
@@ -60,41 +67,29 @@ def in_flight_of(
         return InFlight(1, "the traffic has no times, and was sent one request after the other, without any queue")
     if pace.in_flight is not None:
         return InFlight(pace.in_flight, "as was asked for")
-    if observed is not None:
-        log = read_observations(observed)
-        seen = [(at, latency) for at, latency in zip(log.time, log.latency, strict=True) if latency > 0]
-        return _peak([at for at, _ in seen], [latency for _, latency in seen], f"the most in {observed.name}")
     sent = [(request.at / pace.scale, request.latency) for request in traffic.requests]
-    recorded = [latency for _, latency in sent if latency is not None]
-    arrivals = [at for at, _ in sent]
-    if len(recorded) == len(sent):
-        return _peak(arrivals, recorded, "the most by the latencies in the traffic")
-    warmup = traffic.requests[: max(pace.warmup, 1)]
-    alone = statistics.median(serve(baseline, request.inputs, clock).service for request in warmup)
-    return _peak(
-        arrivals, [alone] * len(arrivals), f"the most if each took {alone:.3g} s, as the baseline's do by themselves"
-    )
-
-
-def _peak(arrivals: Sequence[float], latencies: Sequence[float], source: str) -> InFlight:
-    found = max(1, peak(arrivals, latencies))
+    if observed is not None:
+        log, source = read_observations(observed), f"the most in {observed.name}"
+        spans = [(at, latency) for at, latency in zip(log.time, log.latency, strict=True) if latency > 0]
+    elif all(latency is not None for _, latency in sent):
+        spans, source = [(at, latency or 0.0) for at, latency in sent], "the most by the latencies in the traffic"
+    else:
+        warmup = traffic.requests[: max(pace.warmup, 1)]
+        alone = statistics.median(serve(baseline, request.inputs, clock).service for request in warmup)
+        source = f"the most if each took {alone:.3g} s, as the baseline's do by themselves"
+        spans = [(at, alone) for at, _ in sent]
+    found = max(1, peak([at for at, _ in spans], [latency for _, latency in spans]))
     if found > MOST_IN_FLIGHT:
         return InFlight(MOST_IN_FLIGHT, f"{source} is {found}, and {MOST_IN_FLIGHT} is the most that is replayed")
     return InFlight(found, source)
 
 
-SIDES = ("candidate", "baseline")
-LEAST_PER_LOOK = 100
-MOST_BYTES = 1 << 40
-Say = Callable[[str], None]
-Sessions = tuple[Session | RemoteSession, Session | RemoteSession]
-
-
 @dataclass(frozen=True)
 class CanaryRun:
-    """What to compare, on what, and where the results go. looks: how often to look, the end included.
+    """What to compare, on which traffic, and the folder for the results.
 
-    observed: an observation log that shows how many requests were in flight; None: the traffic itself does.
+    looks: how often to judge, the end included.  observed: a log of production that shows how many requests were in
+    flight; None: the traffic itself does.
     """
 
     candidate: Reference
@@ -111,11 +106,15 @@ class CanaryRun:
 def run_canary(store: Store, wanted: CanaryRun, say: Say, clock: ReplayClock | None = None) -> WrittenReport:
     """Replay, judge, and write observations, report and page into `wanted.out`.
 
-    Interrupted, the observations so far are there, whole, and so is the report of the last look.
+    After an interruption the observations so far are there, whole, and so is the report of the last look.
     Raises InputError for a folder that has a canary already and for engines that do not run here, DataError for
     traffic that does not fit.
     """
-    _fresh(wanted.out)
+    if any((wanted.out / f"{name}.jsonl").exists() for name in SIDES):
+        raise InputError(
+            f"{wanted.out} has the observations of a canary already; name another --out, or judge those: "
+            f"enginery canary judge --candidate {wanted.out}/candidate.jsonl --baseline {wanted.out}/baseline.jsonl"
+        )
     sides = [
         choose(store, reference, wanted.target, wanted.precision) for reference in (wanted.candidate, wanted.baseline)
     ]
@@ -129,12 +128,14 @@ def run_canary(store: Store, wanted: CanaryRun, say: Say, clock: ReplayClock | N
         ]
         check_alike(*sessions)
         traffic = read_traffic(wanted.traffic, sessions[0].inputs)
-        canary = CanaryExecution(wanted, sides, limits, source, traffic, say)
-        return canary.run(sessions[0], sessions[1], clock)
+        return CanaryExecution(wanted, sides, limits, source, traffic, say).run(sessions[0], sessions[1], clock)
 
 
 class CanaryExecution:
-    """One run: its files, its observations so far, its looks."""
+    """One run: its files, its observations so far, its looks.
+
+    sides: candidate and baseline.  source: where the thresholds `limits` are from, in words.
+    """
 
     def __init__(
         self,
@@ -150,27 +151,31 @@ class CanaryExecution:
         self._looks = Looks(self._planned)
         self._lines: tuple[dict[str, object], ...] = ()
         self._in_flight = InFlight(1, "")
-        self._paths = [wanted.out / f"{name}.jsonl" for name in SIDES]
         self._seen = [
-            ObservationTable(path, side.identity, planned=self._planned)
-            for path, side in zip(self._paths, sides, strict=True)
+            ObservationTable(wanted.out / f"{name}.jsonl", side.identity, planned=self._planned)
+            for name, side in zip(SIDES, sides, strict=True)
         ]
 
     def run(
         self, candidate: Session | RemoteSession, baseline: Session | RemoteSession, clock: ReplayClock | None
     ) -> WrittenReport:
-        """Replay until a look decides, or to the end. However it ends, the files say that both sides were stopped."""
+        """Replay until a look decides, or to the end, and return the last look's report.
+
+        However it ends, each file of observations ends with a line that says how its engine was stopped.
+        """
         wanted = self._wanted
         self._in_flight = in_flight_of(self._traffic, wanted.pace, wanted.observed, baseline, clock or ReplayClock())
-        with reachable(f"writing {self._wanted.out}"):
-            make_folder(self._wanted.out)
-        stops, sessions = self._stops(), (candidate, baseline)
+        with reachable(f"writing {wanted.out}"):
+            make_folder(wanted.out)
+        # Fewer looks where each would see hardly anything.
+        looks = max(1, min(wanted.looks, self._planned // LEAST_PER_LOOK))
+        stops, sessions = {self._planned * look // looks for look in range(1, looks + 1)}, (candidate, baseline)
         with ExitStack() as stack:
             files = [
                 stack.enter_context(
-                    closing(LineFile(path, header_of(encode(seen.identity), self._planned), MOST_BYTES))
+                    closing(LineFile(seen.path, header_of(encode(seen.identity), self._planned), MOST_BYTES))
                 )
-                for path, seen in zip(self._paths, self._seen, strict=True)
+                for seen in self._seen
             ]
             stack.callback(self._end, files, sessions)
             for pair in self._pairs(candidate, baseline, stops, clock):
@@ -189,7 +194,7 @@ class CanaryExecution:
         stops: set[int],
         clock: ReplayClock | None,
     ) -> Iterator[ReplayedPair]:
-        """Each request on both sides: interleaved one by one, or in turns with several in flight."""
+        """Each request on both sides: interleaved one by one, or in segments with several in flight."""
         traffic, pace, count = self._traffic, self._wanted.pace, self._in_flight.count
         if count == 1:
             return replay(candidate, baseline, traffic, pace, clock)
@@ -201,38 +206,32 @@ class CanaryExecution:
         return replay_concurrently(candidate, baseline, traffic, pace, count, stops)
 
     def _end(self, files: list[LineFile], sessions: Sessions) -> None:
-        """Say in both files that they were stopped in order, after the same request."""
+        """Write into both files that they were stopped in order, after the same request."""
         if files[0].line_count > files[1].line_count:  # interrupted between the two
             files[1].append(self._lines[1])
         for file, session in zip(files, sessions, strict=True):
             file.append(end_of(file.line_count, _death(session)))
 
-    def _stops(self) -> set[int]:
-        """After how many requests to look; fewer looks where each would see hardly anything."""
-        looks = max(1, min(self._wanted.looks, self._planned // LEAST_PER_LOOK))
-        return {self._planned * look // looks for look in range(1, looks + 1)}
-
     def _look(self, sessions: Sessions) -> WrittenReport | None:
-        """Judge what is there. The report is written each time, so that an interrupted run can go on from it."""
-        quality = self._limits.quality or QualityThresholds()
+        """Judge what is there; the report where that decides, else None. The report is written at each look, so that
+        an interrupted run can go on from it."""
+        seed, quality = self._wanted.pace.seed, self._limits.quality or QualityThresholds()
         for seen, session in zip(self._seen, sessions, strict=True):
             seen.accounted, seen.died = len(seen), _death(session)
-        evidence, notes = evidence_of(self._seen[0], self._seen[1], quality.sqnr_db)
-        judgement = judge(evidence, self._limits, self._looks, seed=self._wanted.pace.seed)
+        ours, theirs = self._seen
+        evidence, notes = evidence_of(ours, theirs, quality.sqnr_db)
+        judgement = judge(evidence, self._limits, self._looks, seed=seed)
         for seen in self._seen:
             seen.digest = digest_of_file(seen.path)
-        known = circumstances(self._source, [*notes, *self._remarks()], self._about_traffic(), self._ran_on())
-        report = make_report(
-            judgement, self._limits, self._looks, self._seen[0], self._seen[1], evidence, known, self._wanted.pace.seed
-        )
+        target = self._wanted.target
+        ran_on = this_kind().name if target.is_cpu else target.sm
+        known = circumstances(self._source, [*notes, *self._remarks()], self._about_traffic(), ran_on)
+        report = make_report(judgement, self._limits, self._looks, ours, theirs, evidence, known, seed)
         written = write_report(report, self._wanted.out)
-        done = len(self._seen[0])
+        done = len(ours)
         self._say(f"look at {done} of {self._planned} requests: {judgement.verdict}: {judgement.reason}")
         self._looks = replace(self._looks, before=(*self._looks.before, done))
-        return written if self._is_decided(judgement, done) else None
-
-    def _is_decided(self, judgement: CanaryJudgement, done: int) -> bool:
-        return judgement.verdict != "INSUFFICIENT" or done == self._planned
+        return written if judgement.verdict != "INSUFFICIENT" or done == self._planned else None
 
     def _about_traffic(self) -> TrafficReplayed:
         pace, traffic = self._wanted.pace, self._traffic
@@ -247,21 +246,16 @@ class CanaryExecution:
             made=traffic.made or None,
         )
 
-    def _ran_on(self) -> str:
-        target = self._wanted.target
-        return this_kind().name if target.is_cpu else target.sm
-
     def _remarks(self) -> list[str]:
-        """What a person should know of how the traffic went."""
-        found = []
-        if self._traffic.made:
-            found.append(f"this traffic was made up: {self._traffic.made}")
-        if self._traffic.surplus:
-            found.append(f"no inputs, and left out: {', '.join(self._traffic.surplus)}")
-        if self._traffic.sampling < 1.0 and self._wanted.pace.scale == 1.0:
-            share = self._traffic.sampling
+        """Notes of the report on the traffic."""
+        found, traffic = [], self._traffic
+        if traffic.made:
+            found.append(f"this traffic was made up: {traffic.made}")
+        if traffic.surplus:
+            found.append(f"no inputs, and left out: {', '.join(traffic.surplus)}")
+        if (share := traffic.sampling) < 1.0 and self._wanted.pace.scale == 1.0:
             found.append(f"the traffic is a sample of {share:g}; --scale {1 / share:g} replays it as dense as it was")
-        if self._traffic.cut:
+        if traffic.cut:
             found.append("half a line at the end of the traffic was left out")
         found.append(f"requests in flight: {self._in_flight.count}; {self._in_flight.source}")
         return found
@@ -269,11 +263,3 @@ class CanaryExecution:
 
 def _death(session: Session | RemoteSession) -> str:
     return session.died if isinstance(session, RemoteSession) else ""
-
-
-def _fresh(out: Path) -> None:
-    if any((out / f"{name}.jsonl").exists() for name in SIDES):
-        raise InputError(
-            f"{out} has the observations of a canary already; name another --out, or judge those: "
-            f"enginery canary judge --candidate {out}/candidate.jsonl --baseline {out}/baseline.jsonl"
-        )

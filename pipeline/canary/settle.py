@@ -1,6 +1,6 @@
-"""What canaries found of a version on each target that counts for a channel, and why a verdict is missing.
+"""What the verdicts of canaries do to a channel without a person: promote, roll back, or leave it where it is.
 
-What the verdicts of canaries do to a channel, without a person: promote, roll back, or leave it where it is.
+A version is promoted once it has a PASS, against what the channel serves, on each target that counts for the channel.
 """
 
 import tempfile
@@ -31,11 +31,12 @@ from pipeline.canary.verdicts import canary_passes, roll_back
 from validation.canary.report import MOST_BYTES, CanaryReport, read_report
 
 MISSING = "MISSING"
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class TargetVerdict:
-    """A target and its verdict: PASS, FAIL, INSUFFICIENT or MISSING. report: digest of the report's blob."""
+    """A target and the verdict on it: PASS, FAIL, INSUFFICIENT or MISSING. report: digest of the report's blob."""
 
     target: str
     verdict: str
@@ -47,7 +48,7 @@ class TargetVerdict:
 
 
 def attach(store: Store, found: CanaryReport, blob: str) -> CanaryVerdict:
-    """Put a canary's verdict beside the version it is about. blob: digest of its report's blob.
+    """Attach a canary's verdict to the version that it is about. blob: digest of its report's blob.
 
     Raises UnknownNameError for a version that is not there, InputError for an engine that it does not have, or a report
     that does not say what was compared.
@@ -71,7 +72,7 @@ def attach(store: Store, found: CanaryReport, blob: str) -> CanaryVerdict:
 
 
 def targets_that_count(store: Store, channel: Channel) -> tuple[str, ...]:
-    """Targets whose verdicts count for a channel: those of its policy, else all that it serves today."""
+    """Targets whose verdicts count for a channel: those that its policy names, else all that it serves today."""
     if named := policies.of_channel(store, channel.model, channel.name).canary_on:
         return named
     return _targets(store, lookup.load(store, channel.model, channel.version), channel.proven_only)
@@ -88,7 +89,10 @@ def target_verdicts(store: Store, candidate: Manifest, channel: Channel) -> list
 def _target_verdict(
     target: str, candidate: Manifest, channel: Channel, found: list[CanaryVerdict], sides: list[tuple[str, ...]]
 ) -> TargetVerdict:
-    """sides: targets that the candidate, and what the channel serves now, have an engine for."""
+    """The verdict on one target, or MISSING with the remedy.
+
+    sides: targets that the candidate has an engine for, and those that the version in service has one for.
+    """
     if verdict := verdict_on(target, channel.manifest, found):
         return TargetVerdict(target, verdict.verdict, verdict.reason, verdict.report)
     proven = " proven" if channel.proven_only else ""
@@ -97,19 +101,22 @@ def _target_verdict(
         any(covers(name, target) or (name == "cpu" and covers(target, name)) for name in has) for has in sides
     )
     if not built:
-        remedy = "build one, promote by hand, or name the targets that count"
-        policy = f"`enginery policy set {where} --canary-on TARGETS`"
-        return TargetVerdict(target, MISSING, f"{reference} has no{proven} engine for it; {remedy}: {policy}")
-    if not compared:
-        remedy = "promote by hand under a policy that does not name it"
-        lacks = f"{where} serves {channel.model}@{channel.version}, which has no{proven} engine for it"
-        return TargetVerdict(target, MISSING, f"{lacks}, so there is nothing to compare with; {remedy}")
-    by_hand = f"`enginery canary run --candidate {reference} --baseline {where} --traffic FILE --attach`"
-    remedy = (
-        "a deployment `canary` for that hardware brings it (`enginery deploy --only canary`, for Ray with `--on`; in "
-        f"the chart a group of `gpuGroups`), or on such a node {by_hand}"
-    )
-    return TargetVerdict(target, MISSING, f"no canary ran there against {channel.version}; {remedy}")
+        reason = (
+            f"{reference} has no{proven} engine for it; build one, promote by hand, or name the targets that count: "
+            f"`enginery policy set {where} --canary-on TARGETS`"
+        )
+    elif not compared:
+        reason = (
+            f"{where} serves {channel.model}@{channel.version}, which has no{proven} engine for it, so there is "
+            "nothing to compare with; promote by hand under a policy that does not name it"
+        )
+    else:
+        reason = (
+            f"no canary ran there against {channel.version}; a deployment `canary` for that hardware brings it "
+            "(`enginery deploy --only canary`, for Ray with `--on`; in the chart a group of `gpuGroups`), or on such a "
+            f"node `enginery canary run --candidate {reference} --baseline {where} --traffic FILE --attach`"
+        )
+    return TargetVerdict(target, MISSING, reason)
 
 
 def _targets(store: Store, manifest: Manifest, proven_only: bool) -> tuple[str, ...]:
@@ -117,14 +124,11 @@ def _targets(store: Store, manifest: Manifest, proven_only: bool) -> tuple[str, 
     return tuple(sorted({canary_target(entry.hardware) for entry in entries}))
 
 
-Say = Callable[[str], None]
-
-
 def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str:
-    """Do what a canary's verdict asks for, with those of the other targets that count. What was done, in a line.
+    """Act on a new verdict, given those on the other targets that count. Returns what was done, in a line.
 
-    A FAIL takes its candidate back where it is served already. A PASS promotes it once every target that counts has
-    one (`targets.targets_that_count`), and none has a FAIL. report: digest of the canary's report.
+    A FAIL rolls its candidate back where it is served already. A PASS promotes the candidate once every target that
+    counts (`targets_that_count`) has one. report: digest of the blob of the canary's report.
     Raises IntegrityError for a report that is lost or damaged, InputError for one about another model, UntrustedError
     where the trust policy asks for more.
     """
@@ -145,8 +149,10 @@ def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str
 
 
 def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
-    """Without an event: roll back what the channel serves where it has a FAIL (`_find_fail`); else promote the newest
-    version of the model as `settle` does: what was not to be promoted when its verdict came may be now.
+    """Act on the verdicts in the registry, for events that were lost. Returns what was done, in a line.
+
+    What the channel serves is rolled back where it has a FAIL (`_find_fail`); else the newest version is promoted as in
+    `settle`: one that could not be promoted when its verdict came may be promotable by now.
 
     Raises UnknownNameError for no such model, UntrustedError as `settle`.
     """
@@ -165,8 +171,10 @@ def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
 
 
 def _find_fail(store: Store, serving: Channel) -> CanaryVerdict | None:
-    """The newest FAIL of what a channel serves whose event was lost: on a target that counts, against a version that
-    the channel served before it. Whoever promoted could see one from before the promotion: it takes nothing back."""
+    """The newest FAIL of what a channel serves, on a target that counts, against a version that it served before.
+
+    One from before the promotion does not count: whoever promoted could see it.
+    """
     if serving.previous() is None:
         return None
     *before, promoted = serving.active_promotions()
@@ -184,13 +192,12 @@ def _find_fail(store: Store, serving: Channel) -> CanaryVerdict | None:
 
 
 def _roll_back(store: Store, report: str, channel: str) -> str:
-    """What `roll_back` says, for the digest of a report's blob."""
-    failed = read_report(store.read_blob(report)[: MOST_BYTES + 1])
-    return roll_back(store, failed, channel, user())
+    """As `verdicts.roll_back`, for the digest of a report's blob."""
+    return roll_back(store, read_report(store.read_blob(report)[: MOST_BYTES + 1]), channel, user())
 
 
 def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> str:
-    """Promote the candidate if every target that counts has a PASS against what is served."""
+    """Promote the candidate if every target that counts has a PASS against what is served; what was done, in a line."""
     where, version = f"{serving.model}:{serving.name}", candidate.version
     if serving.manifest == candidate.digest:
         return f"{where} serves {version} already"
@@ -209,7 +216,7 @@ def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> s
 def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[str], say: Say) -> str:
     model, version, channel = candidate.model, candidate.version, serving.name
     try:
-        vouched = require(store, candidate)
+        counts = require(store, candidate).counts
         with tempfile.TemporaryDirectory(prefix="enginery-canary-") as folder:
             paths = [Path(folder) / f"{digest}.json" for digest in dict.fromkeys(reports)]
             for path in paths:
@@ -217,12 +224,11 @@ def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[
             why, passes = canary_passes(store, candidate, channel, paths, say)
         proven_only = serving.proven_only
         channels.promote(
-            store, candidate, channel, by=user(), why=why, proven_only=proven_only, canaries=passes,
-            counts=vouched.counts,
-        )  # fmt: skip
+            store, candidate, channel, by=user(), why=why, proven_only=proven_only, canaries=passes, counts=counts
+        )
     except (InputError, ConflictError) as error:
         return f"PASS, and {model}:{channel} was not moved: {error}"
-    # Whoever attached a FAIL since then found the candidate not served yet, and left the channel alone.
+    # A FAIL that was attached meanwhile found the candidate not served yet, and left the channel alone.
     for item in target_verdicts(store, candidate, serving):
         if item.verdict == "FAIL" and item.report:
             return _roll_back(store, item.report, channel)

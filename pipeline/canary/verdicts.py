@@ -1,7 +1,4 @@
-"""Verdicts: thresholds from a spec, reports on disk, and what a verdict may do to a channel.
-
-Promotion on the word of a canary.
-"""
+"""Verdicts of canaries: thresholds, judging observations, the report on disk, and what it allows for a channel."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,7 +22,7 @@ from pipeline.compile.run_context import versions
 from validation.canary.judging.judge import Looks, judge
 from validation.canary.judging.pairing import evidence_of
 from validation.canary.judging.thresholds import QualityThresholds, Thresholds
-from validation.canary.observations import ObservationTable, read_both
+from validation.canary.observations import read_both
 from validation.canary.page import render
 from validation.canary.report import (
     MOST_BYTES,
@@ -42,7 +39,7 @@ DEFAULTS = "the documented defaults"
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """A report, and where it lies with its page."""
+    """A report, and the files it was written to, as JSON and as an HTML page."""
 
     report: CanaryReport
     json: Path
@@ -51,7 +48,12 @@ class WrittenReport:
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """How to judge observations. planned, previous: see `validation.canary.judging.judge.Looks`."""
+    """How to judge files of observations. limits: the thresholds.  source: where those are from, in words.
+
+    planned: number of requests at the last look, None where this look is the only one.  previous: report of the look
+    before.  ignore_missing: whether a request that only one side observed is left out; else it counts as failed.
+    seed: of the bootstrap.
+    """
 
     limits: Thresholds
     source: str
@@ -73,33 +75,28 @@ def judge_files(candidate: Path, baseline: Path, asked: JudgeOptions, out: Path)
     quality = asked.limits.quality or QualityThresholds()
     evidence, notes = evidence_of(ours, theirs, quality.sqnr_db, ignore_missing=asked.ignore_missing)
     judgement = judge(evidence, asked.limits, looks, seed=asked.seed)
-    known = circumstances(asked.source, [*notes, *_same(ours, theirs)], TrafficReplayed(), _target_of(ours))
-    report = make_report(judgement, asked.limits, looks, ours, theirs, evidence, known, asked.seed)
-    return write_report(report, out)
-
-
-def _same(candidate: ObservationTable, baseline: ObservationTable) -> list[str]:
-    same = candidate.identity.engine and candidate.identity.engine == baseline.identity.engine
-    return ["both sides are the same engine"] if same else []
-
-
-def _target_of(candidate: ObservationTable) -> str | None:
-    """What the engine was built for: observations do not say which kind of CPU served it."""
-    name = candidate.identity.target
+    if ours.identity.engine and ours.identity.engine == theirs.identity.engine:
+        notes = (*notes, "both sides are the same engine")
+    target = None
+    # The target that the engine was built for: observations do not say which kind of CPU served it.
     with suppress(UnknownNameError):
-        return canary_target(parse_targets(name)[0]) if name else None
-    return None
+        target = canary_target(parse_targets(ours.identity.target)[0]) if ours.identity.target else None
+    known = circumstances(asked.source, notes, TrafficReplayed(), target)
+    return write_report(make_report(judgement, asked.limits, looks, ours, theirs, evidence, known, asked.seed), out)
 
 
 def circumstances(source: str, notes: Sequence[str], traffic: TrafficReplayed, target: str | None) -> Circumstances:
-    """What a report says beside the statistics. target: what the canary ran on, where that is known: 'sm_89'."""
+    """What a report says beside the statistics: this machine, the versions, and the arguments.
+
+    source: where the thresholds are from.  target: what the canary ran on ('sm_89'), None or '' where unknown.
+    """
     return Circumstances(
         now(), describe_host(), versions("enginery", "numpy"), source, traffic, tuple(notes), target or None
     )
 
 
 def write_report(report: CanaryReport, out: Path) -> WrittenReport:
-    """report.json and report.html in a folder, each whole. Raises UnavailableError."""
+    """Write report.json and report.html into a folder, each whole or not at all. Raises UnavailableError."""
     written = WrittenReport(report, out / "report.json", out / "report.html")
     write_whole(written.json, report.to_bytes())
     write_whole(written.page, render(report).encode())
@@ -107,7 +104,7 @@ def write_report(report: CanaryReport, out: Path) -> WrittenReport:
 
 
 def read_report_file(path: Path) -> CanaryReport:
-    """A report on disk. Raises InputError where there is none, IntegrityError for one that is not in order."""
+    """The report in a file. Raises InputError where there is none, IntegrityError for one that is damaged."""
     if not path.is_file():
         raise InputError(f"{path}: no such file; `enginery canary run` writes report.json into its --out folder")
     with reachable(f"reading {path}"), path.open("rb") as stream:
@@ -115,7 +112,8 @@ def read_report_file(path: Path) -> CanaryReport:
 
 
 def thresholds_of(manifest: Manifest) -> tuple[Thresholds, str]:
-    """The thresholds of a version's spec, and where they are from. Raises InputError for ones that are none."""
+    """The thresholds of a version's spec, else the defaults, and which of the two in words. Raises InputError for a
+    value that is no threshold."""
     given = parsing.mapping(manifest.spec.get("validation") or {}, "spec.validation").get("canary")
     if given is None:
         return Thresholds(), DEFAULTS
@@ -123,7 +121,7 @@ def thresholds_of(manifest: Manifest) -> tuple[Thresholds, str]:
 
 
 def spec_thresholds(path: Path) -> tuple[Thresholds, str]:
-    """The thresholds of a spec file. Raises SpecError."""
+    """The thresholds of a spec file, and its name in words. Raises SpecError."""
     from pipeline.spec.model import load_spec
 
     given = load_spec(path).validation.canary.model_dump(mode="json", exclude_unset=True)
@@ -131,7 +129,7 @@ def spec_thresholds(path: Path) -> tuple[Thresholds, str]:
 
 
 def promotion_refusal(report: CanaryReport, manifest: Manifest, channel: Channel | None) -> str | None:
-    """Why a canary does not speak for promoting this version; None if it does."""
+    """Why a report does not allow promoting this version; None if it does. channel: None where it serves nothing."""
     reference = f"{manifest.model}@{manifest.version}"
     if report.verdict != "PASS":
         return f"the canary's verdict is {report.verdict}: {report.reason}"
@@ -152,7 +150,7 @@ def promotion_refusal(report: CanaryReport, manifest: Manifest, channel: Channel
 
 
 def roll_back(store: Store, report: CanaryReport, channel: str, by: str) -> str:
-    """After a FAIL: point the channel back, if the failed candidate is what it serves. What was done, in a line."""
+    """After a FAIL, point the channel back if it serves the failed candidate. Returns what was done, in a line."""
     model, manifest = report.candidate.model, report.candidate.manifest
     if report.verdict != "FAIL":
         return f"{report.verdict} is no FAIL; no channel was moved"
@@ -169,9 +167,9 @@ def roll_back(store: Store, report: CanaryReport, channel: str, by: str) -> str:
 def canary_passes(
     store: Store, manifest: Manifest, channel: str, reports: Sequence[Path], say: Callable[[str], None]
 ) -> tuple[str, list[CanaryPass]]:
-    """What the channel's history says of these canaries, and the passes, their reports stored as blobs; engines that
-    none of them ran are named by `say`.
+    """Check the report files that a promotion rests on, and store them as blobs.
 
+    Returns the words for the channel's history and a pass for each report; `say` names engines that no canary ran.
     Raises InputError unless every report is a PASS of exactly this version against what the channel serves.
     """
     serving = lookup.read_channel(store, manifest.model, channel)

@@ -20,8 +20,8 @@ from pipeline.cli.streams import code_of_lost, leave, prepare_streams, say
 # Where a command's file is, and what it does, by section of `enginery --help`; those of every day first.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Every day": {
-        "init": ("models.spec", "Write a commented starter spec."),
-        "plan": ("models.plan", "Show what would be built, and why."),
+        "init": ("models.specs", "Write a commented starter spec."),
+        "plan": ("models.build", "Show what would be built, and why."),
         "build": ("models.build", "Build, prove and publish a model's engines."),
         "status": ("models.status", "Show builds and their units, with phases and logs."),
         "list": ("registry.listing", "List models and versions."),
@@ -33,13 +33,13 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Quality and speed": {
         "report": ("models.report", "Write the HTML page of a version or a canary."),
-        "profile": ("operations.profile", "Time an engine here by bucket and node, or against another."),
+        "profile": ("operations.engines", "Time an engine here by bucket and node, or against another."),
         "compare": ("operations.compare", "Build with every backend, compare, and recommend one."),
-        "fuzz": ("operations.fuzz", "Compare an engine with its graph on random inputs."),
+        "fuzz": ("operations.engines", "Compare an engine with its graph on random inputs."),
         "attribute": ("operations.attribute", "Find the nodes of a graph or an engine that drifted."),
         "sensitivity": ("models.sensitivity", "Rank parts of a model by their error in int8."),
         "golden": ("models.golden", "Make, show, compare and freeze golden sets."),
-        "rebuild": ("operations.rebuild", "Build an engine again: same bytes, same outputs?"),
+        "rebuild": ("operations.engines", "Build an engine again: same bytes, same outputs?"),
         "refit": ("operations.refit", "Give engines new weights without building them."),
     },
     "Serving": {
@@ -62,15 +62,15 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "export-oci": ("registry.copies", "Write engines as OCI images."),
     },
     "Automation": {
-        "register": ("models.intake", "Store a spec in the registry, and let Prefect build it."),
-        "watch-specs": ("models.intake", "Register each new spec of a folder or bucket."),
-        "catalog": ("models.intake", "Build every spec of a folder, a bucket or the registry."),
+        "register": ("models.specs", "Store a spec in the registry, and let Prefect build it."),
+        "watch-specs": ("models.specs", "Register each new spec of a folder or bucket."),
+        "catalog": ("models.specs", "Build every spec of a folder, a bucket or the registry."),
         "deploy": ("machines.deploy", "Set up deployments and triggers on a Prefect server."),
         "metrics": ("registry.metrics", "Serve a registry's numbers to Prometheus."),
     },
     "Reference": {
-        "backends": ("machines.backends", "List compilers and what each builds and runs here."),
-        "schema": ("models.spec", "Print the JSON Schema of a spec."),
+        "backends": ("machines.doctor", "List compilers and what each builds and runs here."),
+        "schema": ("models.specs", "Print the JSON Schema of a spec."),
     },
 }
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
@@ -119,7 +119,7 @@ def enginery() -> None:
     """
 
 
-# What brings a package; `build` all that are not named.
+# The extra of `enginery` that installs a package; `build` for all others.
 _EXTRAS = {
     **dict.fromkeys(("torch", "onnxscript"), "export"),
     **{name: name for name in ("prefect", "ray", "kubernetes")},
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line (None: the process's own arguments) and exit."""
     prepare_streams()
     if arguments is None:
-        # Else the interpreter looks for garbage once more before it ends: an eighth of a cached build's time.
+        # Without this the interpreter collects garbage before it ends, an eighth of the time of a cached build.
         atexit.register(gc.freeze)
     signal.signal(signal.SIGTERM, _interrupt)
     code = 0
@@ -163,17 +163,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _entries(error: EngineryError) -> list[str]:
     """What is wrong, an entry for each mistake: each starts with 'error: ', and its further lines are indented."""
-    entries = error.lines if isinstance(error, SpecError) else [str(error)]
-    return ["\n".join(_indent(f"error: {entry}".split("\n"))) for entry in entries]
-
-
-def _indent(lines: Sequence[str]) -> list[str]:
-    """Lines after the first start with spaces, whether they do already or not."""
-    return [*lines[:1], *(line if line.startswith("  ") else f"  {line}" for line in lines[1:])]
+    found = []
+    for entry in error.lines if isinstance(error, SpecError) else [str(error)]:
+        first, *rest = f"error: {entry}".split("\n")
+        found.append("\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)]))
+    return found
 
 
 def _say_last(chosen: Mapping[str, str], event: str, entries: Sequence[str]) -> None:
-    """Why the command ended, in the format of its other lines."""
+    """Write why the command ended to stderr, in its log format. entries: as `_entries` gives them."""
     if chosen.get("log_format") == "json":
         from pipeline.progress.json_lines import write_line
 
@@ -183,7 +181,7 @@ def _say_last(chosen: Mapping[str, str], event: str, entries: Sequence[str]) -> 
 
 
 def _remedy(error: ModuleNotFoundError) -> str | None:
-    """What to install for a package that the client does without; None if it is one of our own, and so a bug."""
+    """What to install for a missing package; None if it is one of our own, which is a bug."""
     package = (error.name or "").split(".")[0]
     if not package or package in ("builders", "validation", "pipeline", "enginery"):
         return None

@@ -1,11 +1,12 @@
-"""Arguments, options and output that commands share: each is declared once, so that it is spelled, described and works
-alike everywhere."""
+"""Arguments, options and output that commands share; each is declared once, so that it means the same everywhere."""
 
+import functools
 import inspect
 import json
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,7 +35,7 @@ class Duration(click.ParamType[timedelta]):
     name = "duration"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """A duration. Fails as click does for what is none."""
+        """The duration. Raises click's usage error for another text."""
         if isinstance(value, timedelta):
             return value
         found = re.fullmatch(r"([0-9]{1,6})([dhms])", str(value))
@@ -44,7 +45,7 @@ class Duration(click.ParamType[timedelta]):
 
 
 def _argument(name: str, metavar: str, meaning: str, **settings: Any) -> Callable[[Command], Command]:
-    """An argument whose meaning stands below the command's own help: click's arguments have no help of their own."""
+    """An argument whose meaning is added to the command's help text, since click's arguments have no help."""
 
     def add(command: Command) -> Command:
         command.__doc__ = f"{inspect.cleandoc(command.__doc__ or '')}\n\n{metavar.strip('[].')}: {meaning}"
@@ -69,6 +70,29 @@ spec_argument = _argument(
 )
 
 
+def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """One decorator for several options, which help lists in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def number_option(
+    name: str, kind: click.ParamType[Any], default: float | None, meaning: str, shown: bool | str = True
+) -> Callable[[Command], Command]:
+    """An option for a number. kind: its range.  shown: whether help says the default, or what it says in its place."""
+    return click.option(name, type=kind, default=default, show_default=shown, help=meaning)
+
+
+def path_option(name: str, meaning: str, shown: bool | str = False, **kind: bool) -> Callable[[Command], Command]:
+    """An option for a path. shown: what help says is taken without it.  kind: settings of `click.Path`."""
+    return click.option(name, type=click.Path(path_type=Path, **kind), show_default=shown, help=meaning)
+
+
 def registry_option_with(default: str | None, shown: bool | str) -> Callable[[Command], Command]:
     """`--registry`, from ENGINERY_REGISTRY, else `default`; passed as `registry`. shown: the default in the help."""
     return click.option(
@@ -91,7 +115,10 @@ _TARGET = "Target: cpu, a kind of CPU (avx512-vnni), a GPU product (l4), compute
 
 
 def _several(option: str, name: str, metavar: str, meaning: str, shown: str | None) -> Callable[[Command], Command]:
-    """An option that takes several names, by commas or by repeating it; passed as one text with commas, or None."""
+    """An option that takes several names, with commas or repeated; passed as one text with commas, or None.
+
+    shown: what is taken without it, for help; None: it is required.
+    """
     return click.option(
         option,
         name,
@@ -105,29 +132,24 @@ def _several(option: str, name: str, metavar: str, meaning: str, shown: str | No
 
 
 def targets_option(shown: str | None) -> Callable[[Command], Command]:
-    """`--target` where several may be given, also groups of them; passed as `targets: str | None`, separated by commas.
-
-    shown: what is taken without it, for help; None: it must be given.
-    """
+    """`--target` for several targets or groups of them; passed as `targets: str | None`. shown: as for `_several`."""
     return _several("--target", "targets", "TARGETS", f"{_TARGET}, gpu or all", shown)
 
 
 def precisions_option(shown: str) -> Callable[[Command], Command]:
-    """`--precision` where several may be given; passed as `precisions: str | None`, separated by commas."""
+    """`--precision` for several; passed as `precisions: str | None`."""
     return _several("--precision", "precisions", "PRECISIONS", f"Precision: {', '.join(PRECISIONS)}", shown)
 
 
 def backends_option(shown: str) -> Callable[[Command], Command]:
-    """`--backend`; passed as `backends: str | None`, separated by commas."""
+    """`--backend` for several; passed as `backends: str | None`."""
     return _several("--backend", "backends", "BACKENDS", "Compiler, as `enginery backends` lists it", shown)
 
 
-def selection_options(command: Command) -> Command:
-    """`--target`, `--precision` and `--backend`, which narrow a spec; passed as `targets`, `precisions`, `backends`."""
-    for option in (backends_option, precisions_option, targets_option):
-        command = option("all of the spec")(command)
-    return command
-
+# `--target`, `--precision` and `--backend`, which narrow a spec; passed as `targets`, `precisions`, `backends`.
+selection_options = combine(
+    *(option("all of the spec") for option in (targets_option, precisions_option, backends_option))
+)
 
 # Passed as `why: str`.
 why_option = click.option("--why", metavar="TEXT", default="", help="Reason, which is recorded and shown later.")
@@ -144,102 +166,107 @@ target_option = click.option(
 
 def precision_option(shown: str) -> Callable[[Command], Command]:
     """`--precision` of engines; passed as `precision: str | None`. shown: what is taken without it, for help."""
-    kinds = click.Choice(PRECISIONS)
-    return click.option("--precision", type=kinds, show_default=shown, help="Only engines of this precision.")
-
-
-def engine_options(command: Command) -> Command:
-    """`--target` and `--precision`: which of a version's engines; passed as `target: str`, `precision: str | None`."""
-    return target_option(precision_option("the one that fits best")(command))
-
-
-def progress_options(command: Command) -> Command:
-    """`--quiet`, passed as `quiet: bool`, and `--log-format`, which `shown_progress` and `say` ask for."""
-    quiet = click.option("--quiet", is_flag=True, help="Show no progress on stderr.")
-    return log_format_option(quiet(command))
-
-
-def executor_options(command: Command) -> Command:
-    """Where units are built: passed as `executor`, `ray_address` and `wait_for_nodes: timedelta`."""
-    for option in (
-        click.option(
-            "--wait-for-nodes",
-            type=Duration(),
-            default="0s",
-            show_default=True,
-            help="How long a unit waits for a suitable Ray node, e.g. 15m with an autoscaler.",
-        ),
-        click.option(
-            "--ray-address",
-            envvar="RAY_ADDRESS",
-            show_envvar=True,
-            show_default="a cluster started for this run",
-            help="Ray cluster for --executor ray.",
-        ),
-        click.option(
-            "--executor",
-            type=click.Choice(["local", "ray"]),
-            default="local",
-            show_default=True,
-            help="Where units are built.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def log_format_option(command: Command) -> Command:
-    """`--log-format`: what stderr looks like."""
     return click.option(
-        "--log-format",
-        type=click.Choice(LOG_FORMATS),
-        default="text",
+        "--precision", type=click.Choice(PRECISIONS), show_default=shown, help="Only engines of this precision."
+    )
+
+
+# Which of a version's engines; passed as `target: str`, `precision: str | None`.
+engine_options = combine(target_option, precision_option("the one that fits best"))
+
+# Where units are built; passed as `executor`, `ray_address` and `wait_for_nodes: timedelta`.
+executor_options = combine(
+    click.option(
+        "--executor",
+        type=click.Choice(["local", "ray"]),
+        default="local",
         show_default=True,
-        envvar="ENGINERY_LOG_FORMAT",
+        help="Where units are built.",
+    ),
+    click.option(
+        "--ray-address",
+        envvar="RAY_ADDRESS",
         show_envvar=True,
-        expose_value=False,
-        callback=lambda ctx, _, value: ctx.ensure_object(dict).update({LOG_FORMAT: value}),
-        help="Format of stderr; json: one object per line.",
-    )(command)
+        show_default="a cluster started for this run",
+        help="Ray cluster for --executor ray.",
+    ),
+    click.option(
+        "--wait-for-nodes",
+        type=Duration(),
+        default="0s",
+        show_default=True,
+        help="How long a unit waits for a suitable Ray node, e.g. 15m with an autoscaler.",
+    ),
+)
+
+
+def collect_run_options(command: Callable[..., object]) -> Callable[..., object]:
+    """Pass the options that are fields of `RunOptions` (registry, targets, jobs, executor, ...) as one value `options`.
+
+    It stands below all other decorators of a command.
+    """
+
+    @functools.wraps(command)
+    def call(*arguments: object, **given: Any) -> object:
+        from pipeline.orchestration.run import RunOptions
+
+        if "wait_for_nodes" in given:
+            given["wait_for_nodes_s"] = given.pop("wait_for_nodes").total_seconds()
+        named = {field.name: given.pop(field.name) for field in fields(RunOptions) if field.name in given}
+        return command(*arguments, options=RunOptions(**named), **given)
+
+    return call
+
+
+# `--log-format`, the format of stderr, which `log_format` reads.
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice(LOG_FORMATS),
+    default="text",
+    show_default=True,
+    envvar="ENGINERY_LOG_FORMAT",
+    show_envvar=True,
+    expose_value=False,
+    callback=lambda ctx, _, value: ctx.ensure_object(dict).update({LOG_FORMAT: value}),
+    help="Format of stderr; json: one object per line.",
+)
+# `--quiet`, passed as `quiet: bool`, and `--log-format`, which `shown_progress` and `say` read.
+progress_options = combine(log_format_option, click.option("--quiet", is_flag=True, help="Show no progress on stderr."))
 
 
 def log_format() -> str:
-    """The format that the running command was asked for: 'text' or 'json'."""
+    """The format of stderr that the running command was asked for: 'text' or 'json'."""
     context = click.get_current_context(silent=True)
     chosen = context.find_object(dict) if context else None
     return str((chosen or {}).get(LOG_FORMAT, "text"))
 
 
 def shown_progress(quiet: bool) -> AbstractContextManager["Progress"]:
-    """The progress display that fits the command's options and stderr."""
+    """The progress display for the command's options and for stderr, a terminal or not."""
     from pipeline.progress import progress_display
 
     return progress_display(quiet, json_lines=log_format() == "json")
 
 
-def json_option(command: Command) -> Command:
-    """`--json`, passed as `as_json: bool`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")(command)
-
-
-def trust_option(command: Command) -> Command:
-    """`--trust`, from ENGINERY_TRUST_POLICY, passed as `trust: Path | None`."""
-    return click.option(
-        "--trust",
-        type=click.Path(path_type=Path),
-        envvar="ENGINERY_TRUST_POLICY",
-        show_envvar=True,
-        help="Trust policy (YAML): which signatures a version needs.",
-    )(command)
+# Passed as `as_json: bool`.
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+# Passed as `trust: Path | None`.
+trust_option = click.option(
+    "--trust",
+    type=click.Path(path_type=Path),
+    envvar="ENGINERY_TRUST_POLICY",
+    show_envvar=True,
+    help="Trust policy (YAML): which signatures a version needs.",
+)
 
 
 def emit_json(value: object) -> None:
-    """Print a JSON value on stdout. NaN has no place in JSON and is a bug here."""
+    """Print a JSON value on stdout. Raises ValueError for NaN, which JSON does not have."""
     echo(visible_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)))
 
 
 def say(text: str) -> None:
-    """Progress and remarks, on stderr, so that stdout holds only the result."""
+    """Write a remark on stderr, in the command's log format; stdout holds the result alone."""
     if log_format() == "json":
         from pipeline.progress.json_lines import write_line
 
@@ -253,7 +280,7 @@ _NAMED_RUNTIMES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
 
 
 def runtime_options(where: str) -> Callable[[Command], Command]:
-    """Options that state which versions of runtimes are `where`: read them with `stated_runtimes`."""
+    """Options for the versions of runtimes; read them with `stated_runtimes`. where: the machines that have them."""
 
     def add(command: Command) -> Command:
         for name, title in reversed(_NAMED_RUNTIMES.items()):
@@ -265,7 +292,7 @@ def runtime_options(where: str) -> Callable[[Command], Command]:
 
 
 def stated_runtimes(given: dict[str, Any]) -> dict[str, str]:
-    """The versions that `runtime_options` were given, by the package's name; takes them out of `given`."""
+    """The versions that `runtime_options` were given, by the name of the runtime's package; taken out of `given`."""
     stated: dict[str, str] = {}
     for text in given.pop("runtime", ()):
         name, equals, version = text.partition("=")

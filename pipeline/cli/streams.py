@@ -1,7 +1,7 @@
 """The standard streams of the command line: closed, full, or with a reader that has gone.
 
-What a command did is done whether or not its output could be written: an output that is lost is one message and an exit
-code, and no traceback.
+A command has done its work whether or not its output can be written: output that is lost gives one message and an exit
+code instead of a traceback.
 """
 
 import io
@@ -18,7 +18,7 @@ _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 class _Checked(io.FileIO):
-    """The file of an output stream. error: the last one of writing to it."""
+    """The file of an output stream. error: the last error of writing to it."""
 
     error: OSError | None = None
 
@@ -32,11 +32,10 @@ class _Checked(io.FileIO):
 
 
 def prepare_streams() -> None:
-    """Open the null device in the place of each standard stream that is closed, and have stdout and stderr keep their
-    errors.
+    """Open the null device for each standard stream that is closed, and have stdout and stderr keep their errors.
 
-    Without the first, the next file that is opened would get the number, and what a library prints would go into it.
-    Streams that somebody has put in the place of the process's own are left as they are.
+    Without the first, the next file that is opened would get the stream's number, and prints would go into that file.
+    Streams that were replaced in Python are left as they are.
     """
     for number, (name, mode) in enumerate(_STREAMS):
         if getattr(sys, name) is None:
@@ -49,7 +48,7 @@ def prepare_streams() -> None:
 
 
 def code_of_lost(error: OSError) -> int:
-    """The exit code after an error of writing to stdout or stderr; raises any other error again."""
+    """The exit code for an error of writing to stdout or stderr. Raises any other error again."""
     if isinstance(error, BrokenPipeError):
         return 0
     if all(_error_of(stream) is None for stream in (sys.stdout, sys.stderr)):

@@ -1,4 +1,4 @@
-"""What commands write on stdout for people: lines, and tables that are readable at any width."""
+"""Output of commands for people: lines, and tables that are readable at any width."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 _PIPE_COLUMNS = 240
 _GAP = 2
-# Of a column of sentences so many characters are needed; a column of names, numbers or states is not broken at all.
+# A column of sentences is at least so wide; one of names, numbers or states is not broken at all.
 _LEAST_PROSE = 24
-# A value with its bracket is no sentence, and no longer than that.
+# A text with a bracket that is longer than this is a sentence, and not a value with its interval.
 _LONGEST_BRACKET = 40
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Write a line on stdout (err: on stderr), without what a terminal would obey in text that others wrote."""
+    """Write a line on stdout (err: on stderr), with the control characters in it made visible."""
     click.echo(visible(text), err=err, nl=nl)
 
 
@@ -36,12 +36,11 @@ def print_table(
     red: Collection[int] = (),
     pipe_columns: int = _PIPE_COLUMNS,
 ) -> None:
-    """A table on stdout that fits the terminal: sentences are wrapped, then brackets get a line of their own, and where
-    that does not fit either, each row becomes a block of lines 'column  value'. Into a pipe it is as wide as it needs,
-    so that nothing is cut.
+    """Print a table that fits the terminal: sentences are wrapped, then brackets get a line of their own; where that
+    does not fit either, each row becomes a block of lines 'column  value'. In a pipe it is as wide as it needs to be.
 
-    columns: headings; none at all where all are empty.  note: what stands below it.  styles: of cells with this text,
-    as rich has them.  red: rows that stand out.  pipe_columns: how wide it may be in a pipe.
+    columns: headings; none are printed where all are empty.  note: a line below.  styles: rich's style by the text of a
+    cell.  red: indices of rows in red.  pipe_columns: how wide it may at least be in a pipe.
     """
     from rich.console import Console
     from rich.text import Text
@@ -68,7 +67,7 @@ def print_table(
 
 
 def _least_widths(headings: "Cells", rows: "Sequence[Cells]") -> list[int]:
-    """How narrow each column may be."""
+    """The least width of each column."""
     found = []
     for index, heading in enumerate(headings):
         cells = [row[index] for row in rows]
@@ -83,7 +82,7 @@ def _format_needed(widths: Sequence[int]) -> int:
 
 
 def _in_two_lines(cell: "Text") -> "Text":
-    """'38.1 µs (37.9 to 38.4)' with its bracket below; a sentence as it is."""
+    """A value such as '38.1 µs (37.9 to 38.4)' with its bracket below; a sentence unchanged."""
     from rich.text import Text
 
     value, _, more = cell.plain.partition(" (")
@@ -109,7 +108,7 @@ def _table(headings: "Cells", rows: "Sequence[Cells]", least: Sequence[int]) -> 
 
 
 def _blocks(headings: "Cells", rows: "Sequence[Cells]") -> "Iterator[RenderableType]":
-    """Each row as lines of heading and value, without what is empty."""
+    """Each row as lines of heading and value, without empty values."""
     from rich.table import Table
 
     named = any(heading.plain for heading in headings)
@@ -126,12 +125,12 @@ def _blocks(headings: "Cells", rows: "Sequence[Cells]") -> "Iterator[RenderableT
 
 
 def print_fields(columns: Sequence[str], rows: Sequence[object]) -> None:
-    """A table of values by their attributes, which the columns name."""
+    """Print a table with a row for each value. columns: names of attributes."""
     print_table(columns, [[cell(getattr(row, column)) for column in columns] for row in rows])
 
 
 def cell(value: object) -> str:
-    """A value as a table shows it: an object without what is empty or 0, and nothing for null."""
+    """A value as the text of a cell: a mapping without its empty items, '' for None."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {item}" for key, item in value.items() if item)
     return "" if value is None else str(value)

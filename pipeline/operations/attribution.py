@@ -1,4 +1,4 @@
-"""Which node drifted in what a version holds: its graphs against the float model, its engines against their graphs."""
+"""Which nodes drifted in a published version: in its graphs against the float model, in its engines against graphs."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,21 +22,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttributionAnswer:
-    """One graph or engine that was asked about. found: None where there is no attribution; `headline` says why.
+    """One graph or engine that was asked about. found: None where there is no attribution; `told.headline` says why.
 
-    failed: whether it was tried and did not end; what cannot be taken apart at all has not failed.
+    failed: whether the attribution was tried and did not end; an engine that cannot be opened by parts has not failed.
     """
 
     told: Attributed
     found: "Attribution | None" = None
     failed: bool = False
 
+    def to_json(self) -> dict[str, object]:
+        """An item of `enginery attribute --json`."""
+        found = encode_document(self.found) if self.found else None
+        return {**encode(self.told), "attribution": found, "failed": self.failed}
+
 
 def attribute_version(
     manifest: Manifest, targets: Collection[str], precision: str | None, context: RunContext
 ) -> Iterator[AttributionAnswer]:
-    """Take apart every graph and every engine of these targets, failed or not; each graph once.
+    """Attribute the drift of every graph and every engine of these targets, failed or not; each graph once.
 
+    targets: names.  precision: None for all.
     Raises UnknownNameError when the version has none, IntegrityError when its spec or a blob does not fit.
     """
     spec = spec_of(manifest)
@@ -62,22 +68,23 @@ def _choose(manifest: Manifest, targets: Collection[str], precision: str | None)
 def _suspects(
     manifest: Manifest, entries: Sequence[EngineEntry], context: RunContext
 ) -> Iterator[Suspect | Attributed]:
+    """The graphs, each with the units built from it, then the engines; for one that cannot be attributed, why not."""
+    units = [(entry, _find_built(manifest, entry, context)) for entry in entries]
     graphs: dict[str, Suspect] = {}
-    for entry in entries:
-        built = _find_built(manifest, entry, context)
+    for entry, built in units:
         if entry.graph != manifest.onnx:
             known = graphs.setdefault(built.unit.request.model, Suspect("quantization", built, ()))
             graphs[built.unit.request.model] = replace(known, units=(*known.units, entry.unit))
     yield from graphs.values()
-    for entry in entries:
-        built = _find_built(manifest, entry, context)
-        if reason := _cannot(built, entry):
+    for entry, built in units:
+        if reason := _why_not(built, entry):
             yield Attributed("engine", entry.unit, (entry.unit,), None, reason)
         else:
             yield Suspect("engine", built, (entry.unit,))
 
 
-def _cannot(built: Built, entry: EngineEntry) -> str | None:
+def _why_not(built: Built, entry: EngineEntry) -> str | None:
+    """Why an engine cannot be attributed here; None where it can."""
     if not discovery.capabilities_of(entry.backend).opens_parts:
         return f"engines of {entry.backend} cannot be tapped yet; only their graph was taken apart"
     if built.digest is None:
@@ -86,7 +93,7 @@ def _cannot(built: Built, entry: EngineEntry) -> str | None:
 
 
 def _find_built(manifest: Manifest, entry: EngineEntry, context: RunContext) -> Built:
-    """The unit as it was built; the engine of a unit that failed its checks is known by its build key."""
+    """The value that the build step gave; the engine of a unit that failed its checks is recalled by its build key."""
     built = as_built(entry)
     if built.digest is None and (found := recall_engine(built.unit.request, context)):
         built = Built.from_record(built.unit, found)
@@ -100,17 +107,11 @@ def _find_built(manifest: Manifest, entry: EngineEntry, context: RunContext) -> 
 
 @dataclass(frozen=True)
 class _NamedVariant(GraphVariant):
-    """A graph variant of which the manifest keeps no more than the name."""
+    """A graph variant of which the manifest keeps the name alone."""
 
     said: str = ""
 
     @property
     def name(self) -> str:
-        """As it was written."""
+        """The name in the manifest."""
         return self.said
-
-
-def encode_answer(answer: AttributionAnswer) -> dict[str, object]:
-    """What `enginery attribute --json` prints of one."""
-    found = encode_document(answer.found) if answer.found else None
-    return {**encode(answer.told), "attribution": found, "failed": answer.failed}

@@ -1,4 +1,4 @@
-"""Golden sets of a registry: which one a reference means, who uses it, and freezing one in a spec's file."""
+"""Golden sets of a registry: the one that a reference means, the versions proven with it, freezing one in a spec."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +18,15 @@ from pipeline.spec.model import ModelSpec, load_spec
 if TYPE_CHECKING:
     from validation.limits.noise_floor import Noise
 
-# Shortest beginning of a digest that is taken for one.
+# A text of fewer characters is not taken for the beginning of a digest.
 SHORTEST = 8
 
 
 @dataclass(frozen=True)
 class MadeGolden:
-    """A spec's golden set. digest, before: of it, and of the one before it.  change: how they differ, in words.
+    """A spec's golden set. digest, before: of it and of the one before it.  change: how they differ, in words.
 
-    frozen: the digest that the spec demands.
+    frozen: the digest that the spec demands, None for any.
     """
 
     model: str
@@ -39,7 +39,10 @@ class MadeGolden:
 
 @dataclass(frozen=True)
 class Shown:
-    """A golden set: its digest, what it holds, and the versions (model@version) that were proven with it."""
+    """A golden set: its digest, (name, kind) of each case, and the versions (model@version) that were proven with it.
+
+    labels: whether it has the labels of a task.  noise: the noise floor of each output.
+    """
 
     digest: str
     cases: tuple[tuple[str, str], ...]
@@ -49,7 +52,10 @@ class Shown:
 
 
 def golden_of(store: Store, text: str) -> str:
-    """The digest that a reference (its version's golden set), a digest or the beginning of one stands for."""
+    """The digest of the golden set that is named by its digest, by the beginning of it, or by a version's reference.
+
+    Raises UnknownNameError where there is none.
+    """
     if is_digest(text):
         if not store.has(text):
             raise UnknownNameError(f"no golden set {text} in {store.uri}")
@@ -62,7 +68,7 @@ def golden_of(store: Store, text: str) -> str:
 
 
 def describe_golden(store: Store, digest: str) -> Shown:
-    """What a golden set holds, and who uses it. Raises DataError for a blob that is no golden set."""
+    """What a golden set holds, and the versions that use it. Raises DataError for a blob that is no golden set."""
     from validation.golden.golden_set import GoldenSet
 
     with TemporaryDirectory(prefix="enginery-golden-") as folder:
@@ -72,16 +78,16 @@ def describe_golden(store: Store, digest: str) -> Shown:
 
 
 def unfreeze(spec: ModelSpec) -> ModelSpec:
-    """The spec without `golden.frozen`."""
+    """The spec without `golden.frozen`. Raises InputError for a spec without golden data."""
     if spec.golden is None:
         raise InputError(f"{spec.path}: there is no golden data to freeze; add golden.data")
     return spec.model_copy(update={"golden": spec.golden.model_copy(update={"frozen": None})})
 
 
 def write_frozen(path: Path, digest: str) -> None:
-    """Set `golden.frozen` in a spec's file and leave every other character as it is. Raises InputError.
+    """Set `golden.frozen` in a spec's file and leave every other character as it is.
 
-    The file is written only when it reads back as meant.
+    Raises InputError where the line cannot be placed; the file is replaced only when the changed text reads as meant.
     """
     text = path.read_text(encoding="utf-8")
     changed = _with_frozen(text, digest)
@@ -103,6 +109,7 @@ def write_frozen(path: Path, digest: str) -> None:
 
 
 def _with_frozen(text: str, digest: str) -> str | None:
+    """The text of a spec with `golden.frozen`; None where `golden` is no mapping that it can be put into."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     pairs = root.value if isinstance(root, yaml.MappingNode) else []
     golden = next((value for key, value in pairs if key.value == "golden"), None)

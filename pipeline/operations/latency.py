@@ -1,4 +1,4 @@
-"""Times published engines on this machine, now: one by itself, or two side by side."""
+"""Times published engines on this machine: one by itself, or two in turns."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +16,10 @@ from pipeline.operations.revalidate import as_built, spec_of
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """seconds: for each bucket.  buckets: 'few', 'all', or sizes as 'batch=8,length=64'.  streams: sessions at once."""
+    """seconds: of timing for each bucket, or for a whole pair.  buckets: 'few', 'all', or sizes as 'batch=8,length=64'.
+
+    streams: number of concurrent sessions to time too.  seed: of the order of runs in a pair.
+    """
 
     seconds: float = 1.0
     buckets: Literal["few", "all"] | tuple[str, ...] = "few"
@@ -25,7 +28,7 @@ class ProfileOptions:
 
 
 def profile_published(chosen: ChosenEngine, options: ProfileOptions, context: RunContext) -> LatencyReport:
-    """The latency report of one engine, made now. Raises InputError for a bucket that the model does not have."""
+    """Time one engine: its latency report. Raises InputError for a bucket that the model does not have."""
     spec = spec_of(chosen.manifest)
     terms = LatencyTerms(options.seconds, _sizes(chosen, options), options.streams)
     engine, golden = as_built(chosen.entry).blob, chosen.manifest.golden
@@ -38,7 +41,7 @@ def profile_published(chosen: ChosenEngine, options: ProfileOptions, context: Ru
 def benchmark_pair(
     first: ChosenEngine, second: ChosenEngine, options: ProfileOptions, context: RunContext
 ) -> PairedBenchmark:
-    """Two engines side by side, at one bucket of the first: its largest unless one is given. The first is judged.
+    """Time two engines in turns, at the last bucket that is given, else at the first's opt sizes: is `first` faster?
 
     Raises InputError when they do not take the same inputs, or for a bucket that the model does not have.
     """

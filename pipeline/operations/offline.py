@@ -1,56 +1,57 @@
-"""Offline proofs, from machines that reach no registry: bundle.py writes a folder of engines to take there, results.py
-judges the results that come back.
+"""Proofs from GPU machines that reach no registry: the folder of engines to take there, and judging what comes back.
 
-A version's engines and golden cases in a folder, for a GPU machine with torch, numpy and onnx and nothing else.
-
-What came of carried engines: judged here, by what they answered, and attached to the registry.
-
-Nothing that the results say of themselves is believed where it can be seen: engine, build key, golden set and manifest
-are compared with the registry's, the device with the engine's target, the time with the version's; and drift is
-measured anew, here, between the recorded answers and the graph that the engine was built from, under this version's
-limits. A file whose verdict, numbers or limits were changed gains nothing by it. What is left to trust is that the
-answers came from that engine on that GPU: whoever can compute the model can make up answers that fit.
+What the results say of themselves is checked where it can be: engine, build key, golden set and manifest against the
+registry, the device against the engine's target, the time against the version's. Drift is measured here, between the
+recorded answers and the graph that the engine was built from, under this version's limits, so that a changed verdict,
+number or limit in the file has no effect. What cannot be checked is that the answers came from that engine on that GPU:
+whoever can compute the model can make up answers that fit.
 """
 
 import math
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from builders.execution.jobs import Job
+from builders.execution.jobs import Job, WorkerContext
 from builders.execution.process import run_job
-from enginery.core.errors import InputError, IntegrityError, UnknownNameError
+from enginery.core.errors import DataError, InputError, IntegrityError, UnknownNameError
 from enginery.core.hardware.targets import product_of
 from enginery.core.names import Reference
 from enginery.core.parsing import parse_json
-from enginery.core.reports.proof import Check, Report
-from enginery.core.types import CPU_KIND
+from enginery.core.reports.proof import Check
+from enginery.core.types import CPU_KIND, BuildRequest
 from enginery.registry.evidence.attestations import attest, judge_entries
 from enginery.registry.manifest import EngineEntry, Manifest, request_of
-from enginery.registry.store.base import Store
+from enginery.registry.store.base import Store, open_store
 from enginery.registry.trust import require
 from enginery.registry.versions.lookup import locate
-from pipeline.compile.steps.blobs import fetch
+from pipeline.compile.steps.blobs import fetch, golden_set, proof_of, runnable
+from pipeline.compile.steps.drift_limits import engine_drift_limits
 from pipeline.compile.steps.keys import contract_of, engine_limits, limits_of, metric_of
 from pipeline.compile.steps.proofs import CRASHED
 from pipeline.compile.verdict import make_report
-from pipeline.operations.jobs.recorded import CheckRecording
 from pipeline.operations.revalidate import as_built, published_proof, spec_of
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Proof
+from validation.comparison.terms import TaskMetric
 from validation.golden.golden_set import GoldenSet
 from validation.gpu.cases import Answers, save_cases
 from validation.gpu.devices import KitDevice
 from validation.gpu.offline_bundle import BundledEngine, OfflineBundle
 from validation.gpu.results import MAX_BYTES, OfflineTrial, Results
 
+# Clocks differ by less than this.
+_CLOCKS = timedelta(minutes=10)
+_BROKE = ("load failed", "run failed", "crashed")
+
 
 def write_offline_bundle(
     store: Store, manifest: Manifest, folder: Path, targets: Collection[str] | None = None
 ) -> OfflineBundle:
-    """Write the folder that `python -m validation.gpu --carry` takes; see `validation.gpu.offline_bundle`.
+    """Write a version's engines and golden cases into a folder, for `python -m validation.gpu --carry` on a machine
+    with torch, numpy and onnx; see `validation.gpu.offline_bundle`.
 
     targets: names of the targets to keep to; None for all. Raises InputError for a folder that holds something, and for
     engines without weights of their own, UnknownNameError where no engine is left, IntegrityError for a damaged blob.
@@ -79,20 +80,50 @@ def write_offline_bundle(
         digest = str(entry.digest)
         path = fetch(store, digest, place / f"{digest}{entry.suffix or ''}")
         engines[digest] = BundledEngine(digest, request_of(entry), path)
-    digest = manifest.golden
-    golden = fetch(store, digest, folder / "golden.safetensors")
-    save_cases(GoldenSet.load(golden), digest, folder)
+    golden = fetch(store, manifest.golden, folder / "golden.safetensors")
+    save_cases(GoldenSet.load(golden), manifest.golden, folder)
     golden.unlink()
-    made = OfflineBundle(manifest.model, manifest.version, manifest.digest, digest, tuple(engines.values()), folder)
+    about = (manifest.model, manifest.version, manifest.digest, manifest.golden)
+    made = OfflineBundle(*about, tuple(engines.values()), folder)
     made.save()
     return made
 
 
-# Clocks differ; more than this in the future is no clock's fault.
-_CLOCKS = timedelta(minutes=10)
-_ANSWERED = ("passed", "wrong")
-_BROKE = ("load failed", "run failed", "crashed")
-_SAYS_NOTHING = ("skipped", "not finished")
+@dataclass(frozen=True)
+class CheckRecording:
+    """Measure the drift of recorded answers: the engine stage of `CheckEngine`, without running the engine.
+
+    request: what the engine was built from.  golden: digest of the golden set.  limits: the spec's, by metric.
+    answers: as `validation.gpu.cases.ReplaySession` gives them.
+    """
+
+    request: BuildRequest
+    golden: str
+    limits: Mapping[str, float]
+    metric: TaskMetric | None
+    answers: Answers
+
+    def run(self, context: WorkerContext) -> Proof:
+        """The checks. Raises IntegrityError for an answer that is damaged or missing: it says nothing of the engine."""
+        from builders.reference import ReferenceSession
+        from validation.comparison.sessions import drift_checks, run
+        from validation.gpu.cases import ReplaySession
+        from validation.metrics.tally import Spreads
+
+        place, spreads = open_store(context.store), Spreads()
+        wanted, workdir = self.request, context.workdir
+        frozen = golden_set(place, self.golden, workdir)
+        actual = ReplaySession(wanted.inputs, wanted.outputs, self.answers)
+        for case in frozen.cases:
+            try:
+                run(actual, case.inputs)
+            except DataError as error:
+                raise IntegrityError(f"case {case.name!r}: {error}") from error
+        graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
+        with ReferenceSession(graph) as expected:
+            held = engine_drift_limits(graph, expected, wanted, frozen, self.limits, workdir)
+            checks = drift_checks("engine", expected, actual, frozen, held, spreads)
+            return proof_of(checks, actual, frozen, self.metric, "engine", spreads.at("engine"))
 
 
 @dataclass(frozen=True)
@@ -111,11 +142,28 @@ class _Refused(Exception):  # noqa: N818 - an answer about the results, not a bu
     """Why results are not believed."""
 
 
+def import_file(store: Store, path: Path) -> list[Imported]:
+    """Judge the engines of a results file, and attach the reports. Raises IntegrityError for a file that the kit did
+    not write, that is not whole, or that holds no carried engine."""
+    with path.open("rb") as stream:
+        data = stream.read(MAX_BYTES + 1)
+    try:
+        results = Results.from_json(parse_json(data, MAX_BYTES))
+    except IntegrityError as error:
+        raise IntegrityError(f"{path}: {error}") from error
+    if not results.carried:
+        raise IntegrityError(
+            f"{path} holds no carried engines; run the kit with --carry FOLDER, which `enginery validate REF --carry "
+            "FOLDER` writes"
+        )
+    return list(import_results(store, results))
+
+
 def import_results(store: Store, results: Results) -> Iterator[Imported]:
-    """Judge each carried engine. Raises IntegrityError for a damaged registry."""
+    """Judge each carried engine, and attach the reports. Raises IntegrityError for a damaged registry."""
     for item in results.carried:
         reference, unit = f"{item.model}@{item.version}"[:200], item.unit[:200]
-        if item.outcome in _SAYS_NOTHING:
+        if item.outcome in ("skipped", "not finished"):
             yield Imported(reference, unit, "unproven", f"not run there: {str(item.reason)[:300]}")
             continue
         try:
@@ -125,10 +173,9 @@ def import_results(store: Store, results: Results) -> Iterator[Imported]:
 
 
 def _import_entry(store: Store, results: Results, item: OfflineTrial, reference: str) -> Imported:
-    located = locate(store, Reference(item.model, item.version))
-    require(store, located.manifest)
-    manifest = located.manifest
-    entry = _entry(manifest, item)
+    manifest = locate(store, Reference(item.model, item.version)).manifest
+    require(store, manifest)
+    entry = _find_entry(manifest, item)
     _check_device(entry, results.device)
     _check_time(manifest, item.created_at)
     spec = spec_of(manifest)
@@ -137,15 +184,18 @@ def _import_entry(store: Store, results: Results, item: OfflineTrial, reference:
             f"{reference} promises a contract, which takes runs of its own; `enginery validate {reference}` on a node "
             "with that GPU shows it"
         )
-    proof = _proof(store, manifest, entry, spec, item)
-    built = as_built(entry)
-    host, proofs = _host(results), [published_proof(entry, store), proof]
-    report = make_report(built, manifest.golden, proofs, None, host.get(CPU_KIND, "a CPU of unknown kind"))
-    report = replace(report, created_at=item.created_at, host=host, versions=_versions(item))
-    return Imported(reference, entry.unit, report.verdict, report.reason, attest(store, manifest, _describe(report)))
+    proof, device = _prove(store, manifest, entry, spec, item), results.device
+    said = {"device_name": device.name, "device_driver": device.driver, "device_cuda": device.cuda}
+    host = {**{name: value[:200] for name, value in results.host.items()}, **said}
+    cpu = host.get(CPU_KIND, "a CPU of unknown kind")
+    report = make_report(as_built(entry), manifest.golden, [published_proof(entry, store), proof], None, cpu)
+    versions = {name: value[:100] for name, value in (item.versions or {}).items()}
+    reason = f"{report.reason}; answers recorded on {device.name}, judged here"
+    attached = replace(report, created_at=item.created_at, host=host, versions=versions, reason=reason)
+    return Imported(reference, entry.unit, report.verdict, report.reason, attest(store, manifest, attached))
 
 
-def _entry(manifest: Manifest, item: OfflineTrial) -> EngineEntry:
+def _find_entry(manifest: Manifest, item: OfflineTrial) -> EngineEntry:
     """The engine that the results are about, by digest. Raises _Refused where they are of something else."""
     entry = next((entry for entry in manifest.engines if entry.digest == item.engine), None)
     if entry is None:
@@ -162,18 +212,17 @@ def _entry(manifest: Manifest, item: OfflineTrial) -> EngineEntry:
 
 
 def _check_device(entry: EngineEntry, device: KitDevice) -> None:
-    """Raise _Refused where the device is none that the engine is for."""
+    """Raise _Refused where the engine is not for the device that it ran on."""
     capability = device.compute_capability
     if capability != entry.compute_capability:
         said = "a CPU" if capability is None else "sm_{}".format("".join(map(str, capability)))
         raise _Refused(f"it ran on {said}, and the engine is for {entry.target}; run the kit on a node that has one")
-    if capability is not None and entry.product:
-        product = product_of(capability, device.label)
-        if product != entry.product:
-            raise _Refused(f"it ran on {device.name[:80]}, and the engine is tuned for {entry.product}")
+    if capability is not None and entry.product and product_of(capability, device.label) != entry.product:
+        raise _Refused(f"it ran on {device.name[:80]}, and the engine is tuned for {entry.product}")
 
 
 def _check_time(manifest: Manifest, stated: str) -> None:
+    """Raise _Refused for a time before the version was published, or yet to come."""
     try:
         when, published = (datetime.fromisoformat(text) for text in (stated, manifest.created_at))
         early, late = when < published - _CLOCKS, when > datetime.now(UTC) + _CLOCKS
@@ -183,14 +232,21 @@ def _check_time(manifest: Manifest, stated: str) -> None:
         raise _Refused(f"it was made at {stated}, {'before this version was' if early else 'which is yet to come'}")
 
 
-def _proof(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpec, item: OfflineTrial) -> Proof:
-    """The engine stage: measured from the answers, or how it broke there."""
+def _prove(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpec, item: OfflineTrial) -> Proof:
+    """The engine stage: measured from the recorded answers, or a failed check where the engine broke there."""
     if item.outcome in _BROKE:
         return Proof((replace(CRASHED, note=str(item.reason)[:1000]),))
-    if item.outcome not in _ANSWERED or item.answers is None:
+    if item.outcome not in ("passed", "wrong") or item.answers is None:
         raise _Refused(f"its outcome is {item.outcome[:40]!r}, which this version does not know")
-    found = _judge(store, manifest, entry, spec, item.answers)
-    if not entry.hardware.is_cpu and _is_the_reference(found.checks):
+    request = request_of(entry)
+    limits = limits_of(spec, request.precision, "engine")
+    check = CheckRecording(request, manifest.golden, limits, metric_of(spec), item.answers)
+    with tempfile.TemporaryDirectory(prefix="enginery-import-") as folder:
+        try:
+            found = run_job(Job(f"judge {entry.unit}", check, store.uri, engine_limits(spec, "proof")), Path(folder))
+        except IntegrityError as error:
+            raise _Refused(str(error)) from error
+    if not entry.hardware.is_cpu and _equals_reference(found.checks):
         raise _Refused(
             "its answers are those of the CPU's reference, bit for bit in every case, where a GPU's differ in the last "
             "places; run `enginery validate` on a node with that GPU"
@@ -198,51 +254,7 @@ def _proof(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpec
     return found
 
 
-def _judge(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpec, answers: Answers) -> Proof:
-    request = request_of(entry)
-    with tempfile.TemporaryDirectory(prefix="enginery-import-") as folder:
-        limits, golden = limits_of(spec, request.precision, "engine"), manifest.golden
-        check = CheckRecording(request, golden, limits, metric_of(spec), answers)
-        try:
-            return run_job(Job(f"judge {entry.unit}", check, store.uri, engine_limits(spec, "proof")), Path(folder))
-        except IntegrityError as error:
-            raise _Refused(str(error)) from error
-
-
-def _is_the_reference(checks: tuple[Check, ...]) -> bool:
-    """Whether every output in floating point is equal to the last bit, which arithmetic on another device is not."""
+def _equals_reference(checks: tuple[Check, ...]) -> bool:
+    """Whether every output in floating point has an infinite SQNR, which another device's arithmetic does not give."""
     found = [check.value for check in checks if check.joint == "engine" and check.name == "sqnr_db"]
     return bool(found) and all(value is not None and math.isinf(value) for value in found)
-
-
-def _host(results: Results) -> dict[str, str]:
-    """The machine where it ran, its GPU included: each machine's newest word counts."""
-    device = results.device
-    said = {"device_name": device.name, "device_driver": device.driver, "device_cuda": device.cuda}
-    return {**{name: value[:200] for name, value in results.host.items()}, **said}
-
-
-def _versions(item: OfflineTrial) -> dict[str, str]:
-    return {name: value[:100] for name, value in (item.versions or {}).items()}
-
-
-def _describe(report: Report) -> Report:
-    """The report, with where its answers come from in what stands behind its verdict."""
-    return replace(report, reason=f"{report.reason}; answers recorded on {report.host['device_name']}, judged here")
-
-
-def import_file(store: Store, path: Path) -> list[Imported]:
-    """Judge what a file holds. Raises IntegrityError for what is no result of the kit, is not whole, or
-    holds nothing to judge."""
-    with path.open("rb") as stream:
-        data = stream.read(MAX_BYTES + 1)
-    try:
-        results = Results.from_json(parse_json(data, MAX_BYTES))
-    except IntegrityError as error:
-        raise IntegrityError(f"{path}: {error}") from error
-    if not results.carried:
-        raise IntegrityError(
-            f"{path} holds no carried engines; run the kit with --carry FOLDER, which `enginery validate REF --carry "
-            "FOLDER` writes"
-        )
-    return list(import_results(store, results))

@@ -1,7 +1,4 @@
-"""Building a published engine once more, in a process of its own, and asking it the golden cases.
-
-Independent rebuilds of one published engine, and how far they are from each other.
-"""
+"""Independent rebuilds of a published engine, each in a process of its own: how far their bytes and answers differ."""
 
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -26,8 +23,7 @@ from pipeline.spec.model import overrides
 if TYPE_CHECKING:
     from validation.contracts.repeats import Reproducibility
 
-
-# Of each kind: enough to see other kernels.
+# Cases of each kind that a rebuild is run on: enough to see that it has other kernels.
 MOST_CASES = 8
 
 
@@ -43,7 +39,7 @@ class RebuildEngine:
     answers: Path
 
     def run(self, context: WorkerContext) -> str:
-        """The digest of the engine.
+        """The digest of the rebuilt engine.
 
         Raises what the backend raises, and InputError where its versions are not those that the engine was built with.
         """
@@ -64,7 +60,7 @@ class RebuildEngine:
 
 @dataclass(frozen=True)
 class RebuiltEngine:
-    """What came of building an engine again. rebuilt: whether a build gave the published file."""
+    """How far the rebuilds of an engine differ. rebuilt: whether a build gave the published file, byte for byte."""
 
     chosen: ChosenEngine
     report: "Reproducibility"
@@ -77,7 +73,7 @@ class RebuiltEngine:
 
 
 def rebuild(chosen: ChosenEngine, times: int, context: RunContext) -> RebuiltEngine:
-    """Build `times` times, one process after the other, on this machine: the reproducibility report.
+    """Build an engine `times` times on this machine, one process after the other, and compare the builds.
 
     Raises StepError for a build that crashes, and what the backend raises for one that fails.
     """
@@ -88,13 +84,12 @@ def rebuild(chosen: ChosenEngine, times: int, context: RunContext) -> RebuiltEng
     entry, manifest = chosen.entry, chosen.manifest
     spec, request = spec_of(manifest), request_of(entry)
     limits = engine_limits(spec, "build")
-    golden = manifest.golden
     with TemporaryDirectory(prefix="enginery-rebuild-") as folder:
-        noise = GoldenSet.load(fetch(context.store, golden, Path(folder) / "golden")).noise
+        noise = GoldenSet.load(fetch(context.store, manifest.golden, Path(folder) / "golden")).noise
         built = []
         for index in range(times):
             name, out = f"rebuild {index + 1} of {entry.unit}", Path(folder) / f"answers {index}"
-            job = Job(name, RebuildEngine(request, golden, out), context.store.uri, limits)
+            job = Job(name, RebuildEngine(request, manifest.golden, out), context.store.uri, limits)
             built.append(EngineRebuild(context.run_job(context.local, name, job), GoldenSet.load(out)))
             context.progress.emit(Finished(name, words=built[-1].engine[:12]))
         budget = budgets("engine", request.precision, noise).override(overrides(spec, request.precision, "engine"))

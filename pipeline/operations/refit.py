@@ -1,22 +1,19 @@
-"""Giving a published engine other weights, in a process of its own: the worker's side of `enginery refit`.
+"""`enginery refit`: a published engine's kernels with other weights, without a build, proven and published anew.
 
-`enginery refit`: a published engine's kernels with other weights, without a build, proven and published anew.
-
-The weights come from a spec, or from another version. A unit is refitted when the engine of the same unit in the
-version REF was built to be (its manifest says so), everything else of its
-build request is the same, and the two ONNX models differ in their weights alone. The engine is then on record under
-the new build key as if it had been built, so that all that follows is what follows a build: it is proven where its
-hardware is, else published as unproven; and the new version's provenance names the engine that the kernels are from.
+The weights come from a spec or from another version. A unit is refitted when the engine of the same unit was built for
+it (its manifest says so), everything else of its build request is the same, and the two ONNX models differ in their
+weights alone. The new engine is put on record under its build key as if it had been built, so that what follows a build
+follows here too: it is proven where its hardware is, else published as unproven. The new version's provenance names the
+engine that the kernels are from.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from builders.backends import discovery
 from builders.backends.optional_methods import get_refitting
-from builders.execution.jobs import Executor, Job, Needs, WorkerContext
+from builders.execution.jobs import Job, Needs, WorkerContext
 from builders.execution.process import enter_phase
 from enginery.core.errors import EngineryError, InputError, IntegrityError, ModelError, StepError, UnavailableError
 from enginery.core.requirements import Weights
@@ -37,9 +34,9 @@ from pipeline.values import EngineBlob, EngineRecord
 
 @dataclass(frozen=True)
 class RefitEngine:
-    """Make the engine of `request` from another one, and put it on record as if it had been built.
+    """Make the engine of `request` from another one in a process of its own, and put it on record as if it was built.
 
-    before: the old engine.  origin: where it was published, for the notes.
+    before: the other engine.  origin: the version that has it, for the notes.
     """
 
     before: EngineBlob
@@ -48,6 +45,8 @@ class RefitEngine:
 
     def run(self, context: WorkerContext) -> EngineRecord:
         """The new engine's record. Raises ModelError when the models differ in more than their weights."""
+        from builders.onnx_graphs.structure import differs
+
         place, workdir = open_store(context.store), context.workdir
         old, wanted = self.before, self.request
         backend = discovery.configure(wanted.backend, dict(wanted.options))
@@ -57,7 +56,8 @@ class RefitEngine:
             raise InputError(f"engines of {wanted.backend} cannot be refitted")
         enter_phase("fetching")
         model = fetch(place, wanted.model, workdir / "new.onnx")
-        _check_alike(fetch(place, old.request.model, workdir / "old.onnx"), model)
+        if reason := differs(fetch(place, old.request.model, workdir / "old.onnx"), model):
+            raise ModelError(f"the models differ in more than their weights: {reason}; build the engine again")
         enter_phase("refitting")
         begun = time.monotonic()
         made = refitter.refit(fetch_engine(place, old, workdir), model, wanted, workdir)
@@ -70,17 +70,12 @@ class RefitEngine:
         return record_engine(place, engine, seconds, {}, refitted_from=old.digest)
 
 
-def _check_alike(old: Path, new: Path) -> None:
-    from builders.onnx_graphs.structure import differs
-
-    if reason := differs(old, new):
-        raise ModelError(f"the models differ in more than their weights: {reason}; build the engine again")
-
-
 @dataclass(frozen=True)
 class Refit:
-    """What became of a unit. kernels: digest of the engine they are from.  engine: of the new one, None where there is
-    none, and then reason says why."""
+    """What became of a unit. kernels: digest of the engine that they are from, None where there is none.
+
+    engine: digest of the new engine, None where there is none, and then `reason` says why.
+    """
 
     request: BuildRequest
     kernels: str | None = None
@@ -88,7 +83,7 @@ class Refit:
     reason: str = ""
 
     def to_json(self) -> dict[str, str | None]:
-        """As JSON."""
+        """A row of `enginery refit --json`."""
         return {"unit": self.request.unit, "kernels": self.kernels, "engine": self.engine, "reason": self.reason}
 
 
@@ -103,18 +98,28 @@ class PublishedRefit:
 
     @classmethod
     def of(cls, outcome: Outcome) -> "PublishedRefit":
-        """What a whole run published."""
+        """What a run of all steps published."""
         failed = tuple(engine.unit for engine in outcome.failed)
         return cls(outcome.model, outcome.version, outcome.channel_refusal, failed)
 
 
 def refit_units(wanted: Iterable[BuildRequest], base: Manifest, spec: ModelSpec, context: RunContext) -> list[Refit]:
-    """Refit what can be, of these requests with new weights; say of the others why not. Builds nothing.
+    """Refit the engines of `base` for these requests with new weights; of the others say why not. Builds nothing.
 
     Raises UnavailableError and IntegrityError, which say nothing about an engine, and StepError when cancelled.
     """
-    entries = {entry.unit: entry for entry in base.engines if entry.usable}
-    return [_refit(request, entries.get(request.unit), base, spec, context) for request in wanted]
+    entries = {entry.unit: entry for entry in base.engines}
+    foreseen = foresee_refits(wanted, base)
+    return [item if item.reason else _refit(item, entries[item.request.unit], base, spec, context) for item in foreseen]
+
+
+def foresee_refits(wanted: Iterable[BuildRequest], base: Manifest) -> list[Refit]:
+    """What `refit_units` would try to refit, as far as the manifest tells, and why not the others; nothing is done."""
+    entries, found = {entry.unit: entry for entry in base.engines if entry.usable}, []
+    for request in wanted:
+        entry = entries.get(request.unit)
+        found.append(Refit(request, entry.digest if entry else None, reason=cannot(request, entry, base) or ""))
+    return found
 
 
 def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> str | None:
@@ -134,47 +139,24 @@ def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> 
     return None if others == request else f"more than weights changed: {explain_change(others, request)}"
 
 
-def _refit(
-    request: BuildRequest, entry: EngineEntry | None, base: Manifest, spec: ModelSpec, context: RunContext
-) -> Refit:
-    kernels = entry.digest if entry else None
-    if reason := cannot(request, entry, base):
-        return Refit(request, kernels, reason=reason)
+def _refit(item: Refit, entry: EngineEntry, base: Manifest, spec: ModelSpec, context: RunContext) -> Refit:
+    request = item.request
     if recall_engine(request, context):
-        return Refit(request, kernels, reason="an engine with this build key is in the registry")
-    assert entry is not None  # noqa: S101 - `cannot` would have said so
-    name = f"refit {request.unit}"
+        return replace(item, reason="an engine with this build key is in the registry")
+    refitter = get_refitting(discovery.configure(request.backend, dict(request.options)))
+    on_gpu = refitter is not None and refitter.refit_needs_gpu()
+    before = EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix))
+    refit, name = RefitEngine(before, request, f"{base.model}@{base.version}"), f"refit {request.unit}"
+    where = needs(request, memory_request(spec)) if on_gpu else Needs()
+    job = Job(name, refit, context.store.uri, engine_limits(spec, "build"), where)
     try:
-        record = context.run_job(_executor(request, context), name, _job(name, request, entry, base, spec, context))
+        record = context.run_job(context.executor if on_gpu else context.local, name, job)
     except (UnavailableError, IntegrityError):
         raise
     except EngineryError as error:
         if isinstance(error, StepError) and error.kind == "cancelled":
             raise
         context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
-        return Refit(request, kernels, reason=str(error))
+        return replace(item, reason=str(error))
     context.progress.emit(Finished(name, "refitted", words=f"refitted in {record.seconds:.1f} s"))
-    return Refit(request, kernels, record.digest)
-
-
-def _needs_gpu(request: BuildRequest) -> bool:
-    refitter = get_refitting(discovery.configure(request.backend, dict(request.options)))
-    return refitter is not None and refitter.refit_needs_gpu()
-
-
-def _executor(request: BuildRequest, context: RunContext) -> Executor:
-    return context.executor if _needs_gpu(request) else context.local
-
-
-def _job(
-    name: str, request: BuildRequest, entry: EngineEntry, base: Manifest, spec: ModelSpec, context: RunContext
-) -> Job[EngineRecord]:
-    before = EngineBlob(request_of(entry), str(entry.digest), str(entry.suffix))
-    where = needs(request, memory_request(spec)) if _needs_gpu(request) else Needs()
-    refit = RefitEngine(before, request, f"{base.model}@{base.version}")
-    return Job(name, refit, context.store.uri, engine_limits(spec, "build"), where)
-
-
-def select_refitted(results: Sequence[Refit]) -> list[Refit]:
-    """Those that were."""
-    return [result for result in results if result.engine is not None]
+    return replace(item, engine=record.digest)

@@ -1,8 +1,8 @@
-"""Refitting with the weights of another version: what it had, and the engines of a first one with its weights.
+"""Refitting with the weights of another version: a new version like that one, with the refitted engines of the first.
 
-The new version is the other one again, with everything that was measured of it, and the refitted engines besides or in
-place of its own. What an engine's graph lost against the framework was measured when that version was built; what the
-engine loses against its graph is measured now where its hardware is, and else it is published as unproven.
+Everything that was measured of the other version stays, and the refitted engines are added or replace its own. What an
+engine's graph lost against the framework was measured when the other version was built. What the engine loses against
+its graph is measured now where its hardware is; else it is published as unproven.
 """
 
 from collections.abc import Sequence
@@ -35,20 +35,17 @@ _REPORT_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Wanted:
-    """An engine of the first version with the other's weights. donor: the other's entry whose graph it takes."""
+    """An engine to make: the request of the first version's, with the graph of `donor`, an entry of the other."""
 
     request: BuildRequest
     donor: EngineEntry
 
 
 def wanted_of(base: Manifest, other: Manifest) -> tuple[list[Wanted], list[Refit]]:
-    """What to refit, and of the engines for which the other version has no graph, why not."""
+    """The engines of `base` to refit, and those for which the other version has no graph, with the reason."""
     found, without = [], []
-    for entry in base.engines:
-        if not entry.usable:
-            continue
-        before = request_of(entry)
-        donor = _donor(entry, other)
+    for entry in filter(lambda each: each.usable, base.engines):
+        before, donor = request_of(entry), _find_donor(entry, other)
         if donor is None:
             reason = (
                 f"{other.model}@{other.version} has no graph in {entry.precision} as {entry.backend} wants it; "
@@ -66,26 +63,26 @@ def publish_refitted(
 ) -> Published:
     """Prove what can be proven here, and publish the other version again with the refitted engines.
 
+    done: each refitted engine with what was wanted.  channel: the one to move to the new version.
     Raises as `enginery.registry.versions.publish.publish`.
     """
     judged = [_judge(wanted, other, context) for _, wanted in done]
     approved, others = _keep(other, {item.built.unit.name for item in judged}, context)
     for item in judged:
-        proof = approve(item.report) if item.report else None
-        if proof is None:
-            others.append(replace(entry_of(item, ""), status="failed", digest=None, report=None, reason=item.reason))
-        else:
+        if item.report and (proof := approve(item.report)):
             context.store.put_bytes(canonical_json(proof.report.to_json()))
             approved.append((entry_of(item, proof.report.digest), proof))
-    draft = _draft(other, judged)
-    draft = with_provenance(context.store, draft, [entry for entry, _ in approved], context.started_at)
+        else:
+            others.append(replace(entry_of(item, ""), status="failed", digest=None, report=None, reason=item.reason))
+    draft = with_provenance(context.store, _draft(other, judged), [entry for entry, _ in approved], context.started_at)
     sums = {item.built.digest: item.built.blake3 for item in judged if item.built.digest}
     why = f"refitted from {base.model}@{base.version}, weights of {other.model}@{other.version}"
     return publish(context.store, draft.with_blake3(sums), approved, others, channel=channel, by=user(), why=why)
 
 
-def _donor(entry: EngineEntry, other: Manifest) -> EngineEntry | None:
-    """An entry of the other version whose graph is written as this engine's is, and of which there is a report."""
+def _find_donor(entry: EngineEntry, other: Manifest) -> EngineEntry | None:
+    """The entry of the other version whose graph fits this engine's precision and backend and that has a report; one of
+    the same unit first."""
     reported = {each.graph: each.report for each in other.engines if each.report}
     alike = [each for each in other.engines if each.graph in reported and _is_same_variant(each, entry)]
     best = next((each for each in alike if each.unit == entry.unit), alike[0] if alike else None)
@@ -93,7 +90,8 @@ def _donor(entry: EngineEntry, other: Manifest) -> EngineEntry | None:
 
 
 def _is_same_variant(one: EngineEntry, other: EngineEntry) -> bool:
-    """Graphs of a float precision are the same for every compiler; quantized ones are written in its scheme."""
+    """Whether two entries have the same kind of graph: that of a float precision is the same for every backend, that of
+    a quantized one is written in the backend's scheme."""
     if one.precision != other.precision or one.precision not in QUANTIZED or one.backend == other.backend:
         return one.precision == other.precision
     return discovery.load(one.backend)().scheme() == discovery.load(other.backend)().scheme()
@@ -104,26 +102,24 @@ def _judge(wanted: Wanted, other: Manifest, context: RunContext) -> JudgedUnit:
     graph = Graph(GraphVariant(request.precision), request.model, request.inputs, request.outputs, wanted.donor.scales)
     unit, found = Unit(request, graph, "cached", "refitted"), recall_engine(request, context)
     built = Built.from_record(unit, found) if found else Built(unit)
-    golden = other.golden
     backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)
     proofs = [published_proof(wanted.donor, context.store)]
-    proofs += [] if cannot_run else [try_to_prove(built, spec_of(other), golden, context)]
-    return JudgedUnit(built, make_report(built, golden, proofs, cannot_run), proofs[-1].metrics)
+    proofs += [] if cannot_run else [try_to_prove(built, spec_of(other), other.golden, context)]
+    return JudgedUnit(built, make_report(built, other.golden, proofs, cannot_run), proofs[-1].metrics)
 
 
 def _keep(
     other: Manifest, replaced: set[str], context: RunContext
 ) -> tuple[list[tuple[EngineEntry, Approved]], list[EngineEntry]]:
-    """The other version's own entries that stay, those with an engine with their approval."""
+    """The other version's own entries that stay: engines with their approval, and the other units."""
     approved, others = [], []
     for entry in other.engines:
         if entry.unit in replaced:
             continue
-        report = (
-            parse_json(context.store.read_blob(entry.report), _REPORT_BYTES) if entry.usable and entry.report else None
-        )
-        proof = approve(Report.from_json(report)) if report else None
+        proof = None
+        if entry.usable and entry.report:
+            proof = approve(Report.from_json(parse_json(context.store.read_blob(entry.report), _REPORT_BYTES)))
         if proof is None:
             others.append(entry)
         else:

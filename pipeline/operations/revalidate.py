@@ -1,15 +1,12 @@
-"""Proves published engines on this machine: what a CPU host had to leave unproven, a node with the GPU attests.
+"""Proofs of published engines on this machine: what a build had to leave unproven, a machine with the GPU attests.
 
-One at a time on a machine, since engines are timed, and two at once would time each other; and of several machines that
-want to prove the same engine one does, while the others wait for what it attests.
-
-Unproven engines that can run here or on workers with a GPU, of a whole registry or of one version; their proof.
+One engine at a time on a machine, since engines are timed, and two at once would time each other. Of several machines
+that want to prove the same engine one does, and the others wait for what it attests.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -24,7 +21,7 @@ from enginery.core.origin import this_process
 from enginery.core.parsing import parse_json
 from enginery.core.reports.proof import Report
 from enginery.core.types import Target
-from enginery.registry.evidence.attestations import MAX_BYTES, JudgedEntry, attest, judge_entries
+from enginery.registry.evidence.attestations import MAX_BYTES, attest, judge_entries
 from enginery.registry.evidence.latencies import attach_latency
 from enginery.registry.manifest import EngineEntry, Manifest, make_request, request_of
 from enginery.registry.store.base import Store
@@ -40,7 +37,7 @@ from pipeline.values import Built, Graph, GraphVariant, Proof, Unit
 
 @dataclass(frozen=True)
 class Attested:
-    """One engine's result: 'proven', 'failed', or 'unproven' with the reason why it was not run here.
+    """One engine's verdict: 'proven', 'failed', or 'unproven' with the reason why it was not run here.
 
     report, latency: digests of the reports that were attached.
     """
@@ -52,6 +49,34 @@ class Attested:
     latency: str | None = None
 
 
+@dataclass(frozen=True)
+class Pending:
+    """A version, and those of its engines that wait for a proof that this machine or a worker with a GPU can give."""
+
+    manifest: Manifest
+    engines: tuple[EngineEntry, ...]
+
+    @property
+    def reference(self) -> str:
+        """'digits@4'."""
+        return f"{self.manifest.model}@{self.manifest.version}"
+
+
+@dataclass(frozen=True)
+class PendingProof:
+    """The verdict on one engine; with engine None, why its whole version could not be tried ('error')."""
+
+    reference: str
+    engine: str | None
+    verdict: str
+    reason: str
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is wrong with it."""
+        return self.verdict in ("proven", "unproven")
+
+
 def revalidate(
     manifest: Manifest,
     context: RunContext,
@@ -59,10 +84,10 @@ def revalidate(
     engines: Collection[str] | None = None,
     again: bool = True,
 ) -> Iterator[Attested]:
-    """Run every engine of a version that can run here, and attach a report to each; say of the others why not.
+    """Run each engine of a version that can run here, and attach a report to it; say of the others why not.
 
     targets, engines: names of the targets and digests of the engines to keep to; None for all.  again: whether to run
-    what has been proven, or has failed, by the time when it is its turn.
+    an engine that has a verdict by the time when it is its turn.
     Raises IntegrityError when an engine, its graph or its golden set is damaged.
     """
     spec = spec_of(manifest)
@@ -76,50 +101,48 @@ def revalidate(
             told = f"{entry.reason}; not run here: {reason}" if entry.status == "proven" else reason
             yield Attested(entry, entry.status, told)
             continue
-        with _its_turn(manifest, entry, context):
+        turn = f"proving {entry.unit} of {manifest.model}@{manifest.version}"
+        machine = digest_of({"proving on": this_process().host})
+        engine = digest_of({"proving": entry.digest, "of": manifest.digest})
+        # First the machine, then the engine, in every process: the one that has an engine waits for nothing.
+        with shown_turn(context, machine, turn), shown_turn(context, engine, turn):
             found = None if again else _read_settled(manifest, entry, context)
-            found = found or _read_attested(manifest, entry, spec, context)
+            found = found or _prove(manifest, entry, spec, context)
         yield found
 
 
 def why_not_here(entry: EngineEntry) -> str | None:
     """Why an engine cannot be run here; None when it can.
 
-    Where its compiler is not installed, or in a version that does not open it, that says nothing about the engine: a
-    report of it would outweigh every machine on which it passes.
+    A compiler that is not installed, or in a version that does not open the engine, is a reason too: a report of that
+    failure would outweigh every machine on which the engine passes.
     """
     backend = discovery.configure(entry.backend, dict(entry.options))
     return backend.runs(entry.hardware) or find_incompatibility(backend, make_request(entry))
 
 
-@contextmanager
-def _its_turn(manifest: Manifest, entry: EngineEntry, context: RunContext) -> Iterator[None]:
-    """First the machine, then the engine, by everybody: who has an engine waits for nothing."""
-    host = this_process().host
-    what = f"proving {entry.unit} of {manifest.model}@{manifest.version}"
-    with (
-        shown_turn(context, digest_of({"proving on": host}), what),
-        shown_turn(context, digest_of({"proving": entry.digest, "of": manifest.digest}), what),
-    ):
-        yield
-
-
 def _read_settled(manifest: Manifest, entry: EngineEntry, context: RunContext) -> Attested | None:
-    """What somebody else found out meanwhile."""
+    """The verdict that another process attached meanwhile; None where the engine is unproven still."""
     found = next(item for item in judge_entries(context.store, manifest) if item.unit == entry.unit)
     now = found.on_cpu(this_kind().name)
     return None if now.status == "unproven" else Attested(now, now.status, now.reason)
 
 
-def _read_attested(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, context: RunContext) -> Attested:
-    report = _prove(manifest, entry, spec, context)
-    attached = attest(context.store, manifest, report)
-    timed = _time(manifest, entry, spec, context) if report.verdict == "proven" else None
+def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, context: RunContext) -> Attested:
+    """Run an engine on the golden set, time it where the spec asks for that, and attach both reports."""
+    built = as_built(entry)
+    proof = try_to_prove(built, spec, manifest.golden, context, afresh=True)
+    report = make_report(built, manifest.golden, [published_proof(entry, context.store), proof], None)
+    attached, timed, latency = attest(context.store, manifest, report), None, spec.validation.latency
+    if report.verdict == "proven" and latency is not None:
+        timed = time_engine(built, spec, latency, manifest.golden, context, afresh=True)
+        if timed:
+            attach_latency(context.store, manifest, timed)
     return Attested(entry, report.verdict, report.reason, attached, timed)
 
 
 def spec_of(manifest: Manifest) -> ModelSpec:
-    """The spec that a version was built from: its limits and its metric count here too."""
+    """The spec that a version was built from. Raises IntegrityError for one that this installation cannot read."""
     try:
         return ModelSpec.model_validate(manifest.spec)
     except ValidationError as error:
@@ -131,26 +154,8 @@ def spec_of(manifest: Manifest) -> ModelSpec:
         ) from error
 
 
-def _prove(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, context: RunContext) -> Report:
-    built = as_built(entry)
-    golden = manifest.golden
-    proof = try_to_prove(built, spec, golden, context, afresh=True)
-    return make_report(built, golden, [published_proof(entry, context.store), proof], None)
-
-
-def _time(manifest: Manifest, entry: EngineEntry, spec: ModelSpec, context: RunContext) -> str | None:
-    """Time the engine on this kind of machine, where the spec asks for it, and attach the report."""
-    asked = spec.validation.latency
-    if asked is None:
-        return None
-    found = time_engine(as_built(entry), spec, asked, manifest.golden, context, afresh=True)
-    if found:
-        attach_latency(context.store, manifest, found)
-    return found
-
-
 def as_built(entry: EngineEntry) -> Built:
-    """The unit as it was when it was built. Raises IntegrityError when the entry does not give its own build key."""
+    """The value that the build step gave for an entry. Raises IntegrityError where it does not give its build key."""
     request = request_of(entry)
     graph = Graph(GraphVariant(request.precision), request.model, request.inputs, request.outputs, entry.scales)
     unit = Unit(request, graph, "cached", "published")
@@ -167,97 +172,66 @@ def published_proof(entry: EngineEntry, store: Store) -> Proof:
     return Proof(tuple(check for check in report.checks if check.joint in before), spreads=spreads)
 
 
-@dataclass(frozen=True)
-class Pending:
-    """A version with engines that wait for a proof that this machine, or a worker with a GPU, can give."""
-
-    manifest: Manifest
-    engines: tuple[EngineEntry, ...]
-
-    @property
-    def reference(self) -> str:
-        """'digits@4'."""
-        return f"{self.manifest.model}@{self.manifest.version}"
-
-
-@dataclass(frozen=True)
-class PendingProof:
-    """What became of one engine, or (engine None) why its whole version could not be looked at."""
-
-    reference: str
-    engine: str | None
-    verdict: str
-    reason: str
-
-    @property
-    def good(self) -> bool:
-        """Whether nothing is wrong with it."""
-        return self.verdict in ("proven", "unproven")
-
-
 def list_pending(store: Store, only: str | None = None, on: Target | None = None) -> Iterator[Pending]:
-    """Of each model's newest version and of what its channels serve: the unproven engines that run here.
+    """Of each model's newest version and of the versions that its channels serve, the unproven engines that run here.
 
-    only: that model alone.  on: see `pending_of`.
-    A version that cannot be read is left out; `enginery verify` names it.
+    only: that model alone.  on: as for `pending_of`.
+    A version that cannot be read is left out with a warning; `enginery verify` names it too.
     """
     for model in lookup.models(store) if only is None else [check_model(only)]:
-        for version in sorted(_looked_at(store, model), key=version_order):
+        found = lookup.versions(store, model)
+        channel_list = (lookup.read_channel(store, model, name) for name in lookup.channel_names(store, model))
+        served = {channel.version for channel in channel_list if channel}
+        for version in sorted({*found[-1:], *(served & set(found))}, key=version_order):
             try:
-                found = pending_of(store, model, version, on=on)
+                pending = pending_of(store, model, version, on=on)
             except EngineryError as error:
                 logging.getLogger(__name__).warning("%s@%s is left out: %s", model, version, error)
                 continue
-            if found.engines:
-                yield found
+            if pending.engines:
+                yield pending
 
 
 def pending_of(store: Store, model: str, version: str, target: str | None = None, on: Target | None = None) -> Pending:
-    """The unproven engines of a version that run here; whichever version it is, for whoever asks.
+    """The unproven engines of a version that run here.
 
-    target: only those for it, as `--target` names one.  on: instead those for this GPU, which workers have; whether
-    they run there (compiler, versions) is asked there.
+    target: only those for it, as `--target` names one.  on: instead those for this GPU, which Ray's workers have;
+    whether they run there (compiler, versions) is asked there.
     Raises UnknownNameError, and IntegrityError for a version that cannot be read.
     """
     manifest = lookup.load(store, check_model(model), check_version(version))
-    entries = _select_entries(_here(store, manifest), target)
-    return Pending(manifest, tuple(entry for entry in entries if _unproven(entry) and _why_not(entry, on) is None))
+    waiting = filter(_is_unproven, _select_entries(store, manifest, target))
+    return Pending(manifest, tuple(entry for entry in waiting if _why_not(entry, on) is None))
 
 
 def why_nothing(store: Store, item: Pending, target: str | None = None, on: Target | None = None) -> str:
     """Why a version has no engine that could be proven here, or on workers. target, on: as for `pending_of`."""
-    entries = _select_entries(_here(store, item.manifest), target)
-    for_target = f" for {target}" if target else ""
-    waiting = [entry for entry in entries if _unproven(entry)]
-    if waiting:
+    entries = _select_entries(store, item.manifest, target)
+    if waiting := [entry for entry in entries if _is_unproven(entry)]:
         return "; ".join(dict.fromkeys(f"{item.reference}: {_why_not(entry, on)}" for entry in waiting))
     counts = Counter(entry.status for entry in entries if entry.digest)
     there = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
-    return f"{item.reference} has no unproven engine{for_target}; it has {there}"
+    return f"{item.reference} has no unproven engine{f' for {target}' if target else ''}; it has {there}"
 
 
 def prove(item: Pending, context: RunContext) -> list[PendingProof]:
-    """Run a version's pending engines here and attach a report to each. What was proven meanwhile is not run again.
+    """Run a version's pending engines here and attach a report to each; those proven meanwhile are not run again.
 
-    What goes wrong is its row: a version that the trust policy does not let run, too.
+    An error is the row of its version, also where the trust policy does not let the version run.
     """
     try:
         require(context.store, item.manifest)
         digests = {str(entry.digest) for entry in item.engines}
-        return [_row(item, found) for found in revalidate(item.manifest, context, engines=digests, again=False)]
+        found = revalidate(item.manifest, context, engines=digests, again=False)
+        return [PendingProof(item.reference, each.entry.unit, each.verdict, each.reason) for each in found]
     except EngineryError as error:
         return [PendingProof(item.reference, None, "error", str(error))]
 
 
-def _looked_at(store: Store, model: str) -> set[str]:
-    found = lookup.versions(store, model)
-    channels = (lookup.read_channel(store, model, name) for name in lookup.channel_names(store, model))
-    served = {channel.version for channel in channels if channel}
-    return ({found[-1]} if found else set()) | (served & set(found))
-
-
-def _select_entries(entries: Iterable[EngineEntry], target: str | None) -> list[EngineEntry]:
-    """The entries for a target: a generation means its products, too."""
+def _select_entries(store: Store, manifest: Manifest, target: str | None) -> list[EngineEntry]:
+    """The entries for a target, with the status that they have on this machine's kind of CPU; None for all targets. A
+    GPU generation includes its products."""
+    entries = [entry.on_cpu(this_kind().name) for entry in judge_entries(store, manifest)]
     if target is None:
         return [*entries]
     wanted = parse_targets(target)
@@ -265,24 +239,15 @@ def _select_entries(entries: Iterable[EngineEntry], target: str | None) -> list[
     return [entry for entry in entries if entry.target in names or entry.hardware.sm in generations]
 
 
-def _here(store: Store, manifest: Manifest) -> list[JudgedEntry]:
-    """The engines with the status that they have on this machine's kind of CPU."""
-    return [entry.on_cpu(this_kind().name) for entry in judge_entries(store, manifest)]
+def _is_unproven(entry: EngineEntry) -> bool:
+    return entry.digest is not None and entry.status == "unproven"
 
 
 def _why_not(entry: EngineEntry, on: Target | None) -> str | None:
-    """Why an engine cannot be run here, or is not for the GPU that workers have; None when it can, or is."""
+    """Why an engine cannot be run here, or is not for the GPU `on` of the workers; None when it can, or is."""
     if on is None:
         return why_not_here(entry)
     wanted = entry.hardware
     if wanted.compute_capability == on.compute_capability and wanted.product in (None, on.product):
         return None
     return f"an unproven engine is for {entry.target}, and these workers have {on.name}"
-
-
-def _unproven(entry: EngineEntry) -> bool:
-    return entry.digest is not None and entry.status == "unproven"
-
-
-def _row(item: Pending, found: Attested) -> PendingProof:
-    return PendingProof(item.reference, found.entry.unit, found.verdict, found.reason)

@@ -1,11 +1,8 @@
-"""The content of a page as Prefect artifacts: what is said is worked out without Prefect, and posted in one place.
+"""Artifacts in the Prefect UI: the report of a version or a canary, a run's progress, and tables of flows.
 
 A version gives a markdown artifact (verdict, drift by stage, attribution), a table of its engines, one of drift, and a
-link to the page; a canary a markdown artifact (verdict, criteria) and its link. The last of each key is the newest.
-
-A run's state as a Prefect progress artifact: the same as `enginery status`, where the flow run is.
-
-Tables in the Prefect UI.
+link to its page; a canary a markdown artifact (verdict, criteria) and a link. The UI shows the newest of each key.
+Prefect is imported where an artifact is posted, and nowhere else here.
 """
 
 import contextvars
@@ -15,27 +12,25 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from prefect.artifacts import create_table_artifact
-
 from enginery.core.text import pluralize, visible
-from enginery.registry.runs import OVER, RunItem, RunState
+from enginery.registry.runs import OVER, RunState
 from pipeline.orchestration.runs.views import RunView, view_run
 from pipeline.values import Json
 
 if TYPE_CHECKING:
     from validation.canary.observations import EngineIdentity
     from validation.canary.report import CanaryReport, SideObserved
-    from validation.latency.view import LatencyView
-    from validation.reporting.stages import DriftRow, StageCell
+    from validation.reporting.stages import StageCell
     from validation.reporting.version_document import VersionDocument
 
-
+# A unit that takes longer than was predicted counts as so far.
+_NEARLY = 0.95
 ENGINE_COLUMNS = ("target", "precision", "backend", "status", "size_bytes", "reason")
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """One artifact. Of markdown, table and link one is given."""
+    """One artifact: markdown, a table or a link."""
 
     key: str
     description: str = ""
@@ -45,7 +40,7 @@ class Artifact:
 
 
 def show_document(document: "VersionDocument | CanaryReport", page: str | None) -> list[str]:
-    """Leave a version's or a canary's report on the Prefect server; the artifacts' keys. page: address of its HTML."""
+    """Post the report of a version or a canary; the keys of its artifacts. page: address of its HTML, None for none."""
     from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
     found = list(artifacts_of(document, page))
@@ -60,39 +55,37 @@ def show_document(document: "VersionDocument | CanaryReport", page: str | None) 
 
 
 def artifacts_of(document: "VersionDocument | CanaryReport", page: str | None) -> Iterator[Artifact]:
-    """What is posted."""
+    """The artifacts of a report, as `show_document` posts them."""
     from validation.reporting.version_document import VersionDocument
 
     if isinstance(document, VersionDocument):
-        name, key, reference = _key(document.model), "page", document.reference
+        name, key, reference = _clean(document.model), "page", document.reference
+        engines = [{column: getattr(engine, column) for column in ENGINE_COLUMNS} for engine in document.engines]
         yield Artifact(f"result-{name}", f"Report of {reference}", version_markdown(document, page))
-        yield Artifact(f"engines-{name}", f"Engines of {reference}", table=engine_rows(document))
+        yield Artifact(f"engines-{name}", f"Engines of {reference}", table=engines)
         if drift := drift_rows(document):
             yield Artifact(f"drift-{name}", f"Drift by joint of {reference}", table=drift)
     else:
-        name = _key("-".join(filter(None, (document.candidate.model or "unnamed", document.target))))
+        name = _clean("-".join(filter(None, (document.candidate.model or "unnamed", document.target))))
         title, key = f"Canary{_on(document)}: {document.verdict}", "page-canary"
         yield Artifact(f"canary-{name}", title, canary_markdown(document, page))
     if page:
         yield Artifact(f"{key}-{name}", "the page", link=page)
 
 
-def engine_rows(document: "VersionDocument") -> list[Json]:
-    """A row per unit."""
-    return [{name: getattr(engine, name) for name in ENGINE_COLUMNS} for engine in document.engines]
-
-
 def drift_rows(document: "VersionDocument") -> list[Json]:
-    """A row per output and units, with the three stages side by side, as the page has them."""
+    """A row per output and units, with the three stages side by side, as on the page."""
     from validation.reporting.stages import side_by_side
 
-    return [_drift_row(row) for row in side_by_side(document.reports)]
-
-
-def _drift_row(row: "DriftRow") -> Json:
-    units = row.title + (f" ({row.more})" if row.more else "")
-    cells = {joint: _cell_text(cell) for joint, cell in row.cells.items()}
-    return {"what": units, "output": row.output, **cells, "drift": row.cause}
+    return [
+        {
+            "what": row.title + (f" ({row.more})" if row.more else ""),
+            "output": row.output,
+            **{joint: _cell_text(cell) for joint, cell in row.cells.items()},
+            "drift": row.cause,
+        }
+        for row in side_by_side(document.reports)
+    ]
 
 
 def _cell_text(cell: "StageCell | None") -> str:
@@ -107,12 +100,14 @@ def _cell_text(cell: "StageCell | None") -> str:
 
 
 def version_markdown(document: "VersionDocument", page: str | None) -> str:
-    """Verdict, task metrics, drift by stage, attribution, failures, latency."""
+    """The report of a version as markdown: verdict, task metrics, failures, drift by stage, attribution, latency."""
     from validation.reporting.overview import overview
 
     seen = overview(document, pictures=False)
     lines = [f"# {plain_text(seen.reference)}: {seen.verdict.text}", ""]
-    lines += [f"- {plain_text(name)}: {plain_text(_format_list(values))}" for name, values in document.metrics.items()]
+    for name, values in document.metrics.items():
+        told = ", ".join(f"{metric} {value:.4f}" for metric, value in values.items())
+        lines.append(f"- {plain_text(name)}: {plain_text(told)}")
     failed = [engine for engine in document.engines if engine.status == "failed"]
     lines += [f"- **failed**: {plain_text(engine.unit)}: {plain_text(engine.reason)}" for engine in failed]
     lines += [f"- page: `{page}`"] if page else []
@@ -121,18 +116,13 @@ def version_markdown(document: "VersionDocument", page: str | None) -> str:
     if seen.attributions:
         lines += ["", "## Which node drifted", ""]
         lines += [f"- {plain_text(item.name)}: {plain_text(item.headline)}" for item in seen.attributions]
-    if rows := latency_rows(seen.latencies):
+    if rows := [{"engine": item.name, **row, "machine": item.machine} for item in seen.latencies for row in item.rows]:
         lines += ["", "## Latency", "", *_table(rows)]
     return "\n".join(lines)
 
 
-def latency_rows(views: "Sequence[LatencyView]") -> list[Json]:
-    """A row per engine and bucket."""
-    return [{"engine": item.name, **row, "machine": item.machine} for item in views for row in item.rows]
-
-
 def canary_markdown(report: "CanaryReport", page: str | None) -> str:
-    """Verdict, sides, criteria."""
+    """The report of a canary as markdown: verdict, candidate and baseline, criteria."""
     from validation.canary.judging.formatting import describe_interval, describe_value
 
     rows = []
@@ -159,10 +149,6 @@ def _side(identity: "EngineIdentity", seen: "SideObserved") -> str:
     return f"{name}, {pluralize(seen.requests, 'request')}, {seen.failed} failed"
 
 
-def _format_list(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
-
-
 def _table(rows: Sequence[Json]) -> list[str]:
     columns = list(rows[0])
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
@@ -170,27 +156,21 @@ def _table(rows: Sequence[Json]) -> list[str]:
 
 
 def plain_text(text: str) -> str:
-    """Text that anybody may have written, on one line and without meaning to markdown, HTML or a terminal."""
+    """Text on one line in which nothing is markup for markdown, HTML or a terminal."""
     line = visible(" ".join(text.split()))
     return re.sub(r"([\\`*_\[\]|<>#!])", r"\\\1", line).replace("\\<", "&lt;").replace("\\>", "&gt;")
 
 
-def artifact_key(kind: str, model: str) -> str:
-    """Prefect's keys are lower-case letters, digits and dashes."""
-    return f"{kind}-{_key(model)}"
-
-
-def _key(model: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
-
-
-# A unit that runs longer than predicted is nearly done, and no more.
-_NEARLY = 0.95
+def _clean(name: str) -> str:
+    """A name as a part of Prefect's keys, which are lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 class ProgressArtifact:
-    """Shows the states of runs, an artifact for each; made in the flow run whose artifacts they are, and called in the
-    writers' threads."""
+    """Posts the states of runs, a progress artifact for each, with what `enginery status` prints.
+
+    It is made in the flow run whose artifacts they are, and called in the threads that write the states.
+    """
 
     def __init__(self) -> None:
         # Prefect finds the flow run of an artifact in its context, which another thread does not have.
@@ -198,7 +178,7 @@ class ProgressArtifact:
         self._known: dict[str, UUID] = {}
 
     def __call__(self, run: RunState) -> None:
-        """Show the state."""
+        """Post a state."""
         one = view_run(run)
         # Each its own copy: a context is entered by one thread at a time, and a catalog's runs have a writer each.
         self._context.copy().run(self._show, one, percent(one), description(one))
@@ -213,19 +193,24 @@ class ProgressArtifact:
         if run.id in self._known:
             update(self._known[run.id], done, description=text)
         else:
-            self._known[run.id] = create(done, key=artifact_key("progress", run.model), description=text)
+            self._known[run.id] = create(done, key=f"progress-{_clean(run.model)}", description=text)
 
 
 def percent(one: RunView) -> float:
-    """How far the run is, 0 to 100: the share of its units that are over, and of those that run as predicted."""
+    """How far a run is, 0 to 100: units that are over count as 1, those that run by their predicted time."""
     if one.run.state != "running":
         return 100.0
-    shares = [_share(one, item) for item in one.run.units]
+    shares = []
+    for item in one.run.units:
+        share = 1.0 if item.state in OVER else 0.0
+        if item.state == "running" and item.predicted and item.predicted.seconds:
+            share = min(_NEARLY, (one.elapsed_s(item) or 0.0) / item.predicted.seconds)
+        shares.append(share)
     return round(100 * sum(shares) / len(shares), 1) if shares else 0.0
 
 
 def description(one: RunView) -> str:
-    """Counts, and a line for each unit that runs."""
+    """The text of a run's artifact: counts, and a line for each unit that runs."""
     lines = [f"{plain_text(one.run.model)}: {one.state}, {one.counts or 'preparing'}"]
     for item in one.run.units:
         if item.state == "running":
@@ -234,15 +219,9 @@ def description(one: RunView) -> str:
     return "\n".join(lines)
 
 
-def _share(one: RunView, item: RunItem) -> float:
-    if item.state in OVER:
-        return 1.0
-    if item.state != "running" or item.predicted is None or not item.predicted.seconds:
-        return 0.0
-    return min(_NEARLY, (one.elapsed_s(item) or 0.0) / item.predicted.seconds)
-
-
 def show_table(key: str, description: str, rows: Sequence[Json]) -> None:
-    """Leave a table; with no row it says so, as the newest of its key would otherwise be an old one."""
-    clean = re.sub(r"[^a-z0-9]+", "-", key.lower()).strip("-")
-    create_table_artifact([dict(row) for row in rows] or [{"result": "nothing"}], key=clean, description=description)
+    """Post a table. One without rows says so: otherwise an old table would be the newest of its key."""
+    from prefect.artifacts import create_table_artifact
+
+    table = [dict(row) for row in rows] or [{"result": "nothing"}]
+    create_table_artifact(table, key=_clean(key), description=description)

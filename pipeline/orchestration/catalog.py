@@ -1,7 +1,4 @@
-"""Many specs at once: what a catalog holds, and a row for each model, whatever happens to the others.
-
-Builds that a spec's arrival or a catalog starts.
-"""
+"""Many specs: finding those of a catalog, and compiling each; one that fails does not stop the others."""
 
 import logging
 import re
@@ -18,10 +15,10 @@ from enginery.registry.registered_specs import addresses
 from enginery.registry.store.base import open_store
 from enginery.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.compile.composition import StepRunner
-from pipeline.intake.places import SCHEME, Bucket, Found, Place, below, files_below, place_at
+from pipeline.intake.places import SCHEME, Bucket, Found, below, files_below, place_at
 from pipeline.orchestration.run import Compiled, Executors, RunOptions, compile_once
 from pipeline.outcome import Outcome
-from pipeline.progress import Progress, together
+from pipeline.progress import Progress, by_model
 
 LARGEST_LOOKED_AT = 1 << 20
 _MODEL = re.compile(rb"^[\"']?model[\"']?\s*:", re.MULTILINE)
@@ -30,9 +27,9 @@ _STATUSES = ("proven", "unproven", "failed", "refused")
 
 @dataclass(frozen=True)
 class CatalogRow:
-    """What became of one spec. state: 'published', 'unchanged' (the version existed), 'failed' (there is none).
+    """The outcome of one spec. state: 'published', 'unchanged' (the version existed) or 'failed' (there is none).
 
-    engines: how many by status.  reason: of a failure, and of engines that failed beside those that did not.
+    engines: how many by status.  reason: why it failed, or the engines that did.
     """
 
     spec: str
@@ -44,18 +41,18 @@ class CatalogRow:
 
     @property
     def good(self) -> bool:
-        """Whether nothing of it failed."""
+        """Whether neither the spec nor one of its engines failed."""
         return self.state != "failed" and not self.engines.get("failed")
 
     def to_json(self) -> dict[str, object]:
-        """As it is printed and shown."""
+        """A row of `enginery catalog --json` and of the flow's table."""
         return asdict(self)
 
 
 @contextmanager
 def gather_specs(specs: str, registry: str | None) -> Iterator[Sequence[str | Found]]:
-    """Addresses of the specs in a folder, a `file://` or `s3://` place (a copy, while inside), or, for 'registered',
-    of the newest registration of each model. Raises InputError where there is none, UnavailableError."""
+    """Addresses of the specs in a folder or a `file://` or `s3://` place (copied, while inside); for 'registered', of
+    the newest registered spec of each model. Raises InputError where there is none, UnavailableError."""
     if specs == SCHEME.removesuffix(":"):
         found = addresses(open_store(registry or DEFAULT_REGISTRY))
         if not found:
@@ -69,19 +66,25 @@ def gather_specs(specs: str, registry: str | None) -> Iterator[Sequence[str | Fo
         paths = spec_files(place.folder)
         if not paths:
             raise InputError(f"{specs} holds no spec: no .yaml file there has the key `model`; name another place")
-        yield [_name_found(path, place, specs) for path in paths]
-
-
-def _name_found(path: Path, place: Place, specs: str) -> Found:
-    """A file of a place; of a copied one it is called by where it was copied from."""
-    copied = isinstance(place, Bucket)
-    return Found(below(specs, path.relative_to(place.folder).as_posix()) if copied else str(path), path)
+        # The address of a copied file is the one that it was copied from.
+        names = [path.relative_to(place.folder).as_posix() for path in paths]
+        copied = isinstance(place, Bucket)
+        yield [
+            Found(below(specs, name) if copied else str(path), path) for name, path in zip(names, paths, strict=True)
+        ]
 
 
 def spec_files(folder: Path) -> list[Path]:
-    """Files that mean to be specs: YAML that says `model:`; whether it is a good one shows when it is read."""
-    candidates = (path for path in files_below(folder) if path.suffix in (".yaml", ".yml"))
-    return [path for path in candidates if _names_a_model(path)]
+    """YAML files with a key `model`. Whether one is a valid spec shows when it is read."""
+
+    def has_model(path: Path) -> bool:
+        try:
+            with path.open("rb") as stream:
+                return _MODEL.search(stream.read(LARGEST_LOOKED_AT)) is not None
+        except OSError:
+            return True  # reading it again says why not
+
+    return [path for path in files_below(folder) if path.suffix in (".yaml", ".yml") and has_model(path)]
 
 
 def compile_row(
@@ -92,10 +95,7 @@ def compile_row(
     executors: Executors,
     done: Callable[[Compiled], object] = lambda _: None,
 ) -> CatalogRow:
-    """Compile one spec of many. Nothing that goes wrong with it is raised: it is its row's reason.
-
-    done: is given what was compiled.
-    """
+    """Compile one spec of many. An error is not raised: it is the row's reason. done: called with what was compiled."""
     try:
         compiled = compile_once(address, options, runner, progress, executors)
         done(compiled)
@@ -116,11 +116,11 @@ def compile_all(
     done: Callable[[Compiled], object] = lambda _: None,
 ) -> list[CatalogRow]:
     """Compile every spec, several at a time; a row for each, in order. done: as for `compile_row`."""
-    return runner.map(compile_row, addresses, options, runner, together(progress), executors, done)
+    return runner.map(compile_row, addresses, options, runner, by_model(progress), executors, done)
 
 
 def words(rows: Sequence[CatalogRow]) -> str:
-    """A catalog's outcome in a line: '4 models: 2 published, 1 unchanged, 1 failed'."""
+    """The outcome of a catalog in a line: '4 specs: 2 published, 1 unchanged, 1 failed'."""
     states = Counter(row.state for row in rows)
     counted = ", ".join(f"{states[state]} {state}" for state in ("published", "unchanged", "failed") if states[state])
     partly = sum(not row.good and row.state != "failed" for row in rows)
@@ -137,11 +137,3 @@ def _row(address: str, outcome: Outcome) -> CatalogRow:
     existed = outcome.cached or outcome.same_as
     state: Literal["published", "unchanged"] = "unchanged" if existed else "published"
     return CatalogRow(address, outcome.model, state, outcome.version, engines, "; ".join(reasons))
-
-
-def _names_a_model(path: Path) -> bool:
-    try:
-        with path.open("rb") as stream:
-            return _MODEL.search(stream.read(LARGEST_LOOKED_AT)) is not None
-    except OSError:
-        return True  # reading it again says why not

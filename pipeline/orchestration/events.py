@@ -1,7 +1,7 @@
-"""What Enginery tells a Prefect server: events, from which automations start the next step.
+"""Sends events to a Prefect server, whose automations start the next step on them.
 
-Each event is about one model, as the resource `enginery.model.NAME`, and its payload names things by digest and by the
-registry's URI, which never holds credentials. An event counts as told once the server has said that it has it.
+Each event is about one model, as the resource `enginery.model.NAME`. Its payload names things by digest and by the
+registry's URI, which never holds credentials. An event counts as sent once the server has answered.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from pipeline.orchestration.payloads import JUDGED, PAYLOADS, PUBLISHED, REGISTE
 
 @dataclass(frozen=True)
 class SentEvent:
-    """An event that the server has. id: how `prefect event` and the UI know it.  server: its API."""
+    """An event that the server has. id: its id there.  server: URL of the API."""
 
     id: str
     event: str
@@ -32,30 +32,29 @@ class SentEvent:
 
 
 def send_registered(store: Store, item: Registration) -> SentEvent:
-    """Tell that a spec was registered. Raises UnavailableError."""
+    """Send that a spec was registered. Raises UnavailableError."""
     payload = {"spec": item.address, "digest": item.bundle.digest, "registry": store.uri, "by": item.by}
     return send_event(REGISTERED, item.bundle.model, payload)
 
 
 def send_published(store: Store, model: str, version: str, manifest: str) -> SentEvent:
-    """Tell that a version was published. manifest: its digest. Raises UnavailableError."""
-    payload = {"version": version, "manifest": manifest, "registry": store.uri}
-    return send_event(PUBLISHED, model, payload)
+    """Send that a version was published. manifest: its digest. Raises UnavailableError."""
+    return send_event(PUBLISHED, model, {"version": version, "manifest": manifest, "registry": store.uri})
 
 
 def send_judged(
     store: Store, model: str, version: str, channel: str, target: str, verdict: str, report: str
 ) -> SentEvent:
-    """Tell how a canary of a version against what a channel serves ended on a target. report: digest of its blob.
+    """Send the verdict of a canary of a version on a target, against what a channel serves. report: digest of its blob.
     Raises UnavailableError."""
     about = {"version": version, "channel": channel, "target": target}
     return send_event(JUDGED, model, {**about, "verdict": verdict, "report": report, "registry": store.uri})
 
 
 def send_published_once(store: Store, model: str, version: str, manifest: str) -> SentEvent | None:
-    """Tell that a version was published, unless that was told before; None then. Raises UnavailableError.
+    """As `send_published`, unless that was sent before; None then.
 
-    Of several runs that end with the same version at once, one tells.
+    Of several runs that end with the same version at once, one sends it. Raises UnavailableError.
     """
     with hold_build_lock(store, digest_of({"telling": PUBLISHED, "of": manifest}), f"telling of {model}@{version}"):
         if was_sent(store, PUBLISHED, manifest):
@@ -72,15 +71,20 @@ def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEve
     server = PREFECT_API_URL.value()
     if not server:
         raise UnavailableError(f"{event} cannot be told: no Prefect server is configured; set PREFECT_API_URL")
+    run = FlowRunContext.get()
+    related = []
+    if run is not None and run.flow_run is not None:  # the flow run that sends it
+        about = {"prefect.resource.id": f"prefect.flow-run.{run.flow_run.id}", "prefect.resource.role": "flow-run"}
+        related = [RelatedResource(about)]
     made = Event(
         event=event,
         resource=Resource({"prefect.resource.id": f"enginery.model.{model}", "prefect.resource.name": model}),
-        related=_run(),
+        related=related,
         payload={"model": model, **payload},
     )
     try:
         with get_client(sync_client=True) as client:
-            # Not `emit_event`, whose queue is emptied by a thread that says nothing of what did not arrive.
+            # Not `emit_event`: a thread sends its queue, and says nothing of events that did not arrive.
             client.request("POST", "/events", json=[made.model_dump(mode="json")])
     except (httpx.HTTPError, PrefectHTTPStatusError, RuntimeError) as error:
         raise UnavailableError(
@@ -88,12 +92,3 @@ def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEve
             "correct PREFECT_API_URL, and run this again"
         ) from error
     return SentEvent(str(made.id), event, server)
-
-
-def _run() -> list[RelatedResource]:
-    """The flow run that this happens in."""
-    run = FlowRunContext.get()
-    if run is None or run.flow_run is None:
-        return []
-    found = {"prefect.resource.id": f"prefect.flow-run.{run.flow_run.id}", "prefect.resource.role": "flow-run"}
-    return [RelatedResource(found)]

@@ -1,11 +1,7 @@
-"""Telling a Prefect server what the fleet lacks, so that its deployments build and prove it.
+"""A cluster's nodes against the registry, for `enginery fleet` and its flow, and the events for what they lack.
 
-`enginery.model.registered` for a model to be built again, `enginery.engine.unproven` for engines to be proven on their
-hardware; what is in them stands in `pipeline.orchestration.payloads`.
-
-The fleet against the registry: all that `enginery fleet` says, as one value, for the command and for a flow.
-
-Reconciling a fleet: the builds that nodes without an engine ask for.
+On the events a Prefect server's deployments build (`enginery.model.registered`) and prove
+(`enginery.engine.unproven`) what is missing; `pipeline.orchestration.payloads` has their fields.
 """
 
 from collections import Counter
@@ -22,12 +18,10 @@ from pipeline.fleet.inventory import read_inventory
 from pipeline.fleet.work import FleetWork, Predictor, work_for
 from pipeline.orchestration.payloads import REGISTERED, UNPROVEN
 
-_BY = "enginery fleet"
-
 
 @dataclass(frozen=True)
 class Message:
-    """An event that is to be told. payload: JSON."""
+    """An event to send. payload: JSON."""
 
     event: str
     model: str
@@ -41,7 +35,7 @@ class Message:
 def messages(work: Iterable[FleetWork], registry: str) -> tuple[Message, ...]:
     """One event for each model to build, and for each version and generation to prove, in the order of the work.
 
-    registry: its URI, which holds no credentials. What cannot be done as things are is left out.
+    registry: its URI, which holds no credentials. Work that cannot be done as things are is left out.
     """
     builds: dict[str, list[str]] = {}
     proofs: dict[tuple[str, str, str], list[str]] = {}
@@ -53,19 +47,15 @@ def messages(work: Iterable[FleetWork], registry: str) -> tuple[Message, ...]:
             builds.setdefault(unit.model, []).append(item.name)
         elif unit.version and item.engine:
             proofs.setdefault((unit.model, unit.version, unit.target.sm), []).append(item.engine)
-    to_build = (
-        Message(REGISTERED, model, {"spec": f"registered:{model}", "registry": registry, "units": units, "by": _BY})
-        for model, units in builds.items()
-    )
-    to_prove = (
-        Message(
-            UNPROVEN,
-            model,
-            {"version": version, "target": target, "engines": engines, "registry": registry, "by": _BY},
-        )
-        for (model, version, target), engines in proofs.items()
-    )
-    return (*to_build, *to_prove)
+    by = "enginery fleet"
+    found = []
+    for model, units in builds.items():
+        payload = {"spec": f"registered:{model}", "registry": registry, "units": units, "by": by}
+        found.append(Message(REGISTERED, model, payload))
+    for (model, version, target), engines in proofs.items():
+        payload = {"version": version, "target": target, "engines": engines, "registry": registry, "by": by}
+        found.append(Message(UNPROVEN, model, payload))
+    return tuple(found)
 
 
 def tell(message: Message) -> str:
@@ -80,8 +70,8 @@ def tell(message: Message) -> str:
 
 @dataclass(frozen=True)
 class FleetSources:
-    """What to compare. inventory: a file, '-' for standard input; None reads the cluster.  catalog: None is every model
-    with a channel.  runtimes: versions that serve, by the package's name, where no inventory says them."""
+    """What to compare. inventory: a file, '-' for standard input; None reads the cluster.  catalog: a file; None takes
+    every model with a channel.  runtimes: versions on the nodes by package, where the inventory does not state them."""
 
     inventory: Path | None = None
     access: Access = field(default_factory=Access)
@@ -89,7 +79,7 @@ class FleetSources:
     runtimes: Mapping[str, str] = field(default_factory=dict)
 
     def fleet(self, catalog: Catalog) -> Fleet:
-        """The machines, with the runtimes that the catalog or these options state. An inventory's own come first.
+        """The nodes by groups. Runtimes of the inventory count before the options', and those before the catalog's.
 
         Raises as `read_inventory` and `read_cluster`.
         """
@@ -100,14 +90,14 @@ class FleetSources:
         )
 
     def wanted(self, store: Store) -> Catalog:
-        """The catalog, with what the options state. Raises SpecError."""
+        """The catalog, with the runtimes that the options state. Raises SpecError."""
         found = load_catalog(self.catalog) if self.catalog else whole_registry(store)
         return replace(found, runtimes=tuple({**dict(found.runtimes), **self.runtimes}.items()))
 
 
 @dataclass(frozen=True)
 class Reconciled:
-    """The fleet, how every demand stands on it, and what would have to be done."""
+    """The fleet, the coverage of each demand on each group of nodes, and the work that is missing."""
 
     fleet: Fleet
     catalog: Catalog
@@ -122,7 +112,7 @@ class Reconciled:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Standings by state, from worst to best."""
+        """Number of standings by state, from worst to best."""
         found = Counter(item.state for item in self.standings)
         return {state: found[state] for state in STATES if found[state]}
 
@@ -132,7 +122,7 @@ class Reconciled:
         return find_unwanted_groups(self.fleet.groups, self.catalog.demands)
 
     def to_json(self) -> dict[str, object]:
-        """A JSON object."""
+        """What `enginery fleet --json` prints."""
         return {
             "fleet": {
                 "source": self.fleet.source,
@@ -151,14 +141,16 @@ class Reconciled:
 
 
 def compare_deployments(store: Store, sources: FleetSources) -> tuple[Fleet, tuple[Served, ...], Catalog]:
-    """What there is, what is wanted, and what the registry has of it; each read once."""
+    """The nodes, what the registry serves of the demands, and the catalog of demands; each read once."""
     catalog = sources.wanted(store)
-    fleet = sources.fleet(catalog)
-    return fleet, read_served(store, catalog.demands), catalog
+    return sources.fleet(catalog), read_served(store, catalog.demands), catalog
 
 
 def reconcile(store: Store, sources: FleetSources, predict: Predictor) -> Reconciled:
-    """Compare. Raises InputError and SpecError for what cannot be read, UnavailableError for what is out of reach."""
+    """Compare the nodes with the registry. predict: gives the time of a build.
+
+    Raises InputError and SpecError for what cannot be read, UnavailableError for what is out of reach.
+    """
     fleet, served, catalog = compare_deployments(store, sources)
     found = list_coverage(fleet.groups, served, catalog)
     return Reconciled(fleet, catalog, found, work_for(found, predict), store.uri)

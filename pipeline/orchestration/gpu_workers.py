@@ -1,8 +1,7 @@
-"""Proofs and canaries on a Ray worker that has the GPU, asked for by a process that has none.
+"""Proofs and canaries as Ray tasks on a worker with the GPU, started by a process without one.
 
-Ray's workers hold the GPUs of their generation, busy or idle, so whatever needs one is a task of Ray, as a build is:
-Ray places it on a worker that is there, or has its autoscaler start one, and the task holds one GPU until it has ended.
-Values are small: a job is told digests and names, and its reports go through the registry.
+Ray places a task on a worker that is there, or has its autoscaler start one, and the task holds one GPU until it ends.
+A job is given digests and names; its reports go through the registry.
 """
 
 from collections.abc import Callable
@@ -20,17 +19,17 @@ from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import gpu_labels
 from pipeline.operations.revalidate import Pending, PendingProof, prove
 
-# Engines that are proven have the limits of their spec, each by itself; memory is the worker's to limit. A task that
-# hangs gives its GPU back after a day.
+# The jobs that the task starts have the limits of their spec, and the worker limits memory. A task that hangs gives its
+# GPU back after a day.
 LIMITS = ProcessLimits(
     86_400.0, 1 << 40, "replay less traffic, or start it again: what is proven by now is not proven again"
 )
-# What ends one version's task, and says nothing about the next one's.
+# Kinds of failure that concern one version's task, and not the next one's.
 _OF_ONE = ("error", "crash", "timeout", "memory", "node-memory", "node-lost")
 
 
 def gpu_named(name: str) -> Target:
-    """The GPU, a generation or a product of it, that workers have. Raises InputError for none, and for 'auto'."""
+    """The GPU of this name, a generation or a product. Raises InputError for a CPU, for 'auto' and for no target."""
     target = None if name == AUTO else target_named(name)
     if target is None or target.is_cpu:
         raise InputError(f"{name!r} names no GPU of Ray's workers; name a generation or a product, such as sm_89 or l4")
@@ -38,23 +37,22 @@ def gpu_named(name: str) -> Target:
 
 
 def prove_on_worker(item: Pending, on: Target, context: RunContext) -> list[PendingProof]:
-    """As `operations.pending.prove`, on a worker with this GPU; a task that fails is the version's row.
+    """As `revalidate.prove`, on a worker with this GPU. The failure of the task is the version's row.
 
     Raises StepError 'no-node' where no worker with it comes, and when cancelled; UnavailableError without a cluster.
     """
-    name = f"prove {item.reference} on {on.name}"
     engines = tuple(entry.digest for entry in item.engines if entry.digest)
+    request = ProvePending(item.manifest.model, item.manifest.version, engines)
     try:
-        rows = _run(name, ProvePending(item.manifest.model, item.manifest.version, engines), on, context)
+        return [*_run(f"prove {item.reference} on {on.name}", request, on, context)]
     except StepError as error:
         if error.kind not in _OF_ONE:
             raise
         return [PendingProof(item.reference, None, "error", str(error))]
-    return [*rows]
 
 
 def canary_on_worker(wanted: CanaryRequest, context: RunContext, say: Callable[[str], None]) -> CanaryOutcome:
-    """As `automatic.canary`, on a worker with the GPU that `wanted.target` names; both engines take turns on it.
+    """As `automatic.canary`, on a worker with the GPU that `wanted.target` names.
 
     No worker is asked for where there is nothing to compare. Raises as `automatic.canary` and `prove_on_worker` do.
     """
@@ -62,8 +60,7 @@ def canary_on_worker(wanted: CanaryRequest, context: RunContext, say: Callable[[
     sides = sides_of(context.store, wanted)
     if isinstance(sides, str):
         return CanaryOutcome(sides)
-    name = f"canary {wanted.model}@{wanted.version} on {on.name}"
-    found = _run(name, RunCanary(wanted), on, context)
+    found = _run(f"canary {wanted.model}@{wanted.version} on {on.name}", RunCanary(wanted), on, context)
     for line in found.said:
         say(line)
     return found.outcome
@@ -87,7 +84,7 @@ class ProvePending:
 
 @dataclass(frozen=True)
 class CanaryOnWorker:
-    """What a canary on a worker found. said: lines for people, meanwhile."""
+    """The outcome of a canary on a worker. said: the lines that it gave `say`."""
 
     outcome: CanaryOutcome
     said: tuple[str, ...]

@@ -1,11 +1,7 @@
-"""The events that Enginery tells a Prefect server, and what is in each: the one place that says so.
+"""The events that Enginery sends to a Prefect server: the fields of each, and the registry's record of those sent.
 
 `events` sends nothing else, triggers read nothing else, and docs/guides/deployments.md has the table that `markdown`
-writes; tests hold all three to it. Nothing here knows Prefect.
-
-What a Prefect server was told, remembered by the registry: so that whoever asks does not tell it again.
-
-Without Prefect: a run with nothing to do looks here before it loads that.
+writes; tests compare all three. Prefect is not imported here, so that a run with nothing to do need not load it.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,6 +11,7 @@ from enginery.core.digest import digest_of
 from enginery.registry.records import recall, remember
 from enginery.registry.store.base import Store
 
+_RECORD = "told"
 REGISTERED = "enginery.model.registered"
 PUBLISHED = "enginery.engine.published"
 UNPROVEN = "enginery.engine.unproven"
@@ -26,8 +23,9 @@ _REGISTRY = {"registry": ""}
 
 @dataclass(frozen=True)
 class Payload:
-    """What an event says. fields: what is always in it, each with what it is where its name does not say that.
-    sometimes: the same of what not everybody has to tell.  told: by whom, and how often.
+    """The fields of an event. fields: those that are always in it, each with a description or ''.
+
+    sometimes: optional fields in the same way.  told: what sends the event, and how often.
     """
 
     fields: Mapping[str, str]
@@ -35,7 +33,7 @@ class Payload:
     sometimes: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, event: str, given: Collection[str]) -> None:
-        """Raise ValueError for a payload that lacks something, or has more: whoever tells it is wrong."""
+        """Raise ValueError for a payload that lacks a field or has an unknown one, which is a bug of the sender."""
         names = set(given)
         lacking, unknown = self.fields.keys() - names, names - self.fields.keys() - self.sometimes.keys()
         if lacking or unknown:
@@ -67,31 +65,24 @@ PAYLOADS: Mapping[str, Payload] = {
 
 def markdown() -> str:
     """The table of events, as docs/guides/deployments.md has it."""
-    rows = [
-        f"| `{event}` | {_format_list(item.fields)}{_also(item.sometimes)} | {item.told} |"
-        for event, item in PAYLOADS.items()
-    ]
-    return "\n".join(["| event | payload | told |", "|---|---|---|", *rows])
 
+    def list_fields(fields: Mapping[str, str]) -> str:
+        return ", ".join(f"`{name}`" + (f" ({what})" if what else "") for name, what in fields.items())
 
-def _format_list(fields: Mapping[str, str]) -> str:
-    return ", ".join(f"`{name}`" + (f" ({what})" if what else "") for name, what in fields.items())
-
-
-def _also(fields: Mapping[str, str]) -> str:
-    return f"; sometimes {_format_list(fields)}" if fields else ""
-
-
-_RECORD = "told"
+    lines = ["| event | payload | told |", "|---|---|---|"]
+    for event, item in PAYLOADS.items():
+        also = f"; sometimes {list_fields(item.sometimes)}" if item.sometimes else ""
+        lines.append(f"| `{event}` | {list_fields(item.fields)}{also} | {item.told} |")
+    return "\n".join(lines)
 
 
 def was_sent(store: Store, event: str, about: str) -> bool:
-    """Whether `remember_told` was called for this event about this digest."""
+    """Whether an event about a digest was sent before, by this process or another."""
     return recall(store, _RECORD, _key(event, about)) is not None
 
 
 def remember_sent(store: Store, event: str, about: str, told: str) -> None:
-    """Remember that an event about a digest was told. told: the event's id, as the server knows it."""
+    """Record that an event about a digest was sent. told: the event's id on the server."""
     remember(store, _RECORD, _key(event, about), {"id": told})
 
 

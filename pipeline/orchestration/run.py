@@ -1,11 +1,8 @@
-"""One run from its options: spec, selection, store, executors; the same for the command line and for a Prefect flow.
-
-One compilation of what an address names: of several runs on the same thing at once, one works.
-"""
+"""One run from its options: spec, selection, registry, executors, locks; the same for commands and Prefect flows."""
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,10 +35,10 @@ from pipeline.spec.model import ModelSpec
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run was asked for, as text and numbers. targets, precisions, backends: comma-separated; None means all.
+    """What a run is asked for, as text and numbers. targets, precisions, backends: names with commas; None means all.
 
     jobs: processes at once, None for one per CPU.  ray_address: None for a Ray started for this run.
-    wait_for_nodes_s: how long a unit waits for a Ray node that suits it to come; 0: it fails at once.
+    wait_for_nodes_s: how long a unit waits for a suitable Ray node to come; 0: it fails at once.
     """
 
     registry: str | None = None
@@ -56,7 +53,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A spec with the part of it that is wanted and the context to do it in."""
+    """A spec, the part of it that is wanted, and the context to do that in."""
 
     spec: ModelSpec
     selection: Selection
@@ -65,18 +62,85 @@ class OpenRun:
 
 @dataclass(frozen=True)
 class Executors:
-    """`local` does what must be done here, `builder` builds engines; several runs may share them."""
+    """`local` runs what must run on this machine, `builder` builds engines; several runs may share them."""
 
     local: Executor
     builder: Executor
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """The outcome of a run, and the registry that it published to."""
+
+    outcome: Outcome
+    store: Store
+
+
+def compile_once(
+    address: Path | str | Found,
+    options: RunOptions,
+    runner: StepRunner,
+    progress: Progress,
+    executors: Executors | None = None,
+) -> Compiled:
+    """Export, quantize, build, prove and publish the spec at an address.
+
+    Of several runs on the same thing at once one works; the others wait for its lock and find the steps on record.
+    Raises what `open_run` and `compile_model` raise.
+    """
+    with open_run(address, options, progress, executors) as run:
+        locks = lock_names(run, options)
+        if any(is_held(run.context.store, name) for name in locks) and (outcome := _from_records(run)):
+            return Compiled(outcome, run.context.store)
+        with build_lock(run, locks):
+            return Compiled(compile_model(run.spec, run.selection, run.context, runner), run.context.store)
+
+
+def compile_from_records(address: Path | str | Found, options: RunOptions) -> Outcome | None:
+    """The outcome of a run that has nothing to do, without starting a server, a cluster or a process; else None."""
+    with spec_at(address, options.registry) as found:
+        spec = found.load()
+        store = open_store(options.registry or _registry_of(spec), create=True)
+        tracker = new_tracker(new_run(spec.model, spec.address, store))
+        try:
+            context = RunContext(store, OnlyRecords(), OnlyRecords(), tracker)
+            outcome = compile_model(spec, select(spec, options), context, InProcess())
+        except NotOnRecord:
+            return None
+    note_run(store, tracker)
+    return outcome
+
+
+def _from_records(run: OpenRun) -> Outcome | None:
+    """As `compile_from_records`, for a run that is open and would wait for a lock."""
+    recorded = replace(run.context, local=OnlyRecords(), executor=OnlyRecords(), progress=Progress())
+    try:
+        outcome = compile_model(run.spec, run.selection, recorded, InProcess())
+    except NotOnRecord:
+        return None
+    run.context.progress.emit(Finished("turn", reason="every step is on record, so there was nothing to wait for"))
+    run.context.progress.emit(RunConcluded(outcome))
+    return outcome
+
+
+def lock_names(run: OpenRun, options: RunOptions) -> tuple[str, str]:
+    """The build locks of a run, by digest: of this spec and selection on every machine, and of this model on this one.
+
+    The first saves doing the same work twice. The second is there because engines are timed: two builds of one model,
+    whatever they select, would time each other.
+    """
+    selected = {"targets": options.targets, "precisions": options.precisions, "backends": options.backends}
+    here = {"compiling": run.spec.model, "on": this_process().host}
+    return digest_of({"compiling": resolved_spec(run.spec), **selected}), digest_of(here)
+
+
 @contextmanager
-def start_executors(options: RunOptions, *, signals: bool = True) -> Iterator[Executors]:
-    """Start the executors; kill what they still run when this is interrupted. signals: see `cancelling`."""
-    local = LocalExecutor(options.jobs)
-    with _builder(options, local) as builder, cancel_on_exit(local, builder, signals=signals):
-        yield Executors(local, builder)
+def build_lock(run: OpenRun, names: tuple[str, ...]) -> Iterator[None]:
+    """Hold the build locks of these names, in this order; while another process holds one, show the wait."""
+    with ExitStack() as held:
+        for name in names:
+            held.enter_context(shown_turn(run.context, name, f"compiling {run.spec.model}"))
+        yield
 
 
 @contextmanager
@@ -88,7 +152,7 @@ def open_run(
     *,
     keep_state: bool = True,
 ) -> Iterator[OpenRun]:
-    """Read the spec of an address, open the store, start the executors, unless those of others are shared.
+    """Read the spec at an address, open the registry, and start executors unless some are given.
 
     keep_state: whether the registry keeps what becomes of this run (`enginery status`).
     Raises what `spec_at` raises, SpecError, UnknownNameError (a selection that the spec does not have), InputError and
@@ -109,75 +173,31 @@ def open_run(
         yield OpenRun(spec, selection, RunContext(store, both.local, both.builder, progress))
 
 
-def compile_from_records(address: Path | str | Found, options: RunOptions) -> Outcome | None:
-    """The outcome of a run that has nothing to do, without starting a server, a cluster or a process; else None."""
-    with spec_at(address, options.registry) as found:
-        spec = found.load()
-        store = open_store(options.registry or _registry_of(spec), create=True)
-        tracker = new_tracker(new_run(spec.model, spec.address, store))
-        try:
-            context = RunContext(store, OnlyRecords(), OnlyRecords(), tracker)
-            outcome = compile_model(spec, select(spec, options), context, InProcess())
-        except NotOnRecord:
-            return None
-    note_run(store, tracker)
-    return outcome
-
-
-def store_of(spec: ModelSpec, options: RunOptions) -> Store:
-    """The registry of a run, opened to be read; made where there is none yet. Raises InputError, UnavailableError."""
-    uri = options.registry or _registry_of(spec)
-    try:
-        return open_store(uri)
-    except UnavailableError:
-        return open_store(uri, create=True)
-
-
-def registry_of(address: Path | str | Found, options: RunOptions) -> str:
-    """Where a run publishes. Raises SpecError."""
-    if options.registry is not None:
-        return options.registry
-    with spec_at(address, None) as found:
-        return _registry_of(found.load())
-
-
-def _registry_of(spec: ModelSpec) -> str:
-    """The spec's registry (a relative path counts from the spec's folder), else ./registry."""
-    named = spec.publication.registry
-    if named is None or "://" in named:
-        return named or DEFAULT_REGISTRY
-    return str(spec.file(named))
-
-
 @contextmanager
-def _builder(options: RunOptions, local: Executor) -> Iterator[Executor]:
-    if options.executor == "local":
-        yield local
-        return
-    from builders.execution.ray import RayExecutor
+def start_executors(options: RunOptions, *, signals: bool = True) -> Iterator[Executors]:
+    """Start the executors. While inside, Ctrl-C and SIGTERM first kill the jobs that run, as does any other exception.
 
-    with RayExecutor(options.ray_address, options.jobs, options.wait_for_nodes_s) as executor:
-        yield executor
-
-
-@contextmanager
-def cancel_on_exit(*executors: Executor, signals: bool = True) -> Iterator[None]:
-    """While inside, Ctrl-C and SIGTERM first kill the running compilers; so does whatever else ends this early.
-
-    signals: whether to hear them first. They belong to the main thread alone; in a flow to Prefect, which can tell a
-    cancelled run from one that crashed only as long as it hears them itself.
+    signals: whether to handle the two here. They belong to the main thread; a flow leaves them to Prefect, which can
+    tell a cancelled run from one that crashed only as long as it receives them itself.
     """
+    local = LocalExecutor(options.jobs)
+    with ExitStack() as stack:
+        builder: Executor = local
+        if options.executor != "local":
+            from builders.execution.ray import RayExecutor
 
-    def cancel() -> None:
-        for executor in executors:
-            executor.cancel()
+            builder = stack.enter_context(RayExecutor(options.ray_address, options.jobs, options.wait_for_nodes_s))
 
-    with _handle_signals(cancel) if signals else nullcontext():
-        try:
-            yield
-        except BaseException:
-            cancel()
-            raise
+        def cancel() -> None:
+            local.cancel()
+            builder.cancel()
+
+        with _handle_signals(cancel) if signals else nullcontext():
+            try:
+                yield Executors(local, builder)
+            except BaseException:
+                cancel()
+                raise
 
 
 @contextmanager
@@ -200,18 +220,43 @@ def _handle_signals(cancel: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def store_of(spec: ModelSpec, options: RunOptions) -> Store:
+    """The registry of a run, opened to be read; made where there is none yet. Raises InputError, UnavailableError."""
+    uri = options.registry or _registry_of(spec)
+    try:
+        return open_store(uri)
+    except UnavailableError:
+        return open_store(uri, create=True)
+
+
+def registry_of(address: Path | str | Found, options: RunOptions) -> str:
+    """The URI or path of the registry that a run publishes to. Raises SpecError."""
+    if options.registry is not None:
+        return options.registry
+    with spec_at(address, None) as found:
+        return _registry_of(found.load())
+
+
+def _registry_of(spec: ModelSpec) -> str:
+    """The spec's registry (a relative path counts from the spec's folder), else ./registry."""
+    named = spec.publication.registry
+    if named is None or "://" in named:
+        return named or DEFAULT_REGISTRY
+    return str(spec.file(named))
+
+
 def select(spec: ModelSpec, options: RunOptions) -> Selection:
     """The part of the spec that the options ask for. Raises UnknownNameError for what the spec does not have."""
     return Selection(
-        _targets(spec, options.targets),
-        _precisions(spec, options.precisions),
-        _subset("backends", options.backends, tuple(spec.backends), tuple(backends.names())),
+        _select_targets(spec, options.targets),
+        select_precisions(spec, options.precisions),
+        _select("backends", options.backends, tuple(spec.backends), tuple(backends.names())),
     )
 
 
-def _targets(spec: ModelSpec, text: str | None) -> tuple[Target, ...]:
+def _select_targets(spec: ModelSpec, text: str | None) -> tuple[Target, ...]:
     known, wanted = spec.target_list(), set[Target]()
-    for name in _words("targets", text):
+    for name in _require_names("targets", text):
         found = set(parse_targets(name)) & set(known)
         if not found:
             raise UnknownNameError(
@@ -221,89 +266,32 @@ def _targets(spec: ModelSpec, text: str | None) -> tuple[Target, ...]:
     return tuple(target for target in known if target in wanted)
 
 
-def _precisions(spec: ModelSpec, text: str | None) -> tuple[Precision, ...]:
-    words = _subset("precisions", text, spec.precision_list(), PRECISIONS)
+def select_precisions(spec: ModelSpec, text: str | None) -> tuple[Precision, ...]:
+    """The precisions that are named, in the order of PRECISIONS; () for None. Raises as `select`."""
+    words = _select("precisions", text, spec.precision_list(), PRECISIONS)
     return tuple(precision for precision in PRECISIONS if precision in words)
 
 
-def _subset(what: str, text: str | None, known: tuple[str, ...], possible: tuple[str, ...]) -> tuple[str, ...]:
-    words = _words(what, text)
+def _select(what: str, text: str | None, known: tuple[str, ...], possible: tuple[str, ...]) -> tuple[str, ...]:
+    """The names in `text`. Raises UnknownNameError for one that the spec does not have. possible: what it can have."""
+    words = _require_names(what, text)
     for word in words:
         if word not in known:
-            raise UnknownNameError(not_in_spec(what, word, known, possible))
+            remedy = f"there is none; take of the spec's: {', '.join(known)}"
+            if word in possible:
+                remedy = f"not in the spec, which has {', '.join(known)}; add it there"
+            raise UnknownNameError(f"{what} {word}: {remedy}")
     return tuple(words)
 
 
-def not_in_spec(what: str, word: str, known: Sequence[str], possible: Sequence[str]) -> str:
-    """What to say of a word that the spec does not have, which it can have or not."""
-    if word in possible:
-        return f"{what} {word}: not in the spec, which has {', '.join(known)}; add it there"
-    return f"{what} {word}: there is none; take of the spec's: {', '.join(known)}"
-
-
-def _words(what: str, text: str | None) -> list[str]:
+def _require_names(what: str, text: str | None) -> list[str]:
     """Names separated by commas or spaces; none for None. An empty text is a mistake: a variable that was not set."""
-    words = (text or "").replace(",", " ").split()
+    words = split_names(text)
     if text is not None and not words:
         raise InputError(f"{what} {text!r}: has no name; give one, or leave it out for all of the spec")
     return words
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """How it ended, and in which registry."""
-
-    outcome: Outcome
-    store: Store
-
-
-def compile_once(
-    address: Path | str | Found,
-    options: RunOptions,
-    runner: StepRunner,
-    progress: Progress,
-    executors: Executors | None = None,
-) -> Compiled:
-    """Export, quantize, build, prove and publish. Whoever waited for the build lock finds the steps on record.
-
-    Raises what `opened` and `compile_model` raise.
-    """
-    with open_run(address, options, progress, executors) as run:
-        locks = lock_names(run, options)
-        if any(is_held(run.context.store, name) for name in locks) and (outcome := _from_records(run)):
-            return Compiled(outcome, run.context.store)
-        with build_lock(run, locks):
-            return Compiled(compile_model(run.spec, run.selection, run.context, runner), run.context.store)
-
-
-def lock_names(run: OpenRun, options: RunOptions) -> tuple[str, str]:
-    """The build locks of a run, by digest: of this spec and selection on every machine, and of this model on this one.
-
-    The first saves doing the same work twice. The second is there because engines are timed: two builds of one model,
-    whatever they select, would time each other.
-    """
-    selected = {"targets": options.targets, "precisions": options.precisions, "backends": options.backends}
-    here = {"compiling": run.spec.model, "on": this_process().host}
-    return digest_of({"compiling": resolved_spec(run.spec), **selected}), digest_of(here)
-
-
-@contextmanager
-def build_lock(run: OpenRun, names: tuple[str, ...]) -> Iterator[None]:
-    """Hold the build locks of these names, in this order; while others hold one, show the wait."""
-    with ExitStack() as held:
-        for name in names:
-            held.enter_context(shown_turn(run.context, name, f"compiling {run.spec.model}"))
-        yield
-
-
-def _from_records(run: OpenRun) -> Outcome | None:
-    """The outcome of a run that has nothing to do, and so nothing to wait for; else None."""
-    recorded = replace(run.context, local=OnlyRecords(), executor=OnlyRecords(), progress=Progress())
-    try:
-        outcome = compile_model(run.spec, run.selection, recorded, InProcess())
-    except NotOnRecord:
-        return None
-    reason = "every step is on record, so there was nothing to wait for"
-    run.context.progress.emit(Finished("turn", reason=reason))
-    run.context.progress.emit(RunConcluded(outcome))
-    return outcome
+def split_names(text: str | None) -> list[str]:
+    """Names separated by commas or spaces; none for None."""
+    return (text or "").replace(",", " ").split()

@@ -1,7 +1,7 @@
-"""OpenTelemetry spans of a run, its steps and units, where the SDK is installed and asked for; nothing otherwise.
+"""OpenTelemetry spans of a run, its steps and units, where the SDK is installed and traces are asked for.
 
 They are asked for by the variables that every OpenTelemetry program reads (OTEL_TRACES_EXPORTER, or the address of a
-collector in OTEL_EXPORTER_OTLP_ENDPOINT), or by a program that set a tracer provider of its own before it called us.
+collector in OTEL_EXPORTER_OTLP_ENDPOINT), or by a program that set a tracer provider of its own before the run.
 
 https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
 """
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from enginery.core.types import BuildRequest
 
 NAME = "enginery"
-# A collector that does not answer may hold up the end of a run for so long.
+# A collector that does not answer holds up the end of a run for so many seconds at most.
 FLUSH_S = 5.0
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
 @contextmanager
 def spans(environment: Mapping[str, str] = os.environ) -> Iterator["Spans | None"]:
-    """What makes spans of a run, or None where nobody wants them; what is left of them is sent at the end."""
+    """The listener that makes a run's spans, or None where traces are not asked for; all are sent at the end."""
     found = _tracer(environment)
     if found is None:
         yield None
@@ -77,7 +77,7 @@ class Spans(events.Progress):
                     self._follow(event)
 
     def _follow(self, event: events.StepEvent) -> None:
-        """The span of a step or unit: it stays open until what it gave is in the registry."""
+        """Annotate the span of a step or unit, and close it when its result is in the registry."""
         if isinstance(event, events.Started):
             self._open_span(event)
             return
@@ -99,7 +99,7 @@ class Spans(events.Progress):
                 _end(span, reason if state == "failed" else None)
 
     def _open_span(self, event: events.Started) -> None:
-        """Open a span; of a job that is started again, the one that is open goes on."""
+        """Open a span; a job that is started again keeps the one that is open."""
         from opentelemetry.trace import set_span_in_context
 
         name = event.name
@@ -110,7 +110,7 @@ class Spans(events.Progress):
                 self._open[name] = self._tracer.start_span(name, context, attributes=about)
 
     def close(self, error: BaseException | None) -> None:
-        """Close what is open."""
+        """Close all open spans. error: what ended the run, None for nothing."""
         with self._lock:
             left, self._open = list(self._open.values()), {}
         run, self._run = self._run, None
@@ -133,7 +133,7 @@ def _end(span: "Span", failure: str | None) -> None:
 
 
 def _tracer(environment: Mapping[str, str]) -> tuple["Tracer", Callable[[], None]] | None:
-    """The tracer of a provider that is set, or of one that the environment asks for, and how to close that."""
+    """A tracer of the provider that is set, else of one that the environment asks for, and what closes the provider."""
     if "opentelemetry.sdk.trace" in sys.modules:
         from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider
@@ -148,7 +148,7 @@ def _tracer(environment: Mapping[str, str]) -> tuple["Tracer", Callable[[], None
 
 
 def _own(name: str) -> tuple["Tracer", Callable[[], None]] | None:
-    """A provider for this run alone: the program that uses us keeps its own."""
+    """As `_tracer`, of a new provider with the exporter `name`, for this run alone."""
     exporters = {entry.name: entry for entry in importlib.metadata.entry_points(group="opentelemetry_traces_exporter")}
     if importlib.util.find_spec("opentelemetry.sdk") is None or name not in exporters:
         package = "opentelemetry-sdk" if name == "console" else "opentelemetry-exporter-otlp"

@@ -1,8 +1,8 @@
-"""Watching a place for specs: what is new, by content, is registered, and a Prefect server is told of it once.
+"""Watching a place for specs: one whose content is new is registered, and its event is sent to Prefect once.
 
-Each look gathers the specs of the place, with the digests of their files. A bundle that was told of before, by this
-watcher or an earlier one, is passed over: that is remembered in the registry. What the server did not hear,
-because the watcher was killed in between or the server was down, is told at the next look.
+Each look gathers the specs of the place with the digests of their files. The registry has which events were sent, by
+this watcher or an earlier one. An event that was not, because the watcher was killed or the server was down, is sent at
+the next look.
 """
 
 import threading
@@ -30,7 +30,10 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class WatchedSpec:
-    """A spec of which there is something to say. told: whether the server has just heard.  digest: of its bundle."""
+    """A spec that was registered, or an error. said: which, in words.  told: whether its event was sent just now.
+
+    digest: of the bundle of its files.
+    """
 
     spec: str
     said: str
@@ -39,7 +42,7 @@ class WatchedSpec:
 
 
 class Watch:
-    """Looks at a place. say: is told of each spec that is registered or cannot be read, once for each reason."""
+    """Looks at a place. say: called for each spec that is registered or cannot be read, once for each reason."""
 
     def __init__(self, store: Store, place: str, say: Callable[[WatchedSpec], object]) -> None:
         self._store, self._name, self._say = store, place, say
@@ -59,7 +62,7 @@ class Watch:
         self._stack.close()
 
     def run(self, interval_s: float, stop: threading.Event) -> None:
-        """Look until `stop` is set. What is out of reach is said, and tried again."""
+        """Look until `stop` is set. Where something is out of reach, say so once and look again."""
         while not stop.is_set():
             try:
                 self.look()
@@ -94,7 +97,7 @@ class Watch:
         if self._taken.get(path) == digest:
             return
         kept = registrations(self._store, spec.model)
-        # What was told once, and is the newest no more, has come back: somebody took a change back.
+        # A bundle that was sent before and is not the newest is one that somebody changed back to: it is sent again.
         newest = bool(kept) and kept[-1].bundle.digest == digest
         if not (newest and was_sent(self._store, REGISTERED, digest)):
             item, _ = register(self._store, spec)
@@ -105,7 +108,7 @@ class Watch:
         self._complaints.pop(name, None)
 
     def _digest(self, path: Path) -> str:
-        """A file's digest, read again only when the file changed."""
+        """A file's digest. The file is read again only when its stamp changed."""
         stamp, known = _stamp(path), self._digests.get(path)
         if known is None or known[0] != stamp:
             known = self._digests[path] = (stamp, digest_of_file(path))

@@ -18,7 +18,7 @@ from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph,
 from pipeline.compile.steps.engine_jobs import BuildEngine, Calls, CheckEngine, ContractTerms
 from pipeline.compile.steps.exports import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph
-from pipeline.operations.jobs.fuzz import FuzzEngine, FuzzTerms
+from pipeline.operations.fuzz import FuzzEngine, FuzzTerms
 from pipeline.sources.request import ExportRequest
 from pipeline.values import EngineBlob, ModelShapes
 from tests.faults.nets import BATCH, ROWS

@@ -1,14 +1,27 @@
-"""`enginery deploy`."""
+"""`enginery deploy`: registers flows with a Prefect server.
+
+Every option is checked here: a mistake would else show hours later, in each flow run.
+"""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import timedelta
+from pathlib import Path
 
 import click
 
+from enginery.core.errors import InputError, UnknownNameError
+from enginery.core.hardware.targets import GENERATIONS
 from pipeline.cli.options import Duration, emit_json, executor_options, json_option, registry_option_with, say
 from pipeline.cli.tables import echo, print_table
 from pipeline.orchestration.deployments.plan import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, DeploymentPlan
+
+# Prefect's own rule for names.
+_BANNED = "/%&<>"
+# Segments go to both engines, and each begins with requests from before it, so a canary with several requests in flight
+# takes up to three times this: a day, which is what a task on Ray's workers may take (`gpu_workers.LIMITS`).
+LONGEST_ON_RAY = timedelta(hours=8)
 
 
 class _Pair(click.ParamType[tuple[str, object]]):
@@ -17,7 +30,7 @@ class _Pair(click.ParamType[tuple[str, object]]):
     name = "name=value"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, object]:
-        """A name and a value. Fails as click does without '='."""
+        """(name, value). Raises click's usage error without '='."""
         if isinstance(value, tuple):
             return str(value[0]), value[1]
         name, equals, text = str(value).partition("=")
@@ -140,7 +153,7 @@ def deploy(
     applied.
     """
     from enginery.core.names import check_channel
-    from pipeline.cli.machines import deploy_checks
+    from enginery.registry.store.base import absolute_uri
     from pipeline.orchestration.deployments.plan import REGISTRY, text
 
     if keep and not owner:
@@ -148,27 +161,31 @@ def deploy(
     if on is not None and executor != "ray":
         raise click.UsageError("--on is about Ray's nodes; give --executor ray")
     if on is not None:
-        deploy_checks.check_on(on, only, canary_duration)
+        _check_on(on, only, canary_duration)
+    if registry is None and not print_yaml:
+        raise InputError("the deployments need a registry that the workers reach; give --registry or ENGINERY_REGISTRY")
+    if canary_duration is not None and not canary_duration:
+        raise InputError("--canary-duration is 0; give how long to replay, such as 30m, or leave it out")
     plan = DeploymentPlan(
-        registry=deploy_checks.registry_uri(registry, REGISTRY if print_yaml else None),
-        name=deploy_checks.checked_name("--name", name),
-        pool=deploy_checks.checked_name("--pool", pool),
+        registry=REGISTRY if registry is None else absolute_uri(registry),
+        name=_check_name("--name", name),
+        pool=_check_name("--pool", pool),
         kind=kind,
-        traffic=None if traffic is None else deploy_checks.absolute_place("--traffic", traffic),
-        catalog=catalog if catalog == "registered" else deploy_checks.absolute_place("--catalog", catalog),
+        traffic=None if traffic is None else _absolute_place("--traffic", traffic),
+        catalog=catalog if catalog == "registered" else _absolute_place("--catalog", catalog),
         channel=check_channel(channel),
         executor=executor,
         ray_address=ray_address,
         on=on,
         only=tuple(flow.replace("-", "_") for flow in only),
-        slots=deploy_checks.slot_counts(dict(slots)),
+        slots=_check_slots(dict(slots)),
         variables=dict(variables),
         delete=gc_delete,
         wait_for_nodes_s=wait_for_nodes.total_seconds(),
-        canary_s=deploy_checks.replay_s(canary_duration),
+        canary_s=canary_duration.total_seconds() if canary_duration else None,
         fleet=fleet,
-        fleet_catalog=deploy_checks.absolute_file(fleet_catalog),
-        fleet_cron=deploy_checks.cron(fleet_cron),
+        fleet_catalog=str(Path(fleet_catalog).expanduser().absolute()) if fleet_catalog else None,
+        fleet_cron=_check_cron(fleet_cron),
         owner=owner,
         keep=keep,
     )
@@ -187,3 +204,69 @@ def deploy(
         )
         if not dry_run:
             say(f"start a worker with: prefect worker start --pool {plan.pool}")
+
+
+def _check_name(option: str, given: str) -> str:
+    """The name. Raises InputError for one that Prefect does not take."""
+    if not given.strip() or set(given) & set(_BANNED):
+        raise InputError(f"{option} {given!r}: give a name without any of {' '.join(_BANNED)}")
+    return given
+
+
+def _absolute_place(option: str, given: str) -> str:
+    """The absolute path of a folder, or an s3:// or file:// URI as it is. Raises InputError for what is neither."""
+    from pipeline.intake.places import place_at
+
+    if not given:
+        raise InputError(f"{option} is empty; give a folder, file:///folder or s3://bucket/prefix, or leave it out")
+    if "://" not in given:
+        return str(Path(given).expanduser().absolute())
+    if given.startswith("s3://"):
+        from enginery.registry.store.s3.place import parse_place
+
+        parse_place(given)
+    with place_at(given):
+        return given
+
+
+def _check_on(name: str, only: tuple[str, ...], duration: timedelta | None) -> None:
+    """Raise InputError or UnknownNameError unless Ray's workers with the GPU `name` can run what it is given for."""
+    from pipeline.orchestration.gpu_workers import gpu_named
+
+    gpu_named(name)
+    if only and not {"validate-pending", "canary"} & set(only):
+        raise InputError(f"--on is about validate-pending and canary, and not about {', '.join(only)}; leave it out")
+    if duration is not None and duration > LONGEST_ON_RAY:
+        raise InputError(
+            "--canary-duration: a canary on Ray's workers takes up to three times as long, and ends after a day; "
+            "give 8h or less"
+        )
+
+
+def _check_cron(given: str) -> str:
+    """The five fields. Raises InputError for a cron expression that Prefect's server would refuse."""
+    if given == FLEET_CRON:
+        return given
+    from prefect.client.schemas.schedules import CronSchedule
+
+    try:
+        CronSchedule(cron=given)
+        right = len(given.split()) == 5
+    except ValueError:
+        right = False
+    if not right:
+        raise InputError(f"--fleet-schedule {given!r}: give five fields of cron, such as {FLEET_CRON!r}")
+    return given
+
+
+def _check_slots(given: Mapping[str, object]) -> dict[str, int]:
+    """Builds at once by GPU generation. Raises UnknownNameError for no generation, InputError for no number."""
+    known = [generation.sm for generation in GENERATIONS]
+    found: dict[str, int] = {}
+    for name, count in given.items():
+        if name not in known:
+            raise UnknownNameError(f"--slots {name}: no GPU generation has that name; there are {', '.join(known)}")
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 10_000:
+            raise InputError(f"--slots {name}={count}: give a whole number from 1 to 10000")
+        found[name] = count
+    return found

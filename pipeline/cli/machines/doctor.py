@@ -1,19 +1,28 @@
-"""`enginery doctor`: what this machine can build and run, and what is missing."""
+"""`enginery doctor` and `enginery backends`: what this machine and its compilers can build and run, and what lacks.
 
+Compilers are asked by way of their backends (`refuses`, `runs`, `versions`); none is imported.
+"""
+
+import json
 import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from enginery.core.hardware.targets import EXACT_SESSION, CpuKind, this_kind
 from enginery.core.text import format_bytes, pluralize
-from pipeline.cli.machines.backends import builds_of
+from enginery.core.types import Scalar
 from pipeline.cli.options import emit_json, json_option, registry_option
-from pipeline.cli.tables import print_table
+from pipeline.cli.tables import echo, print_table
+
+if TYPE_CHECKING:
+    from enginery.core.types import Backend, Precision, Target
 
 LEAST_FREE_BYTES = 2 << 30
 EXTRAS = {
@@ -23,11 +32,12 @@ EXTRAS = {
     "ray": "build on a cluster: pip install 'enginery[ray]'",
 }
 MARKS = {"ok": "green", "missing": "yellow", "broken": "red"}
+_CLAIMS = {"bytes": "same bytes", "outputs": "same outputs", "budget": "within limits"}
 
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """One thing looked at. state: 'ok', 'missing' (something optional) or 'broken' (something needed)."""
+    """One thing that was looked at. state: 'ok', 'missing' (it is optional) or 'broken' (it is needed)."""
 
     subject: str
     state: str
@@ -47,12 +57,8 @@ def doctor(ctx: click.Context, registry: str, as_json: bool) -> None:
     if as_json:
         emit_json({"findings": [asdict(finding) for finding in findings]})
     else:
-        _show(findings)
+        print_table(("", "", ""), [[item.state, item.subject, item.detail] for item in findings], styles=MARKS)
     ctx.exit(1 if any(finding.state == "broken" for finding in findings) else 0)
-
-
-def _show(findings: list[DoctorFinding]) -> None:
-    print_table(("", "", ""), [[item.state, item.subject, item.detail] for item in findings], styles=MARKS)
 
 
 def _machine() -> Iterator[DoctorFinding]:
@@ -129,3 +135,142 @@ def _registry(registry: str) -> DoctorFinding:
     except EngineryError as error:
         return DoctorFinding("registry", "missing", str(error))
     return DoctorFinding("registry", "ok", f"{registry}: {pluralize(count, 'model')}")
+
+
+@dataclass(frozen=True)
+class BackendRow:
+    """What is known of one backend.
+
+    versions: empty when it is not installed.  missing: how to install it then, else None.  builds: precisions by
+    target, as if it was installed.  dynamic: whether one engine takes several sizes of an input.  determinism: what two
+    builds of one request share.  tunes_on_target: whether it builds only where its GPU is.  runs: targets whose engines
+    run here.  options: their values in force.  meanings: of the options.
+    """
+
+    name: str
+    versions: dict[str, str]
+    missing: str | None
+    install: str
+    builds: dict[str, list[str]]
+    dynamic: bool
+    determinism: str
+    tunes_on_target: bool
+    runs: list[str]
+    options: dict[str, Scalar]
+    meanings: dict[str, str]
+
+
+@click.command("backends")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@json_option
+def list_backends(names: tuple[str, ...], as_json: bool) -> None:
+    """List the compilers: installed or how to install, what each builds, and whether its engines run here.
+
+    NAME: show only these, with their options.
+    """
+    from builders.backends import discovery
+
+    rows = [row_of(discovery.configure(name, {})) for name in names or discovery.names()]
+    if as_json:
+        emit_json({"backends": [asdict(row) for row in rows]})
+    elif names:
+        for row in rows:
+            echo("\n".join(_details(row)))
+    else:
+        columns = ("backend", "version", "builds", "shapes", "two builds", "runs here")
+        print_table(columns, [list(_cells(row)) for row in rows], pipe_columns=100)
+        for row in rows:
+            if row.missing:
+                echo(f"{row.name} is not installed: {row.missing}")
+
+
+def row_of(backend: "Backend") -> BackendRow:
+    """All that a backend says of itself, on this machine."""
+    from builders.backends import discovery
+
+    versions = backend.versions()
+    return BackendRow(
+        name=backend.name,
+        versions=versions,
+        missing=None if versions else backend.install,
+        install=backend.install,
+        builds=builds_of(backend),
+        dynamic=_takes_dynamic(backend),
+        determinism=backend.capabilities.determinism,
+        tunes_on_target=backend.capabilities.tunes_on_target,
+        runs=[target.name for target in _list_served(backend) if versions and backend.runs(target) is None],
+        options=dict(discovery.options_of(backend)),
+        meanings=discovery.option_meanings(type(backend)),
+    )
+
+
+def builds_of(backend: "Backend") -> dict[str, list[str]]:
+    """By target, the precisions that a backend builds, or would if it was installed."""
+    from enginery.core.types import PRECISIONS
+
+    table: dict[str, list[str]] = {
+        target.name: [kind for kind in PRECISIONS if _would_build(backend, target, kind)]
+        for target in _list_served(backend)
+    }
+    return {name: kinds for name, kinds in table.items() if kinds}
+
+
+def group_by_precisions(builds: Mapping[str, list[str]]) -> Iterator[tuple[list[str], list[str]]]:
+    """(targets, precisions) for each group of targets with the same precisions."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for target, kinds in builds.items():
+        groups.setdefault(tuple(kinds), []).append(target)
+    for precisions, targets in groups.items():
+        yield targets, list(precisions)
+
+
+def _list_served(backend: "Backend") -> "list[Target]":
+    from enginery.core.hardware.targets import parse_targets
+
+    return [target for target in parse_targets("all") if backend.serves(target)]
+
+
+def _takes_dynamic(backend: "Backend") -> bool:
+    """Whether a model with a dynamic batch is built for any target that it builds for."""
+    kinds: tuple[Precision, ...] = ("fp32", "fp16")
+    targets = _list_served(backend)
+    return any(_would_build(backend, target, kind, dynamic=True) for target in targets for kind in kinds)
+
+
+def _would_build(backend: "Backend", target: "Target", precision: "Precision", *, dynamic: bool = False) -> bool:
+    """Whether a model with one float input is refused for no other reason than that the backend is not installed."""
+    from builders.backends.discovery import options_of, toolchain_of
+    from enginery.core.types import BuildRequest, ShapeProfile, TensorSpec
+
+    tensor = (TensorSpec("x", "float32", ("n" if dynamic else 1, 4)),)
+    profiles = (ShapeProfile((("x", (1, 4), (2, 4), (4, 4)),)),) if dynamic else ()
+    options, toolchain = options_of(backend), toolchain_of(backend, target)
+    request = BuildRequest("0" * 64, precision, target, backend.name, tensor, tensor, profiles, options, toolchain)
+    reason = backend.refuses(request)
+    return reason is None or (not backend.versions() and reason.endswith(backend.install))
+
+
+def _cells(row: BackendRow) -> tuple[str, ...]:
+    builds = "\n".join(f"{' '.join(targets)}: {' '.join(kinds)}" for targets, kinds in group_by_precisions(row.builds))
+    where = "; on its GPU" if row.tunes_on_target else ""
+    shapes, claim = "dynamic" if row.dynamic else "fixed", _CLAIMS[row.determinism]
+    # Of the distribution that has the backend's name, else of the first that it names.
+    version = row.versions.get(row.name) or next(iter(row.versions.values()), "not here")
+    return row.name, version, builds + where, shapes, claim, ", ".join(row.runs) or "no"
+
+
+def _details(row: BackendRow) -> Iterator[str]:
+    """The lines of `enginery backends NAME`."""
+    yield row.name
+    versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
+    yield f"  installed: {versions}" if row.versions else f"  not installed: {row.install}"
+    verb = "builds" if row.versions else "would build"
+    for targets, kinds in group_by_precisions(row.builds):
+        yield f"  {verb} for {' '.join(targets)}: {' '.join(kinds)}"
+    yield f"  shapes: {'dynamic' if row.dynamic else 'fixed'}; two builds: {_CLAIMS[row.determinism]}"
+    if row.tunes_on_target:
+        yield "  builds only on a node with the GPU of its target, which it tunes on"
+    yield f"  runs here: {', '.join(row.runs) or 'no'}"
+    for name, value in row.options.items():
+        yield f"  option {name}: {json.dumps(value)}"
+        yield from textwrap.wrap(row.meanings.get(name, ""), 96, initial_indent="    ", subsequent_indent="    ")

@@ -1,67 +1,61 @@
-"""`enginery fleet` and `enginery fleet plan`.
+"""`enginery fleet` and `enginery fleet plan`: a cluster's nodes against the registry, as tables or JSON."""
 
-The tables of `enginery fleet` and `enginery fleet plan`.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from enginery.core.text import format_bytes, join_first, pluralize
-from pipeline.cli.options import emit_json, json_option, registry_option, runtime_options, say, stated_runtimes
+from pipeline.cli.options import (
+    combine,
+    emit_json,
+    json_option,
+    number_option,
+    path_option,
+    registry_option,
+    runtime_options,
+    say,
+    stated_runtimes,
+)
 from pipeline.cli.tables import echo, print_table
 from pipeline.fleet.coverage import STATES, Coverage
 
 if TYPE_CHECKING:
-    from pipeline.orchestration.fleet import FleetSources, Reconciled
-if TYPE_CHECKING:
+    from enginery.registry.store.base import Store
     from pipeline.fleet.groups import Fleet, NodeGroup
     from pipeline.fleet.plan import FleetPlan
     from pipeline.fleet.work import FleetWork
-    from pipeline.orchestration.fleet import Reconciled
+    from pipeline.orchestration.fleet import FleetSources, Reconciled
+
+_STANDINGS = ("model", "version", "state", "nodes", "on", "engine", "why")
 
 
-Command = TypeVar("Command", bound=Callable[..., object])
-
-
-def source_options(command: Command) -> Command:
-    """Which machines, which models, which registry: the same for both commands."""
-    for option in (
-        json_option,
-        registry_option,
-        click.option(
-            "--timeout",
-            type=click.FloatRange(0.1),
-            default=30.0,
-            show_default=True,
-            help="Seconds that a request to the cluster may take.",
-        ),
-        click.option("--context", show_default="the current one", help="Context of the kubeconfig."),
-        click.option(
-            "--kubeconfig",
-            type=click.Path(path_type=Path),
-            show_default="KUBECONFIG, else a pod's service account, else ~/.kube/config",
-            help="Kubernetes configuration.",
-        ),
-        click.option(
-            "--catalog",
-            type=click.Path(path_type=Path),
-            envvar="ENGINERY_CATALOG",
-            show_envvar=True,
-            show_default="every model with a channel, on every GPU",
-            help="Which models must be served where (YAML).",
-        ),
-        click.option(
-            "--inventory",
-            type=click.Path(path_type=Path),
-            show_default="the cluster's nodes",
-            help="Groups of nodes as YAML, or the JSON of `kubectl get nodes -o json`; - is stdin.",
-        ),
-    ):
-        command = option(command)
-    return command
+# Which machines, which models, which registry, as `_open` takes them.
+source_options = combine(
+    path_option(
+        "--inventory",
+        "Groups of nodes as YAML, or the JSON of `kubectl get nodes -o json`; - is stdin.",
+        shown="the cluster's nodes",
+    ),
+    click.option(
+        "--catalog",
+        type=click.Path(path_type=Path),
+        envvar="ENGINERY_CATALOG",
+        show_envvar=True,
+        show_default="every model with a channel, on every GPU",
+        help="Which models must be served where (YAML).",
+    ),
+    path_option(
+        "--kubeconfig",
+        "Kubernetes configuration.",
+        shown="KUBECONFIG, else a pod's service account, else ~/.kube/config",
+    ),
+    click.option("--context", show_default="the current one", help="Context of the kubeconfig."),
+    number_option("--timeout", click.FloatRange(0.1), 30.0, "Seconds that a request to the cluster may take."),
+    registry_option,
+    json_option,
+)
 
 
 @click.group(invoke_without_command=True)
@@ -75,7 +69,10 @@ def fleet(ctx: click.Context, /, apply: bool, as_json: bool, **chosen: Any) -> N
     Exit code 1 if a model that must be served cannot be.
     """
     if ctx.invoked_subcommand is not None:
-        _refuse_options_before(ctx)
+        command_line = click.core.ParameterSource.COMMANDLINE
+        if given := [name for name in ctx.params if ctx.get_parameter_source(name) is command_line]:
+            options = ", ".join(f"--{name.replace('_', '-').replace('as-json', 'json')}" for name in given)
+            raise click.UsageError(f"{options}: give options after `fleet {ctx.invoked_subcommand}`")
         return
     from pipeline.fleet.work import predictor
     from pipeline.orchestration.fleet import reconcile
@@ -130,19 +127,19 @@ def plan(as_json: bool, **chosen: Any) -> None:
         print_plan(found)
 
 
-def _open(chosen: dict[str, Any]) -> "tuple[Any, FleetSources]":
+def _open(chosen: dict[str, Any]) -> "tuple[Store, FleetSources]":
+    """The registry, and what to compare with it, of the options of `source_options` and `runtime_options`."""
     from enginery.registry.store.base import open_store
     from pipeline.fleet.cluster import Access
     from pipeline.orchestration.fleet import FleetSources
 
     access = Access(chosen["kubeconfig"], chosen["context"], chosen["timeout"])
-    return open_store(chosen["registry"]), FleetSources(
-        chosen["inventory"], access, chosen["catalog"], _runtimes(chosen)
-    )
+    sources = FleetSources(chosen["inventory"], access, chosen["catalog"], _runtimes(chosen))
+    return open_store(chosen["registry"]), sources
 
 
 def _runtimes(chosen: dict[str, Any]) -> dict[str, str]:
-    """Raises InputError for what is no version."""
+    """The versions of runtimes by package. Raises InputError for what is no version."""
     from pipeline.fleet.inventory import check_version
 
     stated = stated_runtimes(chosen)
@@ -151,15 +148,8 @@ def _runtimes(chosen: dict[str, Any]) -> dict[str, str]:
     return stated
 
 
-def _refuse_options_before(ctx: click.Context) -> None:
-    given = [name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
-    if given:
-        options = ", ".join(f"--{name.replace('_', '-').replace('as-json', 'json')}" for name in given)
-        raise click.UsageError(f"{options}: give options after `fleet {ctx.invoked_subcommand}`")
-
-
 def _tell(found: "Reconciled") -> None:
-    """Tell the events, each as soon as the server has the one before."""
+    """Send the events for what is missing, each once the Prefect server has the one before."""
     from pipeline.orchestration.fleet import messages, tell
 
     events = messages(found.work, found.registry)
@@ -171,11 +161,11 @@ def _tell(found: "Reconciled") -> None:
 
 
 def print_reconciled(found: "Reconciled") -> None:
-    """Groups, standings with the worst first, and what would have to be done."""
+    """Print the groups of nodes, how each model stands on them, the worst first, and what is to be done."""
     _print_fleet(found.fleet, found.unwanted)
     echo()
     if found.standings:
-        print_table(("model", "version", "state", "nodes", "on", "engine", "why"), standing_rows(found.standings))
+        print_table(_STANDINGS, _standing_rows(found.standings))
         counts = ", ".join(f"{count} {state}" for state, count in found.counts.items())
         echo(f"\n{pluralize(len(found.standings), 'pair')} of model and group: {counts}")
     else:
@@ -184,16 +174,15 @@ def print_reconciled(found: "Reconciled") -> None:
 
 
 def print_plan(found: "FleetPlan") -> None:
-    """Groups after the change, what dies, what does not serve then either, what to do, and what nobody needs."""
+    """Print the groups after a change, the engines that it stops or that are missing, what to do, and what is idle."""
     _print_fleet(found.after, found.unwanted)
-    columns = ("model", "version", "state", "nodes", "on", "engine", "why")
     for title, items in (
         ("Dies: serves now, and would not", found.dying),
         ("Lacks an engine then: it has none today, or the nodes are new", found.waiting),
     ):
         echo(f"\n{title}" + ("" if items else ": nothing"))
         if items:
-            print_table(columns, standing_rows(items))
+            print_table(_STANDINGS, _standing_rows(items))
     _print_work(found.work)
     if found.work:
         echo(f"\nPredicted: {found.hours.words}; proving is not in it")
@@ -202,8 +191,8 @@ def print_plan(found: "FleetPlan") -> None:
         print_table(("engine", "models"), [[item.unit, join_first(item.models)] for item in found.idle])
 
 
-def standing_rows(standings: Iterable[Coverage]) -> list[list[str]]:
-    """A row for all groups on which a model stands alike, the worst first."""
+def _standing_rows(standings: Iterable[Coverage]) -> list[list[str]]:
+    """A row for the groups on which a model stands alike, the worst state first."""
     alike: dict[tuple[str, ...], list[Coverage]] = {}
     for item in standings:
         engine = item.engine.unit if item.engine else ""
@@ -212,7 +201,10 @@ def standing_rows(standings: Iterable[Coverage]) -> list[list[str]]:
         key = (name, item.served.version or "", item.state, engine, why)
         alike.setdefault(key, []).append(item)
     rows = [
-        [name, version, state, str(sum(item.group.nodes for item in items)), _groups(items), engine, why]
+        [
+            *(name, version, state, str(sum(item.group.nodes for item in items))),
+            *(", ".join(dict.fromkeys(item.group.name for item in items)), engine, why),
+        ]
         for (name, version, state, engine, why), items in alike.items()
     ]
     return sorted(rows, key=lambda row: (STATES.index(row[2]), row[0]))
@@ -257,12 +249,9 @@ def _print_work(work: Sequence["FleetWork"]) -> None:
 
 
 def _time(item: "FleetWork") -> str:
+    """The predicted time of a build, with what it is predicted from."""
     if item.unit.kind == "prove" or item.refused:
         return ""
     if item.expected is None or item.expected.seconds is None:
         return "unknown"
     return f"{item.expected.seconds:.0f} s, from {item.expected.basis}"
-
-
-def _groups(items: Sequence[Coverage]) -> str:
-    return ", ".join(dict.fromkeys(item.group.name for item in items))

@@ -1,16 +1,17 @@
-"""`enginery build`."""
+"""`enginery build` and `enginery plan`."""
 
 import os
-from datetime import timedelta
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
 from enginery.core.origin import user
 from enginery.core.text import format_bytes
 from pipeline.cli.options import (
-    Command,
+    collect_run_options,
+    combine,
     emit_json,
     executor_options,
     jobs_option,
@@ -28,6 +29,7 @@ from pipeline.cli.registry.trust import check_signing_key, sign_published
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
+    from pipeline.compile.forecast import Forecast
     from pipeline.orchestration.run import RunOptions
     from pipeline.outcome import Outcome
     from pipeline.progress import Progress
@@ -42,11 +44,10 @@ STYLES = {
 }
 
 
-def spec_options(command: Command) -> Command:
-    """The argument SPEC and the options that `plan` and `build` share."""
-    for option in (progress_options, jobs_option, spec_registry_option, selection_options, spec_argument):
-        command = option(command)
-    return json_option(command)
+# The argument SPEC and the options that `plan` and `build` share.
+spec_options = combine(
+    json_option, spec_argument, selection_options, spec_registry_option, jobs_option, progress_options
+)
 
 
 @click.command()
@@ -68,6 +69,7 @@ def spec_options(command: Command) -> Command:
     help="Sign the version with this private EC key, in PEM.",
 )
 @click.pass_context
+@collect_run_options
 def build(
     ctx: click.Context,
     /,
@@ -78,23 +80,14 @@ def build(
     sign_key: Path | None,
     metrics_port: int | None,
     metrics_address: str,
-    wait_for_nodes: timedelta,
-    registry: str | None,
-    targets: str | None,
-    precisions: str | None,
-    backends: str | None,
-    jobs: int | None,
-    executor: "Literal['local', 'ray']",
-    ray_address: str | None,
+    options: "RunOptions",
 ) -> None:
     """Export, quantize, build, prove and publish the engines of SPEC.
 
     With --target, --precision or --backend, the version holds only those engines. Exit code 1 if a unit failed.
     """
-    from pipeline.orchestration.run import RunOptions, registry_of
+    from pipeline.orchestration.run import registry_of
 
-    wait_s = wait_for_nodes.total_seconds()
-    options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_s)
     if sign_key:
         check_signing_key(sign_key)
     with served_metrics(metrics_port, metrics_address) as counting:
@@ -110,8 +103,6 @@ def build(
 
 def _sign(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
     """Sign what was published, and ask its channel again if that did not move: it may have waited for the signature."""
-    from dataclasses import replace
-
     sign_published(sign_key, registry, f"{outcome.model}@{outcome.version}", outcome.manifest)
     if outcome.channel is None or outcome.channel_refusal is None:
         return outcome
@@ -128,9 +119,8 @@ def _sign(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
     return replace(outcome, channel_refusal=refusal)
 
 
-def _compile(
-    spec: str, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None" = None
-) -> "Outcome":
+def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, counting: "Progress | None") -> "Outcome":
+    """Run the steps, here or as a Prefect flow. counting: the run's metrics, None where they are not served."""
     from pipeline.compile.composition import InProcess
     from pipeline.orchestration.run import compile_from_records, compile_once, registry_of
     from pipeline.progress import together
@@ -174,7 +164,9 @@ def _tell_if_untold(outcome: "Outcome", registry: str) -> None:
 
 
 def show_outcome(outcome: "Outcome") -> None:
-    """The table of engines, the task metric of each graph they are built from, and where everything lies."""
+    """Print the table of engines, the task metric of each graph they are built from, and where everything lies."""
+    from pipeline.quantization.notes import idle
+
     _print_engines(outcome)
     for engine in outcome.failed:
         say(f"failed: {engine.unit}: {engine.reason}")
@@ -183,29 +175,24 @@ def show_outcome(outcome: "Outcome") -> None:
             say("\n".join(f"  | {line}" for line in engine.failure.log.splitlines()[-15:]))
         for item in engine.attributed:
             say(f"  which node ({item.joint}): {item.headline}")
-    _warn_of_idle(outcome)
+    for engine in outcome.engines:
+        # An engine of which nothing computes in the precision asked for gives right answers, but is not what was meant.
+        if reason := idle(engine.notes):
+            say(f"warning: {engine.unit}: {reason}")
     for name, metrics in () if outcome.cached else outcome.metrics.items():
         echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
     _show_place(outcome)
 
 
-def _warn_of_idle(outcome: "Outcome") -> None:
-    """An engine of a precision in which nothing of it computes is right, and not what was asked for."""
-    from pipeline.quantization.notes import idle
-
-    for engine in outcome.engines:
-        if reason := idle(engine.notes):
-            say(f"warning: {engine.unit}: {reason}")
-
-
 def _show_place(outcome: "Outcome") -> None:
+    """Print the version, its channel, and where the report lies."""
     if outcome.version is None:
         say(f"{outcome.model}: nothing was published, because no engine passed")
         say(f"report: {outcome.page}")
         return
     state = "unchanged: everything was cached" if outcome.cached else "published"
     channel = "" if outcome.channel is None or outcome.channel_refusal else f"; channel {outcome.channel}"
-    # One line where nothing is new.
+    # On the same line where nothing is new.
     report = f"{'; ' if outcome.cached else chr(10)}report: {outcome.page}" if outcome.page else ""
     if outcome.same_as:
         told = f"same as {outcome.same_as}: equal engines and proofs; nothing was published, no channel was moved"
@@ -238,3 +225,66 @@ def _print_engines(outcome: "Outcome") -> None:
         note=f"{', '.join(metrics)}: of the engine where it ran, else of the graph it is built from" if metrics else "",
         styles=STYLES,
     )
+
+
+@click.command()
+@spec_options
+@click.option("--no-export", is_flag=True, help="Answer from what is on record; run nothing and write nothing.")
+@collect_run_options
+def plan(spec: str, as_json: bool, quiet: bool, no_export: bool, options: "RunOptions") -> None:
+    """Show for every unit of SPEC whether it would be built, and why.
+
+    What is not on record yet is exported, calibrated and quantized first, so that every build key is complete. With
+    --no-export a unit whose graph is not on record is 'unknown'.
+    """
+    found = _forecast(spec, options, quiet, no_export)
+    if as_json:
+        emit_json(found.to_json())
+    else:
+        _print_plan(found)
+    unknown = found.count("unknown")
+    if unknown:
+        verb = "is" if unknown == 1 else "are"
+        say(f"{unknown} of {len(found.units)} units {verb} unknown; without --no-export all are known")
+
+
+def _forecast(spec: str, options: "RunOptions", quiet: bool, no_export: bool) -> "Forecast":
+    from pipeline.compile.composition import InProcess, prepare
+    from pipeline.compile.forecast import OnRecord, foresee, on_record, open_records
+    from pipeline.compile.plan import find_unserved
+    from pipeline.intake.places import spec_at
+    from pipeline.orchestration.run import open_run, select, store_of
+
+    with spec_at(spec, options.registry) as found:
+        model = found.load()
+        selection = select(model, options)
+        left_out = find_unserved(model, selection)
+        if no_export and left_out:
+            say(f"left out, since no backend of the spec builds for it: {', '.join(left_out)}")
+        context = open_records(store_of(model, options))
+        known = on_record(model, selection, context)
+        if known.missing and not no_export and not quiet:
+            say(
+                f"not on record: {', '.join(known.missing)}; that is done first, and what follows from it, so that "
+                "every build key is complete (--no-export answers from what is on record)"
+            )
+        if not no_export:
+            with shown_progress(quiet) as progress, open_run(found, options, progress, keep_state=False) as run:
+                ready = prepare(run.spec, run.selection, run.context, InProcess())
+            known = OnRecord(ready.exported, ready.graphs)
+        return foresee(model, selection, known, context)
+
+
+def _print_plan(found: "Forecast") -> None:
+    actions = ["build", "cached", "refused", *(["unknown"] if found.count("unknown") else [])]
+    print_table(
+        ("target", "precision", "backend", "action", "why"),
+        [
+            [unit.item.target.name, unit.item.precision, unit.item.backend.name, unit.action, unit.reason]
+            for unit in found.units
+        ],
+        title=f"{found.model}: " + ", ".join(f"{found.count(action)} {action}" for action in actions),
+        styles=STYLES,
+    )
+    for change in found.changes:
+        echo(f"{change.what}: {change.follows}")

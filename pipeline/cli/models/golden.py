@@ -1,4 +1,4 @@
-"""`enginery golden make`, `show`, `diff` and `accept`."""
+"""`enginery golden`: make, show, compare and freeze golden sets."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,6 @@ from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
     from pipeline.operations.golden import MadeGolden, Shown
-    from pipeline.spec.model import ModelSpec
 
 
 @click.group()
@@ -82,33 +81,29 @@ def diff(before: str, after: str, registry: str, as_json: bool) -> None:
     change = golden_change(store, golden_of(store, before), golden_of(store, after))
     if as_json:
         emit_json(change.to_json())
-        return
-    echo(f"{change.before[:12]} -> {change.after[:12]}: {change}")
+    else:
+        echo(f"{change.before[:12]} -> {change.after[:12]}: {change}")
 
 
 def _make(address: str, registry: str | None, quiet: bool, accepting: bool) -> "MadeGolden":
+    """Export the spec, which makes its golden set. accepting: whether a digest that the spec demands is ignored."""
     from enginery.core.errors import InputError
     from pipeline.compile import steps
     from pipeline.compile.steps.golden import latest_golden, told_change
     from pipeline.operations.golden import MadeGolden, unfreeze
     from pipeline.orchestration.run import RunOptions, open_run
 
-    with (
-        shown_progress(quiet) as progress,
-        open_run(address, RunOptions(registry=registry), progress, keep_state=False) as run,
-    ):
+    options = RunOptions(registry=registry)
+    with shown_progress(quiet) as progress, open_run(address, options, progress, keep_state=False) as run:
         spec, context = run.spec, run.context
         if accepting and spec.is_copy:
             raise InputError(f"{spec.address} is a copy; accept the golden set where the spec is kept")
-        before = _find_frozen(spec) or latest_golden(spec.model, context)
+        frozen = spec.golden.frozen if spec.golden else None
+        before = frozen or latest_golden(spec.model, context)
         exported = steps.export(unfreeze(spec) if accepting else spec, context)
         changed = before is not None and before != exported.golden
         change = told_change(context.store, before, exported.golden) if before and changed else None
-        return MadeGolden(spec.model, exported.golden, before, change, _find_frozen(spec), exported.notes)
-
-
-def _find_frozen(spec: "ModelSpec") -> str | None:
-    return spec.golden.frozen if spec.golden else None
+        return MadeGolden(spec.model, exported.golden, before, change, frozen, exported.notes)
 
 
 def _print_made(made: "MadeGolden", as_json: bool) -> None:

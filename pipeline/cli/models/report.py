@@ -1,4 +1,4 @@
-"""`enginery report`."""
+"""`enginery report`: the HTML page of a version or a canary."""
 
 from pathlib import Path
 

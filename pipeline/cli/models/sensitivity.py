@@ -1,4 +1,4 @@
-"""`enginery sensitivity`."""
+"""`enginery sensitivity`: the parts of a model by their error in int8."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ from enginery.core.codec import decode, encode
 from pipeline.cli.options import (
     emit_json,
     json_option,
+    path_option,
     progress_options,
     say,
     shown_progress,
@@ -19,12 +20,9 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pipeline.compile.run_context import RunContext
-    from pipeline.quantization.search.choice import GroupDamage, SearchDocument
+    from pipeline.quantization.search.choice import SearchDocument
     from pipeline.spec.model import ModelSpec
-    from pipeline.values import Searched
 
 
 @click.command()
@@ -36,11 +34,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Type of quantized activations: int8 as for TensorRT, uint8 as for onnxruntime on a CPU.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Also write frontier.json and frontier.svg to this folder.",
-)
+@path_option("--out", "Also write frontier.json and frontier.svg to this folder.", file_okay=False)
 @spec_registry_option
 @progress_options
 @json_option
@@ -51,10 +45,8 @@ def sensitivity(spec: str, activation: str, out: Path | None, registry: str | No
     """
     from pipeline.orchestration.run import RunOptions, open_run
 
-    with (
-        shown_progress(quiet) as progress,
-        open_run(spec, RunOptions(registry=registry), progress, keep_state=False) as run,
-    ):
+    options = RunOptions(registry=registry)
+    with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=False) as run:
         choice, summary = _choice(activation, run.spec, run.context)
     document = encode(choice) | {"activation": activation, "summary": summary}
     if out is not None:
@@ -71,52 +63,40 @@ def sensitivity(spec: str, activation: str, out: Path | None, registry: str | No
 
 
 def _choice(activation: str, spec: "ModelSpec", context: "RunContext") -> "tuple[SearchDocument, str]":
-    """The choice on record, or made now, and what it is in a line."""
+    """The search of what stays in float, recalled or made now, and its summary in a line.
+
+    It is for the kind of int8 that the spec's backends write with these activations; else for one with int8 weights.
+    """
     from pipeline.compile import steps
     from pipeline.compile.composition import InProcess, calibrate
+    from pipeline.compile.plan import Selection, candidates
     from pipeline.quantization.search.choice import SearchDocument
+    from pipeline.values import Searched
 
-    kind = _kind(activation, spec)
+    found = [item.flavour.searched for item in candidates(spec, Selection())]
+    whole = Searched("int8" if activation == "int8" else "uint8")
+    kind = next((kind for kind in found if kind and kind.activation == activation), whole)
     exported = steps.export(spec, context)
     chosen = steps.choose(kind, spec, exported, calibrate(spec, exported, context, InProcess()), context)
     return decode(json.loads(context.store.read_blob(chosen.choice)), SearchDocument), chosen.summary
 
 
-def _kind(activation: str, spec: "ModelSpec") -> "Searched":
-    """The kind of int8 that the spec's backends write with these activations; else one with whole weights."""
-    from pipeline.compile.plan import Selection, candidates
-    from pipeline.values import Searched
-
-    found = [item.flavour.searched for item in candidates(spec, Selection())]
-    whole = Searched("int8" if activation == "int8" else "uint8")
-    return next((kind for kind in found if kind and kind.activation == activation), whole)
-
-
 def _print_choice(choice: "SearchDocument", summary: str) -> None:
     from validation.reporting.quantization import decibels_text
 
-    _print_groups(choice.groups)
+    measured = any(group.int8_ms is not None for group in choice.groups)
+    heads = ("nodes", "MACs", "alone", "strength", "clip", *(["model without -> with"] if measured else []), "int8")
+    rows = []
+    for group in choice.groups:
+        strength = "" if group.strength is None else f"{group.strength:.2f}{' folded' if group.folded else ''}"
+        facts = [", ".join(group.nodes), f"{group.share:.1%}", decibels_text(group.sqnr_db), strength]
+        # The whole model's milliseconds without and with this group in int8.
+        times = "" if group.int8_ms is None else f"{group.float_ms:.3g} -> {group.int8_ms:.3g} ms"
+        kept = "yes" if group.kept else "left in float"
+        rows.append([*facts, f"{group.clip:.2f}", *([times] if measured else []), kept])
+    title = "Damage per multiplication, worst first (alone: SQNR of the outputs with only this in int8)"
+    print_table(heads, rows, title=title)
     for point in choice.frontier:
         run = "" if point.sqnr_db is None else f", run: {decibels_text(point.sqnr_db)}"
         echo(f"{point.share:7.1%} in int8: predicted {decibels_text(point.predicted_db)}{run}")
     echo(f"chosen: {summary}")
-
-
-def _print_groups(groups: "Sequence[GroupDamage]") -> None:
-    from validation.reporting.quantization import decibels_text
-
-    measured = any(group.int8_ms is not None for group in groups)
-    heads = ("nodes", "MACs", "alone", "strength", "clip", *(["model without -> with"] if measured else []), "int8")
-    rows = []
-    for group in groups:
-        strength = "" if group.strength is None else f"{group.strength:.2f}{' folded' if group.folded else ''}"
-        facts = [", ".join(group.nodes), f"{group.share:.1%}", decibels_text(group.sqnr_db), strength]
-        times = [_times(group)] if measured else []
-        rows.append([*facts, f"{group.clip:.2f}", *times, "yes" if group.kept else "left in float"])
-    title = "Damage per multiplication, worst first (alone: SQNR of the outputs with only this in int8)"
-    print_table(heads, rows, title=title)
-
-
-def _times(group: "GroupDamage") -> str:
-    """The whole model's milliseconds without and with this group in int8."""
-    return "" if group.int8_ms is None else f"{group.float_ms:.3g} -> {group.int8_ms:.3g} ms"

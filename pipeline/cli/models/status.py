@@ -1,14 +1,13 @@
-"""`enginery status`: what became of runs and their units, from another terminal and afterwards."""
+"""`enginery status`: the states of runs and their units, while they go on and afterwards."""
 
 import sys
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
 from enginery.core.text import format_bytes
-from pipeline.cli.options import emit_json, json_option, registry_option, say
+from pipeline.cli.options import emit_json, json_option, number_option, registry_option, say
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ WATCH_S = 2.0
 
 @click.command()
 @click.argument("name", metavar="[RUN|MODEL]", required=False)
-@click.option("--limit", type=click.IntRange(1, 2000), default=20, show_default=True, help="Newest runs to list.")
+@number_option("--limit", click.IntRange(1, 2000), 20, "Newest runs to list.")
 @click.option("--all", "steps", is_flag=True, help="Also show a run's other steps: export, calibration, proofs.")
 @click.option("--log", metavar="UNIT", help="Print the output of the compiler of this unit, or of this step.")
 @click.option("--watch", is_flag=True, help="Refresh until the run is over; Ctrl-C ends it.")
@@ -40,28 +39,21 @@ def status(
     if log is not None:
         _show_log(store, name, log)
         return
-    if not watch:
-        _show(store, name, limit, steps, as_json)
-        return
     try:
-        _watch(lambda: _show(store, name, limit, steps, as_json))
+        while True:
+            if watch and sys.stdout.isatty():
+                click.clear()
+            if not (_show(store, name, limit, steps, as_json) and watch):
+                return
+            time.sleep(WATCH_S)
     except KeyboardInterrupt:
+        if not watch:
+            raise
         say("stopped watching; the run goes on")
 
 
-def _watch(show: Callable[[], bool]) -> None:
-    """Show until nothing runs; on a terminal in place."""
-    terminal = sys.stdout.isatty()
-    while True:
-        if terminal:
-            click.clear()
-        if not show():
-            return
-        time.sleep(WATCH_S)
-
-
 def _show(store: "Store", name: str | None, limit: int, steps: bool, as_json: bool) -> bool:
-    """Print; whether something still runs."""
+    """Print the runs, or one of them. Returns whether something still runs."""
     from enginery.registry.runs import find_run, read_runs, run_ids
     from pipeline.orchestration.runs.views import view_run
 
@@ -76,20 +68,16 @@ def _show(store: "Store", name: str | None, limit: int, steps: bool, as_json: bo
     if as_json:
         emit_json({"runs": [one.summary() for one in found]})
     elif found:
-        _print_runs(found)
+        rows = []
+        for one in found:
+            run = one.run
+            outcome = f"{run.model}@{run.version}" if run.version else ""
+            why = "; ".join(part for part in (outcome, one.lost or run.reason) if part)
+            rows.append([run.id, one.state, run.started_at[:19], f"{one.took_s:.0f} s", one.counts, why])
+        print_table(("run", "state", "started (UTC)", "took", "units", "outcome"), rows)
     else:
         say(f"{store.uri} knows of no runs yet; `enginery build` leaves one")
     return any(one.state == "running" for one in found)
-
-
-def _print_runs(found: "list[RunView]") -> None:
-    rows = []
-    for one in found:
-        run = one.run
-        outcome = f"{run.model}@{run.version}" if run.version else ""
-        why = "; ".join(part for part in (outcome, one.lost or run.reason) if part)
-        rows.append([run.id, one.state, run.started_at[:19], f"{one.took_s:.0f} s", one.counts, why])
-    print_table(("run", "state", "started (UTC)", "took", "units", "outcome"), rows)
 
 
 def _print_run(one: "RunView", steps: bool) -> None:
@@ -101,6 +89,7 @@ def _print_run(one: "RunView", steps: bool) -> None:
         echo(f"version: {run.model}@{run.version}")
     if why := one.lost or run.reason:
         echo(f"why: {why}")
+    # States in which a step that is no unit is listed without --all.
     telling = ("waiting", "running", "failed")
     rows = [_row(one, item) for item in run.items if item.is_unit or steps or one.item_state(item) in telling]
     if rows:
@@ -128,21 +117,16 @@ def _show_log(store: "Store", name: str | None, unit: str) -> None:
         raise click.UsageError("--log needs a RUN or a MODEL; `enginery status` lists runs")
     run = find_run(store, name)
     item = _item_named([*run.items], unit, run.id)
-    if item.log:
-        if not store.has(item.log):
-            raise InputError(f"the log of {item.name} was deleted with `enginery gc`, or is lost: {item.log}")
-        echo(_lines(store.read_blob(item.log).decode(errors="replace")), nl=False)
-        return
-    if text := read_live(store, run.id).get(item.name):
-        echo(_lines(text), nl=False)
+    if item.log and not store.has(item.log):
+        raise InputError(f"the log of {item.name} was deleted with `enginery gc`, or is lost: {item.log}")
+    live = "" if item.log else read_live(store, run.id).get(item.name, "")
+    text = store.read_blob(item.log).decode(errors="replace") if item.log else live
+    # A compiler draws a progress bar over itself: each of its states becomes a line.
+    echo(text.replace("\r\n", "\n").replace("\r", "\n"), nl=False)
+    if live:
         say(f"the end of what {item.name} has printed so far")
-    else:
+    elif not item.log:
         say(f"{item.name} has printed nothing" + (" yet" if item.state in ("planned", "waiting", "running") else ""))
-
-
-def _lines(log: str) -> str:
-    """A line for each state of a progress bar, which a compiler draws over itself."""
-    return log.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _item_named(items: "list[RunItem]", wanted: str, run: str) -> "RunItem":

@@ -1,4 +1,4 @@
-"""`enginery attribute`."""
+"""`enginery attribute`: which nodes drifted in the graphs and engines of a version."""
 
 import json
 from pathlib import Path
@@ -9,26 +9,26 @@ import click
 from pipeline.cli.options import (
     emit_json,
     json_option,
+    path_option,
     precision_option,
     progress_options,
     reference_argument,
     registry_option,
     say,
-    shown_progress,
     targets_option,
 )
+from pipeline.cli.published import local_context, trusted_manifest
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from pipeline.operations.attribution import AttributionAnswer
-    from validation.attribution.result import Attribution
 
 
 @click.command()
 @reference_argument
 @targets_option(None)
 @precision_option("all")
-@click.option("--out", type=click.Path(path_type=Path), help="Also write the whole result to this file, as JSON.")
+@path_option("--out", "Also write the whole result to this file, as JSON.")
 @registry_option
 @progress_options
 @json_option
@@ -48,25 +48,16 @@ def attribute(
     For a quantized or cast graph that fails, also says which nodes to leave in float. Exit code 1 if anything failed,
     and for an attribution that could not be made.
     """
-    from builders.execution.local import LocalExecutor
     from enginery.core.hardware.targets import parse_targets
-    from enginery.core.names import parse_reference
     from enginery.registry.store.base import open_store
-    from enginery.registry.trust import require
-    from enginery.registry.versions.lookup import locate
-    from pipeline.compile.run_context import RunContext
-    from pipeline.operations.attribution import attribute_version, encode_answer
+    from pipeline.operations.attribution import attribute_version
 
     store = open_store(registry)
-    located = locate(store, parse_reference(reference))
-    require(store, located.manifest)
-    manifest = located.manifest
+    manifest = trusted_manifest(store, reference)
     wanted = {item.name for name in targets.split(",") for item in parse_targets(name)}
-    executor = LocalExecutor()
-    with shown_progress(quiet) as progress:
-        context = RunContext(store, executor, executor, progress)
+    with local_context(store, quiet) as context:
         answers = list(attribute_version(manifest, wanted, precision, context))
-    found = [encode_answer(answer) for answer in answers]
+    found = [answer.to_json() for answer in answers]
     told = {"model": manifest.model, "version": manifest.version, "attributions": found}
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -77,35 +68,27 @@ def attribute(
     else:
         for answer in answers:
             _show(answer)
-    ctx.exit(1 if any(map(_tells_of_failure, answers)) else 0)
-
-
-def _tells_of_failure(answer: "AttributionAnswer") -> bool:
-    return answer.failed or (answer.found is not None and answer.found.finding != "nothing-failed")
+    bad = [each for each in answers if each.failed or (each.found and each.found.finding != "nothing-failed")]
+    ctx.exit(1 if bad else 0)
 
 
 def _show(answer: "AttributionAnswer") -> None:
-    from validation.attribution.formatting import describe_attribution
+    from validation.attribution.formatting import COLUMNS, SHOWN, describe_attribution, format_row
 
     echo(f"{answer.told.name} ({answer.told.joint})")
-    if answer.found is None:
+    found = answer.found
+    if found is None:
         echo(f"  {'the attribution failed: ' if answer.failed else ''}{answer.told.headline}")
         return
-    first, *rest = describe_attribution(answer.found)
+    first, *rest = describe_attribution(found)
     echo(f"  {first}")
-    if answer.found.rows:
-        _print_segments(answer.found)
+    if found.rows:
+        rows, more = found.rows[:SHOWN], len(found.rows) - SHOWN
+        print_table(
+            COLUMNS,
+            [format_row(index, row) for index, row in enumerate(rows)],
+            note=f"{more} more segments err less by themselves; --json has them" if more > 0 else "",
+            red=[index for index, row in enumerate(rows) if row.blamed],
+        )
     for line in rest:
         echo(f"  {line}")
-
-
-def _print_segments(found: "Attribution") -> None:
-    from validation.attribution.formatting import COLUMNS, SHOWN, format_row
-
-    rows, more = found.rows[:SHOWN], len(found.rows) - SHOWN
-    print_table(
-        COLUMNS,
-        [format_row(index, row) for index, row in enumerate(rows)],
-        note=f"{more} more segments err less by themselves; --json has them" if more > 0 else "",
-        red=[index for index, row in enumerate(rows) if row.blamed],
-    )

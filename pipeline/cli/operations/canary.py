@@ -1,14 +1,22 @@
-"""`enginery canary run` and `enginery canary judge`."""
+"""`enginery canary`: compare a candidate with the version in service, on replayed traffic or on observations."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from enginery.core.codec import encode
 from enginery.core.origin import user
-from pipeline.cli.options import emit_json, engine_options, json_option, registry_option, say
+from pipeline.cli.options import (
+    combine,
+    emit_json,
+    engine_options,
+    json_option,
+    number_option,
+    path_option,
+    registry_option,
+    say,
+)
 from pipeline.cli.tables import echo
 
 if TYPE_CHECKING:
@@ -16,31 +24,24 @@ if TYPE_CHECKING:
     from validation.canary.judging.thresholds import Thresholds
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _act_options(command: Callable[P, R]) -> Callable[P, R]:
-    """What both commands do with a verdict."""
-    for option in (
-        click.option("--auto", is_flag=True, help="On FAIL, roll --channel back if it serves the candidate."),
-        click.option(
-            "--channel",
-            metavar="CHANNEL",
-            default="stable",
-            show_default=True,
-            help="Channel of the candidate's model for --auto.",
-        ),
-        click.option(
-            "--attach",
-            is_flag=True,
-            help="Keep the verdict in the registry, beside the version: promotion without a person counts it.",
-        ),
-        registry_option,
-        json_option,
-    ):
-        command = option(command)
-    return command
+# What both commands do with a verdict, as `_finish` takes it.
+_act_options = combine(
+    json_option,
+    registry_option,
+    click.option(
+        "--attach",
+        is_flag=True,
+        help="Keep the verdict in the registry, beside the version: promotion without a person counts it.",
+    ),
+    click.option(
+        "--channel",
+        metavar="CHANNEL",
+        default="stable",
+        show_default=True,
+        help="Channel of the candidate's model for --auto.",
+    ),
+    click.option("--auto", is_flag=True, help="On FAIL, roll --channel back if it serves the candidate."),
+)
 
 
 @click.group()
@@ -55,53 +56,28 @@ def canary() -> None:
 @click.option(
     "--traffic", required=True, type=click.Path(path_type=Path), help="File of recorded requests, .jsonl or .npz."
 )
-@click.option(
+@number_option(
     "--duration",
-    type=click.FloatRange(0, min_open=True),
-    show_default="the traffic once",
-    help="Seconds to replay; traffic that is shorter is repeated.",
+    click.FloatRange(0, min_open=True),
+    None,
+    "Seconds to replay; traffic that is shorter is repeated.",
+    shown="the traffic once",
 )
-@click.option(
-    "--scale",
-    type=click.FloatRange(0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Factor on the recorded request rate.",
-)
-@click.option(
+@number_option("--scale", click.FloatRange(0, min_open=True), 1.0, "Factor on the recorded request rate.")
+@number_option(
     "--in-flight",
-    type=click.IntRange(1, 32),
-    show_default="as the record shows",
-    help="Requests that an engine may have at once; 1 sends one after the other, to both engines in turns.",
+    click.IntRange(1, 32),
+    None,
+    "Requests that an engine may have at once; 1 sends one after the other, to both engines in turns.",
+    shown="as the record shows",
 )
-@click.option(
-    "--observed",
-    type=click.Path(path_type=Path),
-    help="Observation log of production, which shows how many requests were in flight.",
+@path_option("--observed", "Observation log of production, which shows how many requests were in flight.")
+@number_option("--seed", click.IntRange(0), 0, "Seed of the order of requests and of the bootstrap.")
+@number_option(
+    "--looks", click.IntRange(1, 20), 4, "How many times to judge, at most; a clear verdict ends the replay early."
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Seed of the order of requests and of the bootstrap.",
-)
-@click.option(
-    "--looks",
-    type=click.IntRange(1, 20),
-    default=4,
-    show_default=True,
-    help="How many times to judge, at most; a clear verdict ends the replay early.",
-)
-@click.option(
-    "--warmup", type=click.IntRange(0), default=20, show_default=True, help="Requests at the start that are not judged."
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    show_default="canary-CANDIDATE-against-BASELINE",
-    help="Folder for observations, report and page.",
-)
+@number_option("--warmup", click.IntRange(0), 20, "Requests at the start that are not judged.")
+@path_option("--out", "Folder for observations, report and page.", shown="canary-CANDIDATE-against-BASELINE")
 @_act_options
 @click.pass_context
 def run(
@@ -121,10 +97,7 @@ def run(
     warmup: int,
     out: Path | None,
     registry: str,
-    auto: bool,
-    channel: str,
-    attach: bool,
-    as_json: bool,
+    **after: Any,
 ) -> None:
     """Replay recorded traffic against both engines at its recorded times, in turns, and judge the observations."""
     from enginery.core.hardware.machine import target_named
@@ -141,9 +114,16 @@ def run(
     try:
         written = run_canary(store, wanted, say)
     except KeyboardInterrupt:
-        say(_left_in(place))
+        said = "interrupted before the first request; nothing was observed"
+        if (place / "candidate.jsonl").exists():
+            previous = f" --previous {place}/report.json" if (place / "report.json").exists() else ""
+            said = (
+                f"the observations so far are in {place}; judge them with: enginery canary judge "
+                f"--candidate {place}/candidate.jsonl --baseline {place}/baseline.jsonl{previous}"
+            )
+        say(said)
         raise
-    _finish(ctx, written, registry, auto, channel, attach, as_json)
+    _finish(ctx, written, registry, **after)
 
 
 @canary.command()
@@ -153,14 +133,11 @@ def run(
 @click.option(
     "--baseline", required=True, type=click.Path(path_type=Path), help="File of the baseline's observations, JSONL."
 )
-@click.option("--spec", type=click.Path(path_type=Path), help="Spec whose thresholds are used.")
-@click.option(
-    "--planned",
-    type=click.IntRange(1),
-    show_default="this look is the only one",
-    help="Number of requests at the last look.",
+@path_option("--spec", "Spec whose thresholds are used.")
+@number_option(
+    "--planned", click.IntRange(1), None, "Number of requests at the last look.", shown="this look is the only one"
 )
-@click.option("--previous", type=click.Path(path_type=Path), help="The report.json of the look before this one.")
+@path_option("--previous", "The report.json of the look before this one.")
 @click.option(
     "--missing",
     type=click.Choice(["failed", "ignored"]),
@@ -168,13 +145,8 @@ def run(
     show_default=True,
     help="How a request counts that only one side observed.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the bootstrap.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    show_default="the folder of --candidate",
-    help="Folder for report and page.",
-)
+@number_option("--seed", click.IntRange(0), 0, "Seed of the bootstrap.")
+@path_option("--out", "Folder for report and page.", shown="the folder of --candidate")
 @_act_options
 @click.pass_context
 def judge(
@@ -189,10 +161,7 @@ def judge(
     seed: int,
     out: Path | None,
     registry: str,
-    auto: bool,
-    channel: str,
-    attach: bool,
-    as_json: bool,
+    **after: Any,
 ) -> None:
     """Judge observations that were collected in production, or by an interrupted run.
 
@@ -203,12 +172,11 @@ def judge(
     limits, source = _thresholds(candidate, spec, registry)
     before = read_report_file(previous) if previous else None
     asked = JudgeOptions(limits, source, planned, before, missing == "ignored", seed)
-    _finish(
-        ctx, judge_files(candidate, baseline, asked, out or candidate.parent), registry, auto, channel, attach, as_json
-    )
+    _finish(ctx, judge_files(candidate, baseline, asked, out or candidate.parent), registry, **after)
 
 
 def _thresholds(candidate: Path, spec: Path | None, registry: str) -> "tuple[Thresholds, str]":
+    """The thresholds, and where they are from in words: `spec`, else the candidate's version, else the defaults."""
     from enginery.core.errors import UnavailableError, UnknownNameError
     from enginery.core.names import Reference, check_model, check_version
     from enginery.registry.store.base import open_store
@@ -234,60 +202,36 @@ def _finish(
     /,
     written: "WrittenReport",
     registry: str,
+    *,
     auto: bool,
     channel: str,
     attach: bool,
     as_json: bool,
 ) -> None:
-    """Say the verdict, act on it, and leave with its exit code."""
-    if attach:
-        _attach(written, registry)
-    moved = _rolled_back(written, registry, channel) if auto else None
-    if as_json:
-        files = {"report": str(written.json), "page": str(written.page)}
-        emit_json({**encode(written.report), "files": files, "channel": moved})
-    else:
-        _show(written)
-    if moved:
-        say(moved)
-    ctx.exit(0 if written.report.verdict == "PASS" else 1)
-
-
-def _attach(written: "WrittenReport", registry: str) -> None:
-    from enginery.registry.store.base import open_store
-    from pipeline.canary.settle import attach
-
-    store = open_store(registry)
-    found = attach(store, written.report, store.put_bytes(written.report.to_bytes()))
-    say(f"kept in {store.uri}: the verdict on {found.target}")
-
-
-def _rolled_back(written: "WrittenReport", registry: str, channel: str) -> str | None:
-    if written.report.verdict != "FAIL":
-        return None
+    """Act on the verdict as `_act_options` say, print it, and leave with its exit code."""
     from enginery.core.names import check_channel
     from enginery.registry.store.base import open_store
+    from pipeline.canary.settle import attach as attach_verdict
     from pipeline.canary.verdicts import roll_back
-
-    return roll_back(open_store(registry), written.report, check_channel(channel), user())
-
-
-def _show(written: "WrittenReport") -> None:
     from validation.canary.judging.formatting import describe_measured
 
-    echo(f"{written.report.verdict}: {written.report.reason}")
-    for item in written.report.criteria:
-        echo(f"  {item.verdict:<12} {item.name}: {describe_measured(item)}")
-    for note in written.report.notes:
-        say(f"note: {note}")
-    echo(f"report: {written.json}\npage:   {written.page}")
-
-
-def _left_in(place: Path) -> str:
-    if not (place / "candidate.jsonl").exists():
-        return "interrupted before the first request; nothing was observed"
-    previous = f" --previous {place}/report.json" if (place / "report.json").exists() else ""
-    return (
-        f"the observations so far are in {place}; judge them with: enginery canary judge "
-        f"--candidate {place}/candidate.jsonl --baseline {place}/baseline.jsonl{previous}"
-    )
+    report, moved = written.report, None
+    if attach:
+        store = open_store(registry)
+        found = attach_verdict(store, report, store.put_bytes(report.to_bytes()))
+        say(f"kept in {store.uri}: the verdict on {found.target}")
+    if auto and report.verdict == "FAIL":
+        moved = roll_back(open_store(registry), report, check_channel(channel), user())
+    if as_json:
+        files = {"report": str(written.json), "page": str(written.page)}
+        emit_json({**encode(report), "files": files, "channel": moved})
+    else:
+        echo(f"{report.verdict}: {report.reason}")
+        for item in report.criteria:
+            echo(f"  {item.verdict:<12} {item.name}: {describe_measured(item)}")
+        for note in report.notes:
+            say(f"note: {note}")
+        echo(f"report: {written.json}\npage:   {written.page}")
+    if moved:
+        say(moved)
+    ctx.exit(0 if report.verdict == "PASS" else 1)

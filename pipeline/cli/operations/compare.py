@@ -1,7 +1,6 @@
-"""`enginery compare`."""
+"""`enginery compare`: the engines of every backend for one target, and which to take."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +10,8 @@ from pipeline.cli.options import (
     emit_json,
     jobs_option,
     json_option,
+    number_option,
+    path_option,
     precisions_option,
     progress_options,
     say,
@@ -19,11 +20,7 @@ from pipeline.cli.options import (
     spec_registry_option,
     target_option,
 )
-from pipeline.cli.tables import echo
-
-if TYPE_CHECKING:
-    from pipeline.operations.compare.report import BackendComparison
-    from pipeline.operations.compare.run import CompareOptions
+from pipeline.cli.tables import echo, print_table
 
 
 @click.command()
@@ -31,21 +28,16 @@ if TYPE_CHECKING:
 @target_option
 @precisions_option("all of the spec")
 @backends_option("every one that is installed")
-@click.option(
+@number_option(
     "--seconds",
-    type=click.FloatRange(0, 600, min_open=True),
-    default=0.2,
-    show_default=True,
-    help="Seconds of timing for each bucket; ten times as long for two engines side by side.",
+    click.FloatRange(0, 600, min_open=True),
+    0.2,
+    "Seconds of timing for each bucket; ten times as long for two engines side by side.",
 )
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order of the interleaved runs."
-)
+@number_option("--seed", click.IntRange(0), 0, "Seed of the order of the interleaved runs.")
 @spec_registry_option
 @jobs_option
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Also write the result to this file, as Markdown."
-)
+@path_option("--out", "Also write the result to this file, as Markdown.", dir_okay=False)
 @progress_options
 @json_option
 @click.pass_context
@@ -69,56 +61,31 @@ def compare(
     Recommends one, with the reason and what would change it. Publishes nothing; later builds reuse the engines.
     Exit code 1 when there is nothing to recommend.
     """
+    from enginery.core.hardware.machine import target_named
     from enginery.registry.store.files import make_folder, reachable, write_whole
     from pipeline.compile.composition import InProcess
-    from pipeline.operations.compare import run
-    from pipeline.operations.compare.report import format_markdown
-    from pipeline.orchestration.run import RunOptions, open_run
+    from pipeline.operations.compare.report import describe_comparison, format_heading, format_markdown, format_rows
+    from pipeline.operations.compare.run import CompareOptions
+    from pipeline.operations.compare.run import compare as compare_engines
+    from pipeline.orchestration.run import RunOptions, open_run, select_precisions, split_names
 
     if out is not None:
-        # Now, and not when everything is built and timed.
+        # Before everything is built and timed, which takes long.
         with reachable(f"writing {out}"):
             make_folder(out.parent)
     options = RunOptions(registry=registry, jobs=jobs)
-    with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=False) as opened_run:
-        wanted = _read_options(target, backends, precisions, seconds, seed, opened_run.spec.precision_list())
-        found = run.compare(opened_run.spec, wanted, opened_run.context, InProcess())
+    with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=False) as run:
+        chosen = select_precisions(run.spec, precisions) if split_names(precisions) else ()
+        wanted = CompareOptions(target_named(target), tuple(split_names(backends)), chosen, seconds, seed)
+        found = compare_engines(run.spec, wanted, run.context, InProcess())
     if as_json:
         emit_json(encode(found))
     else:
-        _show(found)
+        echo(format_heading(found))
+        print_table(*format_rows(found))
+        for line in describe_comparison(found):
+            echo(line)
     if out is not None:
         write_whole(out, format_markdown(found).encode())
         say(f"written: {out}")
     ctx.exit(0 if found.recommendation.unit else 1)
-
-
-def _read_options(
-    target: str, backends: str | None, precisions: str | None, seconds: float, seed: int, known: tuple[str, ...]
-) -> "CompareOptions":
-    from enginery.core.errors import UnknownNameError
-    from enginery.core.hardware.machine import target_named
-    from enginery.core.types import PRECISIONS
-    from pipeline.operations.compare.run import CompareOptions
-    from pipeline.orchestration.run import not_in_spec
-
-    wanted = _words(precisions)
-    for name in wanted:
-        if name not in known:
-            raise UnknownNameError(not_in_spec("precisions", name, known, PRECISIONS))
-    chosen = tuple(item for item in PRECISIONS if item in wanted)
-    return CompareOptions(target_named(target), tuple(_words(backends)), chosen, seconds, seed)
-
-
-def _words(text: str | None) -> list[str]:
-    return (text or "").replace(",", " ").split()
-
-
-def _show(found: "BackendComparison") -> None:
-    from pipeline.cli.tables import print_table
-    from pipeline.operations.compare.report import describe_comparison, format_heading, format_rows
-
-    echo(format_heading(found))
-    print_table(*format_rows(found))
-    for line in describe_comparison(found):
-        echo(line)

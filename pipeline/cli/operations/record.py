@@ -1,4 +1,4 @@
-"""`enginery record`."""
+"""`enginery record`: requests for a canary, from stdin or generated from samples."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from enginery.core.text import pluralize
-from pipeline.cli.options import say
+from pipeline.cli.options import number_option, path_option, say
 
 if TYPE_CHECKING:
     from enginery.recording.recorder import Recorder
@@ -15,29 +15,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("traffic", type=click.Path(path_type=Path, dir_okay=False))
-@click.option(
-    "--sampling",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Share of the requests to keep.",
+@number_option("--sampling", click.FloatRange(0, 1, min_open=True), 1.0, "Share of the requests to keep.")
+@number_option("--max-mib", click.IntRange(1), 1024, "Largest size of TRAFFIC in MiB.")
+@path_option("--samples", "Generate traffic from these samples (.npz, .npy).")
+@number_option(
+    "--per-second", click.FloatRange(0, min_open=True), None, "With --samples: mean number of requests per second."
 )
-@click.option(
-    "--max-mib", type=click.IntRange(1), default=1024, show_default=True, help="Largest size of TRAFFIC in MiB."
-)
-@click.option("--samples", type=click.Path(path_type=Path), help="Generate traffic from these samples (.npz, .npy).")
-@click.option(
-    "--per-second", type=click.FloatRange(0, min_open=True), help="With --samples: mean number of requests per second."
-)
-@click.option(
-    "--requests", type=click.IntRange(1), show_default="each sample once", help="With --samples: number of requests."
-)
-@click.option(
-    "--batch", type=click.IntRange(1), default=1, show_default=True, help="With --samples: samples per request."
-)
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the sampling and the arrivals."
-)
+@number_option("--requests", click.IntRange(1), None, "With --samples: number of requests.", shown="each sample once")
+@number_option("--batch", click.IntRange(1), 1, "With --samples: samples per request.")
+@number_option("--seed", click.IntRange(0), 0, "Seed of the sampling and the arrivals.")
 def record(
     traffic: Path,
     sampling: float,

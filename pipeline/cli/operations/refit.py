@@ -1,4 +1,4 @@
-"""`enginery refit`."""
+"""`enginery refit`: new weights for the engines of a version, from a spec or from another version."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,13 +15,12 @@ from pipeline.cli.options import (
     selection_options,
     shown_progress,
 )
+from pipeline.cli.published import local_context, trusted_manifest
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from enginery.core.types import BuildRequest
     from enginery.registry.manifest import Manifest
+    from enginery.registry.store.base import Store
     from pipeline.operations.refit import PublishedRefit, Refit
     from pipeline.orchestration.run import RunOptions
 
@@ -62,14 +61,16 @@ def refit(
     With a spec, engines that cannot be refitted are built as by `enginery build`; with a version, nothing is built.
     Exit code 1 if nothing was refitted or a unit failed.
     """
-    base = _manifest(reference, registry)
-    if Path(weights).suffix in (".yaml", ".yml"):
-        from pipeline.orchestration.run import RunOptions
+    from enginery.registry.store.base import open_store
+    from pipeline.orchestration.run import RunOptions
 
+    store = open_store(registry)
+    base = trusted_manifest(store, reference)
+    if Path(weights).suffix in (".yaml", ".yml"):
         options = RunOptions(registry, targets, precisions, backends)
         found, published = _refit_with_spec(base, Path(weights), options, quiet, dry_run)
     else:
-        found, published = _refit_with_version(base, _manifest(weights, registry), registry, quiet, dry_run)
+        found, published = _refit_with_version(base, trusted_manifest(store, weights), store, quiet, dry_run)
     if as_json:
         units = [each.to_json() for each in found]
         emit_json({"from": f"{base.model}@{base.version}", "units": units, **(encode(published) if published else {})})
@@ -83,16 +84,16 @@ def _refit_with_spec(
     base: "Manifest", spec: Path, options: "RunOptions", quiet: bool, dry_run: bool
 ) -> tuple[list["Refit"], "PublishedRefit | None"]:
     from pipeline.compile.composition import InProcess, compile_model, prepare
-    from pipeline.operations.refit import PublishedRefit, refit_units, select_refitted
+    from pipeline.operations.refit import PublishedRefit, foresee_refits, refit_units
     from pipeline.orchestration.run import build_lock, lock_names, open_run
 
     with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=not dry_run) as run:
         plan = prepare(run.spec, run.selection, run.context, InProcess()).plan
         requests = [unit.request for unit in plan.wanted]
         if dry_run:
-            return _foreseen(requests, base), None
+            return foresee_refits(requests, base), None
         found = refit_units(requests, base, run.spec, run.context)
-        if not select_refitted(found):
+        if not any(each.engine for each in found):
             return found, None
         with build_lock(run, lock_names(run, options)):
             built = compile_model(run.spec, run.selection, run.context, InProcess())
@@ -100,53 +101,25 @@ def _refit_with_spec(
 
 
 def _refit_with_version(
-    base: "Manifest", other: "Manifest", registry: str, quiet: bool, dry_run: bool
+    base: "Manifest", other: "Manifest", store: "Store", quiet: bool, dry_run: bool
 ) -> tuple[list["Refit"], "PublishedRefit | None"]:
-    from builders.execution.local import LocalExecutor
-    from enginery.registry.store.base import open_store
-    from pipeline.compile.run_context import RunContext
-    from pipeline.operations.refit import PublishedRefit, refit_units
+    from pipeline.operations.refit import PublishedRefit, foresee_refits, refit_units
     from pipeline.operations.refit_version import publish_refitted, wanted_of
     from pipeline.operations.revalidate import spec_of
 
     wanted, without = wanted_of(base, other)
+    requests = [each.request for each in wanted]
     if dry_run:
-        return [*_foreseen([each.request for each in wanted], base), *without], None
-    executor = LocalExecutor()
-    with shown_progress(quiet) as progress:
-        context = RunContext(open_store(registry), executor, executor, progress)
-        found = refit_units([each.request for each in wanted], base, spec_of(other), context)
+        return [*foresee_refits(requests, base), *without], None
+    with local_context(store, quiet) as context:
+        found = refit_units(requests, base, spec_of(other), context)
         done = [(result, each) for result, each in zip(found, wanted, strict=True) if result.engine]
         if not done:
             return [*found, *without], None
         published = publish_refitted(base, other, done, "candidate", context)
     units = {result.request.unit for result, _ in done}
     failed = tuple(entry.unit for entry in published.manifest.engines if entry.unit in units and not entry.usable)
-    done_as = PublishedRefit(other.model, published.version, published.channel_refusal, failed)
-    return [*found, *without], done_as
-
-
-def _foreseen(requests: "Sequence[BuildRequest]", base: "Manifest") -> list["Refit"]:
-    from pipeline.operations.refit import Refit, cannot
-
-    entries = {entry.unit: entry for entry in base.engines if entry.usable}
-    return [
-        Refit(request, entry.digest if entry else None, reason=cannot(request, entry, base) or "")
-        for request in requests
-        for entry in [entries.get(request.unit)]
-    ]
-
-
-def _manifest(reference: str, registry: str) -> "Manifest":
-    from enginery.core.names import parse_reference
-    from enginery.registry.store.base import open_store
-    from enginery.registry.trust import require
-    from enginery.registry.versions.lookup import locate
-
-    store = open_store(registry)
-    located = locate(store, parse_reference(reference))
-    require(store, located.manifest)
-    return located.manifest
+    return [*found, *without], PublishedRefit(other.model, published.version, published.channel_refusal, failed)
 
 
 def _show(found: "list[Refit]", published: "PublishedRefit | None", dry_run: bool) -> None:

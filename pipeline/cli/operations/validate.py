@@ -1,4 +1,4 @@
-"""`enginery validate`."""
+"""`enginery validate`: proofs of published engines, made here, or on a machine that cannot reach the registry."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,27 +10,29 @@ from pipeline.cli.options import (
     emit_json,
     json_option,
     optional_reference_argument,
+    path_option,
     progress_options,
     registry_option,
-    shown_progress,
     targets_option,
 )
+from pipeline.cli.published import local_context, trusted_manifest
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from enginery.registry.manifest import Manifest
     from enginery.registry.store.base import Store
-    from pipeline.operations.revalidate import Attested
+
+_COLUMNS = ("unit", "status", "why")
 
 
 @click.command()
 @optional_reference_argument
 @registry_option
 @targets_option("all")
-@click.option(
+@path_option(
     "--carry",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Write REF's engines and golden cases to this folder, for a GPU machine that cannot reach the registry.",
+    "Write REF's engines and golden cases to this folder, for a GPU machine that cannot reach the registry.",
+    file_okay=False,
 )
 @click.option(
     "--import",
@@ -60,57 +62,50 @@ def validate(
     from enginery.core.hardware.targets import parse_targets
     from enginery.registry.store.base import open_store
 
-    _check_usage(reference, carry, imported, targets)
+    if imported and (reference or carry or targets):
+        raise click.UsageError("--import takes neither a reference, --carry nor --target: the file says what it is of")
+    if not imported and not reference:
+        raise click.UsageError("name a model or a version of it, or give --import FILE")
     store = open_store(registry)
     wanted = {item.name for name in targets.split(",") for item in parse_targets(name)} if targets else None
     if imported:
         verdicts = _import(store, imported, as_json)
     elif carry:
-        verdicts = _carry(store, _manifest(store, str(reference)), carry, wanted, as_json)
+        verdicts = _carry(store, trusted_manifest(store, str(reference)), carry, wanted, as_json)
     else:
-        verdicts = _run(store, _manifest(store, str(reference)), wanted, (targets, quiet, as_json))
+        verdicts = _run(store, trusted_manifest(store, str(reference)), wanted, targets, quiet, as_json)
     ctx.exit(1 if {"failed", "refused"} & set(verdicts) else 0)
 
 
-def _check_usage(reference: str | None, carry: Path | None, imported: Path | None, targets: str | None) -> None:
-    if imported and (reference or carry or targets):
-        raise click.UsageError("--import takes neither a reference, --carry nor --target: the file says what it is of")
-    if not imported and not reference:
-        raise click.UsageError("name a model or a version of it, or give --import FILE")
-
-
-def _manifest(store: "Store", reference: str) -> "Manifest":
-    from enginery.core.names import parse_reference
-    from enginery.registry.trust import require
-    from enginery.registry.versions.lookup import locate
-
-    located = locate(store, parse_reference(reference))
-    require(store, located.manifest)
-    return located.manifest
-
-
 def _run(
-    store: "Store", manifest: "Manifest", wanted: set[str] | None, shown: tuple[str | None, bool, bool]
+    store: "Store", manifest: "Manifest", wanted: set[str] | None, targets: str | None, quiet: bool, as_json: bool
 ) -> list[str]:
-    from builders.execution.local import LocalExecutor
+    """Run the engines for the targets `wanted`, print their verdicts and return them. targets: as they were given."""
     from enginery.core.errors import UnknownNameError
-    from pipeline.compile.run_context import RunContext
     from pipeline.operations.revalidate import revalidate
 
-    targets, quiet, as_json = shown
-    executor = LocalExecutor()
-    with shown_progress(quiet) as progress:
-        results = list(revalidate(manifest, RunContext(store, executor, executor, progress), wanted))
+    with local_context(store, quiet) as context:
+        results = list(revalidate(manifest, context, wanted))
     if not results:
         raise UnknownNameError(
             f"{manifest.model}@{manifest.version} has no engine{f' for {targets}' if targets else ''}; "
             f"`enginery show {manifest.model}@{manifest.version}` lists what it has"
         )
     if as_json:
-        emit_json({"model": manifest.model, "version": manifest.version, "engines": [_row(item) for item in results]})
+        engines = [
+            {
+                **{name: getattr(item.entry, name) for name in ("target", "precision", "backend", "digest")},
+                "status": item.verdict,
+                "reason": item.reason,
+                "report": item.report,
+                "latency": item.latency,
+            }
+            for item in results
+        ]
+        emit_json({"model": manifest.model, "version": manifest.version, "engines": engines})
     else:
-        rows = [(item.entry.unit, item.verdict, item.reason) for item in results]
-        _show(f"{manifest.model}@{manifest.version}", rows)
+        rows = [[item.entry.unit, item.verdict, item.reason] for item in results]
+        print_table(_COLUMNS, rows, title=f"{manifest.model}@{manifest.version}")
     return [item.verdict for item in results]
 
 
@@ -132,23 +127,6 @@ def _import(store: "Store", path: Path, as_json: bool) -> list[str]:
     if as_json:
         emit_json([vars(item) for item in found])
     else:
-        _show(str(path), [(f"{item.reference} {item.unit}", item.verdict, item.reason) for item in found])
+        rows = [[f"{item.reference} {item.unit}", item.verdict, item.reason] for item in found]
+        print_table(_COLUMNS, rows, title=str(path))
     return [item.verdict for item in found]
-
-
-def _row(item: "Attested") -> dict[str, str | None]:
-    entry = item.entry
-    return {
-        "target": entry.target,
-        "precision": entry.precision,
-        "backend": entry.backend,
-        "digest": entry.digest,
-        "status": item.verdict,
-        "reason": item.reason,
-        "report": item.report,
-        "latency": item.latency,
-    }
-
-
-def _show(title: str, rows: list[tuple[str, str, str]]) -> None:
-    print_table(("unit", "status", "why"), [list(row) for row in rows], title=title)

@@ -1,10 +1,10 @@
-"""Which engine of a comparison to take, why, and what would change that (docs/reference/backends.md has the reasons).
+"""Which engine of a comparison to take, why, and what would change that (reasons: docs/reference/backends.md).
 
-1. Only what is proven and was timed here counts: accuracy is a gate first, by the limits of the spec.
-2. The fastest wins, where its lead was shown. What no difference was shown to is as fast, unless the runs were so noisy
-   that it may well be slower: then nothing but the times speaks, and the answer says so.
-3. Among those that are as fast: the most of the fleet's targets, then the most sizes answered, then the accuracy, then
-   the cheaper rebuild; in that order, as what goes wrong in production comes before what costs build time.
+1. Only engines that are proven and were timed here count: the limits of the spec on accuracy come first.
+2. The fastest wins where its lead was shown. An engine to which no difference was shown counts as equally fast, unless
+   the runs were so noisy that it may well be slower; then the least median wins, and the answer says so.
+3. Among engines that are equally fast: the most of the fleet's targets, then the most sizes answered, then accuracy,
+   then the cheaper rebuild. What goes wrong in production comes before what costs build time.
 """
 
 import math
@@ -22,27 +22,25 @@ from pipeline.operations.compare.report import (
 )
 from validation.plots.texts import seconds_text
 
-# Smaller differences decide nothing: a hundredth of a point of accuracy, one bit, a factor of two.
+# Smaller differences decide nothing: of a task metric, of the SQNR in dB (one bit), and as a factor of cost.
 METRIC_STEP, SQNR_STEP_DB, COST_FACTOR = 1e-4, 6.0, 2.0
-# After so many runs per build or start, what those cost is forgotten by everybody.
+# A cost of a build or a start that more runs than these pay back counts as one that no number of runs does.
 MOST_RUNS = 1e12
 
 
 def recommend(facts: Sequence[EngineFacts], pairs: Sequence[PairedComparison], fleet: Sequence[str]) -> Recommendation:
-    """The engine to take. pairs: of the fastest, `first` in all of them, against each of the others.  fleet: targets to
-    be served.
-    """
+    """The engine to take. pairs: of the fastest engine, `first` in all of them, with each of the others.  fleet: names
+    of the targets to serve."""
     entrants = [item for item in facts if item.runs]
     lead = next((item for item in entrants if pairs and item.unit == pairs[0].first), find_fastest(facts))
     if lead is None:
         return Recommendation(None, _why_nothing(facts))
     shown = {pair.second: pair for pair in pairs}
-    as_fast = [item for item in entrants if item is lead or _no_slower(shown.get(item.unit))]
+    as_fast = [item for item in entrants if item is lead or _is_as_fast(shown.get(item.unit))]
     chosen, axis = _narrow(as_fast, lead)
     ties = tuple(item.unit for item in as_fast if item is not chosen)
-    reason = _reason(chosen, as_fast, axis, shown, fleet)
     flips = tuple(flip for flip in _flips(chosen, lead, entrants, shown, fleet) if flip.unit != chosen.unit)
-    return Recommendation(chosen.unit, reason, ties, flips)
+    return Recommendation(chosen.unit, _reason(chosen, ties, axis, shown, fleet), ties, flips)
 
 
 def _why_nothing(facts: Sequence[EngineFacts]) -> str:
@@ -54,17 +52,16 @@ def _why_nothing(facts: Sequence[EngineFacts]) -> str:
     return f"no engine passed: {facts[0].unit}: {facts[0].reason}"
 
 
-def _no_slower(pair: PairedComparison | None) -> bool:
-    slower = pair is None or pair.verdict not in ("no difference shown", "slower")
-    return not slower and not _too_noisy(pair)
+def _is_as_fast(pair: PairedComparison | None) -> bool:
+    return pair is not None and pair.verdict in ("no difference shown", "slower") and not _too_noisy(pair)
 
 
-def _too_noisy(pair: PairedComparison | None) -> bool:
-    return pair is not None and is_too_noisy(pair.verdict, pair.low)
+def _too_noisy(pair: PairedComparison) -> bool:
+    return is_too_noisy(pair.verdict, pair.low)
 
 
 def _narrow(as_fast: list[EngineFacts], lead: EngineFacts) -> tuple[EngineFacts, str | None]:
-    """The best of those that are as fast, and the axis that decided; None where nothing but speed did."""
+    """The best of the engines that are equally fast, and the axis that decided; None where nothing but speed did."""
     left = as_fast
     for axis, score, step in AXES:
         best = max(map(score, left))
@@ -72,53 +69,32 @@ def _narrow(as_fast: list[EngineFacts], lead: EngineFacts) -> tuple[EngineFacts,
         if len(kept) < len(left) and len(kept) == 1:
             return kept[0], axis
         left = kept
-    # Nothing tells them apart: the one with the least median of its own, which is no proof of anything.
+    # Nothing tells them apart: take the one with the least median of its own, which proves nothing.
     return (lead if lead in left else left[0]), None
 
 
-def _portability(item: EngineFacts) -> float:
-    return float(len(item.covers))
-
-
-def _shapes(item: EngineFacts) -> float:
-    return -1.0 if item.shapes is None else float(SHAPES.index(item.shapes))
-
-
-def _metric(item: EngineFacts) -> float:
-    return sum(item.metrics.values())
-
-
-def _sqnr(item: EngineFacts) -> float:
-    return item.sqnr_db if item.sqnr_db is not None else 0.0
-
-
-def _cheapness(item: EngineFacts) -> float:
-    """Of a rebuild; a difference of 1 is a factor of two."""
-    return -math.log(max(item.build_s or 0.0, 1e-3), COST_FACTOR)
-
-
+# Name, score of an engine (more is better), and the difference of scores that decides. For a rebuild a difference of 1
+# is a factor of COST_FACTOR in its time.
 Axis = tuple[str, Callable[[EngineFacts], float], float]
 AXES: tuple[Axis, ...] = (
-    ("portability", _portability, 1.0),
-    ("shapes", _shapes, 1.0),
-    ("accuracy", _metric, METRIC_STEP),
-    ("accuracy", _sqnr, SQNR_STEP_DB),
-    ("rebuild", _cheapness, 1.0),
+    ("portability", lambda item: float(len(item.covers)), 1.0),
+    ("shapes", lambda item: -1.0 if item.shapes is None else float(SHAPES.index(item.shapes)), 1.0),
+    ("accuracy", lambda item: sum(item.metrics.values()), METRIC_STEP),
+    ("accuracy", lambda item: item.sqnr_db if item.sqnr_db is not None else 0.0, SQNR_STEP_DB),
+    ("rebuild", lambda item: -math.log(max(item.build_s or 0.0, 1e-3), COST_FACTOR), 1.0),
 )
 
 
 def _reason(
-    chosen: EngineFacts,
-    as_fast: Sequence[EngineFacts],
-    axis: str | None,
-    shown: dict[str, PairedComparison],
-    fleet: Sequence[str],
+    chosen: EngineFacts, ties: Sequence[str], axis: str | None, shown: dict[str, PairedComparison], fleet: Sequence[str]
 ) -> str:
     speed = f"{seconds_text(chosen.median_s or 0.0)} a run"
-    if len(as_fast) == 1:
-        return _reason_alone(speed, shown)
-    others = ", ".join(item.unit for item in as_fast if item is not chosen)
-    least = f"{speed}; no difference in speed shown to {others}"
+    if not ties:
+        if noisy := ", ".join(pair.second for pair in shown.values() if _too_noisy(pair)):
+            return f"the least median, {speed}; the runs were too noisy to tell whether {noisy} may be as fast"
+        beaten = [pair for pair in shown.values() if pair.verdict in ("faster", "far faster")]
+        return f"the fastest, {speed}{_lead(beaten)}" if beaten else f"the only engine that is proven here, {speed}"
+    least = f"{speed}; no difference in speed shown to {', '.join(ties)}"
     if axis is None:
         return f"{least}, and nothing else tells them apart: either will do"
     why = {
@@ -130,15 +106,8 @@ def _reason(
     return f"{least}, and {why}"
 
 
-def _reason_alone(speed: str, shown: dict[str, PairedComparison]) -> str:
-    noisy = ", ".join(pair.second for pair in shown.values() if _too_noisy(pair))
-    beaten = [pair for pair in shown.values() if pair.verdict in ("faster", "far faster")]
-    if noisy:
-        return f"the least median, {speed}; the runs were too noisy to tell whether {noisy} may be as fast"
-    return f"the fastest, {speed}{_lead(beaten)}" if beaten else f"the only engine that is proven here, {speed}"
-
-
 def _lead(beaten: Sequence[PairedComparison]) -> str:
+    """By how much the fastest engine leads, told of the next one."""
     nearest = max((pair for pair in beaten if pair.ratio is not None), key=lambda pair: pair.ratio or 0, default=None)
     if nearest is None or not nearest.ratio:
         return ""
@@ -155,12 +124,18 @@ def _flips(
     shown: dict[str, PairedComparison],
     fleet: Sequence[str],
 ) -> Iterator[Flip]:
+    """What would make another engine the better choice."""
     if lead is not chosen:
         detectable = shown[chosen.unit].detectable
         unseen = "" if detectable is None else f" (one of {100 * detectable:.2g} % would have been)"
         condition = f"if speed alone counts, and its lead turns out real: none was shown here{unseen}"
         yield Flip("throughput", lead.unit, condition)
-    yield from (Flip("throughput", pair.second, _noisy_words(pair)) for pair in shown.values() if _too_noisy(pair))
+    for pair in filter(_too_noisy, shown.values()):
+        condition = (
+            "if longer runs (--seconds) or a quieter machine show it to be no slower: "
+            f"by these it may take {1 / (pair.low or 1):.3g} times as long, or less time"
+        )
+        yield Flip("throughput", pair.second, condition)
     for axis, score, step in AXES:
         best = max(entrants, key=score)
         if score(best) > score(chosen) + step / 2 and score(best) >= score(chosen) + step:
@@ -170,14 +145,6 @@ def _flips(
     if COST_FACTOR * (smallest.memory_bytes or math.inf) <= (chosen.memory_bytes or 0):
         sizes = [format_bytes(item.memory_bytes) for item in (smallest, chosen)]
         yield Flip("memory", smallest.unit, f"if memory is short: it takes {sizes[0]}, not {sizes[1]}")
-
-
-def _noisy_words(pair: PairedComparison) -> str:
-    most = 1 / (pair.low or 1)
-    return (
-        "if longer runs (--seconds) or a quieter machine show it to be no slower: "
-        f"by these it may take {most:.3g} times as long, or less time"
-    )
 
 
 def _conditions(axis: str, chosen: EngineFacts, best: EngineFacts, fleet: Sequence[str]) -> str:
@@ -193,7 +160,8 @@ def _conditions(axis: str, chosen: EngineFacts, best: EngineFacts, fleet: Sequen
 
 
 def _cheaper(axis: str, name: str, chosen: EngineFacts, entrants: Sequence[EngineFacts]) -> Iterator[Flip]:
-    """The engine whose build or start costs half or less, and the number of runs up to which that pays."""
+    """The engine whose build or start costs half or less, and the number of runs up to which that pays. name: of the
+    field of `EngineFacts` with that cost in seconds."""
     cost = {item.unit: getattr(item, name) or math.inf for item in entrants}
     best = min(entrants, key=lambda item: cost[item.unit])
     have, slower = getattr(chosen, name) or 0.0, (best.median_s or 0.0) - (chosen.median_s or 0.0)

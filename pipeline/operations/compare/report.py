@@ -1,9 +1,6 @@
-"""A comparison of engines: what was measured of each, of pairs of them, and which one to take.
+"""A comparison of engines: what was measured of each and of pairs, which one to take; and its texts and its table."""
 
-A comparison for people: a table, the pairs, and what to take; for a terminal and as Markdown.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
@@ -14,10 +11,10 @@ from validation.latency.formatting import format_count, join_reasons
 from validation.plots.texts import seconds_text
 
 Status = Literal["proven", "unproven", "failed", "refused"]
-# Answers sizes beyond the spec's dims, too; every size within them; only some of these.
+# Sizes that an engine answers: also beyond the spec's dims, every one within them, or some of these.
 Shapes = Literal["any", "within", "some"]
 SHAPES: tuple[Shapes, ...] = ("some", "within", "any")
-# What may take more than so many times as long, by the interval of the pair, is not called as fast.
+# An engine that may take more than so many times as long, by the interval of the pair, does not count as equally fast.
 TIE_FACTOR = 1.25
 
 
@@ -37,15 +34,15 @@ class RuntimeMedian:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """One unit. Times in seconds, None where nothing ran here.
+    """What is known of one unit. Times in seconds, None where nothing ran here.
 
-    reason: why it is no proven engine.  median_s, low_s, high_s: of one run at the bucket that is compared, with the
-    95 % interval: what engines are ranked by.  timed: whether that is the runtime's own call, which it is where every
-    engine's session gives it, or `Session.run`.  session_s: the median of `Session.run`.  runtime: where it is known.
-    load_s: from the runtime's import to a session.  memory_bytes: peak over the process before.
-    sqnr_db: the least of the quantization and the engine stage.  covers: of the fleet's targets, those that its backend
-    builds this precision for.  shapes: what it answers; None where that was not tried.  busy: why the machine counts as
-    busy while it was timed (`enginery.core.reports.latency.SystemLoad`).
+    reason: why it is not proven.  median_s, low_s, high_s: median and 95 % interval of one run at the bucket that is
+    compared, by which engines are ranked.  timed: whether that is `Session.run` or the runtime's own call, which it is
+    where every engine's session measures it.  session_s: the median of `Session.run`.  runtime: of the runtime's own
+    call, where it is known.  load_s: from the runtime's import to a session.  memory_bytes: peak above that of the
+    process before.  sqnr_db: the least of the quantization and the engine stage.  covers: of the fleet's targets, those
+    that its backend builds this precision for.  shapes: sizes that it answers, None where that was not tried.  busy:
+    why the machine counts as busy while it was timed (`enginery.core.reports.latency.SystemLoad`).
     """
 
     unit: str
@@ -89,7 +86,10 @@ class Flip:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """unit: what to take, None where nothing can be said.  ties: what no difference in speed was shown to."""
+    """unit: the one to take, None where there is none.  ties: units to which no difference in speed was shown.
+
+    flips: what would make another engine the better choice.
+    """
 
     unit: str | None
     reason: str
@@ -98,24 +98,19 @@ class Recommendation:
 
 
 def rank_alike(facts: Sequence[EngineFacts]) -> list[EngineFacts]:
-    """The facts, with the runtimes' own times for what engines are ranked by where all that ran have them."""
+    """The facts, ranked by the times of the runtimes' own calls where all engines that ran have them."""
     if not all(item.runtime for item in facts if item.runs):
         return list(facts)
-    return [
-        replace(item, timed="runtime", median_s=own.median_s, low_s=own.low_s, high_s=own.high_s)
-        if (own := item.runtime)
-        else item
-        for item in facts
-    ]
+    return [replace(item, timed="runtime", **vars(item.runtime)) if item.runtime else item for item in facts]
 
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """The fastest engine, by the times that each had alone, against another, interleaved: the ratio of the medians.
+    """Two engines timed in turns. ratio: of their medians, the first's over the second's, with its 95 % interval.
 
-    verdict: on the fastest: 'faster', 'slower', 'no difference shown'; or 'far faster' where the times that each had
-    alone left no doubt, and they were not run against each other.  detectable: the share that would have been shown.
-    busy: as in `EngineFacts`.
+    verdict: on the first: 'faster', 'slower', 'no difference shown'; or 'far faster' where the times that each had
+    alone left no doubt, so that they were not timed in turns.  detectable: the difference, as a share, that would have
+    been shown.  busy: as in `EngineFacts`.
     """
 
     first: str
@@ -128,7 +123,7 @@ class PairedComparison:
     busy: tuple[str, ...] = ()
 
     def swap(self) -> "PairedComparison":
-        """The same runs, told of the second engine."""
+        """The same runs, as a verdict on the second engine."""
         verdict = {"faster": "slower", "slower": "faster"}.get(self.verdict, self.verdict)
         ratio, low, high = (value and 1 / value for value in (self.ratio, self.high, self.low))
         return PairedComparison(self.second, self.first, verdict, ratio, low, high, self.detectable, self.busy)
@@ -136,10 +131,10 @@ class PairedComparison:
 
 @dataclass(frozen=True)
 class BackendComparison:
-    """Engines of one model for one target, at one bucket. fleet: names of the targets to be served.
+    """Engines of one model for one target, at one bucket. fleet: names of the targets to serve.
 
-    original: task metrics of the exported model.  created_at: ISO 8601, UTC.  duels: of the fastest engine, `first` in
-    all of them, against the others.
+    original: task metrics of the exported model.  created_at: ISO 8601, UTC.  duels: pairs of the fastest engine,
+    `first` in all of them, with the others.
     """
 
     model: str
@@ -155,10 +150,7 @@ class BackendComparison:
 
 
 def is_too_noisy(verdict: str, low: float | None) -> bool:
-    """Whether a pair that showed no difference could not have shown a large one either.
-
-    low: the lower bound of the first engine's time as a share of the second's.
-    """
+    """Whether a pair that showed no difference could not have shown a large one either. low: as in the pair."""
     return verdict == "no difference shown" and low is not None and TIE_FACTOR * low < 1
 
 
@@ -184,30 +176,29 @@ _AXES = {
 
 
 def format_rows(found: BackendComparison) -> tuple[Sequence[str], list[list[str]]]:
-    """Columns and rows; a column for each task metric, none that is empty."""
+    """The headings and the rows of cells, one per engine; a column for each task metric, none that is empty."""
     metrics = sorted({name for engine in found.engines for name in engine.metrics})
     columns = [*COLUMNS, *metrics]
-    table = [_format_row(engine, metrics, len(found.fleet)) for engine in found.engines]
+    table = [
+        [
+            f"{engine.precision} {engine.backend}",
+            engine.status,
+            _cell(engine.median_s, seconds_text),
+            _cell(engine.session_s if engine.timed == "runtime" else None, seconds_text),
+            _cell(engine.items_per_s, format_count),
+            _cell(engine.load_s, seconds_text),
+            _cell(engine.memory_bytes, format_bytes),
+            _cell(engine.size_bytes, format_bytes),
+            _cell(engine.build_s, seconds_text),
+            _cell(engine.sqnr_db, lambda value: f"{value:.0f} dB"),
+            _SIZES[engine.shapes],
+            f"{len(engine.covers)} of {len(found.fleet)}" if engine.status != "refused" else "",
+            *(f"{engine.metrics[name]:.4f}" if name in engine.metrics else "" for name in metrics),
+        ]
+        for engine in found.engines
+    ]
     kept = [index for index in range(len(columns)) if any(row[index] for row in table)]
     return [columns[index] for index in kept], [[row[index] for index in kept] for row in table]
-
-
-def _format_row(engine: EngineFacts, metrics: Sequence[str], fleet: int) -> list[str]:
-    return [
-        f"{engine.precision} {engine.backend}",
-        engine.status,
-        _cell(engine.median_s, seconds_text),
-        _cell(engine.session_s if engine.timed == "runtime" else None, seconds_text),
-        _cell(engine.items_per_s, format_count),
-        _cell(engine.load_s, seconds_text),
-        _cell(engine.memory_bytes, format_bytes),
-        _cell(engine.size_bytes, format_bytes),
-        _cell(engine.build_s, seconds_text),
-        _cell(engine.sqnr_db, lambda value: f"{value:.0f} dB"),
-        _SIZES[engine.shapes],
-        f"{len(engine.covers)} of {fleet}" if engine.status != "refused" else "",
-        *(f"{engine.metrics[name]:.4f}" if name in engine.metrics else "" for name in metrics),
-    ]
 
 
 def _cell(value: Number | None, show: Callable[[Number], str]) -> str:
@@ -215,12 +206,17 @@ def _cell(value: Number | None, show: Callable[[Number], str]) -> str:
 
 
 def describe_comparison(found: BackendComparison) -> Iterator[str]:
-    """Everything but the table."""
+    """The lines below the table: how times were taken, why engines are not proven, the pairs, and which to take."""
     if any(engine.timed == "runtime" for engine in found.engines):
         yield "median: of the runtime's own call, which engines are ranked by; session: of Session.run, with its checks"
     elif any(engine.median_s for engine in found.engines):
         yield "median: of Session.run, with its checks, as not every engine's runtime can be timed alone"
-    yield from _describe_reasons(found.engines)
+    together: dict[tuple[str, str], list[str]] = {}
+    for engine in found.engines:
+        if engine.reason:
+            together.setdefault((engine.status, engine.reason), []).append(f"{engine.precision} {engine.backend}")
+    for (status, reason), names in together.items():
+        yield f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {status}: {reason}"
     busy = [reason for engine in found.engines for reason in engine.busy]
     busy += [reason for pair in found.duels for reason in pair.busy]
     if busy:
@@ -236,19 +232,8 @@ def describe_comparison(found: BackendComparison) -> Iterator[str]:
         yield f"  {flip.unit} instead, for {_AXES[flip.axis]}: {flip.condition}"
 
 
-def _describe_reasons(engines: Iterable[EngineFacts]) -> Iterator[str]:
-    """Why engines are not proven; those of one reason in one line, as most of a target without its GPU are."""
-    together: dict[tuple[str, str], list[str]] = {}
-    for engine in engines:
-        if engine.reason:
-            name = f"{engine.precision} {engine.backend}"
-            together.setdefault((engine.status, engine.reason), []).append(name)
-    for (status, reason), names in together.items():
-        yield f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {status}: {reason}"
-
-
 def describe_pair(pair: PairedComparison) -> str:
-    """One pair, the verdict first."""
+    """A pair in one line, the verdict first."""
     names = f"{pair.first} against {pair.second}"
     if pair.verdict == "far faster" and pair.ratio:
         return f"far faster: {names}, by the times that each had alone ({1 / pair.ratio:.3g} times)"
@@ -262,17 +247,17 @@ def describe_pair(pair: PairedComparison) -> str:
 
 
 def format_heading(found: BackendComparison) -> str:
-    """What was compared, and where."""
+    """Model, target, bucket, machine and time of a comparison, in one line."""
     return f"{found.model} on {found.target} at {found.bucket}, {found.machine}, {found.created_at}"
 
 
 def format_markdown(found: BackendComparison) -> str:
-    """The comparison as a page."""
+    """The comparison as a page of Markdown."""
+
+    def escape(text: str) -> str:
+        return text.replace("|", "\\|").replace("\n", " ")
+
     columns, table = format_rows(found)
     said = [f"# {format_heading(found)}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    said += [f"| {' | '.join(_escape(item) for item in row)} |" for row in table]
-    return "\n".join([*said, "", *(f"- {_escape(line.strip())}" for line in describe_comparison(found))]) + "\n"
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    said += [f"| {' | '.join(escape(item) for item in row)} |" for row in table]
+    return "\n".join([*said, "", *(f"- {escape(line.strip())}" for line in describe_comparison(found))]) + "\n"

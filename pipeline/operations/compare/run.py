@@ -1,23 +1,23 @@
-"""Builds a model with every backend that can, proves and times what runs here, and puts the engines side by side.
+"""Builds a model with every backend that can, proves and times what runs here, and compares the engines.
 
-The steps are those of a build, with its records: what was built, proven or timed before is not again. Nothing is
-published and no channel moves. Only the pairs are run anew: they are what the recommendation rests on.
+The steps are those of a build, with its records: what was built, proven or timed before is not done again. Nothing is
+published and no channel moves. Pairs of engines are always timed anew, since the recommendation rests on them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from builders.backends import discovery as backends
 from builders.execution.jobs import Job, Needs
 from enginery.core.codec import encode
 from enginery.core.errors import EngineryError, InputError, StepError, UnavailableError
-from enginery.core.reports.latency import LatencyReport
+from enginery.core.hardware.targets import parse_targets
 from enginery.core.text import now
 from enginery.core.types import BuildRequest, Precision, Target
 from enginery.registry.evidence.latencies import read_latency_report
 from pipeline.compile import steps
 from pipeline.compile.closure.code import backend_root
-from pipeline.compile.composition import Prepared, StepRunner, prepare
+from pipeline.compile.composition import StepRunner, prepare
 from pipeline.compile.plan import Selection
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.keys import code_key, engine_limits, model_shapes
@@ -37,21 +37,23 @@ from pipeline.operations.compare.report import (
 from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.validation import Latency
-from pipeline.values import Exported, Unit
+from pipeline.values import EngineBlob, Exported
 from validation.latency.machine import machine
 
-# Decibels: beyond what a float32 tells apart, an output is a copy.
+# An SQNR above so many dB is beyond what float32 tells apart, so it is counted as this.
 MOST_DB = 200.0
-# An engine whose times, alone, were all slower than so many times the fastest one's is not run against it.
+# An engine whose times, measured alone, were all more than so many times the fastest one's is not timed against it.
 FAR = 2.0
-# The fastest of the times that each had alone may lose its pairs; then the winner is run against the others, so often.
+# The engine that is fastest alone may be slower in a pair; then the winner is timed against the others, so many rounds.
 ROUNDS = 2
 
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """target: the only one.  backends, precisions: empty means all that are installed, all of the spec.  seconds: for
-    each bucket, and for each pair ten times as long; seed: of the order in pairs."""
+    """target: the only one.  backends, precisions: empty means all that are installed, and all of the spec.
+
+    seconds: of timing for each bucket, and for each pair ten times as long.  seed: of the order of runs in pairs.
+    """
 
     target: Target
     backends: tuple[str, ...] = ()
@@ -85,14 +87,15 @@ def compare(spec: ModelSpec, options: CompareOptions, context: RunContext, run: 
     built = run.map(steps.build, ready.plan.wanted, wide, context)
     judged = run.map(steps.validate, built, wide, ready.exported, context)
     fleet = tuple(dict.fromkeys((*(target.name for target in spec.target_list()), options.target.name)))
-    facts = rank_alike([_measure(item, wide, ready, options, fleet, context) for item in judged])
-    facts += [_refuse(unit) for unit in ready.plan.refused]
-    by_unit = {item.built.unit.name: item for item in judged}
-    pairs = _compare_pairs(facts, by_unit, wide, ready.exported, options, context)
+    measuring = _Measuring(wide, ready.exported, options, fleet, context)
+    facts = rank_alike([measuring.measure(item) for item in judged])
+    for unit in ready.plan.refused:
+        facts.append(EngineFacts(unit.name, unit.request.backend, unit.request.precision, "refused", unit.reason))
+    pairs = measuring.compare_pairs(facts, {item.built.unit.name: item for item in judged})
     return BackendComparison(
         model=spec.model,
         target=options.target.name,
-        bucket=bucket_name(wide),
+        bucket=measuring.bucket,
         fleet=fleet,
         machine=machine(),
         created_at=now(),
@@ -103,170 +106,141 @@ def compare(spec: ModelSpec, options: CompareOptions, context: RunContext, run: 
     )
 
 
-def bucket_name(spec: ModelSpec) -> str:
-    """The sizes that engines are compared at: what the dims are tuned for."""
-    return " ".join(f"{dim.name}={dim.opt}" for dim in spec.named_dims()) or "static"
+@dataclass(frozen=True)
+class _Measuring:
+    """What every measurement of a comparison needs. spec: the widened one.  fleet: names of the targets to serve."""
 
+    spec: ModelSpec
+    exported: Exported
+    options: CompareOptions
+    fleet: Sequence[str]
+    context: RunContext
 
-def _refuse(unit: Unit) -> EngineFacts:
-    return EngineFacts(unit.name, unit.request.backend, unit.request.precision, "refused", unit.reason)
+    @property
+    def bucket(self) -> str:
+        """The sizes that engines are compared at, which the dims are tuned for: 'batch=8', or 'static'."""
+        return " ".join(f"{dim.name}={dim.opt}" for dim in self.spec.named_dims()) or "static"
 
+    def measure(self, item: JudgedUnit) -> EngineFacts:
+        """All that is known of a unit; its times and shapes where it is proven."""
+        request, built, checks = item.built.unit.request, item.built, item.report.checks if item.report else ()
+        sqnr = [
+            min(check.value, MOST_DB)
+            for check in checks
+            if check.name == "sqnr_db" and check.joint in ("quantization", "engine") and check.value is not None
+        ]
+        known = EngineFacts(
+            unit=request.unit,
+            backend=request.backend,
+            precision=request.precision,
+            status=item.verdict,
+            reason="" if item.verdict == "proven" else item.reason,
+            size_bytes=built.size_bytes or None,
+            build_s=built.seconds if built.digest else None,
+            sqnr_db=min(sqnr, default=None),
+            metrics=dict(item.metrics),
+            covers=self._list_covered(request),
+            notes=built.notes,
+        )
+        return self._with_times(known, item) if item.verdict == "proven" else known
 
-def _measure(
-    item: JudgedUnit,
-    spec: ModelSpec,
-    ready: Prepared,
-    options: CompareOptions,
-    fleet: Sequence[str],
-    context: RunContext,
-) -> EngineFacts:
-    request, built = item.built.unit.request, item.built
-    known = EngineFacts(
-        unit=request.unit,
-        backend=request.backend,
-        precision=request.precision,
-        status=item.verdict,
-        reason="" if item.verdict == "proven" else item.reason,
-        size_bytes=built.size_bytes or None,
-        build_s=built.seconds if built.digest else None,
-        sqnr_db=_least_sqnr(item),
-        metrics=dict(item.metrics),
-        covers=list_covered(request, spec, fleet),
-        notes=built.notes,
-    )
-    if item.verdict != "proven":
-        return known
-    latency = Latency(seconds=options.seconds, buckets="few")
-    report = time_engine(built, spec, latency, ready.exported.golden, context)
-    if report is None:
-        return replace(known, reason="it could not be timed")
-    timed = _with_times(known, read_latency_report(context.store, report), spec)
-    return replace(timed, shapes=_shapes(item, spec, ready.exported, context))
+    def _with_times(self, known: EngineFacts, item: JudgedUnit) -> EngineFacts:
+        """The facts with the times and shapes of an engine that runs here."""
+        latency = Latency(seconds=self.options.seconds, buckets="few")
+        digest = time_engine(item.built, self.spec, latency, self.exported.golden, self.context)
+        if digest is None:
+            return replace(known, reason="it could not be timed")
+        report = read_latency_report(self.context.store, digest)
+        bucket = next((each for each in report.buckets if each.name == self.bucket), report.buckets[-1])
+        middle = bucket.middle
+        return replace(
+            known,
+            median_s=bucket.median_s,
+            low_s=middle.low if middle else None,
+            high_s=middle.high if middle else None,
+            session_s=bucket.median_s,
+            runtime=RuntimeMedian.of(bucket.runtime),
+            items_per_s=bucket.items_per_s,
+            load_s=report.load_s + (report.import_s or 0.0),
+            memory_bytes=bucket.memory_bytes,
+            busy=bucket.surroundings.busy,
+            shapes=self._probe_shapes(item),
+        )
 
+    def _list_covered(self, request: BuildRequest) -> tuple[str, ...]:
+        """Of the fleet's targets, those that the request's backend does not refuse in its precision."""
+        backend = backends.configure(request.backend, self.spec.backends.get(request.backend, {}))
+        wanted = [(name, parse_targets(name)[0]) for name in self.fleet]
+        return tuple(
+            name
+            for name, target in wanted
+            if backend.serves(target) and backend.refuses(replace(request, target=target)) is None
+        )
 
-def _with_times(known: EngineFacts, report: LatencyReport, spec: ModelSpec) -> EngineFacts:
-    bucket = next((item for item in report.buckets if item.name == bucket_name(spec)), report.buckets[-1])
-    middle = bucket.middle
-    return replace(
-        known,
-        median_s=bucket.median_s,
-        low_s=middle.low if middle else None,
-        high_s=middle.high if middle else None,
-        session_s=bucket.median_s,
-        runtime=RuntimeMedian.of(bucket.runtime),
-        items_per_s=bucket.items_per_s,
-        load_s=report.load_s + (report.import_s or 0.0),
-        memory_bytes=bucket.memory_bytes,
-        busy=bucket.surroundings.busy,
-    )
-
-
-def _least_sqnr(item: JudgedUnit) -> float | None:
-    checks = item.report.checks if item.report else ()
-    values = [
-        min(check.value, MOST_DB)
-        for check in checks
-        if check.name == "sqnr_db" and check.joint in ("quantization", "engine") and check.value is not None
-    ]
-    return min(values, default=None)
-
-
-def list_covered(request: BuildRequest, spec: ModelSpec, fleet: Sequence[str]) -> tuple[str, ...]:
-    """Of the fleet's targets, those that the request's backend does not refuse, for this precision."""
-    from enginery.core.hardware.targets import parse_targets
-
-    backend = backends.configure(request.backend, spec.backends.get(request.backend, {}))
-    wanted = [(name, parse_targets(name)[0]) for name in fleet]
-    return tuple(
-        name
-        for name, target in wanted
-        if backend.serves(target) and backend.refuses(replace(request, target=target)) is None
-    )
-
-
-def _shapes(item: JudgedUnit, spec: ModelSpec, exported: Exported, context: RunContext) -> Shapes | None:
-    """From the record, or tried now; None for a model without dynamic dims, and where it could not be tried."""
-    if not spec.named_dims():
-        return None
-    probe = ProbeShapes(item.built.blob, exported.golden, model_shapes(spec))
-    name = f"shapes {item.built.unit.name}"
-    key = {**encode(probe), **code_key(ProbeShapes, backend_root(item.built.unit.request.backend))}
-
-    try:
-        found = context.once("shapes", name, key, Job(name, probe, context.store.uri, engine_limits(spec, "latency")))
-    except UnavailableError:
-        raise
-    except EngineryError as error:
-        if isinstance(error, StepError) and error.kind == "cancelled":
+    def _probe_shapes(self, item: JudgedUnit) -> Shapes | None:
+        """The sizes that an engine answers, from the record or tried now; None for a model without dynamic dims, and
+        where they could not be tried."""
+        if not self.spec.named_dims():
+            return None
+        probe = ProbeShapes(item.built.blob, self.exported.golden, model_shapes(self.spec))
+        name = f"shapes {item.built.unit.name}"
+        key = {**encode(probe), **code_key(ProbeShapes, backend_root(item.built.unit.request.backend))}
+        job = Job(name, probe, self.context.store.uri, engine_limits(self.spec, "latency"))
+        try:
+            found = self.context.once("shapes", name, key, job)
+        except UnavailableError:
             raise
-        context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
-        return None
-    if found.within is False:
-        return "some"
-    return "any" if found.outside else "within"
+        except EngineryError as error:
+            if isinstance(error, StepError) and error.kind == "cancelled":
+                raise
+            self.context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
+            return None
+        return "some" if found.within is False else "any" if found.outside else "within"
 
+    def compare_pairs(self, facts: Sequence[EngineFacts], judged: Mapping[str, JudgedUnit]) -> list[PairedComparison]:
+        """The fastest engine against each of the others. One that loses makes way for its winner, `ROUNDS` times.
 
-def _compare_pairs(
-    facts: Sequence[EngineFacts],
-    judged: dict[str, JudgedUnit],
-    spec: ModelSpec,
-    exported: Exported,
-    options: CompareOptions,
-    context: RunContext,
-) -> list[PairedComparison]:
-    """The fastest against each of the others. One that loses makes way for its best opponent, `ROUNDS` times."""
-    lead = find_fastest(facts)
-    met: dict[tuple[str, str], PairedComparison] = {}
-    for _ in range(ROUNDS):
+        judged: by the unit's name.
+        """
+        lead = find_fastest(facts)
         if lead is None:
             return []
-        for other in facts:
-            if other.runs and other is not lead and (lead.unit, other.unit) not in met:
-                pair = _compare_pair(lead, other, judged, spec, exported, options, context)
-                met |= {(lead.unit, other.unit): pair, (other.unit, lead.unit): pair.swap()}
-        pairs = [pair for (first, _), pair in met.items() if first == lead.unit]
-        lost = [pair for pair in pairs if pair.verdict == "slower"]
-        if not lost:
-            return pairs
-        winner = max(lost, key=lambda pair: pair.ratio or 0.0).second
-        lead = next(item for item in facts if item.unit == winner)
-    return pairs
+        met: dict[tuple[str, str], PairedComparison] = {}
+        pairs: list[PairedComparison] = []
+        for _ in range(ROUNDS):
+            for other in facts:
+                if other.runs and other is not lead and (lead.unit, other.unit) not in met:
+                    pair = self._compare_pair(lead, other, judged[lead.unit].built.blob, judged[other.unit].built.blob)
+                    met |= {(lead.unit, other.unit): pair, (other.unit, lead.unit): pair.swap()}
+            pairs = [pair for (first, _), pair in met.items() if first == lead.unit]
+            lost = [pair for pair in pairs if pair.verdict == "slower"]
+            if not lost:
+                return pairs
+            winner = max(lost, key=lambda pair: pair.ratio or 0.0).second
+            lead = next(item for item in facts if item.unit == winner)
+        return pairs
 
-
-def _compare_pair(
-    lead: EngineFacts,
-    other: EngineFacts,
-    judged: dict[str, JudgedUnit],
-    spec: ModelSpec,
-    exported: Exported,
-    options: CompareOptions,
-    context: RunContext,
-) -> PairedComparison:
-    if lead.high_s is not None and other.low_s is not None and other.low_s > FAR * lead.high_s:
-        return PairedComparison(lead.unit, other.unit, "far faster", (lead.median_s or 0.0) / (other.median_s or 1.0))
-    first, second = (judged[item.unit].built.blob for item in (lead, other))
-    sizes = {dim.name: dim.opt for dim in spec.named_dims()}
-    pair = BenchmarkPair(first, second, exported.golden, model_shapes(spec), sizes, 10 * options.seconds, options.seed)
-    name = f"{lead.unit} against {other.unit}"
-    job = Job(name, pair, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
-    try:
-        found = context.run_job(context.local, name, job)
-    except StepError as error:
-        if error.kind == "cancelled":
-            raise
-        # Two runtimes that cannot live in one process: what is left are the times that each had alone.
-        context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
-        apart = lead.high_s is not None and other.low_s is not None and lead.high_s < other.low_s
-        return PairedComparison(lead.unit, other.unit, "faster" if apart else "no difference shown")
-    context.progress.emit(Finished(name, words=found.verdict))
-    middle = next(item for item in found.ratios if item.p == 0.5)
-    return PairedComparison(
-        first=lead.unit,
-        second=other.unit,
-        verdict=found.verdict,
-        ratio=middle.ratio,
-        low=middle.low,
-        high=middle.high,
-        detectable=middle.detectable,
-        busy=found.surroundings.busy,
-    )
+    def _compare_pair(
+        self, lead: EngineFacts, other: EngineFacts, first: EngineBlob, second: EngineBlob
+    ) -> PairedComparison:
+        if lead.high_s is not None and other.low_s is not None and other.low_s > FAR * lead.high_s:
+            ratio = (lead.median_s or 0.0) / (other.median_s or 1.0)
+            return PairedComparison(lead.unit, other.unit, "far faster", ratio)
+        sizes = {dim.name: dim.opt for dim in self.spec.named_dims()}
+        shapes, seconds = model_shapes(self.spec), 10 * self.options.seconds
+        pair = BenchmarkPair(first, second, self.exported.golden, shapes, sizes, seconds, self.options.seed)
+        name, context = f"{lead.unit} against {other.unit}", self.context
+        job = Job(name, pair, context.store.uri, engine_limits(self.spec, "latency"), Needs(alone=True))
+        try:
+            found = context.run_job(context.local, name, job)
+        except StepError as error:
+            if error.kind == "cancelled":
+                raise
+            # Two runtimes that cannot live in one process: what is left are the times that each had alone.
+            context.progress.emit(Finished(name, "failed", str(error).splitlines()[0]))
+            apart = lead.high_s is not None and other.low_s is not None and lead.high_s < other.low_s
+            return PairedComparison(lead.unit, other.unit, "faster" if apart else "no difference shown")
+        context.progress.emit(Finished(name, words=found.verdict))
+        middle = next(item for item in found.ratios if item.p == 0.5)
+        interval = (middle.ratio, middle.low, middle.high, middle.detectable)
+        return PairedComparison(lead.unit, other.unit, found.verdict, *interval, found.surroundings.busy)

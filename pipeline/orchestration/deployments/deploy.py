@@ -1,12 +1,4 @@
-"""Bringing a Prefect server to what is wanted: made where it is missing, changed where it differs, else left alone.
-
-Base job templates of work pools, by kind: Prefect's own, and for Kubernetes what a GPU build needs beside that.
-
-Runs that give no sign of life any more: an automation of the server reports them Crashed.
-
-A worker reports what becomes of its runs; where the machine of both is lost nobody does, and the run stays Running.
-Prefect sends a sign of life for each run, every three minutes by default (`PREFECT_FLOWS_HEARTBEAT_FREQUENCY`).
-"""
+"""Registers what a `DeploymentPlan` says with a Prefect server: what is missing is made, what differs is changed."""
 
 import importlib
 import json
@@ -36,6 +28,7 @@ from prefect.types.entrypoint import EntrypointType
 from enginery.core.codec import JsonObject
 from enginery.core.errors import InputError
 from enginery.core.parsing import read
+from enginery.core.text import pluralize
 from pipeline.compile.run_context import version_of
 from pipeline.orchestration.deployments.plan import DeploymentPlan, WantedDeployment
 from pipeline.orchestration.flows.api import api_in_reach, require_api
@@ -44,9 +37,15 @@ from pipeline.orchestration.flows.runner import limit_name
 if TYPE_CHECKING:
     from prefect import Flow
 
-
 TAGS = ("enginery",)
 _DEFAULT_SLOTS = 1
+_LOST_RUNS = "enginery: a run without a sign of life has crashed"
+# Three signs of life, and a minute for those that come late. Prefect sends one for each run, every three minutes by
+# default (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
+SILENT = timedelta(minutes=10)
+_SIGN = "prefect.flow-run.heartbeat"
+# Names of states in Prefect's events; 'Skipped' is ours. Not 'Running', which may come after the first sign.
+_ENDS = ("Completed", "Skipped", "Failed", "TimedOut", "Cancelled", "Crashed")
 
 
 @dataclass(frozen=True)
@@ -63,20 +62,21 @@ class DeploymentChange:
 
 
 def deploy(plan: DeploymentPlan, *, dry: bool = False) -> list[DeploymentChange]:
-    """Work pool, concurrency limits, deployments with their schedules and triggers, and what looks for lost runs.
+    """Bring work pool, concurrency limits, deployments, and the automation for lost runs to what the plan says.
 
-    With `compile.plan.keep` the owner's deployments that are neither in the plan nor named there are deleted.
-
+    With `plan.keep` the owner's deployments that are neither in the plan nor named there are deleted.
+    dry: only say what would be done.
     Raises InputError for a pool of another kind or unknown job variables, UnavailableError without a server.
     """
     require_api("the deployments need one")
     check_variables(plan.kind, plan.variables)
     with api_in_reach(), get_client(sync_client=True) as client:
-        parts = (
-            _pool(client, plan, dry), _limits(client, plan, dry), _deployments(client, plan, dry),
-            _others(client, plan, dry),
-        )  # fmt: skip
-        return [change for part in (*parts, _silence(client, dry)) for change in part]
+        parts = (_pool(client, plan, dry), _limits(client, plan, dry), _deployments(client, plan, dry))
+        return [
+            *(change for part in parts for change in part),
+            *_unwanted_deployments(client, plan, dry),
+            _lost_runs(client, dry),
+        ]
 
 
 def _pool(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Iterator[DeploymentChange]:
@@ -107,35 +107,37 @@ def _limits(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Itera
             count = slots or _DEFAULT_SLOTS
             if not dry:
                 client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=count))
-            yield DeploymentChange("concurrency limit", name, "created", _slots(count))
+            yield DeploymentChange("concurrency limit", name, "created", pluralize(count, "slot"))
             continue
-        if slots in (None, there):
-            yield DeploymentChange("concurrency limit", name, "unchanged", _slots(there))
+        if slots is None or slots == there:
+            yield DeploymentChange("concurrency limit", name, "unchanged", pluralize(there, "slot"))
             continue
         if not dry:
             client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(limit=slots))
-        yield DeploymentChange("concurrency limit", name, "updated", f"{_slots(slots or 0)}, before {there}")
+        yield DeploymentChange("concurrency limit", name, "updated", f"{pluralize(slots, 'slot')}, before {there}")
 
 
 def _deployments(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Iterator[DeploymentChange]:
     version = version_of("enginery")
     for wanted in plan.deployments():
-        made = _deployment(wanted, version, _tags(plan.owner))
+        made = _to_deployment(wanted, version, _tags(plan.owner))
+        detail = f"cron {wanted.cron} UTC" if wanted.cron else "by hand"
+        detail = f"on {wanted.trigger.event}" if wanted.trigger else detail
         try:
             there = client.read_deployment_by_name(wanted.full_name)
         except ObjectNotFound:
-            action, detail = "created", _when(wanted)
+            action = "created"
         else:
             differ = _differences(client, there, made)
-            action, detail = ("updated", ", ".join(differ)) if differ else ("unchanged", _when(wanted))
+            action, detail = ("updated", ", ".join(differ)) if differ else ("unchanged", detail)
         if action != "unchanged" and not dry:
             # Without this Prefect would look at the git repository of the current folder for a version.
             made.apply(version_info=VersionInfo(type="prefect:simple", version=version))
         yield DeploymentChange("deployment", wanted.full_name, action, detail)
 
 
-def _others(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Iterator[DeploymentChange]:
-    """What the same owner registered and does not want any more, such as a GPU group's that is gone."""
+def _unwanted_deployments(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Iterator[DeploymentChange]:
+    """Delete what the same owner registered and the plan has no more, such as that of a GPU group that is gone."""
     if not (plan.owner and plan.keep):
         return
     kept = {*plan.keep, *(wanted.full_name for wanted in plan.deployments())}
@@ -154,27 +156,27 @@ def _tags(owner: str | None) -> list[str]:
     return [*TAGS, *([f"owner:{owner}"] if owner else [])]
 
 
-def _silence(client: SyncPrefectClient, dry: bool) -> Iterator[DeploymentChange]:
-    """One for all deployments of this server, whatever their names."""
+def _lost_runs(client: SyncPrefectClient, dry: bool) -> DeploymentChange:
+    """The automation for lost runs, one for all deployments of a server, whatever their names."""
     wanted = automation(*TAGS)
     there = client.read_automations_by_name(wanted.name)
     if not there:
+        action = "created"
         if not dry:
             client.create_automation(wanted)
-        yield DeploymentChange("automation", wanted.name, "created", wanted.description)
     elif _comparable(there[0]) == _comparable(wanted):
-        yield DeploymentChange("automation", wanted.name, "unchanged", wanted.description)
+        action = "unchanged"
     else:
+        action = "updated"
         if not dry:
-            # Whether a person disabled it is theirs to say.
+            # A person may have disabled it: that stays.
             client.update_automation(there[0].id, wanted.model_copy(update={"enabled": there[0].enabled}))
-        yield DeploymentChange("automation", wanted.name, "updated", wanted.description)
+    return DeploymentChange("automation", wanted.name, action, wanted.description)
 
 
-def _deployment(wanted: WantedDeployment, version: str, tags: list[str]) -> RunnerDeployment:
-    flow = flow_of(wanted)
+def _to_deployment(wanted: WantedDeployment, version: str, tags: list[str]) -> RunnerDeployment:
     given = [wanted.trigger.to_json(wanted.full_name)] if wanted.trigger else []
-    made = flow.to_deployment(
+    made = flow_of(wanted).to_deployment(
         wanted.name,
         cron=wanted.cron,
         parameters=dict(wanted.parameters),
@@ -199,9 +201,14 @@ def flow_of(wanted: WantedDeployment) -> "Flow[..., object]":
 
 
 def _differences(client: SyncPrefectClient, there: DeploymentResponse, made: RunnerDeployment) -> list[str]:
-    """Names of what differs. Whether a person paused it is theirs to say."""
+    """Names of what differs between a deployment on the server and what it is to be; not whether it is paused."""
     schema = made._parameter_openapi_schema.model_dump(exclude_unset=True)
-    crons = [getattr(item.schedule, "cron", None) for item in made.schedules or ()]
+    schedules = [[getattr(item.schedule, "cron", None) for item in each.schedules or ()] for each in (there, made)]
+    # By name, as automations that other people made may run the deployment too.
+    names = {getattr(trigger, "name", None) for trigger in made.triggers}
+    related = client.read_resource_related_automations(f"prefect.deployment.{there.id}")
+    for trigger in made.triggers:
+        trigger.set_deployment_id(there.id)
     pairs: dict[str, tuple[object, object]] = {
         "entrypoint": (there.entrypoint, made.entrypoint),
         "version": (there.version, made.version),
@@ -211,43 +218,25 @@ def _differences(client: SyncPrefectClient, there: DeploymentResponse, made: Run
         "parameter schema": (there.parameter_openapi_schema, schema),
         "work pool": (there.work_pool_name, made.work_pool_name),
         "job variables": (there.job_variables, made.job_variables),
-        "schedule": ([getattr(item.schedule, "cron", None) for item in there.schedules], crons),
-        "trigger": (_automations(client, there, made), _wanted_automations(there, made)),
+        "schedule": (schedules[0], schedules[1]),
+        "trigger": (
+            [_comparable(item) for item in related if item.name in names],
+            [_comparable(trigger.as_automation()) for trigger in made.triggers],
+        ),
     }
     return [name for name, (now, wanted) in pairs.items() if now != wanted]
 
 
-def _automations(client: SyncPrefectClient, there: DeploymentResponse, made: RunnerDeployment) -> list[JsonObject]:
-    """Those that deploying made; by name, as other people's automations may run the deployment, too."""
-    names = {getattr(trigger, "name", None) for trigger in made.triggers}
-    found = client.read_resource_related_automations(f"prefect.deployment.{there.id}")
-    return [_comparable(item) for item in found if item.name in names]
-
-
-def _wanted_automations(there: DeploymentResponse, made: RunnerDeployment) -> list[JsonObject]:
-    for trigger in made.triggers:
-        trigger.set_deployment_id(there.id)
-    return [_comparable(trigger.as_automation()) for trigger in made.triggers]
-
-
 def _comparable(automation: AutomationCore) -> JsonObject:
-    """Without what the server numbers anew, and without whether a person disabled it."""
+    """An automation without the ids that the server gives it, and without whether it is enabled."""
     found = automation.model_dump(mode="json", include={"name", "description", "trigger", "actions"})
     trigger = read(found, "trigger", dict)
     kept = {name: sorted(value) if isinstance(value, list) else value for name, value in trigger.items()}
     return {**found, "trigger": {name: value for name, value in kept.items() if name != "id"}}
 
 
-def _when(wanted: WantedDeployment) -> str:
-    return f"on {wanted.trigger.event}" if wanted.trigger else f"cron {wanted.cron} UTC" if wanted.cron else "by hand"
-
-
-def _slots(count: int) -> str:
-    return f"{count} slot" + ("s" if count != 1 else "")
-
-
 def template(kind: str) -> dict[str, object]:
-    """The base job template of a kind of pool ('process', 'kubernetes')."""
+    """The base job template of a kind of pool ('process', 'kubernetes'): Prefect's own, and what a GPU build needs."""
     found: dict[str, object] = json.loads((files("pipeline.orchestration.deployments") / f"{kind}.json").read_text())
     return found
 
@@ -260,18 +249,13 @@ def check_variables(kind: str, given: Mapping[str, object]) -> None:
             raise InputError(f"job variable {name!r} is none of a {kind} pool, which has {', '.join(sorted(known))}")
 
 
-NAME = "enginery: a run without a sign of life has crashed"
-# Three signs of life, and a minute for those that come late.
-SILENT = timedelta(minutes=10)
-_SIGN = "prefect.flow-run.heartbeat"
-# Names of states, as Prefect tells of them; 'Skipped' is ours. Not 'Running', which may come after the first sign.
-_ENDS = ("Completed", "Skipped", "Failed", "TimedOut", "Cancelled", "Crashed")
-
-
 def automation(tag: str, silent: timedelta = SILENT) -> AutomationCore:
-    """The automation for the runs with this tag; after `silent` without a sign of life they are taken for dead."""
+    """The automation that has the server report runs with this tag Crashed after `silent` without a sign of life.
+
+    A worker reports how its runs end; where the machine of both is lost nothing does, and a run would stay Running.
+    """
     return AutomationCore(
-        name=NAME,
+        name=_LOST_RUNS,
         description=f"Without a sign of life for {silent.total_seconds():g} s, its machine is lost.",
         enabled=True,
         trigger=EventTrigger(

@@ -1,17 +1,13 @@
-"""The deployments as values: which flow, when it runs, with which parameters. Nothing here knows Prefect.
+"""The deployments as values (which flow, when it runs, with which parameters), and as the text of a `prefect.yaml`.
 
-The deployments as a `prefect.yaml`, for those who register with `prefect deploy --all`.
-
-It makes no work pool and no concurrency limits, which `prefect.yaml` cannot hold.
+Prefect is not imported here. A `prefect.yaml`, for `prefect deploy --all`, cannot hold the work pool and concurrency
+limits, which `enginery deploy` makes.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import yaml
-
 from enginery.core.hardware.targets import GENERATIONS
-from pipeline.compile.run_context import version_of
 from pipeline.orchestration.payloads import JUDGED, PUBLISHED, REGISTERED, UNPROVEN
 
 NAME = "enginery"
@@ -19,17 +15,26 @@ POOL = "enginery"
 KINDS = ("process", "kubernetes")
 FLEET = ("off", "say", "apply")
 FLEET_CRON = "30 * * * *"
+# The registry in a `prefect.yaml`: Prefect replaces this by the environment variable when it deploys.
+REGISTRY = "{{ $ENGINERY_REGISTRY }}"
+
+_HEAD = """\
+# Written by `enginery deploy --print-yaml`; a test keeps it so. `enginery deploy` registers the same, and with it the
+# work pool and the limits of GPU generations that these need:
+#
+#     ENGINERY_REGISTRY=s3://bucket/registry prefect --no-prompt deploy --all
+"""
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """An event that starts a run. parameters: Jinja over the event, which the server fills in."""
+    """An event that starts a run. parameters: Jinja templates that the server fills in from the event."""
 
     event: str
     parameters: Mapping[str, str]
 
     def to_json(self, runs: str) -> dict[str, object]:
-        """As `prefect.yaml` has it: a run for each event. runs: what it runs, for the automation's name."""
+        """The trigger of a `prefect.yaml`: a run for each event. runs: the deployment, for the automation's name."""
         return {
             "name": f"{runs} on {self.event}",
             "type": "event",
@@ -44,9 +49,9 @@ class Trigger:
 
 @dataclass(frozen=True)
 class WantedDeployment:
-    """One deployment. flow: the name of both its file and its function in `flows`.  cron: in UTC.
+    """One deployment. flow: the name of its file in `flows` and of the function there.  cron: in UTC.
 
-    variables: of the pool's base job template.
+    variables: values for the job variables of the pool.
     """
 
     flow: str
@@ -71,18 +76,18 @@ class WantedDeployment:
 
 @dataclass(frozen=True)
 class DeploymentPlan:
-    """Everything that `enginery deploy` was asked for.
+    """The options of `enginery deploy`.
 
-    registry: URI that the workers reach.  traffic: place of recorded requests, None for none.  canary_s: how much
-    of it canaries replay, in seconds; None: all of it, once.  catalog: place of specs,
-    or 'registered'.  channel: what canaries compare with, promote to and roll back.  delete: whether the nightly
-    collection deletes.  executor, ray_address: of builds; wait_for_nodes_s: how long one waits for a Ray node to come.
-    on: the GPU of those Ray nodes that prove and run canaries ('l4', 'sm_89'); None: the machine of the flow run does.
-    only: flows; empty for all.  slots: builds at once of each
-    generation; what is not named gets 1 where it has no limit yet.  variables: of the pool's base job template.
-    fleet: whether the cluster's nodes are compared with the registry, and what they lack is told ('apply') or only
-    said.  fleet_catalog: path on the workers of what must be served where.  fleet_cron: when, in UTC.
-    owner: whose the deployments are, as a tag.  keep: full names; with any, the owner's others are deleted.
+    registry: URI that the workers reach.  traffic: place of recorded requests, None for none.  canary_s: seconds of it
+    that canaries replay; None: all of it, once.  catalog: place of specs, or 'registered'.  channel: the one that
+    canaries compare with, promote to and roll back.  delete: whether the nightly collection deletes.  executor,
+    ray_address: of builds.  wait_for_nodes_s: how long a build waits for a Ray node to come.  on: the GPU of the Ray
+    nodes that prove and run canaries ('l4', 'sm_89'); None: the machine of the flow run does.  only: flows, empty for
+    all.  slots: builds at once by GPU generation; one that is not named gets 1 where it has no limit yet.  variables:
+    values for the job variables of the pool.  fleet: whether the cluster's nodes are compared with the registry, and
+    events are sent for what they lack ('apply') or it is only listed ('say').  fleet_catalog: path on the workers of
+    the models that must be served where.  fleet_cron: when, in UTC.  owner: a tag of the deployments.  keep: full
+    names of deployments; with any, the owner's others are deleted.
     """
 
     registry: str
@@ -108,7 +113,7 @@ class DeploymentPlan:
     keep: tuple[str, ...] = ()
 
     def deployments(self) -> tuple[WantedDeployment, ...]:
-        """Those that are wanted."""
+        """The deployments to register."""
         placed: dict[str, object] = {"executor": self.executor}
         placed |= {"ray_address": self.ray_address} if self.ray_address else {}
         placed |= {"wait_for_nodes_s": self.wait_for_nodes_s} if self.wait_for_nodes_s else {}
@@ -163,14 +168,13 @@ class DeploymentPlan:
                 cron=self.fleet_cron,
             ),
         )
-        return tuple(_place(item, self) for item in found if self._asks_for(item.flow))
-
-    def _asks_for(self, flow: str) -> bool:
-        """Everything unless a part is named; the fleet only where it is asked for, as it takes a cluster to read."""
-        return flow in self.only if self.only else flow != "reconcile_fleet" or self.fleet != "off"
+        # The fleet only where it is asked for, as that takes a cluster to read.
+        flows = self.only or [item.flow for item in found if item.flow != "reconcile_fleet" or self.fleet != "off"]
+        wanted = (item for item in found if item.flow in flows)
+        return tuple(replace(item, name=self.name, pool=self.pool, variables=self.variables) for item in wanted)
 
     def limits(self) -> dict[str, int | None]:
-        """Slots of each GPU generation; None: 1 where there is no limit yet, and otherwise as it is."""
+        """Slots of each GPU generation; None: 1 where there is no limit yet, and otherwise unchanged."""
         return {generation.sm: self.slots.get(generation.sm) for generation in GENERATIONS}
 
 
@@ -178,47 +182,34 @@ def _from_event(*names: str) -> dict[str, str]:
     return {name: f"{{{{ event.payload.{name} }}}}" for name in names}
 
 
-def _place(item: WantedDeployment, plan: DeploymentPlan) -> WantedDeployment:
-    return replace(item, name=plan.name, pool=plan.pool, variables=plan.variables)
-
-
 FLOWS = tuple(item.flow for item in DeploymentPlan("", fleet="say").deployments())
 
 
-# Prefect puts the environment variable in when it deploys.
-REGISTRY = "{{ $ENGINERY_REGISTRY }}"
-
-_HEAD = """\
-# Written by `enginery deploy --print-yaml`; a test keeps it so. `enginery deploy` registers the same, and with it the
-# work pool and the limits of GPU generations that these need:
-#
-#     ENGINERY_REGISTRY=s3://bucket/registry prefect --no-prompt deploy --all
-"""
-
-
 def text(plan: DeploymentPlan) -> str:
-    """The file. The registry may be `REGISTRY`."""
-    document = {"name": "enginery", "deployments": [_entry(item) for item in plan.deployments()]}
-    return _HEAD + yaml.safe_dump(document, sort_keys=False, width=120)
+    """The text of the `prefect.yaml`. The plan's registry may be `REGISTRY`."""
+    import yaml
 
+    from pipeline.compile.run_context import version_of
 
-def _entry(item: WantedDeployment) -> dict[str, object]:
-    pool: dict[str, object] = {"name": item.pool}
-    if item.variables:
-        pool["job_variables"] = dict(item.variables)
-    entry: dict[str, object] = {
-        "name": item.name,
-        "version": version_of("enginery"),
-        "description": item.description,
-        "entrypoint": item.entrypoint,
-        "tags": ["enginery"],
-        "parameters": dict(item.parameters),
-        "work_pool": pool,
-        # No step: workers have Enginery installed.
-        "pull": [],
-    }
-    if item.trigger:
-        entry["triggers"] = [item.trigger.to_json(item.full_name)]
-    if item.cron:
-        entry["schedules"] = [{"cron": item.cron, "timezone": "UTC"}]
-    return entry
+    entries = []
+    for item in plan.deployments():
+        pool: dict[str, object] = {"name": item.pool}
+        if item.variables:
+            pool["job_variables"] = dict(item.variables)
+        entry: dict[str, object] = {
+            "name": item.name,
+            "version": version_of("enginery"),
+            "description": item.description,
+            "entrypoint": item.entrypoint,
+            "tags": ["enginery"],
+            "parameters": dict(item.parameters),
+            "work_pool": pool,
+            # No step: workers have Enginery installed.
+            "pull": [],
+        }
+        if item.trigger:
+            entry["triggers"] = [item.trigger.to_json(item.full_name)]
+        if item.cron:
+            entry["schedules"] = [{"cron": item.cron, "timezone": "UTC"}]
+        entries.append(entry)
+    return _HEAD + yaml.safe_dump({"name": "enginery", "deployments": entries}, sort_keys=False, width=120)

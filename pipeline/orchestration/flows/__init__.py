@@ -1,8 +1,7 @@
-"""The Prefect flows: order, retries and visibility are Prefect's, the work is done by plain functions.
+"""The Prefect flows, one per file: Prefect has order, retries and visibility, plain functions do the work.
 
-One flow per file, each on one screen. What a step gave is remembered by the registry (`enginery.registry.records`), by
-digest of all that it read; so tasks have neither cache keys nor persisted results of Prefect's own, which would say the
-same again with less in their keys.
+The registry keeps what a step gave by the digest of all that it read (`enginery.registry.records`). So tasks have
+neither cache keys nor persisted results of Prefect's own, whose keys would hold less.
 """
 
 import os

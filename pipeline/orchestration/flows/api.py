@@ -1,10 +1,4 @@
-"""The Prefect API as something that may be out of reach.
-
-Prefect's own temporary server, so started that neither Ctrl-C nor a killed run leaves it in the wrong state.
-
-A terminal's Ctrl-C goes to every process in the foreground. A server that it ends leaves the flow with nobody to report
-its end to, and Prefect's client tries for minutes. And a run that is killed cannot stop its server.
-"""
+"""The Prefect API: errors where it is out of reach, and Prefect's temporary server."""
 
 import signal
 import subprocess
@@ -14,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import httpx
-from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import PREFECT_API_URL
 
 from enginery.core.errors import UnavailableError
@@ -39,7 +32,7 @@ def api_in_reach(remedy: str = "start its server, or correct PREFECT_API_URL") -
 
 
 def require_api(why: str) -> str:
-    """The configured API's URL. why: what it is needed for. Raises UnavailableError."""
+    """The URL of the configured API. why: what needs it, for the error. Raises UnavailableError where there is none."""
     url: str | None = PREFECT_API_URL.value()
     if not url:
         raise UnavailableError(f"no Prefect server is configured, and {why}; set PREFECT_API_URL")
@@ -47,10 +40,7 @@ def require_api(why: str) -> str:
 
 
 def show_report(document: "VersionDocument | CanaryReport", page: str) -> list[str]:
-    """Leave a version's or a canary's report (`publication.pages`) on the Prefect server; the keys of its artifacts.
-
-    page: address of the HTML. Raises UnavailableError without a server, or when it does not answer.
-    """
+    """As `show_document`, on the configured server. Raises UnavailableError where that is missing or out of reach."""
     require_api("one shall have the report")
     with api_in_reach():
         return show_document(document, page)
@@ -69,18 +59,21 @@ except ProcessLookupError:
 
 
 def start_server() -> None:
-    """Start the temporary server that Prefect's client will use; Prefect stops it when this process exits."""
+    """Start the temporary server that Prefect's client will use; Prefect stops it when this process exits.
+
+    Ctrl-C of a terminal goes to all its processes, and a server that it ends could not be told how the flow ended, for
+    which Prefect's client tries for minutes: so the server ignores it. A run that is killed cannot stop its server: a
+    small process waits for the end of this one and stops it.
+    """
+    # Not above: it takes longer to import than all that the flow run of a worker needs.
+    from prefect.server.api.server import SubprocessASGIServer
+
     server = SubprocessASGIServer()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a process inherits the mask of its maker
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a process inherits the mask of its parent
     try:
         server.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if sys.platform == "linux" and server.server_process:
-        _outlive(server.server_process.pid)
-
-
-def _outlive(server: int) -> None:
-    """Leave a small process behind that ends the server when this one is gone."""
-    command = [sys.executable, "-I", "-S", "-c", _REAPER, str(server)]
-    subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        command = [sys.executable, "-I", "-S", "-c", _REAPER, str(server.server_process.pid)]
+        subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)

@@ -1,4 +1,4 @@
-"""The flow that sets a published version against what a channel serves, and tells the verdict."""
+"""The flow that compares a published version with what a channel serves, and sends the event of the verdict."""
 
 from typing import Literal
 
@@ -39,11 +39,11 @@ def canary(
     ray_address: str | None = None,
     wait_for_nodes_s: float = 0.0,
 ) -> State[object]:
-    """Replay recorded traffic against a version and the one that a channel serves; tell the verdict.
+    """Replay recorded traffic against a version and the one that a channel serves; send the event of the verdict.
 
     traffic: a folder or s3:// prefix with MODEL.jsonl or MODEL.npz. Without it, or without anything to compare with,
-    the run says so and ends well.  target: with the executor ray, the GPU (`l4`, `sm_89`) of the worker that runs both
-    versions; a worker is asked for where there is something to compare, and not before.
+    the run ends as Skipped with the reason.  target: with the executor ray, the GPU (`l4`, `sm_89`) of the worker that
+    runs both versions; a worker is asked for once there is something to compare.
     """
     logger, store = get_run_logger(), open_store(registry)
     wanted = CanaryRequest(model, version, channel, traffic, target, scale, duration)

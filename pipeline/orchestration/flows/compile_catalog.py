@@ -1,4 +1,4 @@
-"""The flow of many models: each is compiled beside the others, and none stops another."""
+"""The flow of many models: several are compiled at a time, and one that fails does not stop the others."""
 
 from typing import Literal
 

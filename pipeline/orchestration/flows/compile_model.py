@@ -1,4 +1,4 @@
-"""The flow of one model: export, quantize, build, prove, publish; and telling that there is a new version."""
+"""The flow of one model: export, quantize, build, prove, publish, and send the event of a new version."""
 
 import logging
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from enginery.registry.versions.lookup import load
 from pipeline.compile.publication.pages import failed_document, published_document
 from pipeline.orchestration import events
 from pipeline.orchestration.artifacts import show_document
-from pipeline.orchestration.flows.api import api_in_reach
+from pipeline.orchestration.flows.api import api_in_reach, start_server
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
 from pipeline.orchestration.run import Compiled, RunOptions, compile_once, start_executors
 from pipeline.outcome import Outcome
@@ -59,14 +59,12 @@ def compile_model(
 def run_flow(spec: str, options: RunOptions, quiet: bool = False) -> Outcome:
     """Run the flow here, on the configured Prefect API or on a server of its own.
 
-    Raises UnavailableError when that API does not answer.
+    quiet: whether Prefect logs errors alone.
+    Raises UnavailableError when that API does not answer, and what the run raises.
     """
     chosen = compile_model.with_options(log_prints=False)
     with _terminal_logs(quiet), api_in_reach("start its server, correct PREFECT_API_URL, or use --runner inprocess"):
         if not PREFECT_API_URL.value():
-            # Here: it takes longer to import than all that a worker's flow run needs.
-            from pipeline.orchestration.flows.api import start_server
-
             start_server()
         state = chosen(spec, **asdict(options), return_state=True)
     found = state.result(raise_on_failure=False)
@@ -78,7 +76,7 @@ def run_flow(spec: str, options: RunOptions, quiet: bool = False) -> Outcome:
 
 
 def show(done: Compiled) -> None:
-    """Leave the report in the Prefect UI: of the version, or of the run that published none."""
+    """Post the report to the Prefect UI: of the version, or of the run that published none."""
     outcome, store = done.outcome, done.store
     if outcome.version is None:
         document = failed_document(store, outcome.model)
@@ -90,7 +88,7 @@ def show(done: Compiled) -> None:
 
 
 def tell(done: Compiled) -> None:
-    """Tell a configured server of a version that it was not told of before; a temporary one has nobody to tell."""
+    """Send the event of a new version once, to a configured server; a temporary one has no deployments."""
     outcome = done.outcome
     if outcome.version is None or outcome.manifest is None or not PREFECT_API_URL.value():
         return
@@ -99,7 +97,7 @@ def tell(done: Compiled) -> None:
 
 @contextmanager
 def _terminal_logs(quiet: bool) -> Iterator[None]:
-    """Prefect's log as a person wants it on a terminal: no traceback for an error that explains itself."""
+    """Log as Prefect does, but an EngineryError by its message, without its traceback. quiet: log errors alone."""
     loggers = [logging.getLogger(f"prefect.{name}") for name in ("flow_runs", "task_runs")]
     for logger in loggers:
         logger.addFilter(_explain)
@@ -113,7 +111,7 @@ def _terminal_logs(quiet: bool) -> Iterator[None]:
 
 
 def _explain(record: logging.LogRecord) -> bool:
-    """Put our own error's message in the place of its traceback."""
+    """Replace the traceback of an EngineryError by its message."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, EngineryError):
         record.msg, record.args, record.exc_info = str(error), (), None

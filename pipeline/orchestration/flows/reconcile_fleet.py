@@ -1,4 +1,4 @@
-"""The flow that compares a cluster's nodes with the registry, and tells what is missing."""
+"""The flow that compares a cluster's nodes with the registry, and sends events for what is missing."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def reconcile_fleet(
     context: str | None = None,
     apply: bool = False,
 ) -> State[object]:
-    """Say what the fleet lacks, and with `apply` tell the events that build and prove it. Failed while it lacks any.
+    """List what the fleet lacks, and with `apply` send the events that build and prove it. Failed while it lacks any.
 
     catalog, inventory: paths that the worker sees; without an inventory the nodes of its cluster are read.
     """

@@ -1,4 +1,4 @@
-"""Steps as Prefect tasks: named after what they work on, retried where that can help, in a generation's slots."""
+"""Steps as Prefect tasks: named after their unit, retried where that can help, limited by slots per GPU generation."""
 
 import logging
 import threading
@@ -31,22 +31,22 @@ Item = TypeVar("Item")
 Value = TypeVar("Value")
 P = ParamSpec("P")
 
-# 2, 4 and 8 s, each up to half longer at random, so that the many that one outage stopped do not all come back at once.
+# After 2, 4 and 8 s, each up to half longer at random, so that tasks that one outage stopped do not all return at once.
 RETRIES = 3
 _BACKOFF_S = 2.0
 _JITTER = 0.5
-# A killed holder's slot is free again after so long.
+# The slot of a holder that was killed is free again after so many seconds.
 _SLOT_S = 120.0
-# A slot that is free is had within this time; who waits longer for one says so.
+# A free slot is given within so many seconds; a longer wait is shown.
 _AT_ONCE_S = 2.0
 
 
 @dataclass(frozen=True)
 class PrefectRunner:
-    """Carries out each step as a Prefect task; what a step remembers is the store's business, not Prefect's cache.
+    """Runs each step as a Prefect task.
 
-    gpu_slots: whether a unit that is built for a GPU generation holds a slot of `enginery-gpu-sm_NN` meanwhile; the
-    limits are made by `enginery deploy`, and a run fails where one is missing.
+    gpu_slots: whether the build of a unit for a GPU generation holds a slot of `enginery-gpu-sm_NN`; `enginery deploy`
+    makes these limits, and a run fails where one is missing.
     """
 
     gpu_slots: bool = False
@@ -56,21 +56,17 @@ class PrefectRunner:
         return as_task(step, step.__name__, *arguments, **named)()
 
     def map(
-        self,
-        step: Callable[Concatenate[Item, P], Value],
-        items: Iterable[Item],
-        *arguments: P.args,
-        **named: P.kwargs,
+        self, step: Callable[Concatenate[Item, P], Value], items: Iterable[Item], *arguments: P.args, **named: P.kwargs
     ) -> list[Value]:
         """Submit a task for each item and wait for all."""
         futures = [
-            as_task(self._place(step, item), f"{step.__name__} {name_of(item)}", item, *arguments, **named).submit()
+            as_task(self._with_slot(step, item), f"{step.__name__} {name_of(item)}", item, *arguments, **named).submit()
             for item in items
         ]
         return [future.result() for future in futures]
 
-    def _place(self, step: Callable[..., Value], item: object) -> Callable[..., Value]:
-        """The step in a slot of its generation, if it compiles for a GPU."""
+    def _with_slot(self, step: Callable[..., Value], item: object) -> Callable[..., Value]:
+        """The step, in a slot of its GPU generation if it builds for one."""
         if not (self.gpu_slots and step.__name__ == "build" and isinstance(item, Unit) and item.action == "build"):
             return step
         target = item.request.target
@@ -78,22 +74,22 @@ class PrefectRunner:
 
 
 def limit_name(generation: str) -> str:
-    """The concurrency limit of a GPU generation ('sm_89')."""
+    """The name of the concurrency limit of a GPU generation ('sm_89')."""
     return f"enginery-gpu-{generation}"
 
 
 def name_of(item: object) -> str:
-    """What a person calls a unit or a graph variant."""
+    """The name of a unit or a graph variant, of a value that has one, or the value's own."""
     return str(getattr(getattr(item, "unit", item), "name", item))
 
 
 def helps(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool:
-    """Whether a retry can help: something was out of reach. What is wrong with a spec or a model stays wrong."""
+    """Whether a retry can help: it can where something was out of reach, and not where a spec or a model is wrong."""
     return isinstance(state.result(raise_on_failure=False), UnavailableError)
 
 
 def as_task(step: Callable[P, Value], name: str, *arguments: P.args, **named: P.kwargs) -> Task[[], Value]:
-    """A task without parameters: Prefect would otherwise look through stores and executors for futures."""
+    """The step with its arguments as a task without parameters: in those Prefect would look for futures."""
 
     def run() -> Value:
         return step(*arguments, **named)
@@ -121,7 +117,7 @@ def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
         waits.daemon = True
         waits.start()
         try:
-            # A slot whose lease could not be renewed is lost, and an hour of compiling is not thrown away for that.
+            # Without the last, a lease that could not be renewed would end an hour of compiling.
             with concurrency(limit, strict=True, lease_duration=_SLOT_S, raise_on_lease_renewal_failure=False):
                 waits.cancel()
                 return step(unit, spec, context)
@@ -136,7 +132,7 @@ def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
 
 
 class FlowProgress(Progress):
-    """Progress as lines of the flow run's log, and as a progress artifact of it; made in the flow run."""
+    """Progress as lines of a flow run's log and as its progress artifact. It is made inside of the flow run."""
 
     def __init__(self, logger: "logging.Logger | logging.LoggerAdapter[logging.Logger]") -> None:
         self._logger = logger
@@ -145,12 +141,11 @@ class FlowProgress(Progress):
         self._clocks = Clocks()
 
     def take_state(self, run: RunState) -> None:
-        """Show it as a progress artifact."""
+        """Post a state as a progress artifact."""
         self._artifact(run)
 
     def emit(self, event: Event) -> None:
-        """Log how a step or unit ended, and what it waits for when that is news and more than its place in the queue:
-        once for all of them."""
+        """Log how a step or unit ended, and once what it waits for, unless that is its place in the queue."""
         match event:
             case Waiting(name, why):
                 if why != QUEUED and self._clocks.note_wait(name, why, once=True):

@@ -1,4 +1,4 @@
-"""The flow that does what the verdicts of canaries ask for: promote, roll back, or nothing."""
+"""The flow that acts on the verdicts of canaries: promote, roll back, or nothing."""
 
 from prefect import flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
@@ -22,11 +22,11 @@ def _run_name() -> str:
 def settle_canary(
     model: str | None = None, report: str | None = None, registry: str = DEFAULT_REGISTRY, channel: str = "stable"
 ) -> State[object]:
-    """Promote the candidate of a PASS, roll back that of a FAIL if it is served, as the verdicts of all targets that
-    count have it. report: digest of the canary's.
+    """Promote the candidate of a PASS once all targets that count have one; roll back that of a FAIL if it is served.
 
-    Without a report: of each model, or of `model`, roll back what is served where a FAIL's event was lost, else promote
-    the newest version if it can be by now. A model that is damaged stops no other; the run then fails at the end.
+    report: digest of the canary's report. Without it: of each model, or of `model`, roll back what is served where the
+    event of a FAIL was lost, else promote the newest version if it can be by now. A model that is damaged does not stop
+    the others; the run then fails at the end.
     """
     logger, store, runner = get_run_logger(), open_store(registry), PrefectRunner()
     if model and report:

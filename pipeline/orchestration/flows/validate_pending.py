@@ -1,4 +1,4 @@
-"""The flow that proves what is published unproven, on the hardware of whichever worker runs it, or on Ray's GPUs."""
+"""The flow that proves unproven engines, on the hardware of the worker that runs it, or on Ray's GPUs."""
 
 from dataclasses import asdict
 from typing import Literal
@@ -7,11 +7,10 @@ from prefect import flow, get_run_logger, runtime, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from enginery.core.types import Target
 from enginery.registry.store.base import open_store
 from enginery.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.compile.run_context import RunContext
-from pipeline.operations.revalidate import Pending, PendingProof, list_pending, pending_of, prove, why_nothing
+from pipeline.operations.revalidate import PendingProof, list_pending, pending_of, prove, why_nothing
 from pipeline.orchestration.artifacts import show_table
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
 from pipeline.orchestration.gpu_workers import gpu_named, prove_on_worker
@@ -37,11 +36,11 @@ def validate_pending(
     ray_address: str | None = None,
     wait_for_nodes_s: float = 0.0,
 ) -> State[object]:
-    """Run the unproven engines that can run here, and attach the proof; fails at the end if one of them did.
+    """Run the unproven engines that can run here, and attach the proofs; fails at the end if one of them did.
 
-    model: that one alone.  version: of it, whichever it is; without, the newest, and what channels serve.
-    target: of the version's engines, those for it.  on: with the executor ray, the GPU (`l4`, `sm_89`) of the workers
-    that run them; a worker is asked for where an engine waits, and not before.
+    model: that one alone.  version: that of the model; None for the newest and those that channels serve.  target: only
+    the version's engines for it.  on: with the executor ray, the GPU (`l4`, `sm_89`) of the workers that run them; a
+    worker is asked for once an engine waits.
     """
     store, gpu = open_store(registry), gpu_named(on) if executor == "ray" else None
     asked = pending_of(store, model, version, target, gpu) if model and version else None
@@ -52,13 +51,11 @@ def validate_pending(
         context = RunContext(store, executors.local, executors.builder, FlowProgress(get_run_logger()))
         # One version after the other: engines are timed, too, and two at once would time each other.
         items = [asked] if asked else list_pending(store, model, gpu)
-        found = [proof for item in items for proof in _prove(item, gpu, context)]
+        runner = PrefectRunner()
+        found: list[PendingProof] = []
+        for item in items:
+            found += runner.call(prove_on_worker, item, gpu, context) if gpu else runner.call(prove, item, context)
     where = f"for {gpu.name}" if gpu else "here"
     show_table("proofs", f"Engines proven {where}", [asdict(item) for item in found])
     message = f"{len(found)} engines were pending {where}, {sum(item.verdict == 'proven' for item in found)} are proven"
     return (Completed if all(item.good for item in found) else Failed)(message=message, data=found)
-
-
-def _prove(item: Pending, gpu: Target | None, context: RunContext) -> list[PendingProof]:
-    runner = PrefectRunner()
-    return runner.call(prove_on_worker, item, gpu, context) if gpu else runner.call(prove, item, context)

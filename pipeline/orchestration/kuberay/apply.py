@@ -1,6 +1,4 @@
-"""A RayCluster and its pods through the official Kubernetes client.
-
-Bringing a RayCluster to what is wanted: `python -m pipeline.orchestration.kuberay.apply FILE --owner CONFIGMAP`.
+"""Bringing a RayCluster to what is wanted: `python -m pipeline.orchestration.kuberay.apply FILE --owner CONFIGMAP`.
 
 Helm does not apply it itself. Ray's autoscaler writes `replicas` into the same list that Helm would send, and the
 numbers that an upgrade or a rollback sends are those of another time; here they are read and written in one step that
@@ -14,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import yaml
 
@@ -34,11 +32,13 @@ from pipeline.orchestration.kuberay.changes import (
 _KIND = ("ray.io", "v1")
 _PLURAL = "rayclusters"
 _NOT_FOUND, _CONFLICT = 404, 409
+# How often the RayCluster is read, once a second: KubeRay takes milliseconds, and half a minute when it starts.
+_ROUNDS = 120
 T = TypeVar("T")
 
 
 class _RefusedError(UnavailableError):
-    """What the API server said, with its HTTP status."""
+    """A refusal of the API server, with its HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -46,8 +46,11 @@ class _RefusedError(UnavailableError):
 
 
 class Kubernetes:
-    """The RayCluster `name` of a namespace. Methods raise UnavailableError for what the API server refuses, or when it
-    does not answer within the access's `timeout_s`."""
+    """The RayCluster `name` of a namespace, through the official client of Kubernetes.
+
+    Methods raise UnavailableError for what the API server refuses, or when it does not answer within the access's
+    `timeout_s`.
+    """
 
     def __init__(self, access: Access, namespace: str, name: str) -> None:
         connection = connection_to(access)
@@ -82,11 +85,8 @@ class Kubernetes:
         return [Pod.from_json(item) for item in items if not find(item, "metadata.deletionTimestamp", object, None)]
 
     def _list_pods(self, **options: object) -> bytes:
-        selector = f"ray.io/cluster={self._name}"
-        answer = self._core.list_namespaced_pod(
-            self._namespace, label_selector=selector, _preload_content=False, **options
-        )
-        data: bytes = answer.data
+        selected = {"label_selector": f"ray.io/cluster={self._name}", "_preload_content": False}
+        data: bytes = self._core.list_namespaced_pod(self._namespace, **selected, **options).data
         return data
 
     def owner(self, name: str) -> Object:
@@ -120,32 +120,10 @@ class Kubernetes:
             raise UnavailableError(f"{self._host} does not answer: {str(error)[:300]}") from error
 
 
-# How often it is looked at, with a second in between: KubeRay takes milliseconds, and half a minute when it starts.
-_ROUNDS = 120
+def apply(cluster: Kubernetes, wanted: Object, owner: str, wait: Callable[[float], None] = time.sleep) -> str:
+    """Make or change the RayCluster, and have KubeRay end pods of another Ray version or of an unwanted group.
 
-
-class Cluster(Protocol):
-    """One RayCluster of a namespace, its pods, and the ConfigMap that it is read from."""
-
-    def find(self) -> Object | None:
-        """It as it is now, None where there is none."""
-
-    def create(self, body: Object) -> None:
-        """Make it."""
-
-    def replace(self, body: Object) -> bool:
-        """Write it; False, and nothing written, where it changed since it was read."""
-
-    def pods(self) -> list[Pod]:
-        """Its pods, without those that are ending."""
-
-    def owner(self, name: str) -> Object:
-        """A reference to the ConfigMap: Kubernetes deletes the RayCluster with it."""
-
-
-def apply(cluster: Cluster, wanted: Object, owner: str, wait: Callable[[float], None] = time.sleep) -> str:
-    """Make or change the RayCluster, and have KubeRay end pods of another version and of no group; what was done.
-
+    owner: the ConfigMap with which it is deleted. Returns what was done, in words.
     Raises InputError, having changed nothing, where workers that run would be stopped; UnavailableError where it is
     being deleted or changes all the time, or where KubeRay does not end what it is told to.
     """
@@ -175,20 +153,17 @@ def apply(cluster: Cluster, wanted: Object, owner: str, wait: Callable[[float], 
 
 
 def _check(live: Object, wanted: Object, pods: Sequence[Pod]) -> None:
+    """Raise InputError where the change would stop workers and the RayCluster has no consent to that."""
     lines = list(describe_stopped(pods, live, wanted))
     if not lines or annotations_of(live).get(CONSENT) == "true":
         return
     name, namespace = (read(wanted, f"metadata.{part}", str) for part in ("name", "namespace"))
+    stopped = "\n".join(f"  {line}" for line in lines)
     raise InputError(
-        "\n".join(
-            [
-                f"{name} is left as it is: workers may be building, and this would stop them:",
-                *(f"  {line}" for line in lines),
-                "Wait until they are idle and gone (a group keeps its `min`: set it to 0 first), or stop them:",
-                f"  kubectl annotate raycluster {name} --namespace {namespace} {CONSENT}=true",
-                "Then run the same upgrade again.",
-            ]
-        )
+        f"{name} is left as it is: workers may be building, and this would stop them:\n{stopped}\n"
+        "Wait until they are idle and gone (a group keeps its `min`: set it to 0 first), or stop them:\n"
+        f"  kubectl annotate raycluster {name} --namespace {namespace} {CONSENT}=true\n"
+        "Then run the same upgrade again."
     )
 
 

@@ -1,11 +1,8 @@
-"""What Kubernetes objects have in common: annotations by name, a RayCluster's worker groups by name.
+"""What to write into a RayCluster (the wanted object, fields that others write, the pods that KubeRay is to end), and
+which running workers that would stop.
 
-The pods of a RayCluster, and what a change of it would do to those that run.
-
-What is written into a RayCluster: what is wanted, with what others write, and the pods that KubeRay is to end.
-
-The Job may delete no pod (docs/decisions/0010). A worker is named in its group's `workersToDelete`, as Ray's autoscaler
-names it; a head is ended, with all workers, by suspending the RayCluster until its pods end.
+The Job may delete no pod (docs/decisions/0010). To end a worker, it is named in its group's `workersToDelete`, as Ray's
+autoscaler does; to end a head, the RayCluster is suspended until all its pods have ended.
 """
 
 from collections import Counter, defaultdict
@@ -28,7 +25,7 @@ def groups_of(cluster: Object) -> dict[str, Object]:
     return {read(group, "groupName", str): group for group in found}
 
 
-# On the pods' templates: KubeRay leaves pods alone whose template changed, so each says which Ray runs in it.
+# On the pods' templates, the version of Ray: KubeRay leaves a pod as it is when its template changes.
 RAY_VERSION = "enginery.io/ray-version"
 
 
@@ -54,35 +51,35 @@ class Pod:
 
 
 def pods_of_other_versions(pods: Sequence[Pod], wanted: Object) -> list[Pod]:
-    """Those that run another version of Ray: nodes of two versions refuse each other."""
+    """The pods that run another version of Ray: nodes of two versions refuse each other."""
     version = read(wanted, "spec.rayVersion", str)
     return [pod for pod in pods if pod.version not in (None, version)]
 
 
 def find_orphans(pods: Sequence[Pod], wanted: Object) -> list[Pod]:
-    """Workers of groups that are not wanted.
+    """Workers of groups that are not wanted, which nothing else would end.
 
-    Nobody would end them: KubeRay 1.7 looks at the groups of the spec alone, and the autoscaler of Ray 2.60 fails in
-    each of its rounds, for all groups, as long as one is there, also one that has ended.
+    KubeRay 1.7 looks at the groups of the spec alone, and the autoscaler of Ray 2.60 fails in each of its rounds, for
+    all groups, as long as such a worker is there, also one that has ended.
     """
     groups = groups_of(wanted)
     return [pod for pod in pods if pod.group is not None and pod.group not in groups]
 
 
 def find_unwanted_groups(live: Object, wanted: Object) -> list[str]:
-    """Groups of the RayCluster `live` that are not wanted and for which workers are asked."""
+    """Groups of the RayCluster `live` that are not wanted and that ask for workers."""
     groups = groups_of(wanted)
     return [name for name, group in groups_of(live).items() if name not in groups and replicas_of(group)]
 
 
 def replicas_of(group: Object) -> int:
-    """How many workers are asked for."""
+    """How many workers a group asks for."""
     return find(group, "replicas", int, 0)
 
 
 def describe_stopped(pods: Sequence[Pod], live: Object, wanted: Object) -> Iterator[str]:
-    """What bringing the RayCluster `live` to `wanted` would stop, a line for each worker or group; the head builds
-    nothing. A worker that the operator has yet to make for a group that goes counts, too: nobody would end it."""
+    """What changing the RayCluster `live` to `wanted` would stop, a line for each worker or group; the head builds
+    nothing. A worker that the operator has yet to make for an unwanted group counts too: nothing would end it."""
     old_head = next((pod for pod in pods_of_other_versions(pods, wanted) if pod.group is None), None)
     pods = [pod for pod in pods if pod.group is not None and not pod.ended]
     wanted_version = read(wanted, "spec.rayVersion", str)
@@ -114,21 +111,21 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def plan_change(live: Object, wanted: Object, pods: Sequence[Pod], owner: Object) -> tuple[Object, list[str]]:
-    """What to write in place of the RayCluster `live`, and the pods and groups that KubeRay then ends. As long as there
-    are some, it is to be planned and written again. owner: a reference to whom it is deleted with."""
+    """What to write in place of the RayCluster `live`, and the names of the pods and groups that KubeRay then ends; as
+    long as there are some, plan and write again. owner: a reference to the object that it is deleted with."""
     changed = merge(live, wanted, owner)
     unwanted = list(dict.fromkeys([*pods_of_other_versions(pods, wanted), *find_orphans(pods, wanted)]))
     groups = find_unwanted_groups(live, wanted)
     if not unwanted and not groups:
         return changed, []
-    # A Job that is killed half way is followed by one that may go on.
+    # The consent stays until all have ended: a Job that is killed half way is followed by one that may go on.
     kept = {name: text for name, text in annotations_of(live).items() if name == CONSENT}
     going = [*(pod.name for pod in unwanted), *(f"group {name}" for name in groups)]
     return _annotate(_end(changed, live, unwanted), kept), going
 
 
 def merge(live: Object, wanted: Object, owner: Object) -> Object:
-    """What is wanted, with what others write: the autoscaler the number of workers, Kueue whether it is suspended."""
+    """The wanted object with what others write: the autoscaler the number of workers, Kueue whether it is suspended."""
     kept = {name: value for name, value in read(live, "metadata", dict).items() if name != "managedFields"}
     annotations = {**annotations_of(live), **annotations_of(wanted)}
     for name in (CONSENT, SUSPENDED):
@@ -149,8 +146,8 @@ def _keep_scale(group: Object, live: Object) -> Object:
 
 
 def _suspension(live: Object, wanted: Object) -> dict[str, bool]:
-    """`suspend` as others wrote it: Kueue, for who is in a queue, else a person. Who leaves Kueue is suspended by
-    nobody any more; KubeRay 1.7 resumes where it is false, and not where it is absent."""
+    """`suspend` as others wrote it: Kueue where the RayCluster is in a queue, else a person. One that leaves Kueue is
+    not suspended any more; KubeRay 1.7 resumes where the field is false, and not where it is absent."""
     suspended = find(live, "spec.suspend", bool, None)
     if suspended is None:
         return {}
@@ -160,7 +157,7 @@ def _suspension(live: Object, wanted: Object) -> dict[str, bool]:
 
 
 def _end(changed: Object, live: Object, pods: Sequence[Pod]) -> Object:
-    """`changed`, in which the pods end, and groups that it has not are kept without workers until theirs have."""
+    """`changed` with the pods to end; groups that it lacks are kept without workers until their pods have ended."""
     if any(pod.group is None for pod in pods):
         return _annotate(put(changed, "spec.suspend", True), {SUSPENDED: "true"})
     names: dict[str, list[str]] = defaultdict(list, {name: [] for name in find_unwanted_groups(live, changed)})
@@ -175,13 +172,13 @@ def _end(changed: Object, live: Object, pods: Sequence[Pod]) -> Object:
 
 
 def _without_workers(name: str, live: Object | None, cluster: Object) -> Object:
-    """A group of which no pod is made; the head's template stands in for that of one that is not there."""
+    """A group that asks for no workers. live: None for one that is not there, which gets the head's template."""
     group = live or {"rayStartParams": {}, "template": read(cluster, "spec.headGroupSpec.template", object)}
     return {**group, "groupName": name, "minReplicas": 0, "maxReplicas": 0, "replicas": 0}
 
 
 def describe_suspension(written: Object) -> str | None:
-    """What resumes a RayCluster that is suspended, so that no pod of it runs; None for one that is not."""
+    """Why a RayCluster is suspended and what resumes it; None for one that is not."""
     if not find(written, "spec.suspend", bool, False):
         return None
     if queue := _queue(written):

@@ -1,7 +1,7 @@
-"""Every metric: its name, kind, labels and meaning. Tests hold docs/guides/observability.md and the dashboard to it.
+"""Every metric: its name, kind, labels and meaning. Tests compare docs/guides/observability.md and the dashboard.
 
-Labels are of few values: targets and backends are those that a fleet has, states are words of ours, and models are
-bounded (`exporter.MOST_MODELS`). No digest, version, run or file is a label.
+Labels have few values: the targets and backends of a fleet, our states, and at most `exporter.MOST_MODELS` models. No
+digest, version, run or file is a label.
 """
 
 from dataclasses import dataclass
@@ -27,13 +27,8 @@ class RegistryMetric:
     @property
     def series(self) -> tuple[str, ...]:
         """The names under which Prometheus stores it."""
-        if self.kind == "counter":
-            return (f"{self.name}_total",)
-        return (
-            (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
-            if self.kind == "histogram"
-            else (self.name,)
-        )
+        suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+        return tuple(f"{self.name}{suffix}" for suffix in suffixes[self.kind])
 
 
 BUILDS = RegistryMetric(

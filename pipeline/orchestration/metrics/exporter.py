@@ -1,10 +1,8 @@
-"""What a registry's documents say about its runs, builds and engines, in numbers; without Prometheus.
+"""A registry's numbers for Prometheus, from its own documents: `enginery metrics`.
 
-A registry's numbers for Prometheus, from its own documents: `enginery metrics`.
-
-A flow's process lives too short to be scraped, and a catalogue has hundreds of them. What they did stands in the
-registry; so one exporter beside it has the numbers of all, also of those that died. It reads in the background, at its
-own pace: a scrape answers at once, with the last that was read.
+A flow's process ends too soon to be scraped, and a catalog has hundreds of them. What they did is in the registry, so
+one exporter has the numbers of all, also of those that died. It reads the registry in the background, and a scrape gets
+the numbers of the last look at once. Prometheus is imported where the numbers are handed to it.
 """
 
 import math
@@ -17,7 +15,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from enginery.core.errors import EngineryError
-from enginery.core.reports.proof import Report
 from enginery.registry.build_history import BUCKETS_S, Totals, read_totals
 from enginery.registry.evidence.attestations import judge_entries
 from enginery.registry.runs import model_of, read_runs, run_ids
@@ -34,19 +31,18 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric as MetricFamily
 
-
-# Models that have series of their own, by name; and runs that are read, the newest.
+# Models that have series of their own, the first by name; and runs that are read, the newest.
 MOST_MODELS = 500
 MOST_RUNS = 500
-# Said whether or not there is such a run, so that a panel shows 0 and not a gap.
+# States that have a series also where there is no such run, so that a panel shows 0 and not a gap.
 _RUN_STATES = ("running", "done", "failed", "interrupted", "lost")
 Joint = tuple[str, str, str, str, str]
 
 
 @dataclass(frozen=True)
 class ModelView:
-    """A model's newest version. statuses: how many units of (status, target, backend).  drift: lowest SQNR in dB by
-    (model, joint, target, precision, backend)."""
+    """A model's newest version. statuses: number of units by (status, target, backend).  drift: lowest SQNR in dB by
+    (model, joint, target, precision, backend), the joint being a stage of the proof."""
 
     statuses: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     drift: Mapping[Joint, float] = field(default_factory=dict)
@@ -54,14 +50,14 @@ class ModelView:
 
 @dataclass(frozen=True)
 class RegistryView:
-    """One look: the values of each metric by its labels, and the totals, whose histogram is more than a value."""
+    """The values of each metric by its labels, and the totals, from which the histogram of build times is made."""
 
     values: Mapping[RegistryMetric, Mapping[tuple[str, ...], float]]
     totals: Totals
 
 
 def view_of(runs: Sequence[RunView], models: Sequence[ModelView], left_out: int, totals: Totals) -> RegistryView:
-    """What is to be said of the newest runs first, of the newest versions, and of models beyond `MOST_MODELS`."""
+    """The numbers of a look. runs: the newest first.  left_out: number of models beyond `MOST_MODELS`."""
     states = Counter(one.item_state(item) for one in runs if one.state == "running" for item in one.run.units)
     counts = Counter(one.state for one in runs)
     engines: Counter[tuple[str, ...]] = Counter()
@@ -87,55 +83,48 @@ def view_of(runs: Sequence[RunView], models: Sequence[ModelView], left_out: int,
 
 
 class Looker:
-    """Looks at a registry again and again; versions that did not change since are not read again."""
+    """Reads a registry repeatedly. A version is read again only when the documents beside its manifest changed."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[str, tuple[tuple[str, ...], ModelView]] = {}
 
     def look(self) -> RegistryView:
-        """Raises UnavailableError when the registry is out of reach."""
-        runs = [view_run(run) for run in read_runs(self._store, self._runs())]
+        """The numbers of now. Raises UnavailableError when the registry is out of reach."""
+        known = run_ids(self._store)
+        shown = set(sorted({model_of(run) for run in known})[:MOST_MODELS])
+        read = [run for run in known if model_of(run) in shown][:MOST_RUNS]
+        runs = [view_run(run) for run in read_runs(self._store, read)]
         versions = [(listed.model, listed.versions[-1]) for listed in catalogue(self._store)]
         self._known = {model: self._model(model, version) for model, version in versions[:MOST_MODELS]}
         models = [view for _, view in self._known.values()]
         return view_of(runs, models, len(versions) - len(models), read_totals(self._store.read(TOTALS)))
 
-    def _runs(self) -> list[str]:
-        """The newest runs, of at most so many models."""
-        known = run_ids(self._store)
-        models = set(sorted({model_of(run) for run in known})[:MOST_MODELS])
-        return [run for run in known if model_of(run) in models][:MOST_RUNS]
-
     def _model(self, model: str, version: str) -> tuple[tuple[str, ...], ModelView]:
-        """What lies beside a manifest says whether anything was said of it since."""
+        """The names of the documents beside a version's manifest, and what they say."""
         keys = tuple(self._store.list(version_prefix(model, version)))
         known = self._known.get(model)
         return known if known and known[0] == keys else (keys, _view(self._store, model, version))
 
 
 def _view(store: Store, model: str, version: str) -> ModelView:
-    """A version that is damaged counts for nothing here; `enginery verify` says what is wrong with it."""
+    """What a version's documents say; nothing where they are damaged, of which `enginery verify` gives the reason."""
     try:
         manifest = load(store, model, version)
         statuses = Counter((str(entry.status), entry.target, entry.backend) for entry in judge_entries(store, manifest))
     except EngineryError:
         return ModelView()
     try:
-        drift = _drift(model, published_document(store, manifest).reports)
-    except EngineryError:  # a copy for reading, that anything may be in
-        drift = {}
-    return ModelView(statuses, drift)
-
-
-def _drift(model: str, reports: Sequence[Report]) -> dict[Joint, float]:
-    found: dict[Joint, float] = {}
+        reports = published_document(store, manifest).reports
+    except EngineryError:  # the document is a copy for people, and may be damaged without harm
+        reports = ()
+    drift: dict[Joint, float] = {}
     for report in reports:
         for check in report.checks:
             if check.name == "sqnr_db" and check.value is not None and math.isfinite(check.value):
                 where = (model, check.joint, report.target, report.precision, report.backend)
-                found[where] = min(check.value, found.get(where, check.value))
-    return found
+                drift[where] = min(check.value, drift.get(where, check.value))
+    return ModelView(statuses, drift)
 
 
 def _epoch(stamp: str) -> float:
@@ -146,7 +135,7 @@ def _epoch(stamp: str) -> float:
 
 
 class Exporter:
-    """Reads a registry and holds what it saw; a collector of prometheus-client's. say: is told when reading fails."""
+    """Reads a registry and keeps the numbers; a collector for prometheus-client. say: called when reading fails."""
 
     def __init__(self, store: Store, say: Callable[[str], object] = lambda _: None) -> None:
         self._looker, self._say = Looker(store), say
@@ -154,7 +143,7 @@ class Exporter:
         self._up, self._at = False, 0.0
 
     def refresh(self) -> bool:
-        """Look again; whether that went well. What was seen before stays where it did not."""
+        """Look again. Returns whether that went well; where it did not, the numbers before stay."""
         try:
             self._view = self._looker.look()
         except EngineryError as error:
@@ -182,19 +171,16 @@ class Exporter:
 
     def collect(self) -> Iterator["MetricFamily"]:
         """Every metric family, from the last look."""
+        from prometheus_client.core import HistogramMetricFamily
+
         for metric, values in self._view.values.items():
             yield family(metric, values)
-        yield _seconds(self._view.totals)
+        metric = definitions.BUILD_SECONDS
+        seconds = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        bounds = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
+        for tally in self._view.totals.builds:
+            buckets = list(zip(bounds, (*tally.buckets, tally.count), strict=True))
+            seconds.add_metric(tally.labels, buckets, tally.seconds)
+        yield seconds
         yield family(definitions.UP, {(): float(self._up)})
         yield family(definitions.READ_AT, {(): self._at})
-
-
-def _seconds(totals: Totals) -> "MetricFamily":
-    from prometheus_client.core import HistogramMetricFamily
-
-    metric = definitions.BUILD_SECONDS
-    made = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-    bounds = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
-    for tally in totals.builds:
-        made.add_metric(tally.labels, list(zip(bounds, (*tally.buckets, tally.count), strict=True)), tally.seconds)
-    return made

@@ -1,4 +1,4 @@
-"""The metrics of one run, served from its own process while it lives."""
+"""The metrics of one run, served from its process while it goes on."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LiveMetrics(Progress):
-    """Counts what is told. registry: Prometheus's, a new one for each run, so that two in one process do not mix."""
+    """Counts a run's events. registry: Prometheus's; None makes one, so that two runs of a process do not mix."""
 
     def __init__(self, registry: "CollectorRegistry | None" = None) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -73,22 +73,19 @@ class LiveMetrics(Progress):
                 self._usage[name] = usage
                 self._peak.labels(*unit).set(usage.peak_mib * 2**20)
             case Finished(name, state):
-                self._count_end(name, state, unit)
-
-    def _count_end(self, name: str, state: str, unit: tuple[str, str]) -> None:
-        with self._lock:
-            self._waiting.discard(name)
-            self._running.discard(name)
-            usage = self._usage.pop(name, None)
-        self._cache.labels("hit" if state == "cached" else "miss").inc()
-        if state != "cached":
-            self._builds.labels(state, *unit).inc()
-            if usage:
-                self._seconds.labels(state, *unit).observe(usage.seconds)
+                with self._lock:
+                    self._waiting.discard(name)
+                    self._running.discard(name)
+                    ended = self._usage.pop(name, None)
+                self._cache.labels("hit" if state == "cached" else "miss").inc()
+                if state != "cached":
+                    self._builds.labels(state, *unit).inc()
+                    if ended:
+                        self._seconds.labels(state, *unit).observe(ended.seconds)
 
 
 def family(metric: RegistryMetric, values: Mapping[tuple[str, ...], float]) -> "MetricFamily":
-    """A counter or gauge, by its labels, as a collector of Prometheus's gives it."""
+    """A counter or gauge for Prometheus. values: by the labels' values, in the order of `metric.labels`."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
@@ -99,7 +96,7 @@ def family(metric: RegistryMetric, values: Mapping[tuple[str, ...], float]) -> "
 
 
 class Trouble:
-    """What the registry's own counters say, as Prometheus wants it."""
+    """A collector of the counts of failed and repeated requests to the registry, in this process."""
 
     def collect(self) -> Iterator["MetricFamily"]:
         """Two counters."""
@@ -110,7 +107,7 @@ class Trouble:
 
 @contextmanager
 def serve_metrics(registry: "CollectorRegistry", port: int, address: str) -> Iterator[int]:
-    """Answer Prometheus at http://ADDRESS:PORT/metrics; yields the port, which 0 leaves to the system.
+    """Serve http://ADDRESS:PORT/metrics while inside; yields the port, which the system chooses for 0.
 
     Raises UnavailableError when the port is taken or the address is none of this machine's.
     """

@@ -1,7 +1,7 @@
-"""What a job printed, kept within bounds and without credentials.
+"""The output of a job, kept within bounds and without credentials.
 
-Lines are scrubbed whole, before anything is cut, so that no cut can split a secret into two harmless halves; a line
-that has not ended yet is not shown.
+Whole lines are scrubbed before anything is cut, as a cut through a secret would hide it from the scrubber. A line that
+has not ended yet is not shown.
 """
 
 import re
@@ -10,22 +10,22 @@ from collections.abc import Callable
 
 from builders.execution.scrub import HIDDEN
 
-# Of one job: the first and the last so many bytes are kept.
+# Of one job the first and the last so many bytes are kept.
 HEAD_BYTES = 1 << 20
 TAIL_BYTES = 3 << 20
-# Of what is shown of a job while it runs.
+# So many characters of a job are shown while it runs.
 LIVE_BYTES = 16 << 10
-# A line is cut here; the margin is cut off once more after scrubbing, since a secret may lie across the cut.
+# A line is cut here; the margin is cut off after scrubbing, since a secret may lie across the first cut.
 LONGEST_LINE = 64 << 10
 MARGIN = 4 << 10
-# Taken in one go: scrubbing line by line would cost more than the rest of watching a build.
+# So many characters are scrubbed at once: line by line would cost more than the rest of watching a build.
 PIECE = 64 << 10
 _KEY_BEGINS, _KEY_ENDS = "-----BEGIN ", "-----END "
 _LINE_END = re.compile(r"(?<=[\n\r])")
 
 
 class KeptLog:
-    """The log of one job. Not safe from several threads: its owner locks."""
+    """The log of one job; for one thread at a time. scrub: replaces what is secret in a text of whole lines."""
 
     def __init__(self, scrub: Callable[[str], str]) -> None:
         self._scrub = scrub
@@ -38,10 +38,18 @@ class KeptLog:
     def feed(self, text: str) -> None:
         """Add what was printed next; it may end anywhere."""
         for start in range(0, len(text), PIECE):
-            self._feed(text[start : start + PIECE])
+            piece = self._open + text[start : start + PIECE]
+            end = max(piece.rfind("\n"), piece.rfind("\r")) + 1
+            self._open = piece[end:]
+            self._take(piece[:end])
+            if len(self._open) > LONGEST_LINE:
+                if not self._dropping:
+                    self._keep(self._scrub(self._open)[: LONGEST_LINE - MARGIN] + " [the line is longer]\n")
+                    self._dropping = True
+                self._open = ""
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Take the last line, which has no end."""
         rest, self._open = self._open, ""
         self._take(rest)
 
@@ -66,16 +74,8 @@ class KeptLog:
                 break
         return "".join(reversed(parts))[-most:]
 
-    def _feed(self, text: str) -> None:
-        text = self._open + text
-        end = max(text.rfind("\n"), text.rfind("\r")) + 1
-        self._open = text[end:]
-        self._take(text[:end])
-        if len(self._open) > LONGEST_LINE:
-            self._cut()
-
     def _take(self, lines: str) -> None:
-        """Whole lines."""
+        """Keep whole lines, without private keys and scrubbed."""
         if lines and self._dropping:  # first the rest of a line that was cut
             self._dropping = False
             lines = _LINE_END.split(lines, 1)[1] if _LINE_END.search(lines) else ""
@@ -85,18 +85,12 @@ class KeptLog:
             self._keep(self._scrub(lines))
 
     def _without_key(self, line: str) -> str:
-        """Of a private key, whose lines look like any other, nothing is left but a word."""
+        """The line; a private key, whose lines look like any others, is replaced by one word."""
         if self._in_key:
             self._in_key = _KEY_ENDS not in line
             return ""
         self._in_key = _KEY_BEGINS in line and "PRIVATE KEY" in line and _KEY_ENDS not in line
         return f"{HIDDEN}\n" if self._in_key else line
-
-    def _cut(self) -> None:
-        if not self._dropping:
-            self._keep(self._scrub(self._open)[: LONGEST_LINE - MARGIN] + " [the line is longer]\n")
-            self._dropping = True
-        self._open = ""
 
     def _keep(self, lines: str) -> None:
         size = len(lines.encode(errors="replace"))

@@ -1,7 +1,7 @@
-"""Writes a run's state into the registry, from a thread of its own, and never in the way of the run.
+"""Writes a run's state into the registry, in a thread of its own that never holds up the run.
 
-It writes what changed, at most every `pace_s`, less often where a write takes long: it works one hundredth of the time
-at most. A store that is slow or down costs a warning, once, and the record.
+It writes what changed, at most every `pace_s`, and less often where a write takes long: one hundredth of the time goes
+into it at most. Where the store is slow or down there is one warning and no record.
 """
 
 import sys
@@ -23,47 +23,35 @@ from enginery.registry.store.base import Store
 from enginery.registry.store.layout import run_key, run_live_key
 from pipeline.orchestration.runs.tracker import Tracker
 
-# Seconds between two writes into a folder, and to a store elsewhere; and between two signs of life.
+# Seconds between two writes into a folder and into a store elsewhere, and between two signs of life there.
 PACE_S, FAR_PACE_S = 2.0, 10.0
 BEAT_S, FAR_BEAT_S = 10.0, 30.0
 FIRST_S = 0.5
-# Of the time, what writing may take.
+# The share of the thread's time that writing may take.
 SHARE = 0.01
-# How long the end of a run waits for its last write.
+# So many seconds the end of a run waits for its last write.
 PATIENCE_S = 10.0
-# Of one batch: what builds took is written this often, and at the end.
+# Seconds between two writes of what builds took, which are written at the end too.
 LEARN_S = 30.0
-_STORE_FAILS = "the record of this run is not kept"
 
 
 def new_run(model: str, spec: str, store: Store, by: str = "") -> RunState:
-    """A run that begins now, in this process. by: what started it, such as a Prefect flow run."""
-    beat = BEAT_S if store.near else FAR_BEAT_S
-    me, started = this_process(), precise_now()
+    """The state of a run that begins now, in this process. by: what started it, such as a Prefect flow run."""
+    beat, me, started = BEAT_S if store.near else FAR_BEAT_S, this_process(), precise_now()
+    driver = (me.host, me.pid, user(), by)
+    run = runs.new_id(model)
     return RunState(
-        runs.new_id(model),
-        model,
-        spec,
-        "running",
-        started,
-        started,
-        beat,
-        me.host,
-        me.pid,
-        user(),
-        by,
-        namespace=me.namespace,
-        began=me.began,
+        run, model, spec, "running", started, started, beat, *driver, namespace=me.namespace, began=me.began
     )
 
 
 def new_tracker(run: RunState) -> Tracker:
-    """What is told of a run."""
+    """The listener that keeps a run's state up to date, without credentials in what was printed."""
     return Tracker(run, scrubber())
 
 
 def note_run(store: Store, tracker: Tracker) -> None:
-    """Write down a run that is over and printed nothing."""
+    """Write the record of a run that is over and printed nothing."""
     tracker.end(None)
     recorder = RunRecorder(store, tracker)
     recorder.start()
@@ -77,9 +65,9 @@ def record_run(
     secure: Callable[[Iterable[str]], None],
     show: Callable[[RunState], None] = lambda _: None,
 ) -> Iterator[Tracker]:
-    """Keep a run's state in the registry while it goes on; yields whom to tell what happens.
+    """Keep a run's state in the registry while inside; yields the listener for its events.
 
-    secure: see `Guard.secure`.  show: is shown each state that is written, in the writer's thread.
+    secure: see `Guard.secure`.  show: called with each state that is written, in the thread that writes.
     """
     tracker = new_tracker(run)
     recorder = RunRecorder(store, tracker, secure, show)
@@ -96,7 +84,7 @@ def record_run(
 
 
 class RunRecorder:
-    """The thread. See `recorded`."""
+    """The thread that writes a tracker's state. secure, show: as for `record_run`.  pace_s: seconds between writes."""
 
     def __init__(
         self,
@@ -122,11 +110,11 @@ class RunRecorder:
         self._warned = False
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Write the end, and wait for that, not for ever."""
+        """Have the end written, and wait `PATIENCE_S` for that at most."""
         self._over.set()
         self._thread.join(PATIENCE_S)
         if self._thread.is_alive():
@@ -141,7 +129,7 @@ class RunRecorder:
         self._round(last=True)
 
     def _round(self, *, last: bool = False) -> None:
-        """Write what is new. Whatever goes wrong here is not the run's business."""
+        """Write what is new. An error here must not end the run: it is a warning."""
         try:
             self._logs()
             self._state(last)
@@ -166,22 +154,18 @@ class RunRecorder:
             return
         state = self._tracker.snapshot(precise_now())
         self._seen, self._heard = (changes, self._seen[1]), time.monotonic()
-        self._show(state)
+        if self._shown is not None:
+            try:
+                self._shown(state)
+            except Exception as error:  # what shows a run must not end it
+                self._shown = None
+                print(f"warning: this run is shown no more: {error!r}", file=sys.stderr)
         self._write(run_key(self._run), state.to_bytes())
-
-    def _show(self, state: RunState) -> None:
-        if self._shown is None:
-            return
-        try:
-            self._shown(state)
-        except Exception as error:  # what shows a run must not end it
-            self._shown = None
-            print(f"warning: this run is shown no more: {error!r}", file=sys.stderr)
 
     def _live(self, last: bool) -> None:
         printed = self._tracker.printed
         if last:
-            with suppress(EngineryError):  # whoever may not delete leaves it to `gc`
+            with suppress(EngineryError):  # without the right to delete it is left to `gc`
                 self._store.remove(run_live_key(self._run))
         elif printed != self._seen[1]:
             data, key = canonical_json(self._tracker.live()), run_live_key(self._run)
@@ -190,7 +174,7 @@ class RunRecorder:
             self._seen = (self._seen[0], printed)
 
     def _write(self, key: str, data: bytes) -> None:
-        """This run's document has one writer; what it says is read only when that is in doubt."""
+        """Replace this run's document, of which this thread is the only writer; it is read only when that failed."""
         try:
             if self._store.replace(key, data, self._written):
                 self._written = data
@@ -216,4 +200,4 @@ class RunRecorder:
     def _warn(self, what: str) -> None:
         if not self._warned:
             self._warned = True
-            print(f"warning: {_STORE_FAILS}: {what}", file=sys.stderr)
+            print(f"warning: the record of this run is not kept: {what}", file=sys.stderr)

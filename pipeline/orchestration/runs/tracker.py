@@ -1,4 +1,4 @@
-"""The state of this run, kept up to date by what is told of it."""
+"""The state of the run of this process, kept up to date by its events."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -14,12 +14,12 @@ from pipeline.orchestration.runs.logs import KeptLog
 from pipeline.progress import events
 
 if TYPE_CHECKING:
-    from pipeline.outcome import Outcome
     from pipeline.values import BuildPlan
 
 
 class Tracker(events.Progress):
-    """Hears everything and keeps the last of it; `Recorder` writes it down. Every method is short: jobs wait for it."""
+    """Receives every event and keeps the state that follows; `RunRecorder` writes it. Jobs wait for each method, so all
+    are short. scrub: replaces what is secret in a text."""
 
     def __init__(self, run: RunState, scrub: Callable[[str], str]) -> None:
         self._lock = threading.Lock()
@@ -31,10 +31,8 @@ class Tracker(events.Progress):
         self._pasts: list[tuple[str, str, Past]] = []
         self._changes = self._printed = 0
 
-    # what is told
-
     def emit(self, event: events.Event) -> None:
-        """Keep it; what is printed without credentials."""
+        """Keep what follows from an event; printed text without credentials."""
         match event:
             case events.Planned(plan):
                 self._plan(plan)
@@ -45,12 +43,17 @@ class Tracker(events.Progress):
             case events.VerdictReached(name):
                 self._note(name, verdict=self._scrub(event.outcome))
             case events.RunConcluded(outcome):
-                self._conclude(outcome)
+                failed = len(outcome.failed)
+                reason = f"{pluralize(failed, 'unit')} failed" if failed else ""
+                with self._lock:
+                    reason = "no engine passed" if outcome.version is None else reason
+                    self._run = replace(self._run, version=outcome.version, reason=reason)
+                    self._changes += 1
             case _:
                 self._follow(event)
 
     def _follow(self, event: events.Event) -> None:
-        """What happens to a step or unit before it ends."""
+        """Keep what happens to a step or unit before it ends."""
         match event:
             case events.Predicted(name, expectation):
                 self._note(name, predicted=expectation)
@@ -89,7 +92,7 @@ class Tracker(events.Progress):
             self._printed += 1
 
     def _end_process(self, name: str, usage: Usage) -> None:
-        """Note what it took, and hand its log over."""
+        """Keep what a job took, and close its log."""
         self._note(name, seconds=round(usage.seconds, 3), peak_mib=round(usage.peak_mib, 1), ended_at=precise_now())
         with self._lock:
             if log := self._logs.pop(name, None):
@@ -98,20 +101,9 @@ class Tracker(events.Progress):
                     self._closed.append((name, log))
                 self._printed += 1
 
-    def _conclude(self, outcome: "Outcome") -> None:
-        failed = len(outcome.failed)
-        reason = (
-            "no engine passed" if outcome.version is None else f"{pluralize(failed, 'unit')} failed" if failed else ""
-        )
-        with self._lock:
-            self._run = replace(self._run, version=outcome.version, reason=reason)
-            self._changes += 1
-
-    # what is asked
-
     @property
     def run(self) -> str:
-        """The run's name in the registry."""
+        """The run's id in the registry."""
         return self._run.id
 
     @property
@@ -122,18 +114,18 @@ class Tracker(events.Progress):
 
     @property
     def changes(self) -> int:
-        """Grows with every event but output."""
+        """A number that grows with every event except printed text."""
         return self._changes
 
     @property
     def printed(self) -> int:
-        """Grows with every piece of output."""
+        """A number that grows with every piece of printed text."""
         return self._printed
 
     def end(self, error: BaseException | None) -> None:
-        """The run is over; what still ran is not running any more."""
+        """Set how the run ended, and end the steps and units that still ran. error: what ended it, None for nothing."""
         with self._lock:
-            # Ctrl-C, SIGTERM, Prefect's cancelling: none is an Exception, and what they kill may be told of first.
+            # Ctrl-C, SIGTERM and Prefect's cancelling raise no Exception; the job that they kill may be reported first.
             cancelled = isinstance(error, StepError) and error.kind == "cancelled"
             stopped = cancelled or not isinstance(error, Exception | None)
             bad = error is not None or bool(self._run.reason)
@@ -149,24 +141,24 @@ class Tracker(events.Progress):
             self._changes += 1
 
     def snapshot(self, heard_at: str) -> RunState:
-        """The run as it is now."""
+        """The state of the run now, with so many items that it fits into a document."""
         with self._lock:
             items = limit_items(list(self._items.values()))
             return replace(self._run, heard_at=heard_at, items=items, left_out=len(self._items) - len(items))
 
     def live(self) -> dict[str, str]:
-        """The end of what each running job printed."""
+        """The end of what each running job has printed, by name."""
         with self._lock:
             return {name: log.last() for name, log in self._logs.items() if not log.empty}
 
     def closed_logs(self) -> Iterator[tuple[str, KeptLog]]:
-        """Logs of jobs that ended, each once; `stored` says where they are."""
+        """The logs of jobs that ended, each once; `note_log` takes where they were stored."""
         with self._lock:
             closed, self._closed = self._closed, []
         yield from closed
 
     def note_log(self, name: str, digest: str, size_bytes: int) -> None:
-        """A log is in the registry."""
+        """Keep where a job's log is: digest of its blob."""
         self._note(name, log=digest, log_bytes=size_bytes)
 
     def pasts(self) -> list[tuple[str, str, Past]]:
@@ -184,15 +176,7 @@ class Tracker(events.Progress):
     def _learn(self, name: str, state: str) -> None:
         item = self._items[name]
         if item.is_unit and item.seconds is not None and state != "cached":
-            past = Past(
-                self._run.model,
-                item.target,
-                item.precision,
-                0,
-                item.seconds,
-                item.peak_mib or 0.0,
-                state,
-                precise_now(),
-            )
+            took = (item.seconds, item.peak_mib or 0.0)
+            past = Past(self._run.model, item.target, item.precision, 0, *took, state, precise_now())
             with self._lock:
                 self._pasts.append((item.backend, self._graphs[name], past))

@@ -1,4 +1,4 @@
-"""A run's state as a person reads it, at the moment when it is read: what is lost, how long, how long still."""
+"""A run's state as it reads at a moment: whether its driver is lost, how long it took, how long it will still take."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from enginery.core.origin import Presence
 from enginery.registry.runs import OVER, RunItem, RunState
 
-# A driver that has missed this many signs of life is taken for dead, even on another machine.
+# A driver that has missed this many signs of life counts as dead, also on another machine.
 MISSED_BEATS = 3
 
 
@@ -25,13 +25,14 @@ class RunView:
 
     @property
     def lost(self) -> str:
-        """Why its driver is taken for dead; '' when it is not."""
+        """Why its driver counts as dead; '' when it does not."""
         if self.run.state != "running":
             return ""
         who = f"its driver (process {self.run.pid} on {self.run.host})"
         heard = f"no sign of life since {self.run.heard_at[:19].replace('T', ' ')} UTC, {_span(self.silent_s)} ago"
-        # After a beat, since a run that ends writes so, and may do it between the two looks of whoever reads.
-        if self.silent_s > self.run.beats_every_s and _is_driver_gone(self.run):
+        # Not before a beat has passed: a run that ends writes so after its process was seen, and before it is gone.
+        process = Presence(self.run.host, self.run.namespace, self.run.pid, self.run.began)
+        if self.silent_s > self.run.beats_every_s and process.has_ended:
             return f"{heard}: {who} is not running any more"
         if self.silent_s > MISSED_BEATS * self.run.beats_every_s:
             return f"{heard}: {who} died, or does not reach the registry"
@@ -44,7 +45,7 @@ class RunView:
 
     @property
     def took_s(self) -> float:
-        """Seconds from its begin to its end, or to the last that is known of it."""
+        """Seconds from its begin to its end; of a lost run, to its last sign of life."""
         end = self.run.ended_at or (self.run.heard_at if self.lost else None)
         return _seconds(self.run.started_at, _moment(end) if end else self.at)
 
@@ -55,7 +56,7 @@ class RunView:
         return ", ".join(f"{count} {state}" for state, count in found.items())
 
     def item_state(self, item: RunItem) -> str:
-        """A unit's state; what a dead driver left running is lost."""
+        """A unit's state; 'lost' where a dead driver left it running."""
         return "lost" if self.lost and item.state not in OVER else item.state
 
     def elapsed_s(self, item: RunItem) -> float | None:
@@ -79,7 +80,7 @@ class RunView:
         return "; ".join(part for part in (self.format_remaining(item), item.why, item.verdict, again) if part)
 
     def summary(self) -> dict[str, object]:
-        """A row of the table of runs."""
+        """A run of `enginery status --json`."""
         run = self.run
         why = self.lost or run.reason
         named = {name: getattr(run, name) for name in ("model", "version", "spec", "host", "pid", "user", "by")}
@@ -87,7 +88,7 @@ class RunView:
         return {"run": run.id, "state": self.state, **named, **times, "units": self.counts, "reason": why}
 
     def to_json(self) -> dict[str, object]:
-        """All of it, with what follows from the time."""
+        """The run with its items, as `enginery status RUN --json` prints it."""
         items = []
         for item in self.run.items:
             elapsed = self.elapsed_s(item)
@@ -97,17 +98,12 @@ class RunView:
 
 
 def view_run(run: RunState, at: datetime | None = None) -> RunView:
-    """A run as it is now."""
+    """A run as it is read at `at`; None for now."""
     return RunView(run, at or datetime.now(UTC))
 
 
-def _is_driver_gone(run: RunState) -> bool:
-    """Whether its driver's process was on this machine and is not there any more."""
-    return Presence(run.host, run.namespace, run.pid, run.began).has_ended
-
-
 def _moment(stamp: str) -> datetime:
-    """A time of a document; the beginning of time for what is none."""
+    """A time of a document, in UTC where it has no zone; 1970 for a text that is no time."""
     try:
         found = datetime.fromisoformat(stamp)
     except ValueError:

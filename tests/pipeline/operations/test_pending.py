@@ -113,7 +113,7 @@ def test_of_several_runs_one_proves_and_never_two_engines_at_once(
         at_once.clear()
         return Attested(entry, "proven", "fine", attest(context.store, manifest, report(entry, "proven")))
 
-    monkeypatch.setattr(proving, "_read_attested", attested)
+    monkeypatch.setattr(proving, "_prove", attested)
     executor = LocalExecutor()
     found: list[list[Attested]] = []
 

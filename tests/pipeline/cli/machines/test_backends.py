@@ -7,7 +7,7 @@ import pytest
 
 from builders.backends import discovery
 from pipeline.cli import main
-from pipeline.cli.machines.backends import builds_of, group_by_precisions, row_of
+from pipeline.cli.machines.doctor import builds_of, group_by_precisions, row_of
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:

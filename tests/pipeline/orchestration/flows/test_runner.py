@@ -75,14 +75,14 @@ def test_a_unit_for_a_gpu_is_built_in_a_slot_of_its_generation(
         return item.name
 
     build.__name__ = steps.build.__name__
-    placed = PrefectRunner(gpu_slots=True)._place
+    placed = PrefectRunner(gpu_slots=True)._with_slot
     for target in ("sm_89", "l4"):
         assert placed(build, unit(target))(unit(target), None, context()).startswith(target)
     assert taken == [("enginery-gpu-sm_89", True)] * 2
     for item in (unit("cpu"), unit("sm_89", "cached")):
         assert placed(build, item) is build
     assert placed(pow, unit("sm_89")) is pow, "no other step compiles"
-    assert PrefectRunner()._place(build, unit("sm_89")) is build, "a server without limits is asked for none"
+    assert PrefectRunner()._with_slot(build, unit("sm_89")) is build, "a server without limits is asked for none"
 
 
 def test_who_waits_long_for_a_slot_says_for_which(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_who_waits_long_for_a_slot_says_for_which(monkeypatch: pytest.MonkeyPatc
         yield
 
     monkeypatch.setattr(runner, "concurrency", concurrency)
-    placed = PrefectRunner(gpu_slots=True)._place(build, unit("sm_89"))
+    placed = PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_89"))
     assert placed(unit("sm_89"), None, told) == "built" and not waits, "it was free"
     slow = True
     monkeypatch.setattr(runner, "_AT_ONCE_S", 0.01)
@@ -126,7 +126,7 @@ def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]]) -> None
         raise AssertionError("not without a slot")
 
     with pytest.raises(EngineryError, match=r"enginery-gpu-sm_75: .*`enginery deploy` makes") as caught:
-        PrefectRunner(gpu_slots=True)._place(build, unit("sm_75"))(unit("sm_75"), None, context())
+        PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_75"))(unit("sm_75"), None, context())
     assert not isinstance(caught.value, UnavailableError), "trying again would not help"
 
 

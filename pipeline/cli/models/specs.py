@@ -1,19 +1,23 @@
-"""The commands by which specs come in: register, watch-specs, catalog."""
+"""Commands about specs: `enginery init`, `schema`, `register`, `watch-specs` and `catalog`."""
 
+import json
 import threading
 from dataclasses import asdict
-from datetime import timedelta
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
+from enginery.core.errors import InputError
 from enginery.core.text import pluralize
 from pipeline.cli.options import (
+    collect_run_options,
     emit_json,
     executor_options,
     jobs_option,
     json_option,
+    number_option,
     progress_options,
     registry_option,
     say,
@@ -23,8 +27,34 @@ from pipeline.cli.options import (
 from pipeline.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
-    from pipeline.orchestration.catalog import CatalogRow
+    from pipeline.orchestration.run import RunOptions
     from pipeline.orchestration.watch import WatchedSpec
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default="model.yaml")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+def init(path: Path, force: bool) -> None:
+    """Write a commented starter spec to PATH (default: model.yaml)."""
+    text = files("pipeline.spec").joinpath("starter.yaml").read_text(encoding="utf-8")
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise InputError(f"{path} exists; choose another name, or overwrite it with --force") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+    say(f"wrote {path}; fill in the files it names, then: enginery plan {path}")
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of a spec, for editors and pre-commit checks."""
+    from pipeline.spec.model import ModelSpec
+
+    described = ModelSpec.model_json_schema()
+    described = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described, "title": "Enginery model spec"}
+    echo(json.dumps(described, indent=2))
 
 
 @click.command()
@@ -62,9 +92,7 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
 @click.command("watch-specs")
 @click.argument("place")
 @registry_option
-@click.option(
-    "--interval", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds between two looks."
-)
+@number_option("--interval", click.FloatRange(0.1), 30.0, "Seconds between two looks.")
 @click.option("--once", is_flag=True, help="Look once, register what is new, and exit.")
 @json_option
 def watch_specs(place: str, registry: str, interval: float, once: bool, as_json: bool) -> None:
@@ -73,8 +101,6 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
     A spec is taken once its files are unchanged between two looks. Each event is sent once, also by a watcher that was
     restarted. With --json, one line of JSON for each spec that was registered or cannot be read.
     """
-    import json
-
     from enginery.registry.store.base import open_store
     from pipeline.orchestration.watch import Watch
 
@@ -102,21 +128,8 @@ def watch_specs(place: str, registry: str, interval: float, once: bool, as_json:
 @registry_option
 @json_option
 @click.pass_context
-def catalog(
-    ctx: click.Context,
-    /,
-    specs: str,
-    quiet: bool,
-    as_json: bool,
-    wait_for_nodes: timedelta,
-    registry: str,
-    targets: str | None,
-    precisions: str | None,
-    backends: str | None,
-    jobs: int | None,
-    executor: "Literal['local', 'ray']",
-    ray_address: str | None,
-) -> None:
+@collect_run_options
+def catalog(ctx: click.Context, /, specs: str, quiet: bool, as_json: bool, options: "RunOptions") -> None:
     """Build every spec in PLACE: a folder, a file:// or s3:// prefix, or registered (the default: the newest spec of
     each model in the registry).
 
@@ -124,10 +137,8 @@ def catalog(
     """
     from pipeline.compile.composition import InProcess
     from pipeline.orchestration.catalog import compile_all, gather_specs, words
-    from pipeline.orchestration.run import RunOptions, start_executors
+    from pipeline.orchestration.run import start_executors
 
-    wait_s = wait_for_nodes.total_seconds()
-    options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_s)
     with (
         gather_specs(specs, options.registry) as addresses,
         shown_progress(quiet) as progress,
@@ -137,12 +148,14 @@ def catalog(
     if as_json:
         emit_json([row.to_json() for row in rows])
     else:
-        columns = ("spec", "model", "state", "version", "engines", "reason")
-        print_table(columns, [_cells(row) for row in rows])
+        cells = [
+            [
+                *(row.spec, row.model or "", row.state, row.version or ""),
+                ", ".join(f"{count} {status}" for status, count in row.engines.items()),
+                row.reason,
+            ]
+            for row in rows
+        ]
+        print_table(("spec", "model", "state", "version", "engines", "reason"), cells)
         say(words(rows))
     ctx.exit(0 if all(row.good for row in rows) else 1)
-
-
-def _cells(row: "CatalogRow") -> list[str]:
-    engines = ", ".join(f"{count} {status}" for status, count in row.engines.items())
-    return [row.spec, row.model or "", row.state, row.version or "", engines, row.reason]

@@ -1,4 +1,4 @@
-"""`enginery fuzz` over a published engine: what it prints, its exit code, and an engine that is not the graph's."""
+"""`enginery profile`, `fuzz` and `rebuild`."""
 
 import json
 import shlex
@@ -9,7 +9,7 @@ from enginery.core.types import Dim, TensorSpec
 from enginery.registry.manifest import request_of
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import load
-from pipeline.operations.jobs.fuzz import FuzzEngine, FuzzTerms
+from pipeline.operations.fuzz import FuzzEngine, FuzzTerms
 from pipeline.values import EngineBlob, ModelShapes
 from tests.pipeline.projects import Project, weights, write_model
 
@@ -48,3 +48,31 @@ def test_an_engine_from_another_version_fails_and_each_failure_names_the_command
     words = shlex.split(failed.reproduce)
     assert words[:3] == [*terms.command]
     assert words[3:] == ["--only", failed.case]
+
+
+def test_profile_times_one_engine_and_races_two(built: Project) -> None:
+    words = ("profile", "tiny", "--target", "cpu", "--quiet", "--json")
+    asked = ("--precision", "fp32", "--seconds", 0.005, "--bucket", "batch=3", "--streams", 2)
+    report = built.run(*words, *asked).json
+    (bucket,) = report["buckets"]
+    assert bucket["name"] == "batch=3" and bucket["streams"] == 2 and bucket["streams_items_per_s"] > 0
+    assert report["model"] == "tiny" and report["anatomy"]["bucket"] == "batch=3"
+    assert len(report["anatomy"]["profile"]["nodes"]) == report["anatomy"]["traffic"]["groups"]
+    race = ("--precision", "fp32", "--against", "tiny", "--against-precision", "int8", "--seconds", 0.4)
+    found = built.run(*words, *race).json
+    assert found["verdict"] in ("faster", "slower", "no difference shown") and found["bucket"] == "batch=4"
+    assert (found["first"]["precision"], found["second"]["precision"]) == ("fp32", "int8")
+    assert found["ratios"][0]["low"] < found["ratios"][0]["ratio"] < found["ratios"][0]["high"]
+    wrong = built.run("profile", "tiny", "--target", "cpu", "--bucket", "batch=9")
+    assert wrong.code == 2 and "batch goes from 1 to 8" in wrong.err
+
+
+def test_a_cpu_engine_is_rebuilt_and_nothing_is_left_behind(built: Project) -> None:
+    before = sorted(path for path in built.registry.rglob("*") if path.is_file())
+    done = built.run("rebuild", "tiny", "--target", "cpu", "--precision", "fp32", "--times", 2, "--json")
+    assert done.code == 0, done.err
+    report = done.json
+    assert (report["times"], report["passed"], report["byte_equal"]) == (2, True, True)
+    assert report["published"]["rebuilt"] is True
+    assert report["outputs"]["logits"]["bit_equal"] is True
+    assert sorted(path for path in built.registry.rglob("*") if path.is_file()) == before

@@ -1,0 +1,209 @@
+"""Commands on one engine of a published version, on this machine: `enginery profile`, `fuzz` and `rebuild`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from enginery.core.codec import encode, encode_document
+from enginery.core.types import PRECISIONS
+from pipeline.cli.options import (
+    emit_json,
+    engine_options,
+    json_option,
+    number_option,
+    path_option,
+    progress_options,
+    reference_argument,
+    registry_option,
+    say,
+)
+from pipeline.cli.published import published_engine
+from pipeline.cli.tables import echo, print_table
+
+if TYPE_CHECKING:
+    from enginery.core.reports.latency import LatencyReport, PairedBenchmark
+    from pipeline.canary.engines import ChosenEngine
+    from pipeline.operations.rebuild import RebuiltEngine
+    from validation.fuzz.run import FuzzReport
+
+
+@click.command()
+@reference_argument
+@registry_option
+@engine_options
+@click.option(
+    "--bucket",
+    "buckets",
+    multiple=True,
+    show_default="smallest, opt and largest",
+    help="Sizes, as in batch=8,length=64; repeat it.",
+)
+@click.option("--all-buckets", is_flag=True, help="Time both ends of every bucket.")
+@number_option(
+    "--seconds",
+    click.FloatRange(0, 3600, min_open=True),
+    1.0,
+    "Seconds of timing for each bucket; with --against, for all of them.",
+)
+@number_option("--streams", click.IntRange(1, 256), 1, "Also time this many concurrent sessions.")
+@click.option("--against", metavar="REF2", help="Instead compare with an engine of this REF: which is faster.")
+@click.option(
+    "--against-precision", type=click.Choice(PRECISIONS), show_default="that of --precision", help="Precision of REF2."
+)
+@number_option("--seed", click.IntRange(0), 0, "Seed of the order with --against.")
+@progress_options
+@json_option
+def profile(
+    reference: str,
+    registry: str,
+    target: str,
+    precision: str | None,
+    buckets: tuple[str, ...],
+    all_buckets: bool,
+    seconds: float,
+    streams: int,
+    against: str | None,
+    against_precision: str | None,
+    seed: int,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Time the engine of REF on this machine: latency by bucket with confidence intervals, memory, nodes, bottleneck.
+
+    With --against, the two engines run alternately in small blocks in random order, so that other load on the machine
+    affects both alike.
+    """
+    from enginery.core.hardware.machine import target_named
+    from enginery.core.names import parse_reference
+    from pipeline.canary.engines import choose
+    from pipeline.operations.latency import ProfileOptions, benchmark_pair, profile_published
+
+    options = ProfileOptions(seconds, buckets or ("all" if all_buckets else "few"), streams, seed)
+    with published_engine(registry, reference, target, precision, quiet) as (chosen, context):
+        if against is None:
+            _print_profile(chosen, profile_published(chosen, options, context), as_json)
+            return
+        other = against_precision or precision
+        second = choose(context.store, parse_reference(against), target_named(target), other)
+        _print_pair(chosen, second, benchmark_pair(chosen, second, options, context), as_json)
+
+
+def _print_profile(chosen: "ChosenEngine", report: "LatencyReport", as_json: bool) -> None:
+    from validation.latency.formatting import COLUMNS, NODE_COLUMNS, describe_report, format_bucket, format_nodes
+
+    if as_json:
+        emit_json({**encode(chosen.identity), **encode(report)})
+        return
+    echo(f"{chosen.manifest.model}@{chosen.manifest.version} {report.unit}")
+    rows = [format_bucket(bucket) for bucket in report.buckets]
+    print_table(COLUMNS, [[row[column] for column in COLUMNS] for row in rows])
+    for line in describe_report(report):
+        echo(line)
+    if nodes := format_nodes(report.anatomy):
+        print_table(NODE_COLUMNS, [[row[column] for column in NODE_COLUMNS] for row in nodes])
+
+
+def _print_pair(first: "ChosenEngine", second: "ChosenEngine", paired: "PairedBenchmark", as_json: bool) -> None:
+    from validation.latency.formatting import describe_pair
+
+    if as_json:
+        emit_json({"first": encode(first.identity), "second": encode(second.identity), **encode(paired)})
+        return
+    names = [f"{side.manifest.model}@{side.manifest.version} {side.entry.precision}" for side in (first, second)]
+    echo(f"{names[0]} against {names[1]}, on {first.entry.target}")
+    for line in describe_pair(paired):
+        echo(line)
+
+
+@click.command()
+@reference_argument
+@registry_option
+@engine_options
+@number_option("--seed", click.IntRange(0), 0, "Seed of the random cases.")
+@number_option("--cases", click.IntRange(0, 100_000), 50, "Number of random cases.")
+@path_option("--histogram", "File with the sizes that traffic has: JSON {dim: {size: count}}.", shown="all sizes alike")
+@click.option("--only", metavar="CASE", help="Try only this case, named as in the report: 'batch=5 values=ones'.")
+@progress_options
+@json_option
+@click.pass_context
+def fuzz(
+    ctx: click.Context, /, seed: int, cases: int, histogram: Path | None, only: str | None, as_json: bool, **engine: Any
+) -> None:
+    """Compare an engine of REF with its graph, at every bucket's edges, at random sizes and on extreme values.
+
+    A failing case is reduced to the smallest that fails and printed with the command that repeats it. Exit code 1 if
+    one failed.
+    """
+    from pipeline.operations.fuzz import fuzz_published
+
+    counts = _read_histogram(histogram) if histogram else None
+    with published_engine(**engine) as (chosen, context):
+        report = fuzz_published(chosen, context, seed=seed, cases=cases, histogram=counts, only=only)
+    if as_json:
+        emit_json({**encode(chosen.identity), **encode_document(report)})
+    else:
+        _print_fuzzed(chosen, report)
+    ctx.exit(0 if report.passed else 1)
+
+
+def _read_histogram(path: Path) -> dict[str, dict[int, float]]:
+    """{dim: {size: count}} of a JSON file. Raises InputError."""
+    from enginery.core.errors import InputError
+    from validation.fuzz.cases import parse_histogram
+
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"histogram {path}: {error}; give JSON {{dim: {{size: count}}}}") from error
+    return parse_histogram(data)
+
+
+def _print_fuzzed(chosen: "ChosenEngine", report: "FuzzReport") -> None:
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items())
+    echo(f"{chosen.manifest.model}@{chosen.manifest.version} {chosen.entry.unit}, seed {report.seed}: {counts}")
+    for case in report.cases:
+        if case.outcome == "failed":
+            echo(f"  failed {case.case}: {case.reason}")
+    for smallest in report.smallest:
+        echo(f"smallest failing case: {smallest.case}: {smallest.reason}")
+        echo(f"  {smallest.reproduce}")
+    if any(case.outcome == "not judged" for case in report.cases):
+        say("note: a case is not judged where float32, or the graph itself, has no answer; --json gives the reasons")
+
+
+@click.command()
+@reference_argument
+@registry_option
+@engine_options
+@number_option("--times", click.IntRange(2, 100), 3, "Number of independent builds.")
+@progress_options
+@json_option
+@click.pass_context
+def rebuild(ctx: click.Context, /, times: int, as_json: bool, **engine: Any) -> None:
+    """Build an engine of REF again, several times, and compare the bytes and the outputs.
+
+    Publishes nothing. Exit code 1 if outputs differ by more than the drift limits; different bytes are no failure.
+    """
+    from pipeline.operations.rebuild import rebuild as build_again
+
+    with published_engine(**engine) as (chosen, context):
+        found = build_again(chosen, times, context)
+    if as_json:
+        emit_json(found.to_json())
+    else:
+        _print_rebuilt(found)
+    ctx.exit(0 if found.report.passed else 1)
+
+
+def _print_rebuilt(found: "RebuiltEngine") -> None:
+    report, manifest = found.report, found.chosen.manifest
+    bytes_equal = "byte-equal" if report.byte_equal else f"{len(report.engines)} different files"
+    published = "as published" if found.rebuilt else "none is the published one"
+    unit = f"{manifest.model}@{manifest.version} {found.chosen.entry.unit}"
+    echo(f"{unit}, {report.times} builds: {bytes_equal}, {published}")
+    for output, spread in report.outputs.items():
+        apart = "" if spread.max_abs is None else f", up to {spread.max_abs:.4g} apart"
+        same = "bit-equal" if spread.bit_equal else f"{spread.distinct} different answers{apart}"
+        echo(f"  {output}: {same}{'' if report.passed else ', beyond the limits of drift'}")

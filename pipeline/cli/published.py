@@ -1,0 +1,55 @@
+"""What commands work on: a published version, or one of its engines."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pipeline.cli.options import shown_progress
+
+if TYPE_CHECKING:
+    from enginery.registry.manifest import Manifest
+    from enginery.registry.store.base import Store
+    from pipeline.canary.engines import ChosenEngine
+    from pipeline.compile.run_context import RunContext
+
+
+def trusted_manifest(store: "Store", reference: str) -> "Manifest":
+    """The manifest of a version. Raises UnknownNameError for none, UntrustedError without the signatures that the trust
+    policy requires."""
+    from enginery.core.names import parse_reference
+    from enginery.registry.trust import require
+    from enginery.registry.versions.lookup import locate
+
+    manifest = locate(store, parse_reference(reference)).manifest
+    require(store, manifest)
+    return manifest
+
+
+@contextmanager
+def local_context(store: "Store", quiet: bool) -> Iterator["RunContext"]:
+    """A context that runs every job on this machine, while progress is shown on stderr unless `quiet`."""
+    from builders.execution.local import LocalExecutor
+    from pipeline.compile.run_context import RunContext
+
+    executor = LocalExecutor()
+    with shown_progress(quiet) as progress:
+        yield RunContext(store, executor, executor, progress)
+
+
+@contextmanager
+def published_engine(
+    registry: str, reference: str, target: str, precision: str | None, quiet: bool
+) -> Iterator[tuple["ChosenEngine", "RunContext"]]:
+    """The engine of a version that fits `target` best, and the context to run it in.
+
+    Raises UnknownNameError when nothing fits, InputError when its hardware is not here.
+    """
+    from enginery.core.hardware.machine import target_named
+    from enginery.core.names import parse_reference
+    from enginery.registry.store.base import open_store
+    from pipeline.canary.engines import choose
+
+    store = open_store(registry)
+    chosen = choose(store, parse_reference(reference), target_named(target), precision)
+    with local_context(store, quiet) as context:
+        yield chosen, context
