@@ -15,17 +15,12 @@ from enginery.core.text import pluralize
 from enginery.core.types import CALIBRATED, CPU_KIND, BuildRequest
 from pipeline.compile.closure.code import Root, backend_root, find_code
 from pipeline.compile.run_context import NotOnRecord, RunContext
-from pipeline.compile.steps.calibration import (
-    MergeParts,
-    ObservePart,
-    ObservePartRemotely,
-    SearchQuantization,
-    calibration_digest,
-)
-from pipeline.compile.steps.engine_jobs import CheckEngine
+from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely, calibration_digest
 from pipeline.compile.steps.exports import ExportModel, place_of, source_digests
 from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
 from pipeline.compile.steps.keys import WRITE_MODEL, package_versions
+from pipeline.compile.steps.proofs import CheckEngine
+from pipeline.compile.steps.search import SearchQuantization
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported, Json
 

@@ -10,11 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from enginery.registry.store.base import Store
-from pipeline.compile import steps
 from pipeline.compile.causes import Causes, causes_of
 from pipeline.compile.composition import InProcess, calibrate
 from pipeline.compile.plan import PlanCandidate, Selection, candidates, plan_builds
 from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext
+from pipeline.compile.steps.engines import build
+from pipeline.compile.steps.exports import recorded_export
+from pipeline.compile.steps.graphs import write_graph
+from pipeline.compile.steps.proofs import validate
+from pipeline.compile.steps.search import choose, find_searched_kinds
 from pipeline.progress.events import Progress
 from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.values import Exported, Graph, Json, Searched, SearchResult, Unit
@@ -47,7 +51,7 @@ def open_records(store: Store) -> RunContext:
 def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnRecord:
     """The export and the graphs of a selection as far as they are on record. context: a `reading` one."""
     try:
-        exported = steps.recorded_export(spec, context)
+        exported = recorded_export(spec, context)
     except NotOnRecord as step:
         return OnRecord(missing=(str(step),))
     if exported is None:
@@ -57,15 +61,15 @@ def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnR
     ranges, choices = None, dict[Searched, SearchResult]()
     try:
         ranges = calibrate(spec, exported, context, InProcess())
-        for kind in steps.find_searched_kinds(flavours, spec, exported):
-            choices[kind] = steps.choose(kind, spec, exported, ranges, context)
+        for kind in find_searched_kinds(flavours, spec, exported):
+            choices[kind] = choose(kind, spec, exported, ranges, context)
     except NotOnRecord as step:
         missing.append(str(step))
         flavours = [flavour for flavour in flavours if flavour.precision == "fp32"]
     graphs: list[Graph] = []
     for flavour in flavours:
         try:
-            graphs.append(steps.write(flavour, spec, exported, ranges, choices, context))
+            graphs.append(write_graph(flavour, spec, exported, ranges, choices, context))
         except NotOnRecord as step:
             missing.append(str(step))
     return OnRecord(exported, tuple(graphs), tuple(dict.fromkeys(missing)))
@@ -166,7 +170,7 @@ def _foreseen(
 def _is_unproven(unit: Unit, spec: ModelSpec, exported: Exported, context: RunContext) -> bool:
     """Whether the proof of an engine that runs here is not on record."""
     try:
-        steps.validate(steps.build(unit, spec, context), spec, exported, context)
+        validate(build(unit, spec, context), spec, exported, context)
     except NotOnRecord:
         return True
     return False

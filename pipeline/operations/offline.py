@@ -33,8 +33,8 @@ from enginery.registry.store.base import Store
 from enginery.registry.trust import require
 from enginery.registry.versions.lookup import locate
 from pipeline.compile.steps.blobs import fetch
-from pipeline.compile.steps.keys import contract_of, engine_limits, limits_of, metric_of
-from pipeline.compile.steps.proofs import CRASHED
+from pipeline.compile.steps.keys import engine_limits, limits_of, metric_of
+from pipeline.compile.steps.proofs import CRASHED, contract_of
 from pipeline.compile.verdict import make_report
 from pipeline.operations.jobs.recorded import CheckRecording
 from pipeline.operations.revalidate import as_built, published_proof, spec_of

@@ -15,9 +15,10 @@ from enginery.core.reports.proof import Check
 from enginery.core.types import BuildRequest, Dim, Precision, ShapeProfile, TensorSpec
 from enginery.registry.store.base import open_store
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph, AttributionFound
-from pipeline.compile.steps.engine_jobs import BuildEngine, Calls, CheckEngine, ContractTerms
+from pipeline.compile.steps.engines import BuildEngine
 from pipeline.compile.steps.exports import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph
+from pipeline.compile.steps.proofs import Calls, CheckEngine, ContractTerms
 from pipeline.operations.jobs.fuzz import FuzzEngine, FuzzTerms
 from pipeline.sources.request import ExportRequest
 from pipeline.values import EngineBlob, ModelShapes

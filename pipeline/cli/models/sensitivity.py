@@ -72,13 +72,14 @@ def sensitivity(spec: str, activation: str, out: Path | None, registry: str | No
 
 def _choice(activation: str, spec: "ModelSpec", context: "RunContext") -> "tuple[SearchDocument, str]":
     """The choice on record, or made now, and what it is in a line."""
-    from pipeline.compile import steps
     from pipeline.compile.composition import InProcess, calibrate
+    from pipeline.compile.steps.exports import export
+    from pipeline.compile.steps.search import choose
     from pipeline.quantization.search.chosen import SearchDocument
 
     kind = _kind(activation, spec)
-    exported = steps.export(spec, context)
-    chosen = steps.choose(kind, spec, exported, calibrate(spec, exported, context, InProcess()), context)
+    exported = export(spec, context)
+    chosen = choose(kind, spec, exported, calibrate(spec, exported, context, InProcess()), context)
     return decode(json.loads(context.store.read_blob(chosen.choice)), SearchDocument), chosen.summary
 
 

@@ -15,13 +15,14 @@ from enginery.core.reports.latency import LatencyReport
 from enginery.core.text import now
 from enginery.core.types import BuildRequest, Precision, Target
 from enginery.registry.evidence.latencies import read_latency_report
-from pipeline.compile import steps
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.composition import Prepared, StepRunner, prepare
 from pipeline.compile.plan import Selection
 from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps.engines import build
 from pipeline.compile.steps.keys import code_key, engine_limits, model_shapes
 from pipeline.compile.steps.latency import BenchmarkPair, time_engine
+from pipeline.compile.steps.proofs import validate
 from pipeline.compile.steps.shapes import ProbeShapes
 from pipeline.compile.verdict import JudgedUnit
 from pipeline.operations.compare.recommend import recommend
@@ -82,8 +83,8 @@ def compare(spec: ModelSpec, options: CompareOptions, context: RunContext, run: 
     """
     wide = widen_spec(spec, options)
     ready = prepare(wide, Selection(precisions=options.precisions), context, run)
-    built = run.map(steps.build, ready.plan.wanted, wide, context)
-    judged = run.map(steps.validate, built, wide, ready.exported, context)
+    built = run.map(build, ready.plan.wanted, wide, context)
+    judged = run.map(validate, built, wide, ready.exported, context)
     fleet = tuple(dict.fromkeys((*(target.name for target in spec.target_list()), options.target.name)))
     facts = rank_alike([_measure(item, wide, ready, options, fleet, context) for item in judged])
     facts += [_refuse(unit) for unit in ready.plan.refused]

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from builders.execution.jobs import WorkerContext
 from enginery.core.types import Precision
 from enginery.registry.store.base import open_store
-from pipeline.compile.steps.blobs import fetch, golden_set, runnable
+from pipeline.compile.steps.blobs import fetch, golden_set, open_session, runnable
 from pipeline.compile.steps.drift_limits import engine_drift_limits
-from pipeline.compile.steps.engine_jobs import open_session
 from pipeline.values import EngineBlob, ModelShapes
 from validation.fuzz.run import FuzzReport
 

@@ -16,11 +16,13 @@ from pipeline.compile.closure.reach import CARRIERS, _walk, is_carrier, reach_de
 from pipeline.compile.closure.sources import SourceFiles
 from pipeline.compile.steps import keys
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
-from pipeline.compile.steps.calibration import MergeParts, ObservePart, SearchQuantization
-from pipeline.compile.steps.engine_jobs import BuildEngine, CheckEngine
+from pipeline.compile.steps.calibration import MergeParts, ObservePart
+from pipeline.compile.steps.engines import BuildEngine
 from pipeline.compile.steps.exports import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
 from pipeline.compile.steps.latency import MeasureEngine
+from pipeline.compile.steps.proofs import CheckEngine
+from pipeline.compile.steps.search import SearchQuantization
 from pipeline.compile.steps.shapes import ProbeShapes
 from tests.pipeline.compile.closure.running import Traced, run
 
@@ -75,7 +77,7 @@ def test_a_step_gives_the_same_through_a_store_that_only_holds_bytes(
     """So no code of a store decides what a step gives: where blobs lie, how they are fetched, what else is there."""
     assert list(CARRIERS) == ["enginery.registry"], "each carrier needs a test of its own"
     assert {type(job.request) for job, _ in ran.done} >= KEYED
-    for name in [name for name in sys.modules if name.startswith("pipeline.compile.steps.blobs.")]:
+    for name in [name for name in sys.modules if name.startswith("pipeline.compile.steps.")]:
         monkeypatch.setattr(f"{name}.open_store", Bytes, raising=False)
     again = [(job, value) for job, value in ran.done if not is_timed(job)]
     assert {type(job.request) for job, _ in again} >= KEYED - {SearchQuantization}
