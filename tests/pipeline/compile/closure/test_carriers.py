@@ -62,8 +62,9 @@ class Bytes:
 def is_timed(job: Job) -> bool:
     """Whether what a job gives depends on how long something took."""
     request = job.request
-    timed = isinstance(request, MeasureEngine | BuildEngine)
-    return timed or bool(getattr(request, "probe", None) or getattr(request, "calls", None))
+    return isinstance(request, MeasureEngine | BuildEngine | SearchQuantization) or bool(
+        getattr(request, "calls", None)
+    )
 
 
 def behind(uri: str) -> Store:
