@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from enginery.core.codec import encode
-from enginery.core.digest import digest_of, digest_of_file, is_digest
+from enginery.core.digest import digest_of_file, is_digest
 from enginery.core.text import pluralize
 from enginery.core.types import CALIBRATED, CPU_KIND, BuildRequest
 from pipeline.compile.closure.code import Root, backend_root, find_code
+from pipeline.compile.last_builds import Inputs, LastBuild, recall_builds
 from pipeline.compile.run_context import NotOnRecord, RunContext
 from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely, calibration_digest
 from pipeline.compile.steps.exports import ExportModel, place_of, source_digests
@@ -22,10 +22,8 @@ from pipeline.compile.steps.keys import WRITE_MODEL, package_versions
 from pipeline.compile.steps.proofs import CheckEngine
 from pipeline.compile.steps.search import SearchQuantization
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Exported, Json
+from pipeline.values import Json
 
-# By stage, then by name: a digest, or a value as text.
-Inputs = dict[str, dict[str, str]]
 # Followed by a module.
 _CODE = "code of "
 _LONGEST, _MOST_MODULES = 60, 3
@@ -150,38 +148,6 @@ _SHAPES = ("inputs.", "outputs", "dims.")
 
 
 @dataclass(frozen=True)
-class BuildSources:
-    """What engines were built from. reads: see `Exported`.  onnx, golden: digests."""
-
-    inputs: Inputs
-    reads: str
-    onnx: str
-    golden: str
-
-
-@dataclass(frozen=True)
-class LastBuild:
-    """The build of a unit's newest engine."""
-
-    request: BuildRequest
-    sources: BuildSources
-
-
-@dataclass(frozen=True)
-class _NamedBuild:
-    request: BuildRequest
-    from_: str
-
-
-@dataclass(frozen=True)
-class _LatestBuilds:
-    """The last builds of a model's units as they are on record. from_: by digest; units share them."""
-
-    units: Mapping[str, _NamedBuild]
-    from_: Mapping[str, BuildSources]
-
-
-@dataclass(frozen=True)
 class Causes:
     """What changed for each unit of a model since it was built last. before: those builds, by unit."""
 
@@ -214,35 +180,7 @@ class Causes:
 
 def causes_of(spec: ModelSpec, context: RunContext) -> Causes:
     """What is on record of the last builds of a model, to be compared with now."""
-    known = context.recall("latest-builds", {"model": spec.model}, _LatestBuilds) or _LatestBuilds({}, {})
-    before = {
-        unit: LastBuild(found.request, known.from_[found.from_])
-        for unit, found in known.units.items()
-        if found.from_ in known.from_
-    }
-    return Causes(spec, context, before)
-
-
-def remember_builds(
-    spec: ModelSpec, exported: Exported, built: Sequence[BuildRequest], context: RunContext, new: bool
-) -> None:
-    """Note what these engines were built from, so that the next plan can say what has changed since.
-
-    new: whether the version is; otherwise nothing is read again where the export was the same.
-    """
-    causes = causes_of(spec, context)
-    before = [causes.before.get(request.unit) for request in built]
-    if not new and all(
-        last and (last.request, last.sources.reads) == (request, exported.reads)
-        for last, request in zip(before, built, strict=True)
-    ):
-        return
-    sources = BuildSources(causes.inputs, exported.reads, exported.model.digest, exported.golden)
-    builds = {**causes.before, **{request.unit: LastBuild(request, sources) for request in built}}
-    named = {unit: (last, digest_of(encode(last.sources))) for unit, last in sorted(builds.items())}
-    units = {unit: _NamedBuild(last.request, name) for unit, (last, name) in named.items()}
-    value = _LatestBuilds(units, {name: last.sources for last, name in named.values()})
-    context.remember("latest-builds", {"model": spec.model}, encode(value), [])
+    return Causes(spec, context, recall_builds(spec.model, context))
 
 
 def explain_change(before: BuildRequest | None, now: BuildRequest, causes: Sequence[str] = ()) -> str:

@@ -5,8 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from pipeline.compile.plan import Selection, candidates, find_unserved, plan_builds
-from pipeline.compile.publication.publish import check_required, publish_version
+from pipeline.compile.plan import Selection, candidates, check_required, find_unserved, plan_builds
+from pipeline.compile.publication.draft import draft_version
+from pipeline.compile.publication.pages import draw_page
+from pipeline.compile.publication.publish import publish_version
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.attributions import attribute, suspects
 from pipeline.compile.steps.calibration import merge, observe, parts_of
@@ -16,8 +18,7 @@ from pipeline.compile.steps.graphs import quantize
 from pipeline.compile.steps.latency import measure
 from pipeline.compile.steps.proofs import validate
 from pipeline.compile.steps.search import choose, find_searched_kinds
-from pipeline.compile.verdict import JudgedUnit
-from pipeline.outcome import Outcome
+from pipeline.outcome import JudgedUnit, Outcome
 from pipeline.progress.events import Finished, Planned, RunConcluded
 from pipeline.spec.model import ModelSpec
 from pipeline.values import BuildPlan, Built, Exported, Graph, Observed
@@ -109,7 +110,8 @@ def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, ru
     judged = attribute_failures(judged, spec, ready.exported, context, run)
     # One by one: two engines at once would time each other.
     judged = [run.call(measure, item, spec, ready.exported, context) for item in judged]
-    outcome = run.call(publish_version, spec, ready.exported, ready.plan, judged, context)
+    draft = draft_version(spec, ready.exported, ready.plan, judged, context)
+    outcome = run.call(publish_version, draft, draw_page, context)
     context.progress.emit(RunConcluded(outcome))
     return outcome
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from builders.backends import discovery as backends
 from builders.backends.shape_profiles import profiles
-from enginery.core.errors import InputError
+from enginery.core.errors import EngineryError, InputError
 from enginery.core.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
 from pipeline.compile.causes import Causes, causes_of
 from pipeline.compile.run_context import RunContext
@@ -89,6 +89,16 @@ def plan_builds(
         if item.flavour in by_flavour
     ]
     return BuildPlan(spec.model, tuple(units))
+
+
+def check_required(plan: BuildPlan) -> None:
+    """Stop before any work when a unit that the spec requires is refused. Raises EngineryError."""
+    lines = [f"{unit.name}: {unit.reason}" for unit in plan.refused if unit.required]
+    if lines:
+        remedy = "change the spec, or take them out of build.required"
+        raise EngineryError(
+            "\n".join([f"units that the spec requires are refused, so nothing was built; {remedy}:", *lines])
+        )
 
 
 def _unit(

@@ -35,9 +35,9 @@ from enginery.registry.versions.lookup import locate
 from pipeline.compile.steps.blobs import fetch
 from pipeline.compile.steps.keys import engine_limits, limits_of, metric_of
 from pipeline.compile.steps.proofs import CRASHED, contract_of
-from pipeline.compile.verdict import make_report
 from pipeline.operations.jobs.recorded import CheckRecording
 from pipeline.operations.revalidate import as_built, published_proof, spec_of
+from pipeline.outcome import make_report
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Proof
 from validation.golden.golden_set import GoldenSet

@@ -12,7 +12,7 @@ from enginery.registry.store.base import open_store
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps import attributions, calibration, engines, exports, graphs, latency, proofs, search
 from pipeline.compile.steps.attributions import Suspect
-from pipeline.compile.verdict import JudgedUnit, make_report
+from pipeline.outcome import JudgedUnit, make_report
 from pipeline.spec.model import load_spec
 from pipeline.values import GraphVariant, Observed, Searched
 from tests.pipeline.compile.test_steps import EXPORTED, an_engine

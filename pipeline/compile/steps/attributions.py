@@ -22,7 +22,7 @@ from pipeline.compile.steps.drift_limits import engine_drift_limits, graph_drift
 from pipeline.compile.steps.graphs import GraphRecipe
 from pipeline.compile.steps.keys import code_key, limits_of, metric_of, step_limits
 from pipeline.compile.steps.proofs import cases_of
-from pipeline.compile.verdict import JudgedUnit
+from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
 from pipeline.values import Attributed, Built, EngineBlob
 from validation.comparison.terms import TaskMetric

@@ -23,7 +23,7 @@ from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch, fetch_engine, golden_set
 from pipeline.compile.steps.keys import code_key, engine_limits, model_shapes
-from pipeline.compile.verdict import JudgedUnit
+from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
 from pipeline.values import Built, EngineBlob, Exported, ModelShapes
 from validation.latency.machine import machine

@@ -21,7 +21,7 @@ from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch, golden_set, open_session, proof_of, runnable
 from pipeline.compile.steps.drift_limits import engine_drift_limits, threads_for
 from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metric_of, model_shapes
-from pipeline.compile.verdict import JudgedUnit, make_report
+from pipeline.outcome import JudgedUnit, make_report
 from pipeline.progress.events import VerdictReached
 from pipeline.values import Built, EngineBlob, Exported, Json, ModelShapes, Proof
 from validation.comparison.terms import TaskMetric
