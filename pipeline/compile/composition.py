@@ -1,4 +1,4 @@
-"""The main job, written once: spec in, proven engines out. A runner decides how the steps are carried out."""
+"""The six steps in order, in the only place that has it: spec in, proven engines out. A runner carries them out."""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -95,13 +95,13 @@ def prepare(spec: ModelSpec, selection: Selection, context: RunContext, run: Ste
 
 
 def calibrate(spec: ModelSpec, exported: Exported, context: RunContext, run: StepRunner) -> Observed | None:
-    """Observe the calibration samples, in as many parts as the spec says; None when there is nothing to observe."""
+    """What calibration samples show, observed in as many parts as the spec says; None when there are none."""
     parts = run.map(observe, parts_of(spec, exported), spec, exported, context)
     return parts[0] if len(parts) == 1 else run.call(merge, parts, spec, context) if parts else None
 
 
 def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner) -> Outcome:
-    """All six steps: export, quantize, plan, build, validate, publish."""
+    """All six steps: export, quantize, plan, build, validate, publish. Raises what a step raises."""
     ready = prepare(spec, selection, context, run)
     context.progress.emit(Planned(ready.plan))
     check_required(ready.plan)
@@ -119,7 +119,8 @@ def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, ru
 def attribute_failures(
     judged: Sequence[JudgedUnit], spec: ModelSpec, exported: Exported, context: RunContext, run: StepRunner
 ) -> list[JudgedUnit]:
-    """With every failed check of a graph or an engine, which node drifted; nothing where the spec says so."""
+    """The units, each with which node drifted where a check of its graph or engine failed; unchanged where the spec
+    wants no attribution."""
     if spec.validation.attribution == "off":
         return [*judged]
     broken = suspects(judged)

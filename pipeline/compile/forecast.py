@@ -1,9 +1,8 @@
-"""What is on record of a model, found without running a job or writing anything.
+"""What a build would do and why, in names that the spec's owner knows: what `enginery plan` says.
 
-What a build would do and why, in names that the spec's owner knows: what `enginery plan` says.
-
-It answers from the records as far as they go. What they lack is either made first (`prepare`), so that every
-build key is complete, or left open: a unit whose graph is not on record is 'unknown'.
+It is answered from the records as far as they go, without running a job or writing anything. What they lack is either
+made first (`prepare`), so that every build key is complete, or left open: a unit whose graph is not on record is
+'unknown'.
 """
 
 from collections.abc import Mapping
@@ -49,7 +48,7 @@ def open_records(store: Store) -> RunContext:
 
 
 def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnRecord:
-    """The export and the graphs of a selection as far as they are on record. context: a `reading` one."""
+    """The export and the graphs of a selection as far as they are on record. context: of `open_records`."""
     try:
         exported = recorded_export(spec, context)
     except NotOnRecord as step:
@@ -141,44 +140,36 @@ class Forecast:
 
 
 def foresee(spec: ModelSpec, selection: Selection, known: OnRecord, context: RunContext) -> Forecast:
-    """Every unit of the selection with its fate and the cause of it, by name. context: a `reading` one."""
+    """Every unit of the selection with its action and the cause of it, by name. context: of `open_records`."""
     causes, planned = causes_of(spec, context), dict[str, Unit]()
     if known.exported is not None:
         plan = plan_builds(spec, known.exported, known.graphs, selection, context)
         planned = {unit.name: unit for unit in plan.units}
-    units = tuple(
-        _foreseen(spec, item, planned.get(_name(item)), known, causes, context) for item in candidates(spec, selection)
-    )
+    wanted = candidates(spec, selection)
+    units = tuple(_foresee_unit(spec, item, planned.get(item.unit), known, causes, context) for item in wanted)
     forecast = Forecast(spec.model, units, (), known.missing)
     return replace(forecast, changes=tuple(_changes(forecast, known, causes)))
 
 
-def _foreseen(
+def _foresee_unit(
     spec: ModelSpec, item: PlanCandidate, unit: Unit | None, known: OnRecord, causes: Causes, context: RunContext
 ) -> Foreseen:
     if unit is None or known.exported is None:
-        required = any(matches_unit(pattern, _name(item)) for pattern in spec.build.required)
-        return Foreseen(item, "unknown", _unknown(item, known, causes), required)
-    again = unit.action == "cached" and _is_unproven(unit, spec, known.exported, context)
-    reason = unit.reason
-    if again:
-        changed = causes.list_changes(unit.name, *_PROVING)
-        reason = f"{reason}; it is proven again: {'; '.join(changed) or 'no such proof is on record'}"
+        required = any(matches_unit(pattern, item.unit) for pattern in spec.build.required)
+        return Foreseen(item, "unknown", _explain_unknown(item, known, causes), required)
+    reason, again = unit.reason, False
+    if unit.action == "cached":
+        try:
+            validate(build(unit, spec, context), spec, known.exported, context)
+        except NotOnRecord:  # the engine runs here, and its proof is not on record
+            changed = "; ".join(causes.list_changes(unit.name, *_PROVING)) or "no such proof is on record"
+            reason, again = f"{reason}; it is proven again: {changed}", True
     return Foreseen(item, unit.action, reason, unit.required, unit, again)
 
 
-def _is_unproven(unit: Unit, spec: ModelSpec, exported: Exported, context: RunContext) -> bool:
-    """Whether the proof of an engine that runs here is not on record."""
-    try:
-        validate(build(unit, spec, context), spec, exported, context)
-    except NotOnRecord:
-        return True
-    return False
-
-
-def _unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> str:
+def _explain_unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> str:
     """Why it cannot be told what becomes of a unit."""
-    name, exported = _name(item), known.exported is not None
+    name, exported = item.unit, known.exported is not None
     stages = ["calibration"] if exported else ["export", *(["calibration"] if item.precision != "fp32" else [])]
     none = "no engine for this unit yet" if name not in causes.before else f"not on record: {', '.join(known.missing)}"
     after = "quantized" if exported else "exported"
@@ -190,39 +181,29 @@ def _changes(forecast: Forecast, known: OnRecord, causes: Causes) -> list[Forese
     found: dict[str, str] = {}
     for stage in ("export", "calibration", "golden", "proof"):
         for unit in forecast.units:
-            for what in causes.list_changes(_name(unit.item), stage):
+            for what in causes.list_changes(unit.item.unit, stage):
                 found.setdefault(what, _follows(stage, forecast, known, causes))
     return [ForeseenChange(what, follows) for what, follows in found.items()]
 
 
 def _follows(stage: str, forecast: Forecast, known: OnRecord, causes: Causes) -> str:
-    left_open = forecast.count("unknown") > 0
+    units = (causes.before.get(unit.item.unit) for unit in forecast.units)
+    onnx_before = {before.sources.onnx for before in units if before}
     built = _count(forecast.count("build"), "built and proven") or "no engine changes by it"
     proven = _count(sum(unit.proven_again for unit in forecast.units), "proven again") or "no proof changes by it here"
     if stage == "export" and known.exported is None:
         return "the model is exported again; another ONNX model is calibrated, quantized, built and proven, too"
-    if stage == "export" and _onnx_before(forecast, causes) == {known.exported and known.exported.model.digest}:
+    if stage == "export" and known.exported and onnx_before == {known.exported.model.digest}:
         same = "the model is exported again, to the same ONNX model"
         return f"{same}; {built}" if forecast.count("build") else f"{same}: no graph and no engine changes by it"
     if stage == "export":
         return f"the model is exported again, to another ONNX model, calibrated and quantized; {built}"
     if stage == "calibration":
-        return (
-            f"the model is calibrated and quantized again; {'whose graphs change shows then' if left_open else built}"
-        )
+        changed = "whose graphs change shows then" if forecast.count("unknown") else built
+        return f"the model is calibrated and quantized again; {changed}"
     again = "the golden set is made again; " if stage == "golden" else ""
     return again + ("what is proven again shows after the export" if known.exported is None else proven)
 
 
-def _onnx_before(forecast: Forecast, causes: Causes) -> set[str | None]:
-    """The exported models that the units were built from."""
-    names = (_name(unit.item) for unit in forecast.units)
-    return {causes.before[name].sources.onnx for name in names if name in causes.before}
-
-
 def _count(count: int, what: str) -> str:
     return f"{count} {'engine is' if count == 1 else 'engines are'} {what}" if count else ""
-
-
-def _name(item: PlanCandidate) -> str:
-    return f"{item.target.name} {item.precision} {item.backend.name}"

@@ -1,4 +1,4 @@
-"""The plan: spec x targets x precisions x backends -> units, each with its build key and the reason for its fate."""
+"""The plan: spec x targets x precisions x backends -> units, each with its build key, its action and the reason."""
 
 import itertools
 from collections.abc import Sequence
@@ -47,14 +47,20 @@ class PlanCandidate:
     native_io: bool = False
 
     @property
+    def unit(self) -> str:
+        """'sm_89 int8 tensorrt-rtx'."""
+        return f"{self.target.name} {self.precision} {self.backend.name}"
+
+    @property
     def flavour(self) -> GraphVariant:
-        """The way this unit wants its graph written."""
+        """The graph variant that this unit is built from."""
         scheme = self.backend.scheme() if self.precision in QUANTIZED else None
         return GraphVariant(self.precision, scheme, self.native_io and self.precision == "fp16")
 
 
 def candidates(spec: ModelSpec, selection: Selection) -> tuple[PlanCandidate, ...]:
-    """Every combination that is some backend's business, in the spec's order."""
+    """Every target, backend and precision of the spec that the run asks for and the backend builds for, in the spec's
+    order."""
     tools = [backends.configure(name, options) for name, options in spec.backends.items()]
     combinations = itertools.product(spec.target_list(), tools, spec.precision_list())
     return tuple(
@@ -109,25 +115,20 @@ def _unit(
     causes: Causes,
     context: RunContext,
 ) -> Unit:
-    request = _request(spec, item, graph)
+    request, aside = _request(spec, item, graph), ""
     required = any(matches_unit(pattern, request.unit) for pattern in spec.build.required)
     if reason := _refusal(exported, item, request):
         return Unit(request, graph, "refused", reason, required)
-    request, aside = _as_built_before(request, context)
-    if recall_engine(request, context):
+    known = recall_engine(request, context)
+    if known is None and (reduced := recall_reduced(request, context)):
+        option = backends.capabilities_of(request.backend).options.workspace_mib
+        before, now = (dict(each.options)[option] for each in (request, reduced))
+        aside = f"; with {option} {now}, because a build with {before} ran out of memory"
+        request, known = reduced, recall_engine(reduced, context)
+    if known:
         reason = f"an engine with this build key is in the registry{aside}"
         return Unit(request, graph, "cached", reason, required)
     return Unit(request, graph, "build", causes.of_build(request, exported.model.digest) + aside, required)
-
-
-def _as_built_before(request: BuildRequest, context: RunContext) -> tuple[BuildRequest, str]:
-    """The request, with the workspace that it was built with where its own ran out of memory, and words on that."""
-    reduced = recall_reduced(request, context)
-    if reduced is None or recall_engine(request, context):
-        return request, ""
-    option = backends.capabilities_of(request.backend).options.workspace_mib
-    before, now = (dict(each.options)[option] for each in (request, reduced))
-    return reduced, f"; with {option} {now}, because a build with {before} ran out of memory"
 
 
 def _refusal(exported: Exported, item: PlanCandidate, request: BuildRequest) -> str | None:
@@ -139,7 +140,6 @@ def _refusal(exported: Exported, item: PlanCandidate, request: BuildRequest) -> 
 
 
 def _request(spec: ModelSpec, item: PlanCandidate, graph: Graph) -> BuildRequest:
-    options = backends.options_of(item.backend)
     return BuildRequest(
         model=graph.model,
         precision=item.precision,
@@ -148,7 +148,7 @@ def _request(spec: ModelSpec, item: PlanCandidate, graph: Graph) -> BuildRequest
         inputs=graph.inputs,
         outputs=graph.outputs,
         profiles=_profiles(graph.inputs, _buckets_for(item.backend, spec.named_dims())),
-        options=options,
+        options=backends.options_of(item.backend),
         toolchain=backends.toolchain_of(item.backend, item.target),
     )
 

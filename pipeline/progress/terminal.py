@@ -1,7 +1,4 @@
-"""Progress as plain lines on stderr: one for each event, and a sign of life when a step takes long.
-
-Progress on a terminal: a table that is redrawn in place.
-"""
+"""Progress for people on stderr: plain lines in a log, or a table on a terminal that is redrawn in place."""
 
 import sys
 import threading
@@ -17,8 +14,7 @@ from pipeline.progress.clocks import Clocks
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-
-# A plain log says that a long step is alive, this often.
+# Seconds between the lines of a plain log which say that a long step still runs.
 HEARTBEAT_S = 15.0
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from builders.backends import discovery
+from pipeline.compile.closure import Closure
 from pipeline.compile.closure.code import root_name
 from pipeline.compile.closure.reach import reach, reach_definitions
 from pipeline.compile.closure.sources import PACKAGES, SourceFile, SourceFiles
-from pipeline.compile.closure.value import Closure
 from pipeline.compile.steps import keys
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
 from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely
