@@ -1,20 +1,12 @@
 """The values that travel between the steps: small, frozen, JSON-able; bytes stay in the artifact store by digest."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.requirements import Requirement
-from enginery.core.types import (
-    BuildFailure,
-    BuildRequest,
-    Dim,
-    Precision,
-    QuantizationScheme,
-    TensorSpec,
-    WeightLevels,
-)
+from enginery.core.types import BuildFailure, BuildRequest, Dim, Precision, QuantizationScheme, TensorSpec, WeightLevels
 
 Json = dict[str, Any]
 # Kinds of int8 activations, as in `QuantizationScheme`.
@@ -23,7 +15,7 @@ Activation = Literal["int8", "uint8"]
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """The exported model. digest: the canonical ONNX file.  carries_qdq: it was quantized by its author (QAT)."""
+    """The exported model. digest: of the canonical ONNX file.  carries_qdq: whether its author quantized it (QAT)."""
 
     digest: str
     inputs: tuple[TensorSpec, ...]
@@ -162,7 +154,11 @@ class GraphVariant:
         """'fp16', or 'int8 (uint8 activations, fp32 elsewhere)'. Variants of one name are one graph."""
         if self.scheme is None:
             return f"{self.precision} ({self.precision} inputs and outputs)" if self.native_io else self.precision
-        words = [*_of_activations(self.scheme)] if self.precision == "int8" else []
+        words = [f"{self.scheme.activation} activations"] if self.precision == "int8" else []
+        # Biases only where they are not what goes with the activations.
+        words += (
+            ["biases in float"] if words and self.scheme.activation == "uint8" and not self.scheme.quantize_bias else []
+        )
         words += _of_weights(self.scheme.weight_levels) if self.precision in ("int8", "int8-dynamic") else []
         return f"{self.precision} ({', '.join([*words, f'{self.scheme.float_precision} elsewhere'])})"
 
@@ -184,13 +180,6 @@ class Searched(NamedTuple):
     def name(self) -> str:
         """'int8 (uint8 activations)'."""
         return f"int8 ({', '.join([f'{self.activation} activations', *_of_weights(self.weight_levels)])})"
-
-
-def _of_activations(scheme: QuantizationScheme) -> Iterator[str]:
-    """What a scheme says of int8 graphs alone; of biases only where they are not what goes with the activations."""
-    yield f"{scheme.activation} activations"
-    if scheme.activation == "uint8" and not scheme.quantize_bias:
-        yield "biases in float"
 
 
 def _of_weights(levels: WeightLevels) -> list[str]:
