@@ -15,13 +15,17 @@ Activation = Literal["int8", "uint8"]
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """The exported model. digest: of the canonical ONNX file.  carries_qdq: whether its author quantized it (QAT)."""
+    """The exported model. digest: of the canonical ONNX file.  carries_qdq: whether its author quantized it (QAT).
+
+    blake3: of that file; None where the worker that uploaded it did not have the library.
+    """
 
     digest: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     opset: int
     carries_qdq: bool
+    blake3: str | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ class Proof:
 class Exported:
     """A model with the golden set it is proven by, and the parity of framework and ONNX. notes: for people.
 
-    blake3: of the model's file, where who uploaded it had the library.  reads: digest of all that it was made from.
+    reads: digest of all that it was made from.
     golden_inputs: digest of the digests of the golden samples (`validation.data.overlap`); None where they are random.
     """
 
@@ -133,7 +137,6 @@ class Exported:
     golden: str
     proof: Proof
     notes: tuple[str, ...] = ()
-    blake3: str | None = None
     golden_inputs: str | None = None
     reads: str = ""
 

@@ -18,7 +18,7 @@ from builders.backends.discovery import PackageNotFoundError, version
 from builders.execution.jobs import Executor, Job, Result, Watch, ignore_event, result_type
 from enginery.core.codec import decode, encode_fields
 from enginery.core.digest import digest_of
-from enginery.core.errors import IntegrityError
+from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from enginery.core.text import now
 from enginery.registry.build_history import History
 from enginery.registry.build_lock import hold_build_lock
@@ -133,6 +133,13 @@ def shown_turn(context: RunContext, name: str, what: str) -> Iterator[None]:
         if holders:
             context.progress.emit(Finished("turn", reason=f"waited {time.monotonic() - begun:.0f} s"))
         yield
+
+
+def stops_run(error: EngineryError) -> bool:
+    """Whether an error says nothing about what a step worked on, so that the run must end: something is out of reach, a
+    blob is damaged, or the step was cancelled."""
+    cancelled = isinstance(error, StepError) and error.kind == "cancelled"
+    return cancelled or isinstance(error, UnavailableError | IntegrityError)
 
 
 class NotOnRecord(Exception):  # noqa: N818 - no error: it says that there is work to do

@@ -54,7 +54,7 @@ class Bench:
         label = None if labels is None else "label"
         told = self.run(ExportModel(source, None, folder / "golden.npz", label, self.metric, {}))
         assert told.model is not None
-        self.onnx, self.golden = told.model.onnx, told.golden.golden
+        self.onnx, self.golden = told.model.digest, told.golden.golden
         self.outputs = told.model.outputs
         self.checks = [*told.golden.proof.checks]
 

@@ -67,7 +67,7 @@ def draft_version(
         others=tuple(others),
         units=tuple(unit.name for unit in plan.units),
         judged=tuple(judged),
-        blake3={**blake3, exported.model.digest: exported.blake3},
+        blake3={**blake3, exported.model.digest: exported.model.blake3},
         channel=spec.publication.channel,
         wanted_version=spec.version,
         reads=exported.reads,

@@ -20,7 +20,7 @@ from builders.execution.scrub import scrubber
 from enginery.core import parsing
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json, digest_of
-from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
+from enginery.core.errors import EngineryError, StepError
 from enginery.core.hardware.machine import driver_version
 from enginery.core.text import now
 from enginery.core.types import Backend, BuildFailure, BuildRequest, Engine, Target
@@ -28,7 +28,7 @@ from enginery.registry.build_history import Expectation
 from enginery.registry.records import remember
 from enginery.registry.store.base import Store, change, open_store
 from enginery.registry.store.layout import timing_key
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import RunContext, stops_run
 from pipeline.compile.steps.blobs import fetch
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.progress.events import Finished, Predicted
@@ -199,9 +199,9 @@ def build(unit: Unit, spec: "ModelSpec", context: RunContext) -> Built:
     job = Job(unit.name, request, context.store.uri, limits, needed, reduce_workspace(request))
     try:
         record = context.run_job(context.executor, unit.name, job)
-    except (UnavailableError, IntegrityError):
-        raise
     except EngineryError as error:
+        if stops_run(error):
+            raise
         return Built(unit, failure=_failure(unit, spec, context, error))
     context.progress.emit(Finished(unit.name, "built", words=f"built in {record.seconds:.1f} s"))
     return Built.from_record(replace(unit, request=record.request), record)
@@ -209,8 +209,6 @@ def build(unit: Unit, spec: "ModelSpec", context: RunContext) -> Built:
 
 def _failure(unit: Unit, spec: "ModelSpec", context: RunContext, error: EngineryError) -> BuildFailure:
     kind, log = (error.kind, error.log) if isinstance(error, StepError) else ("error", "")
-    if kind == "cancelled":
-        raise error
     reason = str(error).removeprefix(f"{unit.name}: ")  # who shows it names the unit
     context.progress.emit(Finished(unit.name, "failed", reason.splitlines()[0]))
     return BuildFailure(unit.name, kind, reason, scrubber()(log), reproduce(unit, spec, context.store.uri))

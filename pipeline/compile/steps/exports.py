@@ -13,7 +13,6 @@ from builders.execution.jobs import Job, WorkerContext
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of, digest_of_file
 from enginery.core.errors import DataError, InputError, ModelError, StepError
-from enginery.core.types import TensorSpec
 from enginery.registry.store.base import Store, open_store
 from enginery.user_code.entry_point import imported_packages, source_files
 from pipeline.compile.run_context import RunContext, import_versions
@@ -32,21 +31,6 @@ if TYPE_CHECKING:
 # Protobuf takes up to 90 times a file's size when there is nothing in it but empty nodes: larger files are parsed in a
 # process of their own, which has a limit.
 _HERE_BYTES = 32 << 20
-
-
-@dataclass(frozen=True)
-class ExportedModel:
-    """The exported model. onnx: digest of the canonical file.  blake3: where who uploaded it had the library.
-
-    carries_qdq: whether its author quantized it (QAT).
-    """
-
-    onnx: str
-    blake3: str | None
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    opset: int
-    carries_qdq: bool
 
 
 @dataclass(frozen=True)
@@ -71,7 +55,7 @@ class FrozenGolden:
 class ExportOutcome:
     """What an export gave. model: None where it was known."""
 
-    model: ExportedModel | None
+    model: OnnxModel | None
     golden: FrozenGolden
 
 
@@ -127,7 +111,7 @@ def _open_golden_samples(data: Path, wanted: ExportRequest, labels: str | None) 
         raise
 
 
-def store_model(place: Store, path: Path) -> ExportedModel:
+def store_model(place: Store, path: Path) -> OnnxModel:
     """Put the canonical ONNX file `path` into the store: its digests, and what the steps after it ask of it."""
     from pipeline.quantization.schemes.qdq import carries_qdq
     from pipeline.sources.onnx_model import load_onnx, specs_of
@@ -136,7 +120,7 @@ def store_model(place: Store, path: Path) -> ExportedModel:
     inputs, outputs = specs_of(model)
     stored = place.put_and_digest_file(path)
     opset = max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
-    return ExportedModel(stored.digest, stored.blake3, tuple(inputs), tuple(outputs), opset, carries_qdq(model))
+    return OnnxModel(stored.digest, tuple(inputs), tuple(outputs), opset, carries_qdq(model), stored.blake3)
 
 
 @dataclass(frozen=True)
@@ -220,8 +204,8 @@ def export(spec: "ModelSpec", context: RunContext) -> Exported:
         if model is None:
             raise StepError("export: no model came of it; run again")
         if outcome.model:
-            context.remember("export", keys.model, encode(model), [model.onnx])
-        context.remember("golden", keys.golden(model.onnx), encode(golden), golden.blobs)
+            context.remember("export", keys.model, encode(model), [model.digest])
+        context.remember("golden", keys.golden(model.digest), encode(golden), golden.blobs)
         context.progress.emit(Finished(name))
     settle_golden(spec, golden.golden, context)
     return _join(model, golden, keys)
@@ -263,10 +247,10 @@ class _ExportKeys:
             **code_key(ExportModel),
         }
 
-    def recall(self, context: RunContext) -> tuple[ExportedModel | None, FrozenGolden | None]:
+    def recall(self, context: RunContext) -> tuple[OnnxModel | None, FrozenGolden | None]:
         """What is on record; a golden set only with its model."""
-        model = context.recall("export", self.model, ExportedModel)
-        return model, context.recall("golden", self.golden(model.onnx), FrozenGolden) if model else None
+        model = context.recall("export", self.model, OnnxModel)
+        return model, context.recall("golden", self.golden(model.digest), FrozenGolden) if model else None
 
 
 def _export_reads(spec: "ModelSpec", context: RunContext) -> Json:
@@ -274,19 +258,12 @@ def _export_reads(spec: "ModelSpec", context: RunContext) -> Json:
     return {"source": source_digests(spec, context), "data": data}
 
 
-def _join(model: ExportedModel, golden: FrozenGolden, keys: _ExportKeys) -> Exported:
-    return Exported(
-        OnnxModel(model.onnx, model.inputs, model.outputs, model.opset, model.carries_qdq),
-        golden.golden,
-        golden.proof,
-        golden.notes,
-        model.blake3,
-        golden.inputs,
-        digest_of([keys.model, keys.golden(model.onnx)]),
-    )
+def _join(model: OnnxModel, golden: FrozenGolden, keys: _ExportKeys) -> Exported:
+    reads = digest_of([keys.model, keys.golden(model.digest)])
+    return Exported(model, golden.golden, golden.proof, golden.notes, golden.inputs, reads)
 
 
-def _export_job(spec: "ModelSpec", context: RunContext, known: ExportedModel | None) -> Job[ExportOutcome]:
+def _export_job(spec: "ModelSpec", context: RunContext, known: OnnxModel | None) -> Job[ExportOutcome]:
     source, golden = spec.source, spec.golden
     reads = ExportRequest(
         source.kind,
@@ -302,7 +279,7 @@ def _export_job(spec: "ModelSpec", context: RunContext, known: ExportedModel | N
     )
     request = ExportModel(
         reads,
-        known.onnx if known else None,
+        known.digest if known else None,
         spec.file(golden.data) if golden else None,
         golden.labels if golden else None,
         metric_of(spec),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from builders.backends import discovery, shape_profiles
 from builders.execution.jobs import Job, WorkerContext
 from enginery.core.codec import encode
-from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
+from enginery.core.errors import EngineryError
 from enginery.core.hardware.cuda import gpus
 from enginery.core.hardware.targets import this_kind, why_no_proof
 from enginery.core.reports.proof import Check
@@ -17,7 +17,7 @@ from enginery.core.text import now
 from enginery.core.types import BuildRequest, Dim, Session
 from enginery.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
-from pipeline.compile.run_context import RunContext
+from pipeline.compile.run_context import RunContext, stops_run
 from pipeline.compile.steps.blobs import fetch, golden_set, open_session, proof_of, runnable
 from pipeline.compile.steps.drift_limits import engine_drift_limits, threads_for
 from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metric_of, model_shapes
@@ -193,10 +193,8 @@ def try_to_prove(built: Built, spec: "ModelSpec", golden: str, context: RunConte
     """
     try:
         return prove_engine(built, spec, golden, context, afresh)
-    except (UnavailableError, IntegrityError):
-        raise
     except EngineryError as error:
-        if isinstance(error, StepError) and error.kind == "cancelled":
+        if stops_run(error):
             raise
         return Proof((replace(CRASHED, note=str(error)),))
 
