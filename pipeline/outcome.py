@@ -13,7 +13,7 @@ from pipeline.values import Attributed, Built, Json, Proof
 
 @dataclass(frozen=True)
 class JudgedUnit:
-    """A unit at the end of its way: with a report, or with the failure of its build.
+    """A unit with the report on its engine, or with the failure of its build.
 
     attributed: which node drifted, where a check failed.  latency: digest of the latency report of an engine that runs
     here, as a blob.
@@ -32,7 +32,7 @@ class JudgedUnit:
 
     @property
     def reason(self) -> str:
-        """What stands behind the verdict."""
+        """Why the verdict is what it is, in words."""
         if self.report:
             return self.report.reason
         return self.built.failure.reason if self.built.failure else "it was not built"
@@ -41,7 +41,7 @@ class JudgedUnit:
 def make_report(
     built: Built, golden: str, proofs: Sequence[Proof], cannot_run: str | None, cpu: str | None = None
 ) -> Report:
-    """Judge all checks together.
+    """The report on a unit, with the verdict on all checks together.
 
     cannot_run: why the engine could not be run, None when it was run.  cpu: the kind of CPU it was run on; None is this
     machine's. The reason names it for a CPU engine, since the verdict holds for that kind alone.
@@ -145,7 +145,7 @@ class Outcome:
 
     @property
     def failed(self) -> tuple[EngineResult, ...]:
-        """The units that were built or proven in vain."""
+        """The units whose build or proof failed."""
         return tuple(engine for engine in self.engines if engine.status == "failed")
 
     def to_json(self) -> Json:

@@ -219,7 +219,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Attributed:
-    """Which node drifted in a graph or an engine. joint: 'quantization' or 'engine'.  units: whose it is.
+    """Which node drifted in a graph or an engine. joint: 'quantization' or 'engine'.  units: names of those that use it.
 
     digest: of the attribution (`validation.attribution.result`) as a blob, None where there is none; headline: its
     finding in one line, or why there is none.
@@ -257,12 +257,12 @@ class BuildPlan:
 
     @property
     def wanted(self) -> tuple[Unit, ...]:
-        """The units that end in an engine."""
+        """The units that are built or are there already."""
         return tuple(unit for unit in self.units if unit.action != "refused")
 
     @property
     def refused(self) -> tuple[Unit, ...]:
-        """The units that do not."""
+        """The units that are not built, each with its reason."""
         return tuple(unit for unit in self.units if unit.action == "refused")
 
 

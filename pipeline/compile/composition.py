@@ -40,11 +40,7 @@ class StepRunner(Protocol):
         ...
 
     def map(
-        self,
-        step: Callable[Concatenate[Item, P], Value],
-        items: Iterable[Item],
-        *arguments: P.args,
-        **named: P.kwargs,
+        self, step: Callable[Concatenate[Item, P], Value], items: Iterable[Item], *arguments: P.args, **named: P.kwargs
     ) -> list[Value]:
         """Run a step for each item, side by side, and return the values in order."""
         ...
@@ -58,11 +54,7 @@ class InProcess:
         return step(*arguments, **named)
 
     def map(
-        self,
-        step: Callable[Concatenate[Item, P], Value],
-        items: Iterable[Item],
-        *arguments: P.args,
-        **named: P.kwargs,
+        self, step: Callable[Concatenate[Item, P], Value], items: Iterable[Item], *arguments: P.args, **named: P.kwargs
     ) -> list[Value]:
         """Call the function for each item in a thread of its own."""
         with ThreadPoolExecutor(MOST_THREADS) as pool:

@@ -79,7 +79,7 @@ _PROVING = ("golden", "proof")
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class UnitForecast:
     """A unit of the plan. action: 'build', 'cached', 'refused' or 'unknown'.  unit: None where the graph is not known.
 
     proven_again: whether its engine is there, and a build proves it all the same.
@@ -109,7 +109,7 @@ class Foreseen:
 
 
 @dataclass(frozen=True)
-class ForeseenChange:
+class ForecastChange:
     """Something that changed since the last build, and what follows from it."""
 
     what: str
@@ -124,8 +124,8 @@ class Forecast:
     """
 
     model: str
-    units: tuple[Foreseen, ...]
-    changes: tuple[ForeseenChange, ...]
+    units: tuple[UnitForecast, ...]
+    changes: tuple[ForecastChange, ...]
     missing: tuple[str, ...] = ()
 
     def to_json(self) -> Json:
@@ -153,10 +153,10 @@ def foresee(spec: ModelSpec, selection: Selection, known: OnRecord, context: Run
 
 def _foresee_unit(
     spec: ModelSpec, item: PlanCandidate, unit: Unit | None, known: OnRecord, causes: Causes, context: RunContext
-) -> Foreseen:
+) -> UnitForecast:
     if unit is None or known.exported is None:
         required = any(matches_unit(pattern, item.unit) for pattern in spec.build.required)
-        return Foreseen(item, "unknown", _explain_unknown(item, known, causes), required)
+        return UnitForecast(item, "unknown", _explain_unknown(item, known, causes), required)
     reason, again = unit.reason, False
     if unit.action == "cached":
         try:
@@ -164,7 +164,7 @@ def _foresee_unit(
         except NotOnRecord:  # the engine runs here, and its proof is not on record
             changed = "; ".join(causes.list_changes(unit.name, *_PROVING)) or "no such proof is on record"
             reason, again = f"{reason}; it is proven again: {changed}", True
-    return Foreseen(item, unit.action, reason, unit.required, unit, again)
+    return UnitForecast(item, unit.action, reason, unit.required, unit, again)
 
 
 def _explain_unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> str:
@@ -176,14 +176,14 @@ def _explain_unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> st
     return f"{'; '.join(causes.list_changes(name, *stages)) or none}; known once the model is {after}"
 
 
-def _changes(forecast: Forecast, known: OnRecord, causes: Causes) -> list[ForeseenChange]:
+def _changes(forecast: Forecast, known: OnRecord, causes: Causes) -> list[ForecastChange]:
     """Each change once, with what follows from it as far as that is known."""
     found: dict[str, str] = {}
     for stage in ("export", "calibration", "golden", "proof"):
         for unit in forecast.units:
             for what in causes.list_changes(unit.item.unit, stage):
                 found.setdefault(what, _follows(stage, forecast, known, causes))
-    return [ForeseenChange(what, follows) for what, follows in found.items()]
+    return [ForecastChange(what, follows) for what, follows in found.items()]
 
 
 def _follows(stage: str, forecast: Forecast, known: OnRecord, causes: Causes) -> str:

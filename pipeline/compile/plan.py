@@ -108,12 +108,7 @@ def check_required(plan: BuildPlan) -> None:
 
 
 def _unit(
-    spec: ModelSpec,
-    exported: Exported,
-    item: PlanCandidate,
-    graph: Graph,
-    causes: Causes,
-    context: RunContext,
+    spec: ModelSpec, exported: Exported, item: PlanCandidate, graph: Graph, causes: Causes, context: RunContext
 ) -> Unit:
     request, aside = _request(spec, item, graph), ""
     required = any(matches_unit(pattern, request.unit) for pattern in spec.build.required)

@@ -20,9 +20,7 @@ from pipeline.compile.closure.sources import SourceFile, SourceFiles
 # What a step's worker calls and its key leaves out, because it decides nothing of what the step gives: room or module,
 # and why. tests/pipeline/compile/closure/test_carriers.py holds each of them to that. Progress, displays, pages and
 # commands need not be named: no worker's function reaches them.
-CARRIERS = {
-    "enginery.registry": "carries bytes: a blob is read by the SHA-256 of its content, which the request names",
-}
+CARRIERS = {"enginery.registry": "carries bytes: a blob is read by the SHA-256 of its content, which the request names"}
 
 
 def is_carrier(module: str) -> bool:

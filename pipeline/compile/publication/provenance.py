@@ -75,7 +75,7 @@ def provenance_statement(draft: Manifest, entries: Sequence[EngineEntry], starte
                 },
                 "metadata": {"invocationId": draft.content, "startedOn": started_at, "finishedOn": draft.created_at},
                 "byproducts": [
-                    {"name": SBOM, "digest": {"sha256": sbom}, "mediaType": "application/vnd.cyclonedx+json"},
+                    {"name": SBOM, "digest": {"sha256": sbom}, "mediaType": "application/vnd.cyclonedx+json"}
                 ],
             },
         },

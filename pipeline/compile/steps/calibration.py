@@ -160,11 +160,7 @@ def observe(part: Part, spec: "ModelSpec", exported: Exported, context: RunConte
     part of several is observed where engines are built, on any node that sees the same samples under the same path.
     """
     request = ObservePart(exported.model.digest, part, calibration_samples(spec))
-    key = {
-        **encode(request),
-        "samples": samples_key(request.samples),
-        **code_key(ObservePart, ObservePartRemotely),
-    }
+    key = {**encode(request), "samples": samples_key(request.samples), **code_key(ObservePart, ObservePartRemotely)}
     uri, limits = context.store.uri, step_limits(spec, "calibration")
 
     def run(local: Executor, name: str, job: Job[Observed]) -> Observed:

@@ -101,15 +101,8 @@ class WriteGraph:
         if choice:
             measured = Ranges.from_json(json.loads(place.read_blob(choice.ranges)))
         left = choice.left if choice else {}
-        written, notes = write_variant(
-            model,
-            flavour.precision,
-            flavour.scheme,
-            measured,
-            self.overrides,
-            keep_io=not flavour.native_io,
-            left=left,
-        )
+        how = flavour.scheme, measured, self.overrides
+        written, notes = write_variant(model, flavour.precision, *how, keep_io=not flavour.native_io, left=left)
         inputs, outputs = specs_of(written)
         save_onnx(written, workdir / "graph.onnx")
         ranges = measured.to_json() if measured else None
@@ -249,11 +242,7 @@ def write_graph(
         node_overrides(spec),
         choices.get(flavour.searched) if flavour.searched else None,
     )
-    key = {
-        **encode(request),
-        "observations": ranges.seen if ranges else None,
-        **code_key(WriteGraph),
-    }
+    key = {**encode(request), "observations": ranges.seen if ranges else None, **code_key(WriteGraph)}
     job = Job("quantize", request, context.store.uri, step_limits(spec, "quantization"))
     found = context.once("quantize", f"write {flavour.name}", key, job, lambda written: written.blobs)
     recipe = Recipe(found.recipe, found.written_from if found.written_from != model.digest else None)
