@@ -219,7 +219,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Attributed:
-    """Which node drifted in a graph or an engine. joint: 'quantization' or 'engine'.  units: names of those that use it.
+    """Which node drifted in a graph or an engine. joint: 'quantization' or 'engine'.  units: names of its users.
 
     digest: of the attribution (`validation.attribution.result`) as a blob, None where there is none; headline: its
     finding in one line, or why there is none.

@@ -76,7 +76,7 @@ class AttributeGraph:
             budget = graph_drift_limits(original, session, precision, frozen, self.limits, metric, workdir).budgets
             expected = _answer(frozen, session, workdir / "answered.safetensors")
 
-        def judged(path: Path, cases: "GoldenSet") -> Sequence[Check]:
+        def check(path: Path, cases: "GoldenSet") -> Sequence[Check]:
             with ReferenceSession(path) as actual:
                 checks = expected_checks("quantization", actual, cases, budget)
                 return proof_of(checks, actual, cases, metric if cases is expected else None, "graph").checks
@@ -84,7 +84,7 @@ class AttributeGraph:
         candidate = runnable(fetch(place, self.graph, workdir / "graph.onnx"), precision)
         recipe = _read_recipe(place, self.recipe) if self.recipe else None
         source = original if recipe is None else fetch(place, recipe.model, workdir / "source.onnx")
-        before = judged(candidate, expected)
+        before = check(candidate, expected)
         pair = _graph(source, workdir / "expected"), _graph(candidate, workdir / "actual")
         found = attribute_drift(
             "quantization", precision, *pair, frozen, budget.tightest, _list_failed(before), tell=print
@@ -95,8 +95,8 @@ class AttributeGraph:
 
         def judge(path: Path) -> Sequence[Check]:
             """Most trials fail on an edge that failed before; only those that do not are run on everything."""
-            first = judged(path, edges) if edges.cases else []
-            return first if _list_failed(first) else judged(path, expected)
+            first = check(path, edges) if edges.cases else []
+            return first if _list_failed(first) else check(path, expected)
 
         print("looking for the smallest set of groups to leave in float")
         return _keep(place, found, _propose(recipe, source, found, before, judge, workdir))
@@ -186,12 +186,12 @@ def _propose(
     model: Path,
     found: "Attribution",
     before: Sequence[Check],
-    judged: Callable[[Path], Sequence[Check]],
+    check: Callable[[Path], Sequence[Check]],
     workdir: Path,
 ) -> "Proposal":
-    """What to leave in float so that the graph passes. model: the float ONNX file.  judged: the checks of an ONNX file.
+    """What to leave in float so that the graph passes. model: the float ONNX file.
 
-    before: the checks of the graph as it is.
+    before: the checks of the graph as it is.  check: makes the checks of an ONNX file.
     """
     import onnx
 
@@ -206,7 +206,7 @@ def _propose(
     def judge(graph: "ModelProto") -> Sequence[Check]:
         path = workdir / "trial.onnx"
         save_onnx(graph, path)
-        return judged(runnable(path, recipe.precision))
+        return check(runnable(path, recipe.precision))
 
     return replace(propose(recipe, found, before, judge), searched=written.searched)
 

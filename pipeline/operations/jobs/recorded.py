@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckRecording:
-    """The engine stage of `compile.jobs.engines.CheckEngine`, of recorded answers instead of a session.
+    """The engine stage of `compile.steps.proofs.CheckEngine`, of recorded answers instead of a session.
 
     request: what the engine was built from.  answers: as `validation.gpu.cases.ReplaySession` gives them.
     """
