@@ -105,7 +105,7 @@ def _flatten(value: Json, prefix: str = "") -> dict[str, str]:
 def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
     """What changed, in words: 'weights w.safetensors changed', 'dims.batch.max: 8 -> 16'.
 
-    A file that is not read any more is left out: what used to name it changed as well. Modules of Enginery are told in
+    A file that is not read any more is left out: what used to name it changed as well. Modules of Enginery stand in
     one line: 'code of validation.comparison.sessions and validation.metrics.drift changed'.
     """
     names, found = sorted(before.keys() | now.keys()), list[str]()

@@ -168,7 +168,7 @@ def _foresee_unit(
 
 
 def _explain_unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> str:
-    """Why it cannot be told what becomes of a unit."""
+    """Why it is not known what becomes of a unit."""
     name, exported = item.unit, known.exported is not None
     stages = ["calibration"] if exported else ["export", *(["calibration"] if item.precision != "fp32" else [])]
     none = "no engine for this unit yet" if name not in causes.before else f"not on record: {', '.join(known.missing)}"

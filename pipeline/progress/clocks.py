@@ -37,10 +37,10 @@ class StepClock:
 
 @dataclass(frozen=True)
 class Wait:
-    """Something that waits. told: when it was last shown, by the monotonic clock."""
+    """Something that waits. shown_at: seconds of the monotonic clock."""
 
     why: str
-    told: float
+    shown_at: float
 
     @property
     def reason(self) -> str:
@@ -70,9 +70,9 @@ class Clocks:
         new = Wait(why, time.monotonic())
         with self._lock:
             alike = [wait for each, wait in self._waits.items() if (once or each == name) and wait.reason == new.reason]
-            told = max((wait.told for wait in alike), default=None)
-            if told is not None and (why in {wait.why for wait in alike} or new.told < told + RECOUNT_S):
-                self._waits[name] = Wait(why, told)
+            shown_at = max((wait.shown_at for wait in alike), default=None)
+            if shown_at is not None and (why in {wait.why for wait in alike} or new.shown_at < shown_at + RECOUNT_S):
+                self._waits[name] = Wait(why, shown_at)
                 return False
             self._waits[name] = new
             return True

@@ -109,7 +109,7 @@ class LiveTable(events.Progress):
                 self._console.print(f"[yellow]↻[/yellow] {_plain(name)}: once more: {_plain(why)}", highlight=False)
             case events.Finished(name, state):
                 seconds = self._clocks.stop(name)
-                # Of a build the compiler's own time is told, without the wait for its process.
+                # The words of a build have the compiler's own time, without the start of its process.
                 took = "" if seconds is None or state == "built" else f" [dim]{seconds:.1f} s[/dim]"
                 self._print(state, name, event.outcome, took)
             case events.VerdictReached(name, verdict):

@@ -81,7 +81,7 @@ class _Draft:
     texts: set[str] = field(default_factory=set)
 
     def finish(self, module: Module, defined: Collection[str]) -> Definition:
-        """The definition. A local variable is not told from a name of the module. defined: what the module defines."""
+        """The definition. defined: names that the module defines; a local variable of such a name counts as it."""
         used = {(name, target) for name, _ in self.reads for target in module.bound.get(name, ())}
         references = {
             (target, attribute)

@@ -1,9 +1,9 @@
 """The definitions that a function can reach: by the names that it reads, by what those read, and so on.
 
-It errs on the wide side. A class counts whole, whichever method is called. A module whose object is handed on counts
-whole. A text that names a module or a function of ours counts as a reference to it. What runs when a module is imported
-counts for every module that is imported on the way. What is not seen: code that is found by a name that is put together
-when the program runs; `code.py` says what stands for it.
+More is reached than what runs, never less. A class counts whole, whichever method is called. A module that is passed as
+a value counts whole. A text that names a module or a function of ours counts as a reference to it. What runs when a
+module is imported counts for every module that is imported on the way. What is not seen: code that is found by a name
+that is put together when the program runs; `code.py` says what stands for it.
 """
 
 import sys

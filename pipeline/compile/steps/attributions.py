@@ -270,7 +270,7 @@ def _find_drifted_stages(failed: Sequence[Check]) -> set[str]:
 
 
 def attribute(suspect: Suspect, spec: "ModelSpec", reference: str, golden: str, context: RunContext) -> Attributed:
-    """Which node drifted in a suspect, or why that cannot be told, which stops no other step.
+    """Which node drifted in a suspect, or why that is not known, which stops no other step.
 
     reference: digest of the float model.  golden: of the golden set.
     Raises UnavailableError, and StepError when cancelled.
