@@ -33,8 +33,7 @@ from enginery.registry.store.base import Store, open_store
 from pipeline.compile.composition import InProcess
 from pipeline.compile.plan import Selection, plan_builds
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.engine_jobs import BuildEngine
-from pipeline.compile.steps.engines import build
+from pipeline.compile.steps.engines import BuildEngine, build
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported, Graph, GraphVariant, OnnxModel, Proof, Unit
 

@@ -13,7 +13,7 @@ from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError
 from enginery.core.requirements import Requirement, for_target
 from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
-from pipeline.compile.steps.engine_jobs import BuildEngine
+from pipeline.compile.steps.engines import BuildEngine
 from pipeline.values import EngineRecord
 
 

@@ -1,10 +1,71 @@
-"""How a run ended: the version, and each unit of its plan."""
+"""What became of a run: the verdict on each unit, what was published of it, and the version."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from enginery.core.hardware.machine import describe_host
+from enginery.core.hardware.targets import this_kind
+from enginery.core.reports.proof import Report, Verdict, judge
+from enginery.core.text import now
 from enginery.core.types import BuildFailure
-from pipeline.values import Attributed, Json
+from pipeline.values import Attributed, Built, Json, Proof
+
+
+@dataclass(frozen=True)
+class JudgedUnit:
+    """A unit with the report on its engine, or with the failure of its build.
+
+    attributed: which node drifted, where a check failed.  latency: digest of the latency report of an engine that runs
+    here, as a blob.
+    """
+
+    built: Built
+    report: Report | None = None
+    metrics: tuple[tuple[str, float], ...] = ()
+    attributed: tuple[Attributed, ...] = ()
+    latency: str | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """'proven', 'unproven' or 'failed'."""
+        return self.report.verdict if self.report else "failed"
+
+    @property
+    def reason(self) -> str:
+        """Why the verdict is what it is, in words."""
+        if self.report:
+            return self.report.reason
+        return self.built.failure.reason if self.built.failure else "it was not built"
+
+
+def make_report(
+    built: Built, golden: str, proofs: Sequence[Proof], cannot_run: str | None, cpu: str | None = None
+) -> Report:
+    """The report on a unit, with the verdict on all checks together.
+
+    cannot_run: why the engine could not be run, None when it was run.  cpu: the kind of CPU it was run on; None is this
+    machine's. The reason names it for a CPU engine, since the verdict holds for that kind alone.
+    """
+    checks = tuple(check for proof in proofs for check in proof.checks)
+    verdict, reason = judge(checks, cannot_run)
+    request = built.unit.request
+    if request.target.is_cpu and cannot_run is None:
+        reason = f"{reason}, on {cpu or this_kind().name}"
+    return Report(
+        unit=request.unit,
+        target=request.target.name,
+        precision=request.precision,
+        backend=request.backend,
+        engine=built.digest,
+        golden=golden,
+        checks=checks,
+        verdict=verdict,
+        reason=reason,
+        created_at=now(),
+        host=describe_host(),
+        versions=dict(request.toolchain),
+        spreads=tuple(spread.round_numbers() for proof in proofs for spread in proof.spreads),
+    )
 
 
 @dataclass(frozen=True)
@@ -84,7 +145,7 @@ class Outcome:
 
     @property
     def failed(self) -> tuple[EngineResult, ...]:
-        """The units that were built or proven in vain."""
+        """The units whose build or proof failed."""
         return tuple(engine for engine in self.engines if engine.status == "failed")
 
     def to_json(self) -> Json:

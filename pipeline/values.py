@@ -1,20 +1,12 @@
 """The values that travel between the steps: small, frozen, JSON-able; bytes stay in the artifact store by digest."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.requirements import Requirement
-from enginery.core.types import (
-    BuildFailure,
-    BuildRequest,
-    Dim,
-    Precision,
-    QuantizationScheme,
-    TensorSpec,
-    WeightLevels,
-)
+from enginery.core.types import BuildFailure, BuildRequest, Dim, Precision, QuantizationScheme, TensorSpec, WeightLevels
 
 Json = dict[str, Any]
 # Kinds of int8 activations, as in `QuantizationScheme`.
@@ -23,13 +15,17 @@ Activation = Literal["int8", "uint8"]
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """The exported model. digest: the canonical ONNX file.  carries_qdq: it was quantized by its author (QAT)."""
+    """The exported model. digest: of the canonical ONNX file.  carries_qdq: whether its author quantized it (QAT).
+
+    blake3: of that file; None where the worker that uploaded it did not have the library.
+    """
 
     digest: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     opset: int
     carries_qdq: bool
+    blake3: str | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +129,7 @@ class Proof:
 class Exported:
     """A model with the golden set it is proven by, and the parity of framework and ONNX. notes: for people.
 
-    blake3: of the model's file, where who uploaded it had the library.  reads: digest of all that it was made from.
+    reads: digest of all that it was made from.
     golden_inputs: digest of the digests of the golden samples (`validation.data.overlap`); None where they are random.
     """
 
@@ -141,7 +137,6 @@ class Exported:
     golden: str
     proof: Proof
     notes: tuple[str, ...] = ()
-    blake3: str | None = None
     golden_inputs: str | None = None
     reads: str = ""
 
@@ -162,7 +157,11 @@ class GraphVariant:
         """'fp16', or 'int8 (uint8 activations, fp32 elsewhere)'. Variants of one name are one graph."""
         if self.scheme is None:
             return f"{self.precision} ({self.precision} inputs and outputs)" if self.native_io else self.precision
-        words = [*_of_activations(self.scheme)] if self.precision == "int8" else []
+        words = [f"{self.scheme.activation} activations"] if self.precision == "int8" else []
+        # Biases only where they are not what goes with the activations.
+        words += (
+            ["biases in float"] if words and self.scheme.activation == "uint8" and not self.scheme.quantize_bias else []
+        )
         words += _of_weights(self.scheme.weight_levels) if self.precision in ("int8", "int8-dynamic") else []
         return f"{self.precision} ({', '.join([*words, f'{self.scheme.float_precision} elsewhere'])})"
 
@@ -184,13 +183,6 @@ class Searched(NamedTuple):
     def name(self) -> str:
         """'int8 (uint8 activations)'."""
         return f"int8 ({', '.join([f'{self.activation} activations', *_of_weights(self.weight_levels)])})"
-
-
-def _of_activations(scheme: QuantizationScheme) -> Iterator[str]:
-    """What a scheme says of int8 graphs alone; of biases only where they are not what goes with the activations."""
-    yield f"{scheme.activation} activations"
-    if scheme.activation == "uint8" and not scheme.quantize_bias:
-        yield "biases in float"
 
 
 def _of_weights(levels: WeightLevels) -> list[str]:
@@ -227,7 +219,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Attributed:
-    """Which node drifted in a graph or an engine. joint: 'quantization' or 'engine'.  units: whose it is.
+    """Which node drifted in a graph or an engine. joint: 'quantization' or 'engine'.  units: names of its users.
 
     digest: of the attribution (`validation.attribution.result`) as a blob, None where there is none; headline: its
     finding in one line, or why there is none.
@@ -265,12 +257,12 @@ class BuildPlan:
 
     @property
     def wanted(self) -> tuple[Unit, ...]:
-        """The units that end in an engine."""
+        """The units that are built or are there already."""
         return tuple(unit for unit in self.units if unit.action != "refused")
 
     @property
     def refused(self) -> tuple[Unit, ...]:
-        """The units that do not."""
+        """The units that are not built, each with its reason."""
         return tuple(unit for unit in self.units if unit.action == "refused")
 
 

@@ -1,38 +1,29 @@
-"""What the steps of a model read, by the names that its owner knows, so that two builds can be compared.
-
-Why an engine is built and a proof made: what changed since the last build of the unit, by name.
-"""
+"""Why an engine is built and a proof made: what changed since the last build of the unit, by names that the spec's
+owner knows."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from enginery.core.codec import encode
-from enginery.core.digest import digest_of, digest_of_file, is_digest
+from enginery.core.digest import digest_of_file, is_digest
 from enginery.core.text import pluralize
 from enginery.core.types import CALIBRATED, CPU_KIND, BuildRequest
 from pipeline.compile.closure.code import Root, backend_root, find_code
+from pipeline.compile.last_builds import Inputs, LastBuild, recall_builds
 from pipeline.compile.run_context import NotOnRecord, RunContext
-from pipeline.compile.steps.calibration import (
-    MergeParts,
-    ObservePart,
-    ObservePartRemotely,
-    SearchQuantization,
-    calibration_digest,
-)
-from pipeline.compile.steps.engine_jobs import CheckEngine
+from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely, calibration_digest
 from pipeline.compile.steps.exports import ExportModel, place_of, source_digests
 from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
 from pipeline.compile.steps.keys import WRITE_MODEL, package_versions
+from pipeline.compile.steps.proofs import CheckEngine
+from pipeline.compile.steps.search import SearchQuantization
 from pipeline.spec.model import ModelSpec
-from pipeline.values import Exported, Json
+from pipeline.values import Json
 
-# By stage, then by name: a digest, or a value as text.
-Inputs = dict[str, dict[str, str]]
 # Followed by a module.
 _CODE = "code of "
+_SHAPES = ("inputs.", "outputs", "dims.")
 _LONGEST, _MOST_MODULES = 60, 3
 
 
@@ -41,87 +32,55 @@ def inputs_of(spec: ModelSpec, context: RunContext) -> Inputs:
 
     Raises ModelError for a source file that is missing or leads out of the spec's folder.
     """
+    calibration, golden = spec.calibration, spec.golden
+    observing = [ObservePart, ObservePartRemotely, MergeParts] if calibration else []
+    searching = [SearchQuantization] if calibration and spec.quantization.searches else []
+    metric = golden.metric.model_dump(mode="json") if golden and golden.metric else None
+    limits = spec.validation.model_dump(mode="json", include={"limits", "contract"}, exclude_unset=True)
     return {
-        "export": _export(spec, context),
-        "calibration": _calibration(spec),
-        "golden": _golden(spec),
-        "proof": _proof(spec),
+        "export": _export_inputs(spec, context),
+        "calibration": {
+            **({f"calibration data {calibration.data}": calibration_digest(spec)} if calibration else {}),
+            **_flatten(spec.model_dump(mode="json", include={"calibration", "quantization"})),
+            **_code(WriteGraph, *observing, *searching),
+        },
+        "golden": {
+            **({f"golden data {golden.data}": digest_of_file(spec.file(golden.data))} if golden else {}),
+            **(_flatten({"golden": {"data": golden.data, "labels": golden.labels}}) if golden else {}),
+            **_code(ExportModel),
+        },
+        "proof": {
+            **_flatten({"golden": {"metric": metric}, "validation": limits}),
+            **_code(CheckGraph, CheckEngine, *map(backend_root, spec.backends)),
+        },
     }
 
 
-def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
-    """What changed, in words: 'weights w.safetensors changed', 'dims.batch.max: 8 -> 16'.
-
-    A file that is not read any more is left out: what used to name it changed as well. Modules of Enginery are told in
-    one line: 'code of validation.comparison.sessions and validation.metrics.drift changed'.
-    """
-    names = sorted(before.keys() | now.keys())
-    found = _code_differences([name for name in names if name.startswith(_CODE) and before.get(name) != now.get(name)])
-    for name in (name for name in names if not name.startswith(_CODE)):
-        old, new = before.get(name), now.get(name)
-        if old == new or (new is None and is_digest(str(old))):
-            continue
-        if is_digest(str(new)):
-            found.append(f"{name} is new" if old is None else f"{name} changed")
-        else:
-            found.append(f"{name}: {'none' if old is None else old} -> {'none' if new is None else new}")
-    return found
-
-
-def _code_differences(changed: Sequence[str]) -> list[str]:
-    if not changed:
-        return []
-    named = [name.removeprefix(_CODE) for name in changed[:_MOST_MODULES]]
-    if more := len(changed) - len(named):
-        named.append(pluralize(more, "other module"))
-    return [f"{_CODE}{' and '.join(filter(None, (', '.join(named[:-1]), named[-1])))} changed"]
-
-
-def _export(spec: ModelSpec, context: RunContext) -> dict[str, str]:
-    parts: Json = spec.model_dump(mode="json", include={"source", "inputs", "outputs", "dims"})
+def _export_inputs(spec: ModelSpec, context: RunContext) -> dict[str, str]:
     try:
         read = source_digests(spec, context)
     except NotOnRecord:  # a large ONNX file that changed: what else it names shows when it is read
         read = {"files": {spec.source.file: digest_of_file(spec.file(spec.source.file))}, "packages": {}}
     return {
-        **{_name_files(place, spec): digest for place, digest in read["files"].items()},
-        **_flat(parts),
-        **_versions(read["packages"]),
+        **{_name_file(place, spec): digest for place, digest in read["files"].items()},
+        **_flatten(spec.model_dump(mode="json", include={"source", "inputs", "outputs", "dims"})),
+        **_name_versions(read["packages"]),
         **_code(*WRITE_MODEL),
     }
-
-
-def _calibration(spec: ModelSpec) -> dict[str, str]:
-    wanted, searching = spec.calibration, [SearchQuantization] if spec.quantization.searches else []
-    parts = _flat(spec.model_dump(mode="json", include={"calibration", "quantization"}))
-    if wanted is None:
-        return parts | _code(WriteGraph)
-    code = _code(WriteGraph, ObservePart, ObservePartRemotely, MergeParts, *searching)
-    return {f"calibration data {wanted.data}": calibration_digest(spec), **parts, **code}
-
-
-def _golden(spec: ModelSpec) -> dict[str, str]:
-    wanted = spec.golden
-    data = {f"golden data {wanted.data}": digest_of_file(spec.file(wanted.data))} if wanted else {}
-    parts = {"golden": {"data": wanted.data, "labels": wanted.labels}} if wanted else {}
-    return {**data, **_flat(parts), **_code(ExportModel)}
-
-
-def _proof(spec: ModelSpec) -> dict[str, str]:
-    metric = spec.golden.metric.model_dump(mode="json") if spec.golden and spec.golden.metric else None
-    limits = spec.validation.model_dump(mode="json", include={"limits", "contract"}, exclude_unset=True)
-    parts = {"golden": {"metric": metric}, "validation": limits}
-    return {**_flat(parts), **_code(CheckGraph, CheckEngine, *map(backend_root, spec.backends))}
 
 
 def _code(*roots: Root) -> dict[str, str]:
     """What requests can reach, by module, and the versions of the packages that they import."""
     found = find_code(*roots)
     modules = {f"{_CODE}{module}": digest for module, digest in found.modules.items()}
-    return {**_versions(package_versions(*found.packages)), **modules}
+    return {**_name_versions(package_versions(*found.packages)), **modules}
 
 
-def _name_files(place: str, spec: ModelSpec) -> str:
+def _name_versions(found: Mapping[str, object]) -> dict[str, str]:
+    return {f"version of {name}": str(version) for name, version in found.items()}
+
+
+def _name_file(place: str, spec: ModelSpec) -> str:
     """'weights w.safetensors', 'entry point model.py', 'module layers.py', 'external data model.bin'."""
     source = spec.source
     if place == place_of(spec.file(source.file), spec):
@@ -131,59 +90,39 @@ def _name_files(place: str, spec: ModelSpec) -> str:
     return f"{'module' if source.kind == 'torch' else 'external data'} {place}"
 
 
-def _versions(found: Json) -> dict[str, str]:
-    return {f"version of {name}": str(version) for name, version in found.items()}
-
-
-def _flat(value: Json, prefix: str = "") -> dict[str, str]:
+def _flatten(value: Json, prefix: str = "") -> dict[str, str]:
     """The leaves of a part of a spec, by their dotted names; what is not set is left out."""
     found: dict[str, str] = {}
     for name, item in value.items():
         if isinstance(item, dict):
-            found |= _flat(item, f"{prefix}{name}.")
+            found |= _flatten(item, f"{prefix}{name}.")
         elif item is not None:
-            found[f"{prefix}{name}"] = _text(item)
+            text = item if isinstance(item, str) else json.dumps(item)
+            found[f"{prefix}{name}"] = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
     return found
 
 
-def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """What changed, in words: 'weights w.safetensors changed', 'dims.batch.max: 8 -> 16'.
 
-
-_SHAPES = ("inputs.", "outputs", "dims.")
-
-
-@dataclass(frozen=True)
-class BuildSources:
-    """What engines were built from. reads: see `Exported`.  onnx, golden: digests."""
-
-    inputs: Inputs
-    reads: str
-    onnx: str
-    golden: str
-
-
-@dataclass(frozen=True)
-class LastBuild:
-    """The build of a unit's newest engine."""
-
-    request: BuildRequest
-    sources: BuildSources
-
-
-@dataclass(frozen=True)
-class _NamedBuild:
-    request: BuildRequest
-    from_: str
-
-
-@dataclass(frozen=True)
-class _LatestBuilds:
-    """The last builds of a model's units as they are on record. from_: by digest; units share them."""
-
-    units: Mapping[str, _NamedBuild]
-    from_: Mapping[str, BuildSources]
+    A file that is not read any more is left out: what used to name it changed as well. Modules of Enginery stand in
+    one line: 'code of validation.comparison.sessions and validation.metrics.drift changed'.
+    """
+    names, found = sorted(before.keys() | now.keys()), list[str]()
+    if code := [name for name in names if name.startswith(_CODE) and before.get(name) != now.get(name)]:
+        named = [name.removeprefix(_CODE) for name in code[:_MOST_MODULES]]
+        if more := len(code) - len(named):
+            named.append(pluralize(more, "other module"))
+        found.append(f"{_CODE}{' and '.join(filter(None, (', '.join(named[:-1]), named[-1])))} changed")
+    for name in (name for name in names if not name.startswith(_CODE)):
+        old, new = before.get(name), now.get(name)
+        if old == new or (new is None and is_digest(str(old))):
+            continue
+        if is_digest(str(new)):
+            found.append(f"{name} is new" if old is None else f"{name} changed")
+        else:
+            found.append(f"{name}: {'none' if old is None else old} -> {'none' if new is None else new}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -219,35 +158,7 @@ class Causes:
 
 def causes_of(spec: ModelSpec, context: RunContext) -> Causes:
     """What is on record of the last builds of a model, to be compared with now."""
-    known = context.recall("latest-builds", {"model": spec.model}, _LatestBuilds) or _LatestBuilds({}, {})
-    before = {
-        unit: LastBuild(found.request, known.from_[found.from_])
-        for unit, found in known.units.items()
-        if found.from_ in known.from_
-    }
-    return Causes(spec, context, before)
-
-
-def remember_builds(
-    spec: ModelSpec, exported: Exported, built: Sequence[BuildRequest], context: RunContext, new: bool
-) -> None:
-    """Note what these engines were built from, so that the next plan can say what has changed since.
-
-    new: whether the version is; otherwise nothing is read again where the export was the same.
-    """
-    causes = causes_of(spec, context)
-    before = [causes.before.get(request.unit) for request in built]
-    if not new and all(
-        last and (last.request, last.sources.reads) == (request, exported.reads)
-        for last, request in zip(before, built, strict=True)
-    ):
-        return
-    sources = BuildSources(causes.inputs, exported.reads, exported.model.digest, exported.golden)
-    builds = {**causes.before, **{request.unit: LastBuild(request, sources) for request in built}}
-    named = {unit: (last, digest_of(encode(last.sources))) for unit, last in sorted(builds.items())}
-    units = {unit: _NamedBuild(last.request, name) for unit, (last, name) in named.items()}
-    value = _LatestBuilds(units, {name: last.sources for last, name in named.values()})
-    context.remember("latest-builds", {"model": spec.model}, encode(value), [])
+    return Causes(spec, context, recall_builds(spec.model, context))
 
 
 def explain_change(before: BuildRequest | None, now: BuildRequest, causes: Sequence[str] = ()) -> str:

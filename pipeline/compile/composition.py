@@ -1,16 +1,24 @@
-"""The main job, written once: spec in, proven engines out. A runner decides how the steps are carried out."""
+"""The six steps in order, in the only place that has it: spec in, proven engines out. A runner carries them out."""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from pipeline.compile import steps
-from pipeline.compile.plan import Selection, candidates, find_unserved, plan_builds
-from pipeline.compile.publication.publish import check_required, publish_version
+from pipeline.compile.plan import Selection, candidates, check_required, find_unserved, plan_builds
+from pipeline.compile.publication.draft import draft_version
+from pipeline.compile.publication.pages import draw_page
+from pipeline.compile.publication.publish import publish_version
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.verdict import JudgedUnit
-from pipeline.outcome import Outcome
+from pipeline.compile.steps.attributions import attribute, suspects
+from pipeline.compile.steps.calibration import merge, observe, parts_of
+from pipeline.compile.steps.engines import build
+from pipeline.compile.steps.exports import export
+from pipeline.compile.steps.graphs import quantize
+from pipeline.compile.steps.latency import measure
+from pipeline.compile.steps.proofs import validate
+from pipeline.compile.steps.search import choose, find_searched_kinds
+from pipeline.outcome import JudgedUnit, Outcome
 from pipeline.progress.events import Finished, Planned, RunConcluded
 from pipeline.spec.model import ModelSpec
 from pipeline.values import BuildPlan, Built, Exported, Graph, Observed
@@ -32,11 +40,7 @@ class StepRunner(Protocol):
         ...
 
     def map(
-        self,
-        step: Callable[Concatenate[Item, P], Value],
-        items: Iterable[Item],
-        *arguments: P.args,
-        **named: P.kwargs,
+        self, step: Callable[Concatenate[Item, P], Value], items: Iterable[Item], *arguments: P.args, **named: P.kwargs
     ) -> list[Value]:
         """Run a step for each item, side by side, and return the values in order."""
         ...
@@ -50,11 +54,7 @@ class InProcess:
         return step(*arguments, **named)
 
     def map(
-        self,
-        step: Callable[Concatenate[Item, P], Value],
-        items: Iterable[Item],
-        *arguments: P.args,
-        **named: P.kwargs,
+        self, step: Callable[Concatenate[Item, P], Value], items: Iterable[Item], *arguments: P.args, **named: P.kwargs
     ) -> list[Value]:
         """Call the function for each item in a thread of its own."""
         with ThreadPoolExecutor(MOST_THREADS) as pool:
@@ -76,33 +76,34 @@ def prepare(spec: ModelSpec, selection: Selection, context: RunContext, run: Ste
     for name in find_unserved(spec, selection):
         reason = f"no backend of the spec ({', '.join(spec.backends)}) builds for it"
         context.progress.emit(Finished(name, reason=reason, words=f"left out: {reason}"))
-    exported = run.call(steps.export, spec, context)
+    exported = run.call(export, spec, context)
     ranges = calibrate(spec, exported, context, run)
     flavours = dict.fromkeys(item.flavour for item in candidates(spec, selection))
-    kinds = steps.find_searched_kinds(flavours, spec, exported)
-    choices = dict(zip(kinds, run.map(steps.choose, kinds, spec, exported, ranges, context), strict=True))
-    graphs = run.map(steps.quantize, flavours, spec, exported, ranges, choices, context)
+    kinds = find_searched_kinds(flavours, spec, exported)
+    choices = dict(zip(kinds, run.map(choose, kinds, spec, exported, ranges, context), strict=True))
+    graphs = run.map(quantize, flavours, spec, exported, ranges, choices, context)
     plan = run.call(plan_builds, spec, exported, graphs, selection, context)
     return Prepared(exported, tuple(graphs), plan)
 
 
 def calibrate(spec: ModelSpec, exported: Exported, context: RunContext, run: StepRunner) -> Observed | None:
-    """Observe the calibration samples, in as many parts as the spec says; None when there is nothing to observe."""
-    parts = run.map(steps.observe, steps.parts_of(spec, exported), spec, exported, context)
-    return parts[0] if len(parts) == 1 else run.call(steps.merge, parts, spec, context) if parts else None
+    """What calibration samples show, observed in as many parts as the spec says; None when there are none."""
+    parts = run.map(observe, parts_of(spec, exported), spec, exported, context)
+    return parts[0] if len(parts) == 1 else run.call(merge, parts, spec, context) if parts else None
 
 
 def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner) -> Outcome:
-    """All six steps: export, quantize, plan, build, validate, publish."""
+    """All six steps: export, quantize, plan, build, validate, publish. Raises what a step raises."""
     ready = prepare(spec, selection, context, run)
     context.progress.emit(Planned(ready.plan))
     check_required(ready.plan)
-    built: Sequence[Built] = run.map(steps.build, ready.plan.wanted, spec, context)
-    judged: Sequence[JudgedUnit] = run.map(steps.validate, built, spec, ready.exported, context)
+    built: Sequence[Built] = run.map(build, ready.plan.wanted, spec, context)
+    judged: Sequence[JudgedUnit] = run.map(validate, built, spec, ready.exported, context)
     judged = attribute_failures(judged, spec, ready.exported, context, run)
     # One by one: two engines at once would time each other.
-    judged = [run.call(steps.measure, item, spec, ready.exported, context) for item in judged]
-    outcome = run.call(publish_version, spec, ready.exported, ready.plan, judged, context)
+    judged = [run.call(measure, item, spec, ready.exported, context) for item in judged]
+    draft = draft_version(spec, ready.exported, ready.plan, judged, context)
+    outcome = run.call(publish_version, draft, draw_page, context)
     context.progress.emit(RunConcluded(outcome))
     return outcome
 
@@ -110,13 +111,12 @@ def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, ru
 def attribute_failures(
     judged: Sequence[JudgedUnit], spec: ModelSpec, exported: Exported, context: RunContext, run: StepRunner
 ) -> list[JudgedUnit]:
-    """With every failed check of a graph or an engine, which node drifted; nothing where the spec says so."""
+    """The units, each with which node drifted where a check of its graph or engine failed; unchanged where the spec
+    wants no attribution."""
     if spec.validation.attribution == "off":
         return [*judged]
-    suspects = steps.suspects(judged)
-    found = (
-        run.map(steps.attribute, suspects, spec, exported.model.digest, exported.golden, context) if suspects else []
-    )
+    broken = suspects(judged)
+    found = run.map(attribute, broken, spec, exported.model.digest, exported.golden, context) if broken else []
     return [
         replace(item, attributed=tuple(each for each in found if item.built.unit.name in each.units)) for item in judged
     ]

@@ -1,20 +1,23 @@
-"""What is on record of a model, found without running a job or writing anything.
+"""What a build would do and why, in names that the spec's owner knows: what `enginery plan` says.
 
-What a build would do and why, in names that the spec's owner knows: what `enginery plan` says.
-
-It answers from the records as far as they go. What they lack is either made first (`prepare`), so that every
-build key is complete, or left open: a unit whose graph is not on record is 'unknown'.
+It is answered from the records as far as they go, without running a job or writing anything. What they lack is either
+made first (`prepare`), so that every build key is complete, or left open: a unit whose graph is not on record is
+'unknown'.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from enginery.registry.store.base import Store
-from pipeline.compile import steps
 from pipeline.compile.causes import Causes, causes_of
 from pipeline.compile.composition import InProcess, calibrate
 from pipeline.compile.plan import PlanCandidate, Selection, candidates, plan_builds
 from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext
+from pipeline.compile.steps.engines import build
+from pipeline.compile.steps.exports import recorded_export
+from pipeline.compile.steps.graphs import write_graph
+from pipeline.compile.steps.proofs import validate
+from pipeline.compile.steps.search import choose, find_searched_kinds
 from pipeline.progress.events import Progress
 from pipeline.spec.model import ModelSpec, matches_unit
 from pipeline.values import Exported, Graph, Json, Searched, SearchResult, Unit
@@ -45,9 +48,9 @@ def open_records(store: Store) -> RunContext:
 
 
 def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnRecord:
-    """The export and the graphs of a selection as far as they are on record. context: a `reading` one."""
+    """The export and the graphs of a selection as far as they are on record. context: of `open_records`."""
     try:
-        exported = steps.recorded_export(spec, context)
+        exported = recorded_export(spec, context)
     except NotOnRecord as step:
         return OnRecord(missing=(str(step),))
     if exported is None:
@@ -57,15 +60,15 @@ def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnR
     ranges, choices = None, dict[Searched, SearchResult]()
     try:
         ranges = calibrate(spec, exported, context, InProcess())
-        for kind in steps.find_searched_kinds(flavours, spec, exported):
-            choices[kind] = steps.choose(kind, spec, exported, ranges, context)
+        for kind in find_searched_kinds(flavours, spec, exported):
+            choices[kind] = choose(kind, spec, exported, ranges, context)
     except NotOnRecord as step:
         missing.append(str(step))
         flavours = [flavour for flavour in flavours if flavour.precision == "fp32"]
     graphs: list[Graph] = []
     for flavour in flavours:
         try:
-            graphs.append(steps.write(flavour, spec, exported, ranges, choices, context))
+            graphs.append(write_graph(flavour, spec, exported, ranges, choices, context))
         except NotOnRecord as step:
             missing.append(str(step))
     return OnRecord(exported, tuple(graphs), tuple(dict.fromkeys(missing)))
@@ -76,7 +79,7 @@ _PROVING = ("golden", "proof")
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class UnitForecast:
     """A unit of the plan. action: 'build', 'cached', 'refused' or 'unknown'.  unit: None where the graph is not known.
 
     proven_again: whether its engine is there, and a build proves it all the same.
@@ -106,7 +109,7 @@ class Foreseen:
 
 
 @dataclass(frozen=True)
-class ForeseenChange:
+class ForecastChange:
     """Something that changed since the last build, and what follows from it."""
 
     what: str
@@ -121,8 +124,8 @@ class Forecast:
     """
 
     model: str
-    units: tuple[Foreseen, ...]
-    changes: tuple[ForeseenChange, ...]
+    units: tuple[UnitForecast, ...]
+    changes: tuple[ForecastChange, ...]
     missing: tuple[str, ...] = ()
 
     def to_json(self) -> Json:
@@ -137,88 +140,70 @@ class Forecast:
 
 
 def foresee(spec: ModelSpec, selection: Selection, known: OnRecord, context: RunContext) -> Forecast:
-    """Every unit of the selection with its fate and the cause of it, by name. context: a `reading` one."""
+    """Every unit of the selection with its action and the cause of it, by name. context: of `open_records`."""
     causes, planned = causes_of(spec, context), dict[str, Unit]()
     if known.exported is not None:
         plan = plan_builds(spec, known.exported, known.graphs, selection, context)
         planned = {unit.name: unit for unit in plan.units}
-    units = tuple(
-        _foreseen(spec, item, planned.get(_name(item)), known, causes, context) for item in candidates(spec, selection)
-    )
+    wanted = candidates(spec, selection)
+    units = tuple(_foresee_unit(spec, item, planned.get(item.unit), known, causes, context) for item in wanted)
     forecast = Forecast(spec.model, units, (), known.missing)
     return replace(forecast, changes=tuple(_changes(forecast, known, causes)))
 
 
-def _foreseen(
+def _foresee_unit(
     spec: ModelSpec, item: PlanCandidate, unit: Unit | None, known: OnRecord, causes: Causes, context: RunContext
-) -> Foreseen:
+) -> UnitForecast:
     if unit is None or known.exported is None:
-        required = any(matches_unit(pattern, _name(item)) for pattern in spec.build.required)
-        return Foreseen(item, "unknown", _unknown(item, known, causes), required)
-    again = unit.action == "cached" and _is_unproven(unit, spec, known.exported, context)
-    reason = unit.reason
-    if again:
-        changed = causes.list_changes(unit.name, *_PROVING)
-        reason = f"{reason}; it is proven again: {'; '.join(changed) or 'no such proof is on record'}"
-    return Foreseen(item, unit.action, reason, unit.required, unit, again)
+        required = any(matches_unit(pattern, item.unit) for pattern in spec.build.required)
+        return UnitForecast(item, "unknown", _explain_unknown(item, known, causes), required)
+    reason, again = unit.reason, False
+    if unit.action == "cached":
+        try:
+            validate(build(unit, spec, context), spec, known.exported, context)
+        except NotOnRecord:  # the engine runs here, and its proof is not on record
+            changed = "; ".join(causes.list_changes(unit.name, *_PROVING)) or "no such proof is on record"
+            reason, again = f"{reason}; it is proven again: {changed}", True
+    return UnitForecast(item, unit.action, reason, unit.required, unit, again)
 
 
-def _is_unproven(unit: Unit, spec: ModelSpec, exported: Exported, context: RunContext) -> bool:
-    """Whether the proof of an engine that runs here is not on record."""
-    try:
-        steps.validate(steps.build(unit, spec, context), spec, exported, context)
-    except NotOnRecord:
-        return True
-    return False
-
-
-def _unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> str:
-    """Why it cannot be told what becomes of a unit."""
-    name, exported = _name(item), known.exported is not None
+def _explain_unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> str:
+    """Why it is not known what becomes of a unit."""
+    name, exported = item.unit, known.exported is not None
     stages = ["calibration"] if exported else ["export", *(["calibration"] if item.precision != "fp32" else [])]
     none = "no engine for this unit yet" if name not in causes.before else f"not on record: {', '.join(known.missing)}"
     after = "quantized" if exported else "exported"
     return f"{'; '.join(causes.list_changes(name, *stages)) or none}; known once the model is {after}"
 
 
-def _changes(forecast: Forecast, known: OnRecord, causes: Causes) -> list[ForeseenChange]:
+def _changes(forecast: Forecast, known: OnRecord, causes: Causes) -> list[ForecastChange]:
     """Each change once, with what follows from it as far as that is known."""
     found: dict[str, str] = {}
     for stage in ("export", "calibration", "golden", "proof"):
         for unit in forecast.units:
-            for what in causes.list_changes(_name(unit.item), stage):
+            for what in causes.list_changes(unit.item.unit, stage):
                 found.setdefault(what, _follows(stage, forecast, known, causes))
-    return [ForeseenChange(what, follows) for what, follows in found.items()]
+    return [ForecastChange(what, follows) for what, follows in found.items()]
 
 
 def _follows(stage: str, forecast: Forecast, known: OnRecord, causes: Causes) -> str:
-    left_open = forecast.count("unknown") > 0
+    units = (causes.before.get(unit.item.unit) for unit in forecast.units)
+    onnx_before = {before.sources.onnx for before in units if before}
     built = _count(forecast.count("build"), "built and proven") or "no engine changes by it"
     proven = _count(sum(unit.proven_again for unit in forecast.units), "proven again") or "no proof changes by it here"
     if stage == "export" and known.exported is None:
         return "the model is exported again; another ONNX model is calibrated, quantized, built and proven, too"
-    if stage == "export" and _onnx_before(forecast, causes) == {known.exported and known.exported.model.digest}:
+    if stage == "export" and known.exported and onnx_before == {known.exported.model.digest}:
         same = "the model is exported again, to the same ONNX model"
         return f"{same}; {built}" if forecast.count("build") else f"{same}: no graph and no engine changes by it"
     if stage == "export":
         return f"the model is exported again, to another ONNX model, calibrated and quantized; {built}"
     if stage == "calibration":
-        return (
-            f"the model is calibrated and quantized again; {'whose graphs change shows then' if left_open else built}"
-        )
+        changed = "whose graphs change shows then" if forecast.count("unknown") else built
+        return f"the model is calibrated and quantized again; {changed}"
     again = "the golden set is made again; " if stage == "golden" else ""
     return again + ("what is proven again shows after the export" if known.exported is None else proven)
 
 
-def _onnx_before(forecast: Forecast, causes: Causes) -> set[str | None]:
-    """The exported models that the units were built from."""
-    names = (_name(unit.item) for unit in forecast.units)
-    return {causes.before[name].sources.onnx for name in names if name in causes.before}
-
-
 def _count(count: int, what: str) -> str:
     return f"{count} {'engine is' if count == 1 else 'engines are'} {what}" if count else ""
-
-
-def _name(item: PlanCandidate) -> str:
-    return f"{item.target.name} {item.precision} {item.backend.name}"

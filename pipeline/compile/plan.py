@@ -1,4 +1,4 @@
-"""The plan: spec x targets x precisions x backends -> units, each with its build key and the reason for its fate."""
+"""The plan: spec x targets x precisions x backends -> units, each with its build key, its action and the reason."""
 
 import itertools
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from builders.backends import discovery as backends
 from builders.backends.shape_profiles import profiles
-from enginery.core.errors import InputError
+from enginery.core.errors import EngineryError, InputError
 from enginery.core.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
 from pipeline.compile.causes import Causes, causes_of
 from pipeline.compile.run_context import RunContext
@@ -47,14 +47,20 @@ class PlanCandidate:
     native_io: bool = False
 
     @property
+    def unit(self) -> str:
+        """'sm_89 int8 tensorrt-rtx'."""
+        return f"{self.target.name} {self.precision} {self.backend.name}"
+
+    @property
     def flavour(self) -> GraphVariant:
-        """The way this unit wants its graph written."""
+        """The graph variant that this unit is built from."""
         scheme = self.backend.scheme() if self.precision in QUANTIZED else None
         return GraphVariant(self.precision, scheme, self.native_io and self.precision == "fp16")
 
 
 def candidates(spec: ModelSpec, selection: Selection) -> tuple[PlanCandidate, ...]:
-    """Every combination that is some backend's business, in the spec's order."""
+    """Every target, backend and precision of the spec that the run asks for and the backend builds for, in the spec's
+    order."""
     tools = [backends.configure(name, options) for name, options in spec.backends.items()]
     combinations = itertools.product(spec.target_list(), tools, spec.precision_list())
     return tuple(
@@ -91,33 +97,33 @@ def plan_builds(
     return BuildPlan(spec.model, tuple(units))
 
 
+def check_required(plan: BuildPlan) -> None:
+    """Stop before any work when a unit that the spec requires is refused. Raises EngineryError."""
+    lines = [f"{unit.name}: {unit.reason}" for unit in plan.refused if unit.required]
+    if lines:
+        remedy = "change the spec, or take them out of build.required"
+        raise EngineryError(
+            "\n".join([f"units that the spec requires are refused, so nothing was built; {remedy}:", *lines])
+        )
+
+
 def _unit(
-    spec: ModelSpec,
-    exported: Exported,
-    item: PlanCandidate,
-    graph: Graph,
-    causes: Causes,
-    context: RunContext,
+    spec: ModelSpec, exported: Exported, item: PlanCandidate, graph: Graph, causes: Causes, context: RunContext
 ) -> Unit:
-    request = _request(spec, item, graph)
+    request, aside = _request(spec, item, graph), ""
     required = any(matches_unit(pattern, request.unit) for pattern in spec.build.required)
     if reason := _refusal(exported, item, request):
         return Unit(request, graph, "refused", reason, required)
-    request, aside = _as_built_before(request, context)
-    if recall_engine(request, context):
+    known = recall_engine(request, context)
+    if known is None and (reduced := recall_reduced(request, context)):
+        option = backends.capabilities_of(request.backend).options.workspace_mib
+        before, now = (dict(each.options)[option] for each in (request, reduced))
+        aside = f"; with {option} {now}, because a build with {before} ran out of memory"
+        request, known = reduced, recall_engine(reduced, context)
+    if known:
         reason = f"an engine with this build key is in the registry{aside}"
         return Unit(request, graph, "cached", reason, required)
     return Unit(request, graph, "build", causes.of_build(request, exported.model.digest) + aside, required)
-
-
-def _as_built_before(request: BuildRequest, context: RunContext) -> tuple[BuildRequest, str]:
-    """The request, with the workspace that it was built with where its own ran out of memory, and words on that."""
-    reduced = recall_reduced(request, context)
-    if reduced is None or recall_engine(request, context):
-        return request, ""
-    option = backends.capabilities_of(request.backend).options.workspace_mib
-    before, now = (dict(each.options)[option] for each in (request, reduced))
-    return reduced, f"; with {option} {now}, because a build with {before} ran out of memory"
 
 
 def _refusal(exported: Exported, item: PlanCandidate, request: BuildRequest) -> str | None:
@@ -129,7 +135,6 @@ def _refusal(exported: Exported, item: PlanCandidate, request: BuildRequest) -> 
 
 
 def _request(spec: ModelSpec, item: PlanCandidate, graph: Graph) -> BuildRequest:
-    options = backends.options_of(item.backend)
     return BuildRequest(
         model=graph.model,
         precision=item.precision,
@@ -138,7 +143,7 @@ def _request(spec: ModelSpec, item: PlanCandidate, graph: Graph) -> BuildRequest
         inputs=graph.inputs,
         outputs=graph.outputs,
         profiles=_profiles(graph.inputs, _buckets_for(item.backend, spec.named_dims())),
-        options=options,
+        options=backends.options_of(item.backend),
         toolchain=backends.toolchain_of(item.backend, item.target),
     )
 

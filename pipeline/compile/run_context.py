@@ -3,10 +3,6 @@
 A step is keyed by the content of everything it reads: files, spec values, the code that its request can reach
 (`closure`) and the versions of the packages that this code imports. A key that is on record is answered from
 the record, so that a run with nothing to do imports nothing heavy.
-
-Waiting for one's turn in sight of whoever looks at the run.
-
-Answering from the records alone: an executor that runs nothing, and what it says instead.
 """
 
 import importlib.metadata
@@ -22,7 +18,7 @@ from builders.backends.discovery import PackageNotFoundError, version
 from builders.execution.jobs import Executor, Job, Result, Watch, ignore_event, result_type
 from enginery.core.codec import decode, encode_fields
 from enginery.core.digest import digest_of
-from enginery.core.errors import IntegrityError
+from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 from enginery.core.text import now
 from enginery.registry.build_history import History
 from enginery.registry.build_lock import hold_build_lock
@@ -35,8 +31,8 @@ Recalled = TypeVar("Recalled")
 
 @dataclass(frozen=True)
 class RunContext:
-    """The surroundings of a run. `executor` builds engines, wherever that is; `local` does everything else here: what
-    needs the spec's files, and the proofs, because whether an engine can run is asked of this machine.
+    """What the steps of a run share. executor: builds engines, on whatever machine.  local: runs everything else here:
+    what needs the spec's files, and the proofs, because whether an engine can run is asked of this machine.
 
     started_at: when the run began here (ISO 8601, UTC), for its provenance.
     """
@@ -59,7 +55,7 @@ class RunContext:
         result: type[Recalled],
         sizes: Callable[[Recalled], Mapping[str, int]] | None = None,
     ) -> Recalled | None:
-        """The value on record for a step's key; None when the step must run. A record that cannot be read is forgotten.
+        """The value on record for a step's key; None when the step must run, or the record cannot be read.
 
         sizes: of blobs in bytes by digest, as `records.recall` takes them.
         """
@@ -127,17 +123,23 @@ def _find_distributions(package: str) -> str:
 @contextmanager
 def shown_turn(context: RunContext, name: str, what: str) -> Iterator[None]:
     """`hold_build_lock`, with the wait as a step of the run: who works, since when, and how long it took."""
-    begun, waited = time.monotonic(), False
+    begun, holders = time.monotonic(), list[str]()
 
-    def say(who: str) -> None:
-        nonlocal waited
-        waited = True
-        context.progress.emit(Waiting("turn", who))
+    def note(holder: str) -> None:
+        holders.append(holder)
+        context.progress.emit(Waiting("turn", holder))
 
-    with hold_build_lock(context.store, name, what, say):
-        if waited:
+    with hold_build_lock(context.store, name, what, note):
+        if holders:
             context.progress.emit(Finished("turn", reason=f"waited {time.monotonic() - begun:.0f} s"))
         yield
+
+
+def stops_run(error: EngineryError) -> bool:
+    """Whether an error says nothing about what a step worked on, so that the run must end: something is out of reach, a
+    blob is damaged, or the step was cancelled."""
+    cancelled = isinstance(error, StepError) and error.kind == "cancelled"
+    return cancelled or isinstance(error, UnavailableError | IntegrityError)
 
 
 class NotOnRecord(Exception):  # noqa: N818 - no error: it says that there is work to do
@@ -145,7 +147,7 @@ class NotOnRecord(Exception):  # noqa: N818 - no error: it says that there is wo
 
 
 class OnlyRecords:
-    """An executor that runs nothing."""
+    """An executor that runs nothing, so that what a run context answers comes from the records alone."""
 
     def run(self, job: Job[Result], watch: Watch = ignore_event) -> NoReturn:  # noqa: ARG002 - the protocol's
         """Raise NotOnRecord."""

@@ -13,9 +13,8 @@ from enginery.registry.manifest import request_of
 from enginery.registry.store.base import open_store
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.blobs import fetch, golden_set, runnable
+from pipeline.compile.steps.blobs import fetch, golden_set, open_session, runnable
 from pipeline.compile.steps.drift_limits import engine_drift_limits
-from pipeline.compile.steps.engine_jobs import open_session
 from pipeline.compile.steps.keys import engine_limits, limits_of, model_shapes
 from pipeline.operations.revalidate import spec_of
 from pipeline.values import EngineBlob, ModelShapes

@@ -29,10 +29,10 @@ from enginery.registry.trust import require
 from enginery.registry.versions.lookup import locate
 from pipeline.compile.steps.blobs import fetch, golden_set, proof_of, runnable
 from pipeline.compile.steps.drift_limits import engine_drift_limits
-from pipeline.compile.steps.keys import contract_of, engine_limits, limits_of, metric_of
-from pipeline.compile.steps.proofs import CRASHED
-from pipeline.compile.verdict import make_report
+from pipeline.compile.steps.keys import engine_limits, limits_of, metric_of
+from pipeline.compile.steps.proofs import CRASHED, contract_of
 from pipeline.operations.revalidate import as_built, published_proof, spec_of
+from pipeline.outcome import make_report
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Proof
 from validation.comparison.terms import TaskMetric

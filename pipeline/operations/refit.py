@@ -23,8 +23,7 @@ from enginery.registry.store.base import open_store
 from pipeline.compile.causes import explain_change
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch, fetch_engine
-from pipeline.compile.steps.engine_jobs import record_engine
-from pipeline.compile.steps.engines import memory_request, needs, recall_engine
+from pipeline.compile.steps.engines import memory_request, needs, recall_engine, record_engine
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.outcome import Outcome
 from pipeline.progress.events import Finished

@@ -19,15 +19,14 @@ from enginery.core.types import QUANTIZED, BuildRequest
 from enginery.registry.evidence.build_details import LAYERS
 from enginery.registry.manifest import EngineEntry, Manifest, request_of
 from enginery.registry.versions.publish import Published, publish
-from pipeline.compile.publication import materials
+from pipeline.compile.publication.draft import entry_of, list_refitted
 from pipeline.compile.publication.provenance import SBOM, STATEMENT, with_provenance
-from pipeline.compile.publication.publish import entry_of
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.engines import recall_engine
 from pipeline.compile.steps.proofs import try_to_prove
-from pipeline.compile.verdict import JudgedUnit, make_report
 from pipeline.operations.refit import Refit
 from pipeline.operations.revalidate import published_proof, spec_of
+from pipeline.outcome import JudgedUnit, make_report
 from pipeline.values import Built, Graph, GraphVariant, Unit
 
 _REPORT_BYTES = 64 << 20
@@ -138,5 +137,5 @@ def _draft(other: Manifest, judged: Sequence[JudgedUnit]) -> Manifest:
         created_at=now(),
         content=digest_of({"content": other.content, "refitted": sorted(units.items())}),
         sources={name: digest for name, digest in other.sources.items() if name not in gone},
-        provenance={**other.provenance, **materials.list_refitted(judged)},
+        provenance={**other.provenance, **list_refitted(judged)},
     )

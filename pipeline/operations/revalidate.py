@@ -30,7 +30,7 @@ from enginery.registry.versions import lookup
 from pipeline.compile.run_context import RunContext, shown_turn
 from pipeline.compile.steps.latency import time_engine
 from pipeline.compile.steps.proofs import try_to_prove
-from pipeline.compile.verdict import make_report
+from pipeline.outcome import make_report
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Built, Graph, GraphVariant, Proof, Unit
 

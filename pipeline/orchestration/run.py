@@ -22,7 +22,7 @@ from enginery.registry.store.base import Store, open_store
 from enginery.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.compile.composition import InProcess, StepRunner, compile_model
 from pipeline.compile.plan import Selection
-from pipeline.compile.publication.publish import resolved_spec
+from pipeline.compile.publication.draft import resolved_spec
 from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext, shown_turn
 from pipeline.intake.places import Found, spec_at
 from pipeline.orchestration.runs.recorder import new_run, new_tracker, note_run, record_run

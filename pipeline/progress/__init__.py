@@ -1,6 +1,6 @@
-"""What happens in a run, told as it happens: to a terminal, a log, the run's state, metrics and traces.
+"""The events of a run, sent as they happen to listeners: a terminal, a log, the run's state, metrics and traces.
 
-Whoever wants to know is a `Progress`; `together` tells several.
+A listener is a `Progress`; `together` makes one of several.
 """
 
 from pipeline.progress.display import by_model, progress_display, together
@@ -8,12 +8,4 @@ from pipeline.progress.events import Progress
 from pipeline.progress.json_lines import JsonLines
 from pipeline.progress.terminal import Lines, LiveTable
 
-__all__ = [
-    "JsonLines",
-    "Lines",
-    "LiveTable",
-    "Progress",
-    "by_model",
-    "progress_display",
-    "together",
-]
+__all__ = ["JsonLines", "Lines", "LiveTable", "Progress", "by_model", "progress_display", "together"]

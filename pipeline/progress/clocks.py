@@ -1,4 +1,4 @@
-"""What runs now, since when, in which phase, and for how long still: what both displays for people show."""
+"""What runs now, since when, in which phase, and for how long still; and what waits, and why: for the displays."""
 
 import re
 import threading
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from enginery.registry.build_history import Expectation
 
-
-# How often a wait is told again whose reason only counts on: a countdown changes every other second.
+# Seconds until a wait is shown again of whose reason only the time has changed: a countdown does so every other second.
 RECOUNT_S = 15.0
 _COUNTS = re.compile(r"[0-9]+:[0-9]{2}")
 
@@ -38,14 +37,14 @@ class StepClock:
 
 @dataclass(frozen=True)
 class Wait:
-    """Something that waits. told: by the monotonic clock."""
+    """Something that waits. shown_at: seconds of the monotonic clock."""
 
     why: str
-    told: float
+    shown_at: float
 
     @property
     def reason(self) -> str:
-        """Why, without what counts on."""
+        """Why, without the times that count up or down."""
         return _COUNTS.sub("", self.why)
 
 
@@ -59,21 +58,21 @@ class Clocks:
         self._waits: dict[str, Wait] = {}
 
     def expects(self, name: str, expectation: "Expectation") -> None:
-        """Keep it until the unit starts."""
+        """Keep the prediction until the unit starts."""
         with self._lock:
             self._expected[name] = expectation
 
     def note_wait(self, name: str, why: str, *, once: bool = False) -> bool:
-        """Whether that is news: another reason, or the same one that has counted on for `RECOUNT_S`.
+        """Whether a wait is to be shown: its reason is another one, or its times have changed for `RECOUNT_S`.
 
-        once: a reason for which something else waits already is no news either.
+        once: a reason for which something else waits already is not to be shown either.
         """
         new = Wait(why, time.monotonic())
         with self._lock:
             alike = [wait for each, wait in self._waits.items() if (once or each == name) and wait.reason == new.reason]
-            told = max((wait.told for wait in alike), default=None)
-            if told is not None and (why in {wait.why for wait in alike} or new.told < told + RECOUNT_S):
-                self._waits[name] = Wait(why, told)
+            shown_at = max((wait.shown_at for wait in alike), default=None)
+            if shown_at is not None and (why in {wait.why for wait in alike} or new.shown_at < shown_at + RECOUNT_S):
+                self._waits[name] = Wait(why, shown_at)
                 return False
             self._waits[name] = new
             return True

@@ -1,9 +1,4 @@
-"""Several listeners as one: the display first, then those that only look on.
-
-Which model a step belongs to, where several are compiled beside each other on one display.
-
-Which display a command shows.
-"""
+"""Which display a command shows, several listeners as one, and several models on one display."""
 
 import sys
 from collections.abc import Iterator
@@ -17,12 +12,13 @@ from pipeline.progress.terminal import Lines, LiveTable
 
 if TYPE_CHECKING:
     from enginery.registry.runs import RunState
-if TYPE_CHECKING:
-    from enginery.registry.runs import RunState
 
 
 def together(display: Progress, *others: Progress) -> Progress:
-    """A `Progress` that tells all of these. One of the others that raises is told nothing more, and the run goes on."""
+    """A `Progress` that sends each event to all of these, the display first.
+
+    What the display raises stops the run. One of the others that raises gets no more events, with a warning on stderr.
+    """
     return _Together(display, list(others)) if others else display
 
 
@@ -52,12 +48,15 @@ class _Together(Progress):
 
 
 def by_model(display: Progress) -> Progress:
-    """The display, on which each step and unit has its model before its name; JSON has it in a field of its own."""
+    """The display for several models that are compiled at once: each step and unit has its model before its name.
+
+    JSON lines have the model in a field of their own already.
+    """
     return display if isinstance(display, JsonLines) else _ByModel(display)
 
 
 class _ByModel(Progress):
-    """model: of a run; '' before one has begun, when nothing is told of a step."""
+    """model: of a run; '' before one has begun, when there are no events of steps."""
 
     def __init__(self, display: Progress, model: str = "") -> None:
         self._display, self._model, self.by = display, model, display.by

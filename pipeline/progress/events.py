@@ -1,4 +1,4 @@
-"""What happens in a run, as values; and the base of displays, run state, metrics and traces, which are told it."""
+"""What happens in a run, as values; and `Progress`, which displays, run state, metrics and traces extend."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -94,29 +94,29 @@ class RunConcluded:
     outcome: "Outcome"
 
 
-# Events about one step or unit, by its name; those of its job are told under that name, too.
+# Events about one step or unit, by its name; those of its job are sent under that name, too.
 StepEvent = Predicted | JobEvent | Finished | VerdictReached
 Event = RunBegan | Planned | StepEvent | VersionSettled | RunConcluded
 
 
 class Progress:
-    """Is told of everything that happens in a run, from several threads; this one ignores it.
+    """Receives every event of a run, from several threads; this one ignores them.
 
-    The events of one job come in order, from the thread that runs it. What this raises stops the run.
+    The events of one job come in order, from the thread that runs it. An error raised here stops the run.
     by: what started the run, such as a Prefect flow run; '' for a person's command.
     """
 
     by = ""
 
     def of_run(self, model: str, run: str) -> "Progress":  # noqa: ARG002 - for those who tell runs apart
-        """Whom to tell of this run; several may go on at once. `run` is its name in the registry."""
+        """The listener for one run; several may go on at once. run: its name in the registry."""
         return self
 
     def emit(self, event: Event) -> None:
         """Take note of an event."""
 
     def take_state(self, run: "RunState") -> None:
-        """Take the run's state, as often as it is written; in the writer's thread. What this raises stops nothing."""
+        """Take the run's state, as often as it is written; in the writer's thread. Errors raised here stop nothing."""
 
     def watch(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002 - for those who show what takes long
         """Surround long work with this, so that the display knows that it is alive."""

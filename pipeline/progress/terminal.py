@@ -1,7 +1,4 @@
-"""Progress as plain lines on stderr: one for each event, and a sign of life when a step takes long.
-
-Progress on a terminal: a table that is redrawn in place.
-"""
+"""Progress for people on stderr: plain lines in a log, or a table on a terminal that is redrawn in place."""
 
 import sys
 import threading
@@ -17,8 +14,7 @@ from pipeline.progress.clocks import Clocks
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-
-# A plain log says that a long step is alive, this often.
+# Seconds between the lines of a plain log which say that a long step still runs.
 HEARTBEAT_S = 15.0
 
 
@@ -113,7 +109,7 @@ class LiveTable(events.Progress):
                 self._console.print(f"[yellow]↻[/yellow] {_plain(name)}: once more: {_plain(why)}", highlight=False)
             case events.Finished(name, state):
                 seconds = self._clocks.stop(name)
-                # Of a build the compiler's own time is told, without the wait for its process.
+                # The words of a build have the compiler's own time, without the start of its process.
                 took = "" if seconds is None or state == "built" else f" [dim]{seconds:.1f} s[/dim]"
                 self._print(state, name, event.outcome, took)
             case events.VerdictReached(name, verdict):

@@ -15,9 +15,10 @@ from enginery.core.reports.proof import Check
 from enginery.core.types import BuildRequest, Dim, Precision, ShapeProfile, TensorSpec
 from enginery.registry.store.base import open_store
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph, AttributionFound
-from pipeline.compile.steps.engine_jobs import BuildEngine, Calls, CheckEngine, ContractTerms
+from pipeline.compile.steps.engines import BuildEngine
 from pipeline.compile.steps.exports import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph
+from pipeline.compile.steps.proofs import Calls, CheckEngine, ContractTerms
 from pipeline.operations.fuzz import FuzzEngine, FuzzTerms
 from pipeline.sources.request import ExportRequest
 from pipeline.values import EngineBlob, ModelShapes
@@ -53,7 +54,7 @@ class Bench:
         label = None if labels is None else "label"
         told = self.run(ExportModel(source, None, folder / "golden.npz", label, self.metric, {}))
         assert told.model is not None
-        self.onnx, self.golden = told.model.onnx, told.golden.golden
+        self.onnx, self.golden = told.model.digest, told.golden.golden
         self.outputs = told.model.outputs
         self.checks = [*told.golden.proof.checks]
 

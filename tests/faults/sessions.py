@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 
 from enginery.core.types import Session, Tensors
-from pipeline.compile.steps import engine_jobs
+from pipeline.compile.steps import proofs
 from validation.calls.checks import SIZES_SHARE, Allowance
 
 if TYPE_CHECKING:
@@ -42,14 +42,14 @@ def use_steady_clock(monkeypatch: "pytest.MonkeyPatch") -> None:
 @contextmanager
 def faulty_sessions(make: Callable[[], Callable[[int, Tensors, Outputs], Any]]) -> Iterator[None]:
     """Engines that are opened meanwhile have the fault."""
-    opened = engine_jobs.open_session
+    opened = proofs.open_session
 
     @contextmanager
     def wrapped(*given: Any) -> Iterator[Session]:
         with opened(*given) as session:
             yield Faulty(session, make())  # type: ignore[misc]
 
-    with patch.object(engine_jobs, "open_session", wrapped):
+    with patch.object(proofs, "open_session", wrapped):
         yield
 
 

@@ -7,7 +7,7 @@ import pytest
 from enginery.core.errors import SpecError
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import load
-from pipeline.compile.steps.keys import contract_of
+from pipeline.compile.steps.proofs import contract_of
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.pipeline.projects import Project
 from validation.comparison.terms import BRIER, ECE, FLIPS, TOP_K, RowLimits, SampledOutputs

@@ -9,10 +9,10 @@ import pytest
 from builders.execution.jobs import Job, Watch, ignore_event
 from enginery.core.errors import EngineryError, StepError
 from enginery.registry.store.base import open_store
-from pipeline.compile import steps
 from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps import attributions, calibration, engines, exports, graphs, latency, proofs, search
 from pipeline.compile.steps.attributions import Suspect
-from pipeline.compile.verdict import JudgedUnit, make_report
+from pipeline.outcome import JudgedUnit, make_report
 from pipeline.spec.model import load_spec
 from pipeline.values import GraphVariant, Observed, Searched
 from tests.pipeline.compile.test_steps import EXPORTED, an_engine
@@ -57,15 +57,15 @@ class Noting:
 
 
 STEPS = {
-    "export": lambda spec, context: steps.export(spec, context),
-    "calibration": lambda spec, context: steps.observe((0, 1), spec, EXPORTED, context),
-    "merge": lambda spec, context: steps.merge([RANGES, RANGES], spec, context),
-    "choose": lambda spec, context: steps.choose(Searched("int8"), spec, EXPORTED, RANGES, context),
-    "quantization": lambda spec, context: steps.quantize(INT8, spec, EXPORTED, RANGES, {}, context),
-    "build": lambda spec, context: steps.build(an_engine().unit, spec, context),
-    "proof": lambda spec, context: steps.validate(an_engine(), spec, EXPORTED, context),
-    "latency": lambda spec, context: steps.measure(JUDGED, spec, EXPORTED, context),
-    "attribution": lambda spec, context: steps.attribute(
+    "export": lambda spec, context: exports.export(spec, context),
+    "calibration": lambda spec, context: calibration.observe((0, 1), spec, EXPORTED, context),
+    "merge": lambda spec, context: calibration.merge([RANGES, RANGES], spec, context),
+    "choose": lambda spec, context: search.choose(Searched("int8"), spec, EXPORTED, RANGES, context),
+    "quantization": lambda spec, context: graphs.quantize(INT8, spec, EXPORTED, RANGES, {}, context),
+    "build": lambda spec, context: engines.build(an_engine().unit, spec, context),
+    "proof": lambda spec, context: proofs.validate(an_engine(), spec, EXPORTED, context),
+    "latency": lambda spec, context: latency.measure(JUDGED, spec, EXPORTED, context),
+    "attribution": lambda spec, context: attributions.attribute(
         Suspect("engine", an_engine(), ("cpu fp32",)), spec, "a" * 64, "b" * 64, context
     ),
 }

@@ -88,7 +88,7 @@ def diff(before: str, after: str, registry: str, as_json: bool) -> None:
 def _make(address: str, registry: str | None, quiet: bool, accepting: bool) -> "MadeGolden":
     """Export the spec, which makes its golden set. accepting: whether a digest that the spec demands is ignored."""
     from enginery.core.errors import InputError
-    from pipeline.compile import steps
+    from pipeline.compile.steps.exports import export
     from pipeline.compile.steps.golden import latest_golden, told_change
     from pipeline.operations.golden import MadeGolden, unfreeze
     from pipeline.orchestration.run import RunOptions, open_run
@@ -100,7 +100,7 @@ def _make(address: str, registry: str | None, quiet: bool, accepting: bool) -> "
             raise InputError(f"{spec.address} is a copy; accept the golden set where the spec is kept")
         frozen = spec.golden.frozen if spec.golden else None
         before = frozen or latest_golden(spec.model, context)
-        exported = steps.export(unfreeze(spec) if accepting else spec, context)
+        exported = export(unfreeze(spec) if accepting else spec, context)
         changed = before is not None and before != exported.golden
         change = told_change(context.store, before, exported.golden) if before and changed else None
         return MadeGolden(spec.model, exported.golden, before, change, frozen, exported.notes)

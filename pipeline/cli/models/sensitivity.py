@@ -67,17 +67,18 @@ def _choice(activation: str, spec: "ModelSpec", context: "RunContext") -> "tuple
 
     It is for the kind of int8 that the spec's backends write with these activations; else for one with int8 weights.
     """
-    from pipeline.compile import steps
     from pipeline.compile.composition import InProcess, calibrate
     from pipeline.compile.plan import Selection, candidates
+    from pipeline.compile.steps.exports import export
+    from pipeline.compile.steps.search import choose
     from pipeline.quantization.search.choice import SearchDocument
     from pipeline.values import Searched
 
     found = [item.flavour.searched for item in candidates(spec, Selection())]
     whole = Searched("int8" if activation == "int8" else "uint8")
     kind = next((kind for kind in found if kind and kind.activation == activation), whole)
-    exported = steps.export(spec, context)
-    chosen = steps.choose(kind, spec, exported, calibrate(spec, exported, context, InProcess()), context)
+    exported = export(spec, context)
+    chosen = choose(kind, spec, exported, calibrate(spec, exported, context, InProcess()), context)
     return decode(json.loads(context.store.read_blob(chosen.choice)), SearchDocument), chosen.summary
 
 

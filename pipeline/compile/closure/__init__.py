@@ -1,8 +1,31 @@
 """The code that a step's worker can reach, so that a step's key changes exactly when that code does.
 
 `sources.py` reads the source of modules without importing them, `definitions.py` parses a module into its top-level
-definitions, `reach.py` follows the names from a function on, `carriers.py` names what is left out and why, `memory.py`
-keeps what was computed (`closure.value.py`), `closure.code.py` is what the steps call.
-
-Why it is so: docs/decisions/0011-computed-code-keys.md.
+definitions, `reach.py` follows the names from a function on and leaves carriers out, `code.py` is what the steps call,
+and keeps what was computed. Why it is so: docs/decisions/0011-computed-code-keys.md.
 """
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from enginery.core.digest import digest_of
+
+
+@dataclass(frozen=True)
+class Closure:
+    """What functions can reach. modules: by name, a digest of what is reached of each.
+
+    packages: what is imported of others, as `import` names it, the standard library left out.
+    read: the modules that this was computed from, with the digest of their source; None for one that was looked for and
+    is not there.
+    """
+
+    modules: Mapping[str, str]
+    packages: tuple[str, ...]
+    read: Mapping[str, str | None]
+
+    @cached_property
+    def digest(self) -> str:
+        """One digest of all the code."""
+        return digest_of(self.modules)

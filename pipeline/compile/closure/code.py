@@ -1,10 +1,9 @@
-"""What functions can reach, kept on this machine: parsing the source takes half a second, and reading it a hundredth.
+"""The code that a step's worker can reach, from the source of what is installed.
 
-It lies in the local cache (`cache.local_cache`), in `code/`, one small file for each set of functions, and
-counts only while every module that it was computed from is what it was. It can be deleted at any time; where it cannot
-be written, each process computes anew.
-
-The code that a step's worker can reach, from the source of what is installed.
+What was computed is kept on this machine, because parsing the source takes half a second and reading the result a
+hundredth: in `code/` of the local cache (`local_cache`), one small file for each set of functions. A file counts only
+while every module that it was computed from is what it was. It can be deleted at any time; where it cannot be written,
+each process computes anew.
 """
 
 import json
@@ -24,51 +23,8 @@ from builders.backends import discovery
 from enginery.core.digest import canonical_json, digest_of
 from enginery.registry.store.cache import local_cache
 from pipeline.compile import closure
+from pipeline.compile.closure import Closure
 from pipeline.compile.closure.sources import PACKAGES, SourceFiles
-from pipeline.compile.closure.value import Closure
-
-
-def remember_reach(roots: tuple[str, ...], sources: SourceFiles) -> Closure:
-    """As `reach`, from the local cache where that holds it."""
-    cache = local_cache()
-    if cache is None:
-        return _reach(roots, sources)
-    # Several installations share a cache, and the trees of several Pythons may differ.
-    place = digest_of([roots, str(Path(__file__).parent), sys.version_info[:2]])
-    path = cache.folder / "code" / f"{place}.json"
-    # What computes it counts, too.
-    ours = {name: sources.digest(name) for _, name, _ in pkgutil.iter_modules(closure.__path__, f"{__package__}.")}
-    known = _load(path)
-    if known is not None and known.read == {**{name: sources.digest(name) for name in known.read}, **ours}:
-        return known
-    found = _reach(roots, sources)
-    found = replace(found, read={**found.read, **ours})
-    _keep(path, found)
-    return found
-
-
-def _reach(roots: tuple[str, ...], sources: SourceFiles) -> Closure:
-    from pipeline.compile.closure.reach import reach  # with Python's parser, which a cached run does without
-
-    return reach(roots, sources)
-
-
-def _load(path: Path) -> Closure | None:
-    """What the file holds; None where it is absent or damaged."""
-    try:
-        value: Any = json.loads(path.read_bytes())
-        return Closure(dict(value["modules"]), tuple(value["packages"]), dict(value["read"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _keep(path: Path, found: Closure) -> None:
-    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(canonical_json(asdict(found)))
-        part.replace(path)
-
 
 # A function or class, or its name: 'package.module:name'.
 Root = Callable[..., Any] | str
@@ -80,7 +36,7 @@ _LOCK = Lock()
 def find_code(*roots: Root) -> Closure:
     """What functions can reach. roots: a step's worker function, and what it finds by a name at run time.
 
-    Raises EngineryError where the source cannot be had (`Sources.read`).
+    Raises EngineryError where the source cannot be had (`SourceFiles.read`).
     """
     with _LOCK:
         return _find(tuple(sorted({root_name(root) for root in roots})))
@@ -105,3 +61,34 @@ def _find(roots: tuple[str, ...]) -> Closure:
 @lru_cache(maxsize=64)
 def _sources(others: frozenset[str]) -> SourceFiles:
     return SourceFiles(others)
+
+
+def remember_reach(roots: tuple[str, ...], sources: SourceFiles) -> Closure:
+    """`reach`, from the local cache where that holds it."""
+    cache = local_cache()
+    if cache is None:
+        return _reach(roots, sources)
+    # Several installations share a cache, and the trees of several Pythons may differ.
+    place = digest_of([roots, str(Path(__file__).parent), sys.version_info[:2]])
+    path = cache.folder / "code" / f"{place}.json"
+    # What computes it counts, too.
+    ours = {name: sources.digest(name) for _, name, _ in pkgutil.iter_modules(closure.__path__, f"{__package__}.")}
+    with suppress(OSError, ValueError, KeyError, TypeError):  # absent or damaged
+        value: Any = json.loads(path.read_bytes())
+        known = Closure(dict(value["modules"]), tuple(value["packages"]), dict(value["read"]))
+        if known.read == {**{name: sources.digest(name) for name in known.read}, **ours}:
+            return known
+    found = _reach(roots, sources)
+    found = replace(found, read={**found.read, **ours})
+    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(canonical_json(asdict(found)))
+        part.replace(path)
+    return found
+
+
+def _reach(roots: tuple[str, ...], sources: SourceFiles) -> Closure:
+    from pipeline.compile.closure.reach import reach  # with Python's parser, which a cached run does without
+
+    return reach(roots, sources)

@@ -22,8 +22,6 @@ _NAMED = re.compile(r"\w+(?:\.\w+)+(?::\w*)?")
 
 # A module, and the name in it; None stands for the module itself.
 Target = tuple[str, str | None]
-
-
 # What a name refers to; of a module only the attribute, where one is read.
 Reference = tuple[Target, str | None]
 
@@ -56,7 +54,7 @@ class Module:
 def parse_module(name: str, source: SourceFile, owns: Callable[[str], bool]) -> Module:
     """The definitions of a module. Raises EngineryError where the source is not Python.
 
-    A compiled extension module is one definition, of its bytes. owns: see `Sources.owns`.
+    A compiled extension module is one definition, of its bytes. owns: see `SourceFiles.owns`.
     """
     if source.is_compiled:
         return Module(name, {BODY: Definition(source.digest)})
@@ -83,7 +81,7 @@ class _Draft:
     texts: set[str] = field(default_factory=set)
 
     def finish(self, module: Module, defined: Collection[str]) -> Definition:
-        """The definition. A local variable is not told from a name of the module. defined: what the module defines."""
+        """The definition. defined: names that the module defines; a local variable of such a name counts as it."""
         used = {(name, target) for name, _ in self.reads for target in module.bound.get(name, ())}
         references = {
             (target, attribute)
@@ -101,7 +99,7 @@ class _Draft:
 
 
 class _Reader:
-    """Reads the statements of a module. package: what relative imports start from.  owns: see `Sources.owns`."""
+    """Reads the statements of a module. package: what relative imports start from.  owns: see `SourceFiles.owns`."""
 
     def __init__(self, module: Module, package: str, owns: Callable[[str], bool]) -> None:
         self._module, self._package, self._owns = module, package, owns

@@ -1,13 +1,9 @@
-"""What a step's worker calls and its key leaves out, because it decides nothing of what the step gives.
+"""The definitions that a function can reach: by the names that it reads, by what those read, and so on.
 
-Progress, displays, pages and commands need not be named: no worker's function reaches them.
-
-The definitions that a function can reach: by the names that it reads, by what those read, and so on.
-
-It errs on the wide side. A class counts whole, whichever method is called. A module whose object is handed on counts
-whole. A text that names a module or a function of ours counts as a reference to it. What runs when a module is imported
-counts for every module that is imported on the way. What is not seen: code that is found by a name that is put together
-when the program runs; `code.py` says what stands for it.
+More is reached than what runs, never less. A class counts whole, whichever method is called. A module that is passed as
+a value counts whole. A text that names a module or a function of ours counts as a reference to it. What runs when a
+module is imported counts for every module that is imported on the way. What is not seen: code that is found by a name
+that is put together when the program runs; `code.py` says what stands for it.
 """
 
 import sys
@@ -17,14 +13,14 @@ from functools import lru_cache
 
 from enginery.core.digest import digest_of
 from enginery.core.errors import EngineryError
+from pipeline.compile.closure import Closure
 from pipeline.compile.closure.definitions import BODY, Definition, Module, Target, parse_module
 from pipeline.compile.closure.sources import SourceFile, SourceFiles
-from pipeline.compile.closure.value import Closure
 
-# Room or module, and why; tests/pipeline/compile/closure/test_carriers.py holds each of them to that.
-CARRIERS = {
-    "enginery.registry": "carries bytes: a blob is read by the SHA-256 of its content, which the request names",
-}
+# What a step's worker calls and its key leaves out, because it decides nothing of what the step gives: room or module,
+# and why. tests/pipeline/compile/closure/test_carriers.py holds each of them to that. Progress, displays, pages and
+# commands need not be named: no worker's function reaches them.
+CARRIERS = {"enginery.registry": "carries bytes: a blob is read by the SHA-256 of its content, which the request names"}
 
 
 def is_carrier(module: str) -> bool:
@@ -35,7 +31,7 @@ def is_carrier(module: str) -> bool:
 def reach(roots: Iterable[str], sources: SourceFiles) -> Closure:
     """What the functions or classes `roots` ('package.module:name') can reach, carriers left out.
 
-    Raises EngineryError for a root that is not there, and as `Sources.read`.
+    Raises EngineryError for a root that is not there, and as `SourceFiles.read`.
     """
     walk = _walk(roots, sources)
     modules = {module: digest_of(definitions) for module, definitions in sorted(walk.found.items())}

@@ -1,17 +1,13 @@
 """Pages for people, and the JSON that each is drawn from: a version's report and a canary's.
 
-Whoever has the JSON has the page: `drawn` takes either kind. A version's JSON is a copy of what lies in the registry by
-digest, made for reading in one piece; it proves nothing.
-
-The page of a run and the JSON it is drawn from: beside the version that it published, or under `failed/`.
-
-A run of which no engine passed needs its page most: what failed, at which stage, at which node. That page is of
-the model's last such run; the next one replaces it.
+A version's JSON is a copy of what lies in the registry by digest, made for reading in one piece; it proves nothing. It
+lies with its page beside the version's manifest. A run of which no engine passed has a page, too, with what failed, at
+which stage, at which node: under `failed/`, where the model's next such run replaces it.
 """
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,8 +26,7 @@ from enginery.registry.store.base import Store, place_of
 from enginery.registry.store.files import reachable
 from enginery.registry.store.layout import attestation_key, failed_data_key, failed_page_key, page_data_key, page_key
 from enginery.registry.versions.publish import attach_page
-from pipeline.compile.run_context import RunContext
-from pipeline.compile.verdict import JudgedUnit
+from pipeline.outcome import JudgedUnit
 from validation.attribution.result import NamedAttribution, attributions
 from validation.reporting.version_document import KIND as VERSION
 from validation.reporting.version_document import VersionDocument
@@ -39,7 +34,8 @@ from validation.reporting.version_document import VersionDocument
 if TYPE_CHECKING:
     from validation.canary.report import CanaryReport
 
-
+# Makes the HTML page of a version's document.
+DrawPage = Callable[[VersionDocument], str]
 CANARY = "enginery-canary"
 MOST_BYTES = 256 << 20
 
@@ -131,61 +127,51 @@ def _parse(data: bytes, what: str) -> dict[str, object]:
     return document
 
 
-def version_page(manifest: Manifest, judged: Sequence[JudgedUnit], context: RunContext) -> str:
+def version_page(manifest: Manifest, judged: Sequence[JudgedUnit], store: Store, draw: DrawPage) -> str:
     """The version's HTML report, beside its manifest, with the JSON it is drawn from; written once. Its address."""
-    store = context.store
     key, data_key = (place(manifest.model, manifest.version) for place in (page_key, page_data_key))
     if store.read(key) is None or store.read(data_key) is None:
-        page, data = _draw(manifest, judged, context, latencies(store, manifest))
-        attach_page(store, manifest, page, data)
+        document = _describe(manifest, judged, store, latencies(store, manifest))
+        attach_page(store, manifest, draw(document).encode(), write_document(document))
     return place_of(store, key)
 
 
-def failed_page(draft: Manifest, judged: Sequence[JudgedUnit], context: RunContext) -> str:
-    """The same for a run that published nothing; drawn again only when something else came out. Its address.
+def failed_page(draft: Manifest, judged: Sequence[JudgedUnit], store: Store, draw: DrawPage) -> str:
+    """The page of a run that published nothing; drawn again only when something else came out. Its address.
 
     draft: its manifest as it would have been, with the engines that failed; its version is empty.
     """
-    store = context.store
     key, data_key = failed_page_key(draft.model), failed_data_key(draft.model)
     before = failed_document(store, draft.model)
     known = (before.content, before.engines) if before else None
     if store.read(key) is None or known != (draft.content, draft.engines):
-        page, data = _draw(draft, judged, context, {})
-        for place, content in ((data_key, data), (key, page)):
+        document = _describe(draft, judged, store, {})
+        for place, content in ((data_key, write_document(document)), (key, draw(document).encode())):
             store.replace(place, content, store.read(place))
     return place_of(store, key)
 
 
 def failed_document(store: Store, model: str) -> VersionDocument | None:
     """What the page of the last run that published nothing is drawn from; None where there is none to read."""
-
     try:
         return read_version(store.read(failed_data_key(model)) or b"", f"the last failed run of {model}")
     except IntegrityError:
         return None
 
 
-def _draw(
-    manifest: Manifest, judged: Sequence[JudgedUnit], context: RunContext, timed: Mapping[str, Sequence[LatencyReport]]
-) -> tuple[bytes, bytes]:
-
+def _describe(
+    manifest: Manifest, judged: Sequence[JudgedUnit], store: Store, timed: Mapping[str, Sequence[LatencyReport]]
+) -> VersionDocument:
     fields = {field.name: getattr(manifest, field.name) for field in dataclasses.fields(Manifest)}
-    document = VersionDocument(
+    units = {item.name: item.units for each in judged for item in each.attributed}
+    return VersionDocument(
         **fields,
         reports=tuple(item.report for item in judged if item.report),
         failures=tuple(item.built.failure for item in judged if item.built.failure),
-        quantization=quantization_records(context.store, manifest),
-        attributions=tuple(_collect_attributions(manifest, judged, context)),
+        quantization=quantization_records(store, manifest),
+        attributions=tuple(
+            NamedAttribution(**vars(found), name=name, units=units.get(name, ()))
+            for name, found in attributions(store, manifest).items()
+        ),
         latencies={engine: tuple(found) for engine, found in timed.items()},
     )
-    return draw_page(document).encode(), write_document(document)
-
-
-def _collect_attributions(
-    manifest: Manifest, judged: Sequence[JudgedUnit], context: RunContext
-) -> Iterator[NamedAttribution]:
-    """The page's sections, with the units that each is about."""
-    units = {item.name: item.units for each in judged for item in each.attributed}
-    for name, found in attributions(context.store, manifest).items():
-        yield NamedAttribution(**vars(found), name=name, units=units.get(name, ()))

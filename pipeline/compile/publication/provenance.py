@@ -75,7 +75,7 @@ def provenance_statement(draft: Manifest, entries: Sequence[EngineEntry], starte
                 },
                 "metadata": {"invocationId": draft.content, "startedOn": started_at, "finishedOn": draft.created_at},
                 "byproducts": [
-                    {"name": SBOM, "digest": {"sha256": sbom}, "mediaType": "application/vnd.cyclonedx+json"},
+                    {"name": SBOM, "digest": {"sha256": sbom}, "mediaType": "application/vnd.cyclonedx+json"}
                 ],
             },
         },
@@ -122,21 +122,21 @@ def _purl(name: str, version: str) -> str:
 
 def _component(item: importlib.metadata.Distribution) -> Json:
     """A distribution as a component; {} for a folder that is none any more."""
-    told = item.metadata  # is read anew each time
-    name, version = (str(told[field] or "") if told else "" for field in ("Name", "Version"))
+    metadata = item.metadata  # is read anew each time
+    name, version = (str(metadata[field] or "") if metadata else "" for field in ("Name", "Version"))
     if not (name and version):
         return {}
-    purl, licenses = _purl(name, version), _licenses(told)
+    purl, licenses = _purl(name, version), _licenses(metadata)
     component: Json = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
     return component | ({"licenses": licenses} if licenses else {})
 
 
-def _licenses(told: importlib.metadata.PackageMetadata) -> list[Json]:
+def _licenses(metadata: importlib.metadata.PackageMetadata) -> list[Json]:
     """An SPDX expression where there is one (PEP 639), else what is said in words; [] for nothing short."""
-    if expression := told["License-Expression"]:
+    if expression := metadata["License-Expression"]:
         return [{"expression": str(expression)}]
-    classifiers = [str(line) for line in told.get_all("Classifier") or ()]
+    classifiers = [str(line) for line in metadata.get_all("Classifier") or ()]
     classified = [line.rpartition("::")[2].strip() for line in classifiers if line.startswith("License ::")]
-    said = str(told["License"] or "").strip()
+    said = str(metadata["License"] or "").strip()
     names = classified or ([said] if said and len(said) <= _LICENSE_TEXT and "\n" not in said else [])
     return [{"license": {"name": name}} for name in dict.fromkeys(names) if name]

@@ -1,29 +1,7 @@
-"""The steps on the driver's side: what each one reads (its key), and the job that does it when the key is new.
+"""The steps of a run, each one file: a frozen request, its key, what a worker runs, and the frozen result.
 
-Every step is a plain function: tests call it directly, the in-process runner calls it, a Prefect task wraps it.
+A step is a plain function of the driver: tests call it, the in-process runner calls it, a Prefect task wraps it. Its
+request runs in a process of its own, on this host or on a Ray worker, and takes and gives JSON; blobs come from the
+artifact store by digest, are verified on the way, and go back to it. Names of the driver's functions must not stand in
+a request's `run`: what a request can reach by name is part of its step's key (`closure`).
 """
-
-from pipeline.compile.steps.attributions import attribute, suspects
-from pipeline.compile.steps.calibration import choose, find_searched_kinds, merge, observe, parts_of
-from pipeline.compile.steps.engines import build
-from pipeline.compile.steps.exports import export, recorded_export
-from pipeline.compile.steps.graphs import quantize, write
-from pipeline.compile.steps.latency import measure
-from pipeline.compile.steps.proofs import validate
-
-__all__ = [
-    "attribute",
-    "build",
-    "choose",
-    "export",
-    "measure",
-    "merge",
-    "observe",
-    "parts_of",
-    "quantize",
-    "recorded_export",
-    "find_searched_kinds",
-    "suspects",
-    "validate",
-    "write",
-]

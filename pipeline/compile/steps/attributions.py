@@ -1,7 +1,5 @@
-"""Finding out which node drifted: of a graph against the float model, and of an engine against its graph.
-
-The step that finds out which node drifted, for what failed its checks.
-"""
+"""The step that finds out which node drifted, for what failed its checks: of a graph against the float model, or of an
+engine against its graph."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from builders.backends import discovery
+from builders.backends.optional_methods import opening_parts
 from builders.execution.jobs import Job, Request, WorkerContext
 from enginery.core.codec import decode, encode_document, encode_fields
-from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
+from enginery.core.errors import EngineryError, InputError, IntegrityError, StepError, UnavailableError
 from enginery.core.reports.proof import OVERLAP, Check
 from enginery.core.types import Precision, Session
 from enginery.registry.store.base import Store, open_store
@@ -20,19 +19,18 @@ from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch, golden_set, proof_of, runnable, text_of
 from pipeline.compile.steps.drift_limits import engine_drift_limits, graph_drift_limits
-from pipeline.compile.steps.engine_jobs import cases_of, open_engine
 from pipeline.compile.steps.graphs import GraphRecipe
 from pipeline.compile.steps.keys import code_key, limits_of, metric_of, step_limits
-from pipeline.compile.verdict import JudgedUnit
+from pipeline.compile.steps.proofs import cases_of
+from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
-from pipeline.spec.model import ModelSpec
 from pipeline.values import Attributed, Built, EngineBlob
 from validation.comparison.terms import TaskMetric
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from pipeline.quantization.search.proposal import QuantizationRecipe
+    from pipeline.spec.model import ModelSpec
     from validation.attribution.onnx_graph import OnnxGraph
     from validation.attribution.result import Attribution, Proposal
     from validation.golden.golden_set import GoldenSet
@@ -40,10 +38,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttributionFound:
-    """attribution: digest of the attribution (`validation.attribution.result`), as a blob.
-
-    headline: its finding in one line.
-    """
+    """attribution: digest of the attribution (`validation.attribution.result`) as a blob.  headline: its finding in one
+    line."""
 
     attribution: str
     headline: str
@@ -69,7 +65,7 @@ class AttributeGraph:
     def run(self, context: WorkerContext) -> AttributionFound:
         """The attribution, in the store. Raises IntegrityError for a recipe that cannot be read."""
         from builders.reference import ReferenceSession
-        from validation.attribution.attribute import attribute
+        from validation.attribution.attribute import attribute as attribute_drift
         from validation.comparison.sessions import expected_checks
 
         place, workdir, precision, metric = open_store(context.store), context.workdir, self.precision, self.metric
@@ -80,7 +76,7 @@ class AttributeGraph:
             budget = graph_drift_limits(original, session, precision, frozen, self.limits, metric, workdir).budgets
             expected = _answer(frozen, session, workdir / "answered.safetensors")
 
-        def judged(path: Path, cases: "GoldenSet") -> Sequence[Check]:
+        def check(path: Path, cases: "GoldenSet") -> Sequence[Check]:
             with ReferenceSession(path) as actual:
                 checks = expected_checks("quantization", actual, cases, budget)
                 return proof_of(checks, actual, cases, metric if cases is expected else None, "graph").checks
@@ -88,17 +84,19 @@ class AttributeGraph:
         candidate = runnable(fetch(place, self.graph, workdir / "graph.onnx"), precision)
         recipe = _read_recipe(place, self.recipe) if self.recipe else None
         source = original if recipe is None else fetch(place, recipe.model, workdir / "source.onnx")
-        before = judged(candidate, expected)
+        before = check(candidate, expected)
         pair = _graph(source, workdir / "expected"), _graph(candidate, workdir / "actual")
-        found = attribute("quantization", precision, *pair, frozen, budget.tightest, _list_failed(before), tell=print)
+        found = attribute_drift(
+            "quantization", precision, *pair, frozen, budget.tightest, _list_failed(before), tell=print
+        )
         if not recipe or not found.failed:
             return _keep(place, found, None)
         edges = _failing_edges(expected, found, before)
 
         def judge(path: Path) -> Sequence[Check]:
             """Most trials fail on an edge that failed before; only those that do not are run on everything."""
-            first = judged(path, edges) if edges.cases else []
-            return first if _list_failed(first) else judged(path, expected)
+            first = check(path, edges) if edges.cases else []
+            return first if _list_failed(first) else check(path, expected)
 
         print("looking for the smallest set of groups to leave in float")
         return _keep(place, found, _propose(recipe, source, found, before, judge, workdir))
@@ -120,31 +118,32 @@ class AttributeEngine:
     def run(self, context: WorkerContext) -> AttributionFound:
         """The attribution, in the store. Raises InputError for an engine of another backend."""
         from builders.reference import ReferenceSession
-        from validation.attribution.attribute import attribute
+        from validation.attribution.attribute import attribute as attribute_drift
         from validation.attribution.onnx_graph import OnnxGraph
         from validation.comparison.sessions import drift_checks
 
         place, workdir, metric = open_store(context.store), context.workdir, self.metric
-        opened = open_engine(place, self.engine, workdir)
-        request = opened.request
+        request = self.engine.request
+        backend = opening_parts(discovery.configure(request.backend, dict(request.options)))
+        if backend is None:
+            raise InputError(f"engines of {request.backend} cannot be tapped yet; attribute their graph")
+        engine = fetch(place, self.engine.digest, workdir / f"engine{self.engine.suffix}")
         frozen = golden_set(place, self.golden, workdir)
         graph = runnable(fetch(place, request.model, workdir / "graph.onnx"), request.precision)
-        with ReferenceSession(graph) as expected, opened.open(opened.path) as actual:
+        with ReferenceSession(graph) as expected, backend.open_part(engine) as actual:
             held = engine_drift_limits(graph, expected, request, frozen, self.limits, workdir).loosest()
             if self.sizes:  # the limits are the golden set's
                 frozen, metric = cases_of(self.sizes, frozen, request), None
             checks = drift_checks("engine", expected, actual, frozen, held)
             failed = _list_failed(proof_of(checks, actual, frozen, metric, "engine").checks)
-        tapped = OnnxGraph(opened.path, workdir / "actual", opened.open, fuses=True)
+        tapped = OnnxGraph(engine, workdir / "actual", backend.open_part, fuses=True)
         pair = _graph(graph, workdir / "expected"), tapped
-        found = attribute("engine", request.precision, *pair, frozen, held.budgets.tightest, failed, tell=print)
+        found = attribute_drift("engine", request.precision, *pair, frozen, held.budgets.tightest, failed, tell=print)
         return _keep(place, found, None)
 
 
 def _answer(golden: "GoldenSet", session: Session, path: Path) -> "GoldenSet":
     """The golden set with what the reference itself answers, computed once for all trials."""
-    from dataclasses import replace
-
     from validation.comparison.sessions import run
     from validation.golden.golden_set import GoldenSet
 
@@ -182,51 +181,37 @@ def _read_recipe(place: Store, digest: str) -> GraphRecipe:
         raise IntegrityError(f"recipe {digest} cannot be read ({error}); build again, which writes it anew") from error
 
 
-def _recipe(told: GraphRecipe, model: Path) -> "QuantizationRecipe":
-    import onnx
-
-    from pipeline.quantization.ranges import Ranges
-    from pipeline.quantization.search.proposal import QuantizationRecipe
-
-    ranges = Ranges.from_json(told.ranges) if told.ranges else None
-    flavour = told.flavour
-    return QuantizationRecipe(
-        onnx.load(model),
-        flavour.precision,
-        flavour.scheme,
-        ranges,
-        told.overrides,
-        told.left,
-        not flavour.native_io,
-    )
-
-
 def _propose(
-    told: GraphRecipe,
+    written: GraphRecipe,
     model: Path,
     found: "Attribution",
     before: Sequence[Check],
-    judged: Callable[[Path], Sequence[Check]],
+    check: Callable[[Path], Sequence[Check]],
     workdir: Path,
 ) -> "Proposal":
-    from dataclasses import replace
+    """What to leave in float so that the graph passes. model: the float ONNX file.
 
-    from pipeline.quantization.search.proposal import propose
+    before: the checks of the graph as it is.  check: makes the checks of an ONNX file.
+    """
+    import onnx
+
+    from pipeline.quantization.ranges import Ranges
+    from pipeline.quantization.search.proposal import QuantizationRecipe, propose
     from pipeline.sources.onnx_model import save_onnx
 
-    recipe = _recipe(told, model)
+    flavour, ranges = written.flavour, Ranges.from_json(written.ranges) if written.ranges else None
+    rewriting = flavour.precision, flavour.scheme, ranges, written.overrides, written.left, not flavour.native_io
+    recipe = QuantizationRecipe(onnx.load(model), *rewriting)
 
     def judge(graph: "ModelProto") -> Sequence[Check]:
         path = workdir / "trial.onnx"
         save_onnx(graph, path)
-        return judged(runnable(path, recipe.precision))
+        return check(runnable(path, recipe.precision))
 
-    return replace(propose(recipe, found, before, judge), searched=told.searched)
+    return replace(propose(recipe, found, before, judge), searched=written.searched)
 
 
 def _keep(place: Store, found: "Attribution", proposal: "Proposal | None") -> AttributionFound:
-    from dataclasses import replace
-
     from validation.attribution.formatting import summarize
     from validation.attribution.result import MOST_ROWS
 
@@ -236,7 +221,7 @@ def _keep(place: Store, found: "Attribution", proposal: "Proposal | None") -> At
 
 @dataclass(frozen=True)
 class Suspect:
-    """What is taken apart: the graph of `built`, or its engine. units: whose it is, as text.
+    """What is taken apart: the graph of `built`, or its engine. units: names of the units whose it is.
 
     sizes: cases of a failed check of sizes, the golden set having passed.
     """
@@ -257,42 +242,35 @@ def suspects(judged: Sequence[JudgedUnit]) -> list[Suspect]:
     """What broke a limit: each graph once, whatever it was built for, and each engine that can be taken apart."""
     found: dict[tuple[str, str], Suspect] = {}
     for item in judged:
-        for joint in _broken(item):
-            unit = item.built.unit
-            key = (joint, unit.request.model if joint == "quantization" else unit.name)
-            known = found.get(key, Suspect(joint, item.built, (), _sizes(item) if joint == "engine" else ()))
-            found[key] = replace(known, units=(*known.units, unit.name))
+        unit, failed = item.built.unit, item.report.failed if item.report else ()
+        drifted, broken = _find_drifted_stages(failed), dict[str, Suspect]()
+        if "quantization" in drifted and unit.graph.recipe is not None:
+            broken[unit.request.model] = Suspect("quantization", item.built, ())
+        if "engine" in drifted and discovery.capabilities_of(unit.request.backend).opens_parts:
+            sizes = tuple(check.case for check in failed if check.name == "sizes")
+            broken[unit.name] = Suspect("engine", item.built, (), sizes)
+        for name, suspect in broken.items():
+            known = found.get((suspect.joint, name), suspect)
+            found[suspect.joint, name] = replace(known, units=(*known.units, unit.name))
     return list(found.values())
 
 
-def _broken(item: JudgedUnit) -> list[Literal["quantization", "engine"]]:
-    # A broken contract and calls that do not repeat say how the engine behaves, an overlap how it was measured, and no
-    # node that drifted.
-    found = item.report.failed if item.report else ()
-    failed = [check for check in found if not check.name.startswith(("contract ", "calls ")) and check.name != OVERLAP]
-    lost = _find_lost_stage(failed)
-    graph = lost == "graph" or any(check.joint == "quantization" for check in failed)
-    engine = lost == "engine" or any(check.joint == "engine" for check in failed)
-    written = item.built.unit.graph.recipe is not None
-    tappable = discovery.capabilities_of(item.built.unit.request.backend).opens_parts
-    return [*(["quantization"] if graph and written else []), *(["engine"] if engine and tappable else [])]  # type: ignore[list-item]
+def _find_drifted_stages(failed: Sequence[Check]) -> set[str]:
+    """The stages with a failed check that a drifted node can explain.
 
-
-def _sizes(item: JudgedUnit) -> tuple[str, ...]:
-    return tuple(check.case for check in item.report.failed if check.name == "sizes") if item.report else ()
-
-
-def _find_lost_stage(failed: Sequence[Check]) -> str | None:
-    """The first of 'exported model', 'graph' and 'engine' that the task metric fails on; what follows inherits that.
-
-    Failed on the exported model, it is about labels, data or training, and no graph or engine is to blame.
+    Left out are a broken contract and calls that do not repeat, which say how the engine behaves, and an overlap, which
+    says how it was measured. A task metric counts for the first place that it fails at, which the later ones inherit:
+    on the exported model it is about labels, data or training, and no graph or engine is to blame.
     """
-    places = {check.case.rpartition(", ")[2] for check in failed if check.joint == "task"}
-    return next((place for place in ("exported model", "graph", "engine") if place in places), None)
+    explained = [c for c in failed if not c.name.startswith(("contract ", "calls ")) and c.name != OVERLAP]
+    places = {check.case.rpartition(", ")[2] for check in explained if check.joint == "task"}
+    first = next((place for place in ("exported model", "graph", "engine") if place in places), "")
+    stages = {"graph": {"quantization"}, "engine": {"engine"}}.get(first, set())
+    return stages | {check.joint for check in explained}
 
 
-def attribute(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, context: RunContext) -> Attributed:
-    """Take one apart; that it cannot be done is an answer too, and stops nobody.
+def attribute(suspect: Suspect, spec: "ModelSpec", reference: str, golden: str, context: RunContext) -> Attributed:
+    """Which node drifted in a suspect, or why that is not known, which stops no other step.
 
     reference: digest of the float model.  golden: of the golden set.
     Raises UnavailableError, and StepError when cancelled.
@@ -310,30 +288,19 @@ def attribute(suspect: Suspect, spec: ModelSpec, reference: str, golden: str, co
 
 
 def _run_attribution(
-    suspect: Suspect, spec: ModelSpec, reference: str, golden: str, context: RunContext
+    suspect: Suspect, spec: "ModelSpec", reference: str, golden: str, context: RunContext
 ) -> AttributionFound:
+    built, metric = suspect.built, metric_of(spec)
+    precision, graph = built.unit.request.precision, built.unit.graph
+    limits = limits_of(spec, precision, suspect.joint)
+    request: Request[AttributionFound]
     if suspect.joint == "quantization":
-        return _run(_graph_request(suspect, spec, reference, golden), suspect, spec, context)
-    return _run(_engine_request(suspect, spec, golden), suspect, spec, context)
-
-
-def _run(
-    request: Request[AttributionFound], suspect: Suspect, spec: ModelSpec, context: RunContext
-) -> AttributionFound:
-    opened = [backend_root(suspect.built.unit.request.backend)] if suspect.joint == "engine" else []
+        recipe = graph.recipe.digest if graph.recipe else None
+        request = AttributeGraph(reference, built.unit.request.model, recipe, golden, precision, limits, metric)
+        opened = []
+    else:
+        request = AttributeEngine(built.blob, golden, limits, metric, suspect.sizes)
+        opened = [backend_root(built.unit.request.backend)]
     key = {**encode_fields(request), **code_key(type(request), *opened)}
-    name = f"attribute {suspect.name}"
-    job = Job(name, request, context.store.uri, step_limits(spec, "attribution"))
-    return context.once("attribute", name, key, job, lambda found: [found.attribution])
-
-
-def _graph_request(suspect: Suspect, spec: ModelSpec, reference: str, golden: str) -> AttributeGraph:
-    graph, request = suspect.built.unit.graph, suspect.built.unit.request
-    recipe, precision = graph.recipe.digest if graph.recipe else None, request.precision
-    limits = limits_of(spec, precision, "quantization")
-    return AttributeGraph(reference, request.model, recipe, golden, precision, limits, metric_of(spec))
-
-
-def _engine_request(suspect: Suspect, spec: ModelSpec, golden: str) -> AttributeEngine:
-    limits = limits_of(spec, suspect.built.unit.request.precision, "engine")
-    return AttributeEngine(suspect.built.blob, golden, limits, metric_of(spec), suspect.sizes)
+    job = Job(f"attribute {suspect.name}", request, context.store.uri, step_limits(spec, "attribution"))
+    return context.once("attribute", job.name, key, job, lambda found: [found.attribution])

@@ -1,17 +1,13 @@
-"""The steps on the worker's side: each function runs in a process of its own, on this host or on a Ray worker.
-
-They take and return JSON. Bytes come from the artifact store by digest, are verified on the way, and go back to it.
-
-What the requests have in common: blobs as verified files, and checks as a proof.
-"""
+"""What the requests have in common: blobs as verified files, engines as sessions, and checks as a proof."""
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builders.backends import discovery
+from builders.backends import compatibility, discovery
 from enginery.core.errors import IntegrityError
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.requirements import Weights
@@ -25,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def fetch(store: Store, digest: str, dest: Path) -> Path:
-    """A verified copy of a blob. A damaged blob is set aside, so that the next run makes it anew."""
+    """A verified copy of a blob at `dest`.
+
+    Raises IntegrityError for a missing or damaged blob; a damaged one is set aside, so that the next run makes it anew.
+    """
     try:
         store.fetch(digest, dest)
     except IntegrityError as error:
@@ -39,7 +38,7 @@ def fetch(store: Store, digest: str, dest: Path) -> Path:
 
 
 def fetch_engine(store: Store, blob: EngineBlob, folder: Path) -> Engine:
-    """An engine, verified, with the model that has its weights where its own file leaves them out."""
+    """An engine, verified, with the ONNX model where the weights are left to that. Raises as `fetch`."""
     path = fetch(store, blob.digest, folder / f"engine{blob.suffix}")
     request = blob.request
     requires = discovery.configure(request.backend, dict(request.options)).requires(request)
@@ -48,8 +47,13 @@ def fetch_engine(store: Store, blob: EngineBlob, folder: Path) -> Engine:
     return Engine(request, path, blob.digest, path.stat().st_size, blob.suffix, requires, weights=weights)
 
 
+def open_session(store: Store, blob: EngineBlob, folder: Path) -> AbstractContextManager[Session]:
+    """The engine, fetched and verified, opened by its backend. Raises as `fetch`, and what the backend raises."""
+    return compatibility.open_engine(fetch_engine(store, blob, folder))
+
+
 def golden_set(store: Store, digest: str, workdir: Path) -> "GoldenSet":
-    """The golden set of this digest."""
+    """The golden set of this digest. Raises as `fetch`, and DataError for a blob that is none."""
     from validation.golden.golden_set import GoldenSet
 
     return GoldenSet.load(fetch(store, digest, workdir / "golden.safetensors"))
@@ -63,7 +67,7 @@ def proof_of(
     what: str,
     spreads: Sequence[Spread] = (),
 ) -> Proof:
-    """Checks, task metric and spreads; the metric is a check of its own. what: the thing that was run."""
+    """Checks, task metric and spreads as a proof; the metric is a check of its own. what: the thing that was run."""
     from validation.comparison.sessions import task_check
 
     task = [replace(task_check(session, golden, metric), case=f"golden, {what}")] if metric else []
@@ -72,18 +76,19 @@ def proof_of(
 
 
 def runnable(graph: Path, precision: Precision) -> Path:
-    """A graph that shows on this CPU what a GPU would compute, in fp32 arithmetic that rounds where the graph rounds.
+    """The ONNX file of a graph that shows on this CPU what a GPU would compute, in fp32 arithmetic that rounds where
+    the graph rounds; `graph` itself for fp32.
 
     onnxruntime's CPU has no bf16 kernels, and between fp16 nodes it keeps fp32, which hides rounding and overflow.
     """
     if precision == "fp32":
         return graph
-    import onnx as onnx_package
+    import onnx
 
     from pipeline.quantization.schemes.cast import emulate
 
     emulated = graph.with_name("emulated.onnx")
-    onnx_package.save(emulate(onnx_package.load(graph)), emulated)
+    onnx.save(emulate(onnx.load(graph)), emulated)
     return emulated
 
 

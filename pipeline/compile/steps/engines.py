@@ -1,21 +1,41 @@
-"""The step that compiles one unit."""
+"""The step that compiles one engine: the plan's unit in, the engine on record by its build key out.
+
+A timing cache of the registry is fetched before a build and merged into what is there after it. It is kept per product
+of GPU or CPU, driver and compiler version, as a blob that one document names, and is never a reason to fail.
+"""
 
 import math
 import shlex
-from dataclasses import replace
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from builders.backends import discovery
-from builders.execution.jobs import Job, Needs, ReducedRequest
+from builders.backends.optional_methods import GIVEN, GROWN, timing_cached
+from builders.execution.jobs import Job, Needs, ReducedRequest, WorkerContext
+from builders.execution.process import enter_phase
 from builders.execution.scrub import scrubber
-from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
-from enginery.core.types import BuildFailure, BuildRequest, Target
+from enginery.core import parsing
+from enginery.core.codec import encode
+from enginery.core.digest import canonical_json, digest_of
+from enginery.core.errors import EngineryError, StepError
+from enginery.core.hardware.machine import driver_version
+from enginery.core.text import now
+from enginery.core.types import Backend, BuildFailure, BuildRequest, Engine, Target
 from enginery.registry.build_history import Expectation
-from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.engine_jobs import BuildEngine
+from enginery.registry.records import remember
+from enginery.registry.store.base import Store, change, open_store
+from enginery.registry.store.layout import timing_key
+from pipeline.compile.run_context import RunContext, stops_run
+from pipeline.compile.steps.blobs import fetch
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.progress.events import Finished, Predicted
-from pipeline.spec.model import ModelSpec
 from pipeline.values import Built, EngineRecord, ReducedWorkspace, Unit
+
+if TYPE_CHECKING:
+    from pipeline.spec.model import ModelSpec
 
 # What compilers of small and middling models take.
 USUAL_MEMORY_MIB = 1024
@@ -25,43 +45,176 @@ LEAST_MEMORY_MIB = 256
 HEADROOM = 1.25
 # Instead of no limit.
 LEAN_WORKSPACE_MIB = 1024
+# Of a timing cache, and of the document that names it.
+MAX_BYTES = 256 << 20
+_DOCUMENT_BYTES = 1 << 16
 
 
-def build(unit: Unit, spec: ModelSpec, context: RunContext) -> Built:
-    """Compile one unit in a process of its own; whatever happens to it, the other units go on."""
+@dataclass(frozen=True)
+class BuildEngine:
+    """Compile one engine, upload it, and put it on record by its build key.
+
+    instead_of: the request, with a larger workspace, whose build ran out of memory. It is then put on record that this
+    one stands for it, and a note says so.
+    """
+
+    request: BuildRequest
+    instead_of: BuildRequest | None = None
+
+    def run(self, context: WorkerContext) -> EngineRecord:
+        """The engine's record. Raises what the backend raises, and InputError for another toolchain's request."""
+        place, wanted = open_store(context.store), self.request
+        backend = discovery.configure(wanted.backend, dict(wanted.options))
+        discovery.check_toolchain(backend, wanted)
+        enter_phase("fetching")
+        model = fetch(place, wanted.model, context.workdir / "model.onnx")
+        timing = TimingCache(place, backend, context.workdir)
+        timing.fetch()
+        enter_phase("compiling")
+        begun = time.monotonic()
+        try:
+            engine = backend.build(wanted, model, context.workdir)
+        except EngineryError:
+            timing.keep()  # what was measured until then makes the next try shorter
+            raise
+        seconds = round(time.monotonic() - begun, 3)
+        enter_phase("storing")
+        notes = [*engine.notes, *timing.notes]
+        if self.instead_of:
+            option = discovery.capabilities_of(wanted.backend).options.workspace_mib
+            asked, used = (dict(request.options)[option] for request in (self.instead_of, wanted))
+            notes.append(f"built with {option} {used} instead of {asked}: a first build had run out of memory")
+        extras = {name: place.put_file(path) for name, path in engine.extras}
+        record = record_engine(place, replace(engine, request=wanted, notes=tuple(notes)), seconds, extras)
+        timing.keep()
+        if self.instead_of:
+            key = digest_of({"build": self.instead_of.key})
+            remember(place, "reduced-workspace", key, encode(ReducedWorkspace(wanted)))
+        return record
+
+
+def record_engine(
+    store: Store, engine: Engine, seconds: float, extras: Mapping[str, str], refitted_from: str | None = None
+) -> EngineRecord:
+    """Upload an engine and put it on record by its build key. Arguments as in `EngineRecord`."""
+    stored = store.put_and_digest_file(engine.path)
+    record = EngineRecord(
+        engine.request,
+        stored.digest,
+        engine.size_bytes,
+        engine.suffix,
+        seconds,
+        engine.requires,
+        engine.notes,
+        stored.blake3,
+        extras,
+        refitted_from,
+    )
+    key = digest_of({"build": engine.request.key})
+    remember(store, "build", key, encode(record), [record.digest, *extras.values()])
+    return record
+
+
+class TimingCache:
+    """The registry's timing cache for a backend on this machine; does nothing for a backend without one.
+
+    notes: what went wrong, for people; nothing is raised.
+    """
+
+    def __init__(self, store: Store, backend: Backend, workdir: Path) -> None:
+        self._store, self._workdir = store, workdir
+        self._backend = timing_cached(backend)
+        place = self._backend.timing_place() if self._backend else None
+        self._key = timing_key(place[0], driver_version() or "unknown", place[1]) if place else None
+        self._given: str | None = None
+        self.notes: list[str] = []
+
+    def fetch(self) -> None:
+        """Put the cache into the folder of the build."""
+        if self._key is None:
+            return
+        try:
+            self._given = _read_digest(self._store.read(self._key))
+            if self._given:
+                self._store.fetch(self._given, self._workdir / GIVEN)
+        except (EngineryError, OSError) as error:
+            (self._workdir / GIVEN).unlink(missing_ok=True)
+            self.notes.append(f"no timing cache was used: {error}")
+
+    def keep(self) -> None:
+        """Merge what the build has measured into the registry's cache."""
+        grown = self._workdir / GROWN
+        if self._key is None or not grown.is_file():
+            return
+        try:
+            data = grown.read_bytes()
+            if len(data) > MAX_BYTES:
+                raise EngineryError(f"it is {len(data)} bytes long; the limit is {MAX_BYTES}")
+            change(self._store, self._key, lambda before: self._document(before, data))
+        except (EngineryError, OSError) as error:
+            self.notes.append(f"the timing cache was not kept: {error}")
+
+    def _document(self, before: bytes | None, data: bytes) -> bytes | None:
+        there = _read_digest(before)
+        whole = data if there in (None, self._given) else self._merge(str(there), data)
+        digest = self._store.put_bytes(whole)
+        if digest == there:
+            return None
+        return canonical_json({"format": 1, "cache": digest, "size_bytes": len(whole), "at": now()})
+
+    def _merge(self, there: str, data: bytes) -> bytes:
+        """Both caches as one; `data` alone where the other is damaged or of another kind."""
+        try:
+            assert self._backend is not None  # noqa: S101 - there is no key without one
+            return self._backend.merge_timing(self._store.read_blob(there), data)
+        except EngineryError as error:
+            self.notes.append(f"the timing cache of others was replaced: {error}")
+            return data
+
+
+def _read_digest(document: bytes | None) -> str | None:
+    """The digest that the document names; None where it is absent or damaged."""
+    if document is None:
+        return None
+    try:
+        return parsing.field(parsing.parse_json(document, _DOCUMENT_BYTES), "cache", parsing.digest)
+    except parsing.Malformed:
+        return None
+
+
+def build(unit: Unit, spec: "ModelSpec", context: RunContext) -> Built:
+    """Compile one unit in a process of its own: its engine, or the failure in its place.
+
+    Raises UnavailableError and IntegrityError, which say nothing about the unit, and StepError when cancelled.
+    """
     if unit.action == "cached" and (known := recall_engine(unit.request, context)):
         context.progress.emit(Finished(unit.name, "cached"))
         return Built.from_record(unit, known, cached=True)
     expected = context.history.predict(spec.model, unit.request)
     if expected:
         context.progress.emit(Predicted(unit.name, expected))
+    request = BuildEngine(unit.request)
+    needed = needs(unit.request, memory_request(spec, expected))
+    limits = engine_limits(spec, "build")
+    job = Job(unit.name, request, context.store.uri, limits, needed, reduce_workspace(request))
     try:
-        record = context.run_job(context.executor, unit.name, _build_job(unit, spec, context, expected))
-    except (UnavailableError, IntegrityError):
-        raise
+        record = context.run_job(context.executor, unit.name, job)
     except EngineryError as error:
+        if stops_run(error):
+            raise
         return Built(unit, failure=_failure(unit, spec, context, error))
     context.progress.emit(Finished(unit.name, "built", words=f"built in {record.seconds:.1f} s"))
     return Built.from_record(replace(unit, request=record.request), record)
 
 
-def _failure(unit: Unit, spec: ModelSpec, context: RunContext, error: EngineryError) -> BuildFailure:
+def _failure(unit: Unit, spec: "ModelSpec", context: RunContext, error: EngineryError) -> BuildFailure:
     kind, log = (error.kind, error.log) if isinstance(error, StepError) else ("error", "")
-    if kind == "cancelled":
-        raise error
     reason = str(error).removeprefix(f"{unit.name}: ")  # who shows it names the unit
     context.progress.emit(Finished(unit.name, "failed", reason.splitlines()[0]))
     return BuildFailure(unit.name, kind, reason, scrubber()(log), reproduce(unit, spec, context.store.uri))
 
 
-def _build_job(unit: Unit, spec: ModelSpec, context: RunContext, expected: Expectation | None) -> Job[EngineRecord]:
-    limits = engine_limits(spec, "build")
-    needed = needs(unit.request, memory_request(spec, expected))
-    request = BuildEngine(unit.request)
-    return Job(unit.name, request, context.store.uri, limits, needed, reduce_workspace(request))
-
-
-def reproduce(unit: Unit, spec: ModelSpec, registry: str) -> str:
+def reproduce(unit: Unit, spec: "ModelSpec", registry: str) -> str:
     """The command that builds this unit alone, from the steps that are on record in `registry`."""
     request = unit.request
     words = ("enginery", "build", spec.address, "--registry", registry, "--target", request.target.name)
@@ -83,11 +236,11 @@ def gpu_labels(target: Target) -> dict[str, str]:
     return {"enginery/sm": target.sm, **({"enginery/product": target.product} if target.product else {})}
 
 
-def memory_request(spec: ModelSpec, expected: Expectation | None = None) -> int:
+def memory_request(spec: "ModelSpec", expected: Expectation | None = None) -> int:
     """MiB that a cluster sets aside for a build: what such builds took and a quarter more, never over the limit.
 
-    Where none of them ended well (what failed early says nothing) it is the limit that the spec sets, else a modest
-    guess.
+    Where none of them ended well (what failed early says nothing) it is the limit that the spec sets, else
+    `USUAL_MEMORY_MIB`.
     """
     limit = spec.build.memory_mib
     if expected is not None and expected.seconds is not None:

@@ -1,8 +1,7 @@
-"""Export to canonical ONNX, golden set and parity.
+"""The step that exports a model to canonical ONNX, freezes its golden set and compares the two.
 
-Content of everything that an export reads.
-
-The step that exports a model and freezes its golden set.
+Two records are kept, because a new golden set needs no new export; one process makes both, because both need the
+framework.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,6 @@ from builders.execution.jobs import Job, WorkerContext
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of, digest_of_file
 from enginery.core.errors import DataError, InputError, ModelError, StepError
-from enginery.core.types import TensorSpec
 from enginery.registry.store.base import Store, open_store
 from enginery.user_code.entry_point import imported_packages, source_files
 from pipeline.compile.run_context import RunContext, import_versions
@@ -23,27 +21,16 @@ from pipeline.compile.steps.golden import settle_golden
 from pipeline.compile.steps.keys import WRITE_MODEL, code_key, limits_of, metric_of, shapes_of, step_limits
 from pipeline.progress.events import Finished
 from pipeline.sources.request import ExportRequest
-from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported, Json, OnnxModel, Proof
 from validation.comparison.terms import TaskMetric
 
 if TYPE_CHECKING:
+    from pipeline.spec.model import ModelSpec
     from validation.data.samples import Samples
 
-
-@dataclass(frozen=True)
-class ExportedModel:
-    """The exported model. onnx: digest of the canonical file.  blake3: where who uploaded it had the library.
-
-    carries_qdq: it was quantized by its author (QAT).
-    """
-
-    onnx: str
-    blake3: str | None
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    opset: int
-    carries_qdq: bool
+# Protobuf takes up to 90 times a file's size when there is nothing in it but empty nodes: larger files are parsed in a
+# process of their own, which has a limit.
+_HERE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -68,7 +55,7 @@ class FrozenGolden:
 class ExportOutcome:
     """What an export gave. model: None where it was known."""
 
-    model: ExportedModel | None
+    model: OnnxModel | None
     golden: FrozenGolden
 
 
@@ -90,15 +77,15 @@ class ExportModel:
     def run(self, context: WorkerContext) -> ExportOutcome:
         """Model and golden set. Raises ModelError for a source that cannot be exported, DataError for the samples."""
         from builders.reference import ReferenceSession
-        from pipeline.sources.export import export
+        from pipeline.sources.export import export as export_source
         from validation.data.overlap import golden_digests
         from validation.golden.golden_set import GoldenSet
 
         place, workdir, labels = open_store(context.store), context.workdir, self.labels
-        samples = _golden(self.data, self.source, labels) if self.data else None
+        samples = _open_golden_samples(self.data, self.source, labels) if self.data else None
         column = samples.column(labels) if samples and labels else None
         known = fetch(place, self.known, workdir / "known.onnx") if self.known else None
-        exported = export(self.source, samples, column, workdir, self.limits, known)
+        exported = export_source(self.source, samples, column, workdir, self.limits, known)
         frozen = GoldenSet.load(exported.golden)
         with ReferenceSession(exported.onnx, name="the exported model") as session:
             proof = proof_of(exported.checks, session, frozen, self.metric, "exported model", exported.spreads)
@@ -108,33 +95,7 @@ class ExportModel:
         return ExportOutcome(model, FrozenGolden(place.put_file(exported.golden), inputs, exported.notes, proof))
 
 
-@dataclass(frozen=True)
-class ExternalFiles:
-    """Names of an ONNX file's external data files, seen from its folder."""
-
-    files: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ReadExternalFiles:
-    """Read which files an ONNX file keeps its data in. root: the spec's folder."""
-
-    path: Path
-    root: Path
-
-    def run(self, context: WorkerContext) -> ExternalFiles:  # noqa: ARG002 - the protocol's
-        """Their names. Raises ModelError for a file that is no ONNX model, or leads out of the spec's folder."""
-        return external_data(self.path, self.root)
-
-
-def external_data(path: Path, root: Path) -> ExternalFiles:
-    """Names of an ONNX file's external data files. Arguments and errors as for `ReadExternalFiles`."""
-    from pipeline.sources.onnx_model import external_files
-
-    return ExternalFiles(tuple(str(item.relative_to(path.parent)) for item in external_files(path, root)))
-
-
-def _golden(data: Path, wanted: ExportRequest, labels: str | None) -> "Samples":
+def _open_golden_samples(data: Path, wanted: ExportRequest, labels: str | None) -> "Samples":
     """The golden inputs. Raises DataError; ModelError instead where it is the spec that names other inputs than an ONNX
     source has."""
     from pipeline.sources.canonical import check_names
@@ -150,8 +111,8 @@ def _golden(data: Path, wanted: ExportRequest, labels: str | None) -> "Samples":
         raise
 
 
-def store_model(place: Store, path: Path) -> ExportedModel:
-    """Put an exported model into the store: its digests, and what the steps after it ask of it."""
+def store_model(place: Store, path: Path) -> OnnxModel:
+    """Put the canonical ONNX file `path` into the store: its digests, and what the steps after it ask of it."""
     from pipeline.quantization.schemes.qdq import carries_qdq
     from pipeline.sources.onnx_model import load_onnx, specs_of
 
@@ -159,153 +120,152 @@ def store_model(place: Store, path: Path) -> ExportedModel:
     inputs, outputs = specs_of(model)
     stored = place.put_and_digest_file(path)
     opset = max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
-    return ExportedModel(stored.digest, stored.blake3, tuple(inputs), tuple(outputs), opset, carries_qdq(model))
+    return OnnxModel(stored.digest, tuple(inputs), tuple(outputs), opset, carries_qdq(model), stored.blake3)
 
 
-# Protobuf takes up to 90 times a file's size when there is nothing in it but empty nodes: larger files are parsed in a
-# process of their own, which has a limit.
-_HERE_BYTES = 32 << 20
+@dataclass(frozen=True)
+class ExternalFiles:
+    """Names of an ONNX file's external data files, seen from its folder."""
+
+    files: tuple[str, ...]
 
 
-def source_digests(spec: ModelSpec, context: RunContext) -> Mapping[str, Any]:
-    """Content of everything the export reads: the entry point with its local imports, weights, external data; and the
-    versions of the packages that the entry point imports."""
+@dataclass(frozen=True)
+class ReadExternalFiles:
+    """Read which files the ONNX file `path` keeps its data in. root: the spec's folder."""
+
+    path: Path
+    root: Path
+
+    def run(self, context: WorkerContext) -> ExternalFiles:  # noqa: ARG002 - the protocol's
+        """Their names. Raises ModelError for a file that is no ONNX model, or leads out of the spec's folder."""
+        return _read_external_files(self.path, self.root)
+
+
+def _read_external_files(path: Path, root: Path) -> ExternalFiles:
+    from pipeline.sources.onnx_model import external_files
+
+    return ExternalFiles(tuple(str(item.relative_to(path.parent)) for item in external_files(path, root)))
+
+
+def source_digests(spec: "ModelSpec", context: RunContext) -> Mapping[str, Any]:
+    """Digests of everything the export reads: the entry point with its local imports, weights, external data; and the
+    versions of the packages that the entry point imports. Raises ModelError for a file outside of the spec's folder."""
     source, packages = spec.source, dict[str, str]()
     files = [spec.file(source.file)]
     if source.kind == "torch":
         packages = import_versions(*imported_packages(spec.folder, files[0]))
         files = list(source_files(spec.folder, files[0]))
     if source.kind == "onnx":
-        files += [files[0].parent / name for name in _external_data(spec, context)]
+        files += [files[0].parent / name for name in _find_external_files(files[0], spec, context)]
     if source.weights:
         files.append(spec.file(source.weights))
     names = {place_of(file, spec): digest_of_file(file) for file in files if file.is_file()}
     return {"spec": source.model_dump(), "files": names, "packages": packages}
 
 
-def place_of(file: Path, spec: ModelSpec) -> str:
+def place_of(file: Path, spec: "ModelSpec") -> str:
     """Where a file lies in the spec's folder. Raises ModelError for a link that has come to lead out of it."""
     if not file.resolve().is_relative_to(spec.folder):
         raise ModelError(f"{file} leads outside the spec's folder {spec.folder}; put the file itself inside")
     return str(file.resolve().relative_to(spec.folder))
 
 
-def _external_data(spec: ModelSpec, context: RunContext) -> list[str]:
-    """Names of an ONNX source's external data files, remembered by the model file's content."""
-    path = spec.file(spec.source.file)
+def _find_external_files(path: Path, spec: "ModelSpec", context: RunContext) -> tuple[str, ...]:
+    """Names of an ONNX source's external data files, on record by the model file's content."""
     key = {"onnx": digest_of_file(path)}
-    if (known := context.recall("external-data", key, ExternalFiles)) is None:
-        known = _external_names(path, spec, context)
-        context.remember("external-data", key, encode(known), [])
-    return list(known.files)
-
-
-def _external_names(path: Path, spec: ModelSpec, context: RunContext) -> ExternalFiles:
+    if (known := context.recall("external-data", key, ExternalFiles)) is not None:
+        return known.files
     if path.stat().st_size <= _HERE_BYTES:
-        return external_data(path, spec.folder)
-    name = "read model"
-    job = Job(name, ReadExternalFiles(path, spec.folder), limits=step_limits(spec, "export"))
-    found = context.run_job(context.local, name, job)
-    context.progress.emit(Finished(name))
-    return found
+        found = _read_external_files(path, spec.folder)
+    else:
+        job = Job("read model", ReadExternalFiles(path, spec.folder), limits=step_limits(spec, "export"))
+        found = context.run_job(context.local, job.name, job)
+        context.progress.emit(Finished(job.name))
+    context.remember("external-data", key, encode(found), [])
+    return found.files
 
 
-def export(spec: ModelSpec, context: RunContext) -> Exported:
+def export(spec: "ModelSpec", context: RunContext) -> Exported:
     """Export to canonical ONNX, freeze the golden set, and measure the parity of framework and ONNX.
 
-    Two records, because a new golden value needs no new export; one process, because both need the framework.
+    Raises InputError where the model's files change meanwhile, DataError where the spec has frozen another golden set.
     """
-    reads = _export_reads(spec, context)
-    model_key = _model_key(spec, reads)
-    model = context.recall("export", model_key, ExportedModel)
-    if model and (golden := context.recall("golden", _golden_key(spec, reads, model.onnx), FrozenGolden)):
+    keys = _ExportKeys.of(spec, context)
+    model, golden = keys.recall(context)
+    if model and golden:
         context.progress.emit(Finished("export", "cached"))
-        settle_golden(spec, golden.golden, context)
-        return _run_export(model, golden, model_key, _golden_key(spec, reads, model.onnx))
-    name = "golden set" if model else "export"
-    outcome = context.run_job(context.local, name, _export_job(spec, context, model))
-    if reads != _export_reads(spec, context):
-        raise InputError("the model's files changed while they were read; nothing was kept: run again")
-    model, golden = model or outcome.model, outcome.golden
-    if model is None:
-        raise StepError("export: no model came of it; run again")
-    if outcome.model:
-        context.remember("export", model_key, encode(model), [model.onnx])
-    context.remember("golden", _golden_key(spec, reads, model.onnx), encode(golden), golden.blobs)
-    context.progress.emit(Finished(name))
+    else:
+        name = "golden set" if model else "export"
+        outcome = context.run_job(context.local, name, _export_job(spec, context, model))
+        if keys.reads != _export_reads(spec, context):
+            raise InputError("the model's files changed while they were read; nothing was kept: run again")
+        model, golden = model or outcome.model, outcome.golden
+        if model is None:
+            raise StepError("export: no model came of it; run again")
+        if outcome.model:
+            context.remember("export", keys.model, encode(model), [model.digest])
+        context.remember("golden", keys.golden(model.digest), encode(golden), golden.blobs)
+        context.progress.emit(Finished(name))
     settle_golden(spec, golden.golden, context)
-    return _run_export(model, golden, model_key, _golden_key(spec, reads, model.onnx))
+    return _join(model, golden, keys)
 
 
-def recorded_export(spec: ModelSpec, context: RunContext) -> Exported | None:
+def recorded_export(spec: "ModelSpec", context: RunContext) -> Exported | None:
     """The export that is on record; its golden set is '' where the model alone is. Raises as `settle_golden`."""
-    reads = _export_reads(spec, context)
-    model_key = _model_key(spec, reads)
-    model = context.recall("export", model_key, ExportedModel)
+    keys = _ExportKeys.of(spec, context)
+    model, golden = keys.recall(context)
     if model is None:
         return None
-    golden_key = _golden_key(spec, reads, model.onnx)
-    golden = context.recall("golden", golden_key, FrozenGolden)
     if golden is not None:
         settle_golden(spec, golden.golden, context)
-    return _run_export(model, golden or FrozenGolden("", None, (), Proof()), model_key, golden_key)
+    return _join(model, golden or FrozenGolden("", None, (), Proof()), keys)
 
 
-def _run_export(model: ExportedModel, golden: FrozenGolden, *read: Json) -> Exported:
-    return Exported(
-        OnnxModel(model.onnx, model.inputs, model.outputs, model.opset, model.carries_qdq),
-        golden.golden,
-        golden.proof,
-        golden.notes,
-        model.blake3,
-        golden.inputs,
-        digest_of(read),
-    )
+@dataclass(frozen=True)
+class _ExportKeys:
+    """Keys of the two records of an export. reads: digests of what they are made from."""
+
+    spec: "ModelSpec"
+    reads: Json
+    model: Json
+
+    @classmethod
+    def of(cls, spec: "ModelSpec", context: RunContext) -> "_ExportKeys":
+        reads = _export_reads(spec, context)
+        return cls(spec, reads, {"source": reads["source"], "shapes": shapes_of(spec), **code_key(*WRITE_MODEL)})
+
+    def golden(self, onnx: str) -> Json:
+        """Of the golden set of an exported model. onnx: its digest."""
+        golden = self.spec.golden
+        return {
+            **self.reads,
+            "onnx": onnx,
+            "golden": golden.model_dump(exclude={"frozen"}) if golden else None,
+            "shapes": shapes_of(self.spec),
+            "limits": limits_of(self.spec, "fp32", "export"),
+            **code_key(ExportModel),
+        }
+
+    def recall(self, context: RunContext) -> tuple[OnnxModel | None, FrozenGolden | None]:
+        """What is on record; a golden set only with its model."""
+        model = context.recall("export", self.model, OnnxModel)
+        return model, context.recall("golden", self.golden(model.digest), FrozenGolden) if model else None
 
 
-def _export_reads(spec: ModelSpec, context: RunContext) -> Json:
-    """Content of the files that export and golden set are made from."""
-    golden = spec.golden
-    data = digest_of_file(spec.file(golden.data)) if golden else None
+def _export_reads(spec: "ModelSpec", context: RunContext) -> Json:
+    data = digest_of_file(spec.file(spec.golden.data)) if spec.golden else None
     return {"source": source_digests(spec, context), "data": data}
 
 
-def _model_key(spec: ModelSpec, reads: Json) -> Json:
-    return {
-        "source": reads["source"],
-        "shapes": shapes_of(spec),
-        **code_key(*WRITE_MODEL),
-    }
+def _join(model: OnnxModel, golden: FrozenGolden, keys: _ExportKeys) -> Exported:
+    reads = digest_of([keys.model, keys.golden(model.digest)])
+    return Exported(model, golden.golden, golden.proof, golden.notes, golden.inputs, reads)
 
 
-def _golden_key(spec: ModelSpec, reads: Json, onnx: str) -> Json:
-    golden = spec.golden
-    return {
-        **reads,
-        "onnx": onnx,
-        "golden": golden.model_dump(exclude={"frozen"}) if golden else None,
-        "shapes": shapes_of(spec),
-        "limits": limits_of(spec, "fp32", "export"),
-        **code_key(ExportModel),
-    }
-
-
-def _export_job(spec: ModelSpec, context: RunContext, known: ExportedModel | None) -> Job[ExportOutcome]:
-    golden = spec.golden
-    request = ExportModel(
-        _export_request(spec),
-        known.onnx if known else None,
-        spec.file(golden.data) if golden else None,
-        golden.labels if golden else None,
-        metric_of(spec),
-        limits_of(spec, "fp32", "export"),
-    )
-    return Job("export", request, context.store.uri, step_limits(spec, "export"))
-
-
-def _export_request(spec: ModelSpec) -> ExportRequest:
-    source = spec.source
-    return ExportRequest(
+def _export_job(spec: "ModelSpec", context: RunContext, known: OnnxModel | None) -> Job[ExportOutcome]:
+    source, golden = spec.source, spec.golden
+    reads = ExportRequest(
         source.kind,
         spec.folder,
         source.file,
@@ -317,3 +277,12 @@ def _export_request(spec: ModelSpec) -> ExportRequest:
         source.weights,
         source.opset,
     )
+    request = ExportModel(
+        reads,
+        known.digest if known else None,
+        spec.file(golden.data) if golden else None,
+        golden.labels if golden else None,
+        metric_of(spec),
+        limits_of(spec, "fp32", "export"),
+    )
+    return Job("export", request, context.store.uri, step_limits(spec, "export"))

@@ -1,4 +1,4 @@
-"""What a new golden set means: said where it changed, refused where the spec has frozen another one."""
+"""A model's new golden set against the one before it: a change is reported, and refused where the spec froze one."""
 
 import shlex
 from pathlib import Path
@@ -11,18 +11,25 @@ from enginery.registry.store.base import Store
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch
 from pipeline.progress.events import Finished
-from pipeline.spec.model import ModelSpec
 from pipeline.values import LatestGolden
 
 if TYPE_CHECKING:
+    from pipeline.spec.model import ModelSpec
     from validation.golden.change import GoldenChange
 
 
-def settle_golden(spec: ModelSpec, golden: str, context: RunContext) -> None:
-    """Say how the golden set differs from the one before it. Raises DataError when it is not the one that is frozen."""
+def settle_golden(spec: "ModelSpec", golden: str, context: RunContext) -> None:
+    """Report how the golden set differs from the one before it, and note it as the latest.
+
+    Raises DataError when it is not the one that the spec has frozen.
+    """
     frozen = spec.golden.frozen if spec.golden else None
     if frozen is not None and frozen != golden:
-        raise DataError(_not_frozen(spec, frozen, golden, context.store))
+        raise DataError(
+            f"golden.frozen is {frozen[:12]}, but the golden set is now {golden[:12]}: "
+            f"{told_change(context.store, frozen, golden)}; put the data and the source back, or accept the change: "
+            f"{_format_accept_command(spec, context.store)}"
+        )
     before = latest_golden(spec.model, context)
     if before == golden:
         return
@@ -49,23 +56,15 @@ def golden_change(store: Store, before: str, after: str) -> "GoldenChange":
 
 
 def told_change(store: Store, before: str, after: str) -> str:
-    """The difference in words; where the older one is gone, that."""
+    """The difference in words, or that the older set is not in the registry any more."""
     if not store.has(before):
         return f"{before[:12]} is not in this registry, so what differs is not known"
     return str(golden_change(store, before, after))
 
 
-def _not_frozen(spec: ModelSpec, frozen: str, golden: str, store: Store) -> str:
-    told = told_change(store, frozen, golden)
-    return (
-        f"golden.frozen is {frozen[:12]}, but the golden set is now {golden[:12]}: {told}; put the data and the source "
-        f"back, or accept the change: {_format_accept_command(spec, store)}"
-    )
-
-
-def _format_accept_command(spec: ModelSpec, store: Store) -> str:
-    """The command; a copy of a spec is no place to accept anything in."""
-    where = ["--registry", _plain(store)]
+def _format_accept_command(spec: "ModelSpec", store: Store) -> str:
+    """The command that accepts a golden set; where the spec is a copy, the one for where it is kept."""
+    where = ["--registry", store.uri.removeprefix("file://")]
     if not spec.is_copy:
         return shlex.join(["enginery", "golden", "accept", spec.address, *where])
     options = shlex.join(where)
@@ -73,7 +72,3 @@ def _format_accept_command(spec: ModelSpec, store: Store) -> str:
         f"enginery golden accept SPEC {options} where the spec of {spec.address} is kept, then enginery register SPEC "
         f"{options}"
     )
-
-
-def _plain(store: Store) -> str:
-    return store.uri.removeprefix("file://")

@@ -1,7 +1,4 @@
-"""Writing a model in one graph variant, and comparing it with the original.
-
-The step that writes a model in one graph variant, and measures what that cost.
-"""
+"""The step that writes a model in one graph variant, and compares that with the exported model."""
 
 import json
 from collections.abc import Mapping
@@ -11,16 +8,15 @@ from typing import TYPE_CHECKING
 from builders.execution.jobs import Job, WorkerContext
 from enginery.core.codec import decode, encode
 from enginery.core.errors import DataError, InputError
-from enginery.core.reports.proof import Check
 from enginery.core.types import CALIBRATED, QUANTIZED, Precision, TensorSpec
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch, golden_set, proof_of, runnable, text_of
-from pipeline.compile.steps.calibration import CalibrationMethod, calibration_method, chosen_ranges, node_overrides
+from pipeline.compile.steps.calibration import CalibrationMethod, calibration_method, chosen_ranges
 from pipeline.compile.steps.drift_limits import graph_drift_limits
 from pipeline.compile.steps.keys import code_key, limits_of, metric_of, step_limits
+from pipeline.compile.steps.search import node_overrides
 from pipeline.quantization.schemes.overrides import Override
-from pipeline.spec.model import ModelSpec
 from pipeline.values import Exported, Graph, GraphVariant, Json, Observed, Proof, Recipe, Searched, SearchResult
 from validation.comparison.terms import TaskMetric
 
@@ -30,7 +26,8 @@ if TYPE_CHECKING:
     from enginery.core.reports.quantization import QuantizationRecord
     from pipeline.quantization.notes import CastNotes, QuantizationNotes
     from pipeline.quantization.ranges import Ranges
-    from pipeline.quantization.record import Evidence
+    from pipeline.quantization.statistics.observations import Observations
+    from pipeline.spec.model import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,8 @@ class WriteGraph:
         import onnx
 
         from pipeline.quantization.ranges import Ranges
-        from pipeline.quantization.schemes.write import write
+        from pipeline.quantization.schemes.write import write as write_variant
+        from pipeline.quantization.statistics.observations import Observations
         from pipeline.sources.onnx_model import save_onnx, specs_of
 
         place, workdir, flavour, choice = open_store(context.store), context.workdir, self.flavour, self.choice
@@ -103,8 +101,8 @@ class WriteGraph:
         if choice:
             measured = Ranges.from_json(json.loads(place.read_blob(choice.ranges)))
         left = choice.left if choice else {}
-        told = flavour.scheme, measured, self.overrides
-        written, notes = write(model, flavour.precision, *told, keep_io=not flavour.native_io, left=left)
+        how = flavour.scheme, measured, self.overrides
+        written, notes = write_variant(model, flavour.precision, *how, keep_io=not flavour.native_io, left=left)
         inputs, outputs = specs_of(written)
         save_onnx(written, workdir / "graph.onnx")
         ranges = measured.to_json() if measured else None
@@ -112,7 +110,8 @@ class WriteGraph:
         calibrated = flavour.precision in CALIBRATED
         record = None
         if measured and self.observations and calibrated:
-            record = _record(written, notes, _evidence(place, model, measured, self.observations, choice, flavour))
+            seen = Observations.from_bytes(place.read_blob(self.observations))
+            record = _record(place, (model, written), flavour, notes, measured, seen, choice)
         return WrittenGraph(
             model=place.put_file(workdir / "graph.onnx"),
             inputs=tuple(inputs),
@@ -127,33 +126,30 @@ class WriteGraph:
 
 
 def _record(
-    written: "ModelProto", notes: "QuantizationNotes | CastNotes", evidence: "Evidence"
-) -> "QuantizationRecord | None":
-    from pipeline.quantization.notes import QuantizationNotes
-    from pipeline.quantization.record import record
-
-    return record(written, notes, evidence) if isinstance(notes, QuantizationNotes) else None
-
-
-def _evidence(
     place: Store,
-    model: "ModelProto",
-    ranges: "Ranges",
-    observations: str,
-    choice: SearchResult | None,
+    models: "tuple[ModelProto, ModelProto]",
     flavour: GraphVariant,
-) -> "Evidence":
-    from pipeline.quantization.record import Evidence
+    notes: "QuantizationNotes | CastNotes",
+    ranges: "Ranges",
+    seen: "Observations",
+    choice: SearchResult | None,
+) -> "QuantizationRecord | None":
+    """What quantizing did, tensor by tensor; None for a cast. models: the float model and the written one."""
+    from pipeline.quantization.notes import QuantizationNotes
+    from pipeline.quantization.record import Evidence, record
     from pipeline.quantization.search.choice import SearchDocument
     from pipeline.quantization.statistics.observations import Observations
 
-    seen = Observations.from_bytes(place.read_blob(observations))
+    if not isinstance(notes, QuantizationNotes):
+        return None
+    model, written = models
     levels = flavour.scheme.weight_levels if flavour.scheme else 127
-    if choice is None:
-        return Evidence(model, ranges, seen, weight_levels=levels)
-    found = decode(json.loads(place.read_blob(choice.choice)), SearchDocument)
-    smoothed = Observations.from_bytes(place.read_blob(choice.smoothed)).tensors
-    return Evidence(model, ranges, seen, smoothed, found.recorded, found.weight_db, levels)
+    evidence = Evidence(model, ranges, seen, weight_levels=levels)
+    if choice:
+        found = decode(json.loads(place.read_blob(choice.choice)), SearchDocument)
+        smoothed = Observations.from_bytes(place.read_blob(choice.smoothed)).tensors
+        evidence = replace(evidence, smoothed=smoothed, choice=found.recorded, weight_db=found.weight_db)
+    return record(written, notes, evidence)
 
 
 @dataclass(frozen=True)
@@ -183,53 +179,47 @@ class CheckGraph:
         """The checks, that of the samples among them."""
         from builders.reference import ReferenceSession
         from validation.comparison.sessions import decision_checks, drift_checks
+        from validation.data.overlap import overlap_check
         from validation.metrics.tally import Spreads
 
         place, spreads, workdir = open_store(context.store), Spreads(), context.workdir
         frozen = golden_set(place, self.golden, workdir)
         candidate = runnable(fetch(place, self.graph, workdir / "graph.onnx"), self.precision)
         original = fetch(place, self.reference, workdir / "reference.onnx")
-        with (
-            ReferenceSession(original) as expected,
-            ReferenceSession(candidate) as actual,
-        ):
+        with ReferenceSession(original) as expected, ReferenceSession(candidate) as actual:
             held = graph_drift_limits(original, expected, self.precision, frozen, self.limits, self.metric, workdir)
             checks = drift_checks("quantization", expected, actual, frozen, held, spreads)
             decided = decision_checks(checks, frozen, self.metric, self.limits) if self.precision in QUANTIZED else []
-            found = [*self._overlap(place), *checks, *decided]
-            return proof_of(found, actual, frozen, self.metric, "graph", spreads.at("quantization"))
-
-    def _overlap(self, place: Store) -> "list[Check]":
-        from validation.data.overlap import overlap_check
-
-        found = self.samples
-        return [overlap_check(place.read_blob(found.golden), place.read_blob(found.calibration))] if found else []
+            if self.samples:
+                golden, calibration = place.read_blob(self.samples.golden), place.read_blob(self.samples.calibration)
+                checks = (overlap_check(golden, calibration), *checks)
+            return proof_of([*checks, *decided], actual, frozen, self.metric, "graph", spreads.at("quantization"))
 
 
 def quantize(
     flavour: GraphVariant,
-    spec: ModelSpec,
+    spec: "ModelSpec",
     exported: Exported,
     ranges: Observed | None,
     choices: Mapping[Searched, SearchResult],
     context: RunContext,
 ) -> Graph:
-    """Write the model in one graph variant and measure what that cost (quantization stage). Arguments as `write`."""
-    graph = write(flavour, spec, exported, ranges, choices, context)
+    """`write_graph`, with the checks of the graph against the exported model (the quantization stage)."""
+    graph = write_graph(flavour, spec, exported, ranges, choices, context)
     return graph if graph.recipe is None else replace(graph, proof=_check_graph(spec, exported, graph, ranges, context))
 
 
-def write(
+def write_graph(
     flavour: GraphVariant,
-    spec: ModelSpec,
+    spec: "ModelSpec",
     exported: Exported,
     ranges: Observed | None,
     choices: Mapping[Searched, SearchResult],
     context: RunContext,
 ) -> Graph:
-    """Write the model in one graph variant.
+    """Write the model in one graph variant; for fp32, and of a model that carries Q/DQ, the exported model as it is.
 
-    choices: what `choose` gave, by kind of int8.
+    ranges: what calibration observed.  choices: what `choose` gave, by kind of int8.
     Raises DataError where real samples are needed, InputError for overrides of a model that carries Q/DQ of its own.
     """
     model = exported.model
@@ -252,11 +242,7 @@ def write(
         node_overrides(spec),
         choices.get(flavour.searched) if flavour.searched else None,
     )
-    key = {
-        **encode(request),
-        "observations": ranges.seen if ranges else None,
-        **code_key(WriteGraph),
-    }
+    key = {**encode(request), "observations": ranges.seen if ranges else None, **code_key(WriteGraph)}
     job = Job("quantize", request, context.store.uri, step_limits(spec, "quantization"))
     found = context.once("quantize", f"write {flavour.name}", key, job, lambda written: written.blobs)
     recipe = Recipe(found.recipe, found.written_from if found.written_from != model.digest else None)
@@ -265,7 +251,7 @@ def write(
 
 
 def _check_graph(
-    spec: ModelSpec, exported: Exported, graph: Graph, ranges: Observed | None, context: RunContext
+    spec: "ModelSpec", exported: Exported, graph: Graph, ranges: Observed | None, context: RunContext
 ) -> Proof:
     precision = graph.flavour.precision
     samples = None

@@ -2,16 +2,17 @@
 
 import os
 from dataclasses import asdict
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from builders.execution.jobs import ProcessLimits
 from enginery.core.types import Precision
 from pipeline.compile.closure.code import Root, find_code
 from pipeline.compile.run_context import versions
-from pipeline.compile.steps.engine_jobs import Calls, ContractTerms
-from pipeline.spec.model import ModelSpec, overrides
 from pipeline.values import Json, ModelShapes
 from validation.comparison.terms import TaskMetric
+
+if TYPE_CHECKING:
+    from pipeline.spec.model import ModelSpec
 
 # Nearly all of this machine's memory: a runaway step must not take the machine with it.
 HOST_MEMORY_MIB = int(0.9 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 20
@@ -39,14 +40,14 @@ def package_versions(*packages: str) -> dict[str, str]:
 
 
 def step_limits(
-    spec: ModelSpec, step: Literal["export", "calibration", "quantization", "proof", "attribution"]
+    spec: "ModelSpec", step: Literal["export", "calibration", "quantization", "proof", "attribution"]
 ) -> ProcessLimits:
     """What the process of a step that works on the model may use: the spec's time, most of the machine's memory."""
     remedies = f"raise timeouts.{step}_s in the spec", "run it on a machine with more memory"
     return ProcessLimits(getattr(spec.timeouts, f"{step}_s"), HOST_MEMORY_MIB, *remedies)
 
 
-def engine_limits(spec: ModelSpec, step: Literal["build", "proof", "latency"]) -> ProcessLimits:
+def engine_limits(spec: "ModelSpec", step: Literal["build", "proof", "latency"]) -> ProcessLimits:
     """What the process of a step that builds or runs an engine may use: the spec's time, and build.memory_mib."""
     if step == "build":
         key, timeout_s = "build.timeout_s", spec.build.timeout_s
@@ -57,37 +58,26 @@ def engine_limits(spec: ModelSpec, step: Literal["build", "proof", "latency"]) -
 
 
 def limits_of(
-    spec: ModelSpec, precision: Precision, stage: Literal["export", "quantization", "engine"]
+    spec: "ModelSpec", precision: Precision, stage: Literal["export", "quantization", "engine"]
 ) -> dict[str, float]:
     """The limits that the spec sets for the checks of a stage, by metric."""
+    from pipeline.spec.model import overrides  # with pydantic, which no worker needs
+
     return dict(overrides(spec, precision, stage))
 
 
-def metric_of(spec: ModelSpec) -> TaskMetric | None:
+def metric_of(spec: "ModelSpec") -> TaskMetric | None:
     """The task metric that the spec asks for."""
     return TaskMetric(**spec.golden.metric.model_dump()) if spec.golden and spec.golden.metric else None
 
 
-def contract_of(spec: ModelSpec) -> ContractTerms | None:
-    """The contract that the spec asks for, with the shapes that it speaks of; None when it asks for none."""
-    contract = spec.validation.contract.model_dump(mode="json", exclude_none=True)
-    asks = "bitwise" in contract or contract["structured"] or "distributional" in contract
-    return ContractTerms(contract, model_shapes(spec)) if asks else None
-
-
-def calls_of(spec: ModelSpec) -> Calls | None:
-    """The calls beside the golden set that the spec asks for."""
-    calls, bitwise = spec.validation.calls, spec.validation.contract.bitwise is not None
-    return Calls(calls.seconds, bitwise, model_shapes(spec)) if calls else None
-
-
-def model_shapes(spec: ModelSpec) -> ModelShapes:
-    """Inputs and dims."""
+def model_shapes(spec: "ModelSpec") -> ModelShapes:
+    """Inputs and dims of the model."""
     return ModelShapes(tuple(spec.tensors()), tuple(spec.named_dims()))
 
 
-def shapes_of(spec: ModelSpec) -> Json:
-    """Inputs, outputs and dims."""
+def shapes_of(spec: "ModelSpec") -> Json:
+    """Inputs, names of outputs, and dims of the model, as JSON."""
     return {
         "inputs": [asdict(tensor) for tensor in spec.tensors()],
         "outputs": list(spec.outputs) if spec.outputs else None,

@@ -1,7 +1,5 @@
-"""Timing engines, each in processes of its own: nothing else was loaded, and nothing else runs in them.
-
-The step that times an engine where it runs: after everything else, one engine at a time, on a machine left alone.
-"""
+"""The step that times an engine where it runs: after everything else, one engine at a time, in processes of its own in
+which nothing else was loaded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from builders.backends import discovery
 from builders.backends.compatibility import open_engine
-from builders.backends.optional_methods import RunProfile, get_profiling, opening_parts
+from builders.backends.optional_methods import get_profiling, opening_parts
 from builders.execution.jobs import Job, Needs, WorkerContext
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json
@@ -25,19 +23,18 @@ from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch, fetch_engine, golden_set
 from pipeline.compile.steps.keys import code_key, engine_limits, model_shapes
-from pipeline.compile.verdict import JudgedUnit
+from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
-from pipeline.spec.model import ModelSpec
-from pipeline.spec.validation import Latency
 from pipeline.values import Built, EngineBlob, Exported, ModelShapes
 from validation.latency.machine import machine
 
 if TYPE_CHECKING:
-    from enginery.core.reports.breakdown import Roofs, TimeBreakdown
+    from enginery.core.reports.breakdown import TimeBreakdown
     from enginery.core.reports.latency import BucketLatency
+    from pipeline.spec.model import ModelSpec
+    from pipeline.spec.validation import Latency
     from validation.latency.measurement.buckets import BucketInputs
     from validation.latency.roofline.graph_costs import GraphCosts
-
 
 # Runs under the profiler: as many as fit the bucket's time, within these.
 FEWEST_PROFILED, MOST_PROFILED = 5, 60
@@ -60,8 +57,7 @@ class MeasureEngine:
     terms: LatencyTerms
 
     def run(self, context: WorkerContext) -> TimedEngine:
-        """The report, in the store."""
-        from validation.latency.machine import machine
+        """The report's digest; the report is in the store. Raises EngineryError for an engine that cannot be run."""
         from validation.latency.measurement.buckets import tuned_for
         from validation.latency.measurement.measure import measure_engine
         from validation.latency.roofline.graph_costs import graph_costs
@@ -77,7 +73,7 @@ class MeasureEngine:
         at = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned), len(buckets) - 1)
         model = fetch(place, wanted.model, workdir / "graph.onnx")
         graph = graph_costs(model, self.shapes.inputs, buckets[at].sizes)
-        breakdown = _break_down(backend, made, graph, (buckets[at], measured.buckets[at]), terms.seconds, workdir)
+        breakdown = _break_down(backend, made, graph, buckets[at], measured.buckets[at], terms.seconds, workdir)
         report = LatencyReport(
             unit=wanted.unit,
             engine=self.engine.digest,
@@ -139,7 +135,7 @@ class BenchmarkPair:
 def _buckets(
     place: Store, golden: str, shapes: ModelShapes, which: BucketChoice, workdir: Path
 ) -> "list[BucketInputs]":
-    """Inputs from the first golden group."""
+    """The inputs of each bucket asked for, made from the first golden group."""
     from validation.latency.measurement.buckets import make_buckets, sizes_of_buckets
 
     sizes = sizes_of_buckets(shapes.dims, which) if isinstance(which, str) else list(which)
@@ -151,43 +147,34 @@ def _break_down(
     backend: Backend,
     engine: Engine,
     graph: "GraphCosts",
-    measured: "tuple[BucketInputs, BucketLatency]",
+    bucket: "BucketInputs",
+    latency: "BucketLatency",
     seconds: float,
     workdir: Path,
 ) -> "TimeBreakdown":
-    from validation.latency.roofline.breakdown import break_down
+    """Where the time of one bucket's runs goes, as far as the backend profiles its engines.
 
-    bucket, latency = measured
-    profile = _profile(backend, engine, bucket, round(seconds / 2 / latency.runtime_s), workdir)
-    roofs = _roofs(backend, profile, graph, seconds, workdir)
+    The machine's limits are measured by the engine's own runtime and threads, where that runs ONNX graphs.
+    """
+    from validation.latency.roofline.breakdown import break_down, executed_costs
+    from validation.latency.roofline.roofs import measure_roofs
+
+    profile = roofs = None
+    if profiler := get_profiling(backend):
+        runs = min(max(round(seconds / 2 / latency.runtime_s), FEWEST_PROFILED), MOST_PROFILED)
+        profile = profiler.profile(engine, bucket.inputs, runs, workdir)
+    if runtime := opening_parts(backend):
+        dtypes = {cost.dtype for cost in executed_costs(profile) or graph.costs if cost.macs}
+        opens = partial(runtime.open_part, as_written=True)
+        roofs = measure_roofs(opens, workdir, dtypes, min(0.02, seconds / 10))
     return break_down(bucket.name, latency.runtime_s, graph, profile, roofs)
 
 
-def _profile(backend: Backend, engine: Engine, bucket: "BucketInputs", runs: int, workdir: Path) -> RunProfile | None:
-    profiler = get_profiling(backend)
-    if profiler is None:
-        return None
-    return profiler.profile(engine, bucket.inputs, min(max(runs, FEWEST_PROFILED), MOST_PROFILED), workdir)
+def measure(item: JudgedUnit, spec: "ModelSpec", exported: Exported, context: RunContext) -> JudgedUnit:
+    """The unit with its latency report, where the spec asks for one and the engine runs here and did not fail.
 
-
-def _roofs(
-    backend: Backend, profile: RunProfile | None, graph: "GraphCosts", seconds: float, workdir: Path
-) -> "Roofs | None":
-    """The machine's limits by the engine's own runtime and threads, where that runs ONNX graphs."""
-    from validation.latency.roofline.breakdown import executed_costs
-    from validation.latency.roofline.roofs import measure_roofs
-
-    runtime = opening_parts(backend)
-    if runtime is None:
-        return None
-    costs = executed_costs(profile) or graph.costs
-    dtypes = {cost.dtype for cost in costs if cost.macs}
-    short = min(0.02, seconds / 10)
-    return measure_roofs(partial(runtime.open_part, as_written=True), workdir, dtypes, short)
-
-
-def measure(item: JudgedUnit, spec: ModelSpec, exported: Exported, context: RunContext) -> JudgedUnit:
-    """Time a unit's engine, where the spec asks for it, the engine runs here and did not fail."""
+    Raises as `time_engine`.
+    """
     asked = spec.validation.latency
     if asked is None or item.built.digest is None or item.verdict == "failed":
         return item
@@ -199,12 +186,12 @@ def measure(item: JudgedUnit, spec: ModelSpec, exported: Exported, context: RunC
 
 
 def time_engine(
-    built: Built, spec: ModelSpec, asked: Latency, golden: str, context: RunContext, afresh: bool = False
+    built: Built, spec: "ModelSpec", asked: "Latency", golden: str, context: RunContext, afresh: bool = False
 ) -> str | None:
     """Digest of the latency report of an engine on this kind of machine, from the record or measured now.
 
-    None where it could not be timed, which says nothing about whether it is right, and stops nobody.
-    Raises UnavailableError, and StepError when cancelled.
+    None where the engine could not be timed, which says nothing about whether it is right, and stops no other step.
+    afresh: measure also when there is a record. Raises UnavailableError, and StepError when cancelled.
     """
     name = f"latency {built.unit.name}"
     measure = MeasureEngine(built.blob, golden, model_shapes(spec), LatencyTerms(asked.seconds, asked.buckets))
@@ -214,7 +201,6 @@ def time_engine(
         **code_key(MeasureEngine, backend_root(built.unit.request.backend)),
         **({"at": now()} if afresh else {}),
     }
-
     job = Job(name, measure, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
     try:
         return context.once("latency", name, key, job, lambda timed: [timed.latency]).latency

@@ -1,28 +1,179 @@
-"""The step that proves an engine where it can run, and reaches a verdict."""
+"""The step that proves an engine where it can run: its checks against the graph it was built from, and the verdict."""
 
-from dataclasses import replace
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from builders.backends import discovery
-from builders.execution.jobs import Job
+from builders.backends import discovery, shape_profiles
+from builders.execution.jobs import Job, WorkerContext
 from enginery.core.codec import encode
-from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
+from enginery.core.errors import EngineryError
 from enginery.core.hardware.cuda import gpus
 from enginery.core.hardware.targets import this_kind, why_no_proof
 from enginery.core.reports.proof import Check
 from enginery.core.text import now
-from enginery.core.types import BuildRequest
+from enginery.core.types import BuildRequest, Dim, Session
+from enginery.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
-from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.engine_jobs import CheckEngine
-from pipeline.compile.steps.keys import calls_of, code_key, contract_of, engine_limits, limits_of, metric_of
-from pipeline.compile.verdict import JudgedUnit, make_report
+from pipeline.compile.run_context import RunContext, stops_run
+from pipeline.compile.steps.blobs import fetch, golden_set, open_session, proof_of, runnable
+from pipeline.compile.steps.drift_limits import engine_drift_limits, threads_for
+from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metric_of, model_shapes
+from pipeline.outcome import JudgedUnit, make_report
 from pipeline.progress.events import VerdictReached
-from pipeline.spec.model import ModelSpec
-from pipeline.values import Built, Exported, Proof
+from pipeline.values import Built, EngineBlob, Exported, Json, ModelShapes, Proof
+from validation.comparison.terms import TaskMetric
+
+if TYPE_CHECKING:
+    from pipeline.spec.model import ModelSpec
+    from validation.fuzz.run import FuzzSides
+    from validation.golden.golden_set import GoldenSet
+    from validation.limits.budget import StagedLimits
+    from validation.metrics.drift import Drift
+
+# The check of an engine that could not be opened or run.
+CRASHED = Check("engine", "runs", "", "all", None, None, False)
 
 
-def validate(built: Built, spec: ModelSpec, exported: Exported, context: RunContext) -> JudgedUnit:
-    """Judge the checks of a unit's three stages together; an engine that cannot run here stays unproven."""
+@dataclass(frozen=True)
+class Calls:
+    """Calls beside the golden set that a spec asks for. seconds: None for a share of the comparison's time.
+
+    bitwise: whether the contract promises bits.  shapes: of the model.
+    """
+
+    seconds: float | None
+    bitwise: bool
+    shapes: ModelShapes
+
+
+@dataclass(frozen=True)
+class ContractTerms:
+    """The contract of a spec, as it is written there, and the shapes that it speaks of."""
+
+    terms: Json
+    shapes: ModelShapes
+
+
+@dataclass(frozen=True)
+class CheckEngine:
+    """Run an engine against the graph it was built from (the engine stage), with its contract and the task metric.
+
+    golden: digest of the golden set.  limits: what the spec says.  contract, calls: None where the spec has none.
+    """
+
+    engine: EngineBlob
+    golden: str
+    limits: Mapping[str, float]
+    metric: TaskMetric | None = None
+    contract: ContractTerms | None = None
+    calls: Calls | None = None
+
+    def run(self, context: WorkerContext) -> Proof:
+        """The checks. Raises EngineryError for an engine that cannot be opened."""
+        from builders.reference import ReferenceSession
+        from validation.comparison.sessions import drift_checks
+        from validation.fuzz.run import FuzzSides
+        from validation.limits.budget import default_budget
+        from validation.metrics.tally import Spreads
+
+        place, spreads, started = open_store(context.store), Spreads(), time.perf_counter()
+        wanted, workdir = self.engine.request, context.workdir
+        frozen = golden_set(place, self.golden, workdir)
+        graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
+        with (
+            ReferenceSession(graph, threads=threads_for(graph)) as expected,
+            open_session(place, self.engine, workdir) as actual,
+        ):
+            held = engine_drift_limits(graph, expected, wanted, frozen, self.limits, workdir)
+            usual: dict[str, Drift] = {}
+            checks = drift_checks("engine", expected, actual, frozen, held, spreads, usual)
+            documented = default_budget("engine", wanted.precision)
+            pair = FuzzSides(expected, actual, wanted.precision, held, documented, usual=usual)
+            compared_s = time.perf_counter() - started
+            if self.calls:
+                checks += check_calls(self.calls, wanted, pair, frozen, graph, checks, compared_s)
+            if self.contract:
+                checks += _check_contract(self.contract, expected, actual, frozen, held)
+            return proof_of(checks, actual, frozen, self.metric, "engine", spreads.at("engine"))
+
+
+def check_calls(
+    calls: Calls,
+    request: BuildRequest,
+    pair: "FuzzSides",
+    golden: "GoldenSet",
+    graph: Path,
+    compared: Sequence[Check],
+    compared_s: float,
+) -> tuple[Check, ...]:
+    """Checks of calls at other sizes, and of repeated calls.
+
+    compared, compared_s: checks of the comparison on the golden set, and the seconds it took. Sizes between those of
+    the golden set are tried only where its own passed.
+    """
+    from validation.calls.checks import Allowance, call_checks
+
+    shapes, allowance = (calls.shapes.inputs, calls.shapes.dims), Allowance.of(calls.seconds, compared_s)
+
+    def bits() -> bool:
+        return calls.bitwise or repeats_bits(request, graph)
+
+    passed = all(check.passed for check in compared)
+    return tuple(call_checks(pair, shapes, golden, seed_of(request), allowance, bits, passed))
+
+
+def cases_of(sizes: Sequence[str], golden: "GoldenSet", request: BuildRequest) -> "GoldenSet":
+    """The cases of a failed check of sizes, as edges of a golden set without expected outputs."""
+    from validation.calls.checks import VALUES_SEED
+    from validation.fuzz.cases import Groups, make, parse_only
+    from validation.golden.golden_set import Case, GoldenSet
+
+    dims = [Dim(name, low, low, high) for name, (low, high) in shape_profiles.sizes(request).items()]
+    groups = Groups(golden)
+    made = {
+        text: make(parse_only(text, dims), request.inputs, groups, VALUES_SEED, request.precision) for text in sizes
+    }
+    return GoldenSet([Case(text, "edge", inputs, {}) for text, inputs in made.items()], noise=golden.noise)
+
+
+def seed_of(request: BuildRequest) -> int:
+    """The seed of a build: the same for the same build key, most likely another one for another."""
+    return int(request.key[:8], 16)
+
+
+def repeats_bits(request: BuildRequest, graph: Path) -> bool:
+    """Whether equal inputs must have equal bits: of a backend whose builds give the same answers, on a CPU, unless the
+    graph draws numbers. On a GPU kernels may add up in another order each time."""
+    import onnx
+
+    from validation.limits.noise_floor import random_operator
+
+    if discovery.capabilities_of(request.backend).determinism == "budget" or not request.target.is_cpu:
+        return False
+    return random_operator(onnx.load(graph, load_external_data=False)) is None
+
+
+def _check_contract(
+    contract: ContractTerms, expected: Session, actual: Session, golden: "GoldenSet", limits: "StagedLimits"
+) -> tuple[Check, ...]:
+    from validation.contracts.contract import EngineContract, contract_checks
+    from validation.data.batches import leading_dim
+
+    inputs = contract.shapes.inputs
+    batch = next((dim for dim in contract.shapes.dims if dim.name == leading_dim(inputs)), None)
+    promised = EngineContract.from_json(contract.terms)
+    budgets = (limits.loosest() if promised.bitwise else limits.current).budgets
+    return contract_checks(promised, expected, actual, golden, (inputs, batch), budgets)
+
+
+def validate(built: Built, spec: "ModelSpec", exported: Exported, context: RunContext) -> JudgedUnit:
+    """Judge the checks of a unit's three stages together; an engine that cannot run here stays unproven.
+
+    Raises as `try_to_prove`.
+    """
     if built.failure:
         return JudgedUnit(built)
     request = built.unit.request
@@ -35,26 +186,24 @@ def validate(built: Built, spec: ModelSpec, exported: Exported, context: RunCont
     return judged
 
 
-CRASHED = Check("engine", "runs", "", "all", None, None, False)
-
-
-def try_to_prove(built: Built, spec: ModelSpec, golden: str, context: RunContext, afresh: bool = False) -> Proof:
-    """`prove_engine`, where an engine that cannot be opened or run has failed, and stops nobody else.
+def try_to_prove(built: Built, spec: "ModelSpec", golden: str, context: RunContext, afresh: bool = False) -> Proof:
+    """`prove_engine`; of an engine that cannot be opened or run, the one check `CRASHED`, which failed.
 
     Raises UnavailableError and IntegrityError, which say nothing about the engine, and StepError when cancelled.
     """
     try:
         return prove_engine(built, spec, golden, context, afresh)
-    except (UnavailableError, IntegrityError):
-        raise
     except EngineryError as error:
-        if isinstance(error, StepError) and error.kind == "cancelled":
+        if stops_run(error):
             raise
         return Proof((replace(CRASHED, note=str(error)),))
 
 
-def prove_engine(built: Built, spec: ModelSpec, golden: str, context: RunContext, afresh: bool = False) -> Proof:
-    """Run an engine against the graph it was built from. afresh: also when the same proof is on record."""
+def prove_engine(built: Built, spec: "ModelSpec", golden: str, context: RunContext, afresh: bool = False) -> Proof:
+    """Run an engine against the graph it was built from. afresh: also when the same proof is on record.
+
+    Raises EngineryError for an engine that cannot be opened.
+    """
     request = built.unit.request
     check = CheckEngine(
         built.blob,
@@ -68,15 +217,23 @@ def prove_engine(built: Built, spec: ModelSpec, golden: str, context: RunContext
         **encode(check),
         "engine": built.digest,
         "request": request.key,
-        "machine": _machine(request),
+        # What the proof depends on of this machine.
+        "machine": [this_kind().name] if request.target.is_cpu else sorted({gpu.name for gpu in gpus()}),
         **code_key(CheckEngine, backend_root(request.backend)),
         **({"at": now()} if afresh else {}),
     }
+    job = Job(f"prove {built.unit.name}", check, context.store.uri, engine_limits(spec, "proof"))
+    return context.once("check-engine", job.name, key, job)
 
-    name = f"prove {built.unit.name}"
-    return context.once("check-engine", name, key, Job(name, check, context.store.uri, engine_limits(spec, "proof")))
+
+def contract_of(spec: "ModelSpec") -> ContractTerms | None:
+    """The contract that the spec asks for, with the shapes that it speaks of; None when it asks for none."""
+    contract = spec.validation.contract.model_dump(mode="json", exclude_none=True)
+    asks = "bitwise" in contract or contract["structured"] or "distributional" in contract
+    return ContractTerms(contract, model_shapes(spec)) if asks else None
 
 
-def _machine(request: BuildRequest) -> list[str]:
-    """What a proof depends on of the machine that it was made on."""
-    return [this_kind().name] if request.target.is_cpu else sorted({gpu.name for gpu in gpus()})
+def calls_of(spec: "ModelSpec") -> Calls | None:
+    """The calls beside the golden set that the spec asks for; None when it asks for none."""
+    calls, bitwise = spec.validation.calls, spec.validation.contract.bitwise is not None
+    return Calls(calls.seconds, bitwise, model_shapes(spec)) if calls else None

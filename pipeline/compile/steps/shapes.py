@@ -4,12 +4,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from builders.backends.compatibility import open_engine
 from builders.execution.jobs import WorkerContext
 from enginery.core.errors import EngineryError
-from enginery.core.types import BuildRequest, Dim, Session, Tensors, TensorSpec
+from enginery.core.types import BuildRequest, Dim, Session, Tensors
 from enginery.registry.store.base import open_store
-from pipeline.compile.steps.blobs import fetch, fetch_engine, golden_set, runnable
+from pipeline.compile.steps.blobs import fetch, golden_set, open_session, runnable
 from pipeline.values import EngineBlob, ModelShapes
 
 Sizes = Mapping[str, int]
@@ -37,16 +36,17 @@ class ProbeShapes:
     def run(self, context: WorkerContext) -> AnsweredShapes:
         """Which sizes it answers; a wrong answer counts as none."""
         from builders.reference import ReferenceSession
+        from validation.data.samples import resize
 
         place, wanted, workdir = open_store(context.store), self.engine.request, context.workdir
         real = next(golden_set(place, self.golden, workdir).of_kind("golden")).inputs
-        made = fetch_engine(place, self.engine, workdir)
         graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
-        with ReferenceSession(graph) as expected, open_engine(made) as actual:
+        with ReferenceSession(graph) as expected, open_session(place, self.engine, workdir) as actual:
 
             def answers(tried: Sequence[Sizes]) -> bool | None:
-                inputs = [_inputs(real, self.shapes.inputs, sizes) for sizes in tried]
-                return _answers(expected, actual, wanted, inputs)
+                inputs = (resize(real, self.shapes.inputs, sizes) for sizes in tried)
+                found = {_is_right(expected, actual, wanted, each) for each in inputs} - {None}
+                return all(found) if found else None
 
             return AnsweredShapes(answers(sizes_within(self.shapes.dims)), answers(sizes_outside(self.shapes.dims)))
 
@@ -57,32 +57,17 @@ def sizes_within(dims: Sequence[Dim]) -> list[dict[str, int]]:
     for dim in dims:
         between = [size for size in range(dim.min, min(dim.max, dim.min + 4096)) if size not in dim.test_sizes()]
         if between:
-            found.append({**_list_tuned(dims), dim.name: between[len(between) // 2]})
+            found.append({**{each.name: each.opt for each in dims}, dim.name: between[len(between) // 2]})
     return found
 
 
 def sizes_outside(dims: Sequence[Dim]) -> list[dict[str, int]]:
-    """For each dim one more than its most."""
-    return [{**_list_tuned(dims), dim.name: dim.max + 1} for dim in dims]
+    """For each dim one more than its largest size, the other dims at what they are tuned for."""
+    return [{**{each.name: each.opt for each in dims}, dim.name: dim.max + 1} for dim in dims]
 
 
-def _list_tuned(dims: Sequence[Dim]) -> dict[str, int]:
-    return {dim.name: dim.opt for dim in dims}
-
-
-def _inputs(real: Tensors, specs: Sequence[TensorSpec], sizes: Sizes) -> Tensors:
-    from validation.data.samples import resize
-
-    return resize(real, specs, sizes)
-
-
-def _answers(expected: Session, actual: Session, request: BuildRequest, tried: Sequence[Tensors]) -> bool | None:
-    found = [_right(expected, actual, request, inputs) for inputs in tried]
-    known = [right for right in found if right is not None]
-    return all(known) if known else None
-
-
-def _right(expected: Session, actual: Session, request: BuildRequest, inputs: Tensors) -> bool | None:
+def _is_right(expected: Session, actual: Session, request: BuildRequest, inputs: Tensors) -> bool | None:
+    """Whether the engine's outputs are within the documented limits; None where the graph itself does not answer."""
     from validation.comparison.sessions import case_checks, run
     from validation.limits.budget import default_budget
 

@@ -15,15 +15,15 @@ from enginery.core.hardware.targets import parse_targets
 from enginery.core.text import now
 from enginery.core.types import BuildRequest, Precision, Target
 from enginery.registry.evidence.latencies import read_latency_report
-from pipeline.compile import steps
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.composition import StepRunner, prepare
 from pipeline.compile.plan import Selection
 from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps.engines import build
 from pipeline.compile.steps.keys import code_key, engine_limits, model_shapes
 from pipeline.compile.steps.latency import BenchmarkPair, time_engine
+from pipeline.compile.steps.proofs import validate
 from pipeline.compile.steps.shapes import ProbeShapes
-from pipeline.compile.verdict import JudgedUnit
 from pipeline.operations.compare.recommend import recommend
 from pipeline.operations.compare.report import (
     BackendComparison,
@@ -34,6 +34,7 @@ from pipeline.operations.compare.report import (
     find_fastest,
     rank_alike,
 )
+from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.validation import Latency
@@ -84,8 +85,8 @@ def compare(spec: ModelSpec, options: CompareOptions, context: RunContext, run: 
     """
     wide = widen_spec(spec, options)
     ready = prepare(wide, Selection(precisions=options.precisions), context, run)
-    built = run.map(steps.build, ready.plan.wanted, wide, context)
-    judged = run.map(steps.validate, built, wide, ready.exported, context)
+    built = run.map(build, ready.plan.wanted, wide, context)
+    judged = run.map(validate, built, wide, ready.exported, context)
     fleet = tuple(dict.fromkeys((*(target.name for target in spec.target_list()), options.target.name)))
     measuring = _Measuring(wide, ready.exported, options, fleet, context)
     facts = rank_alike([measuring.measure(item) for item in judged])

@@ -24,8 +24,8 @@ from enginery.core.errors import (
 from enginery.core.hardware.targets import kind_named
 from enginery.core.types import BuildRequest, Target, TensorSpec
 from enginery.registry.store.base import open_store
-from pipeline.compile import steps
 from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps import calibration, exports, graphs, proofs
 from pipeline.compile.steps.engines import _failure, recall_engine, reproduce
 from pipeline.compile.steps.exports import recorded_export, source_digests
 from pipeline.compile.steps.proofs import CRASHED
@@ -63,7 +63,7 @@ EXPORTED = Exported(OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_qdq=False), GOL
 
 @pytest.mark.parametrize("error", [ModelError("it cannot be read"), StepError("it died", "crash")])
 def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(project: Project, error: EngineryError) -> None:
-    judged = steps.validate(an_engine(), load_spec(project.spec), EXPORTED, run_context(project.folder.parent, error))
+    judged = proofs.validate(an_engine(), load_spec(project.spec), EXPORTED, run_context(project.folder.parent, error))
     assert judged.verdict == "failed"
     assert str(error) in judged.reason
 
@@ -73,7 +73,7 @@ def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(project: 
 )
 def test_what_says_nothing_about_the_engine_ends_the_run(project: Project, error: EngineryError) -> None:
     with pytest.raises(type(error), match=str(error)):
-        steps.validate(an_engine(), load_spec(project.spec), EXPORTED, run_context(project.folder.parent, error))
+        proofs.validate(an_engine(), load_spec(project.spec), EXPORTED, run_context(project.folder.parent, error))
 
 
 class Measuring:
@@ -99,10 +99,10 @@ def test_a_failure_names_its_unit_once(project: Project, tmp_path: Path) -> None
 def test_a_proof_is_not_taken_over_from_another_kind_of_cpu(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = Measuring()
     context = RunContext(open_store(project.folder.parent / "registry", create=True), counting, counting)
-    for kind, proofs in (("x86-64-v4-vnni", 1), ("x86-64-v4-vnni", 1), ("x86-64-v4", 2), ("x86-64-v3", 3)):
+    for kind, expected in (("x86-64-v4-vnni", 1), ("x86-64-v4-vnni", 1), ("x86-64-v4", 2), ("x86-64-v3", 3)):
         monkeypatch.setattr("pipeline.compile.steps.proofs.this_kind", lambda found=kind: kind_named(found))
-        steps.validate(an_engine(), load_spec(project.spec), EXPORTED, context)
-        assert counting.jobs == proofs
+        proofs.validate(an_engine(), load_spec(project.spec), EXPORTED, context)
+        assert counting.jobs == expected
 
 
 def test_the_build_key_follows_the_backends_revision(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_a_file_that_changes_while_it_is_read_leaves_no_record(project: Project)
     store = open_store(project.registry, create=True)
     executor = Editing(project.folder / "model.py")
     with pytest.raises(InputError, match="changed while they were read"):
-        steps.export(load_spec(project.spec), RunContext(store, executor, executor))
+        exports.export(load_spec(project.spec), RunContext(store, executor, executor))
     assert not list(store.list("records/export/"))
 
 
@@ -144,7 +144,7 @@ def test_calibration_data_that_changes_while_it_is_read_leaves_no_record(built: 
     np.savez(built.folder / "calibration.npz", x=np.ones((3, 8), np.float32))
     executor = Editing(built.folder / "calibration.npz")
     with pytest.raises(DataError, match="changed while it was read"):
-        steps.observe((0, 1), spec, exported, RunContext(store, executor, executor))
+        calibration.observe((0, 1), spec, exported, RunContext(store, executor, executor))
     assert set(store.list("records/calibrate/")) == before
 
 
@@ -187,10 +187,10 @@ def test_overrides_of_a_model_that_its_author_quantized_are_no_silent_wish(proje
     spec, context = load_spec(project.spec), run_context(tmp_path, StepError("nothing runs"))
     quantized = replace(EXPORTED, model=replace(EXPORTED.model, carries_qdq=True))
     with pytest.raises(InputError, match=r"'MatMul' changes nothing.*remove the overrides"):
-        steps.quantize(GraphVariant("int8"), spec, quantized, None, {}, context)
-    assert steps.quantize(GraphVariant("fp32"), spec, quantized, None, {}, context).model == MODEL
+        graphs.quantize(GraphVariant("int8"), spec, quantized, None, {}, context)
+    assert graphs.quantize(GraphVariant("fp32"), spec, quantized, None, {}, context).model == MODEL
     project.change_spec(quantization=None)
-    assert steps.quantize(GraphVariant("int8"), load_spec(project.spec), quantized, None, {}, context).model == MODEL
+    assert graphs.quantize(GraphVariant("int8"), load_spec(project.spec), quantized, None, {}, context).model == MODEL
 
 
 def test_a_large_model_file_is_parsed_where_its_memory_has_a_limit(
@@ -228,7 +228,7 @@ def test_parts_that_the_cluster_cannot_see_are_observed_here(project: Project) -
         store = open_store(project.folder.parent / f"registry {index}", create=True)
         seen = Observed(store.put_bytes(b"x"), store.put_bytes(b""), "y", 3)
         local, cluster = Blind(seen), Blind(answer)
-        assert steps.observe((0, 2), spec, EXPORTED, RunContext(store, local, cluster)) == seen
+        assert calibration.observe((0, 2), spec, EXPORTED, RunContext(store, local, cluster)) == seen
         assert (cluster.asked, local.asked) == (1, 1)
-        assert steps.observe((0, 1), spec, EXPORTED, RunContext(store, local, cluster)) == seen
+        assert calibration.observe((0, 1), spec, EXPORTED, RunContext(store, local, cluster)) == seen
         assert cluster.asked == 1, "a single part stays here"

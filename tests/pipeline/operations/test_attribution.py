@@ -7,7 +7,7 @@ import pytest
 
 from enginery.core.reports.proof import Check
 from pipeline.compile.steps.attributions import suspects
-from pipeline.compile.verdict import JudgedUnit
+from pipeline.outcome import JudgedUnit
 from pipeline.values import Recipe
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from pipeline.compile.publication.publish import resolved_spec
+from pipeline.compile.publication.draft import resolved_spec
 from pipeline.spec.model import ModelSpec, load_spec, overrides
 from tests.pipeline.projects import Project
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from builders.execution.jobs import Usage
-from pipeline.progress import JsonLines, Lines, LiveTable, Progress, display
+from pipeline.progress import JsonLines, Lines, LiveTable, Progress, by_model, together
 from pipeline.progress.clocks import Clocks
 from pipeline.progress.events import (
     Event,
@@ -42,7 +42,7 @@ class Breaks(Progress):
 
 def test_a_listener_that_breaks_is_told_nothing_more_and_the_others_are(capsys: pytest.CaptureFixture[str]) -> None:
     first, last = Hears(), Hears()
-    all_of_them = display(first, Breaks(), last)
+    all_of_them = together(first, Breaks(), last)
     all_of_them.emit(PhaseEntered("unit", "one"))
     all_of_them.emit(PhaseEntered("unit", "two"))
     assert first.heard == last.heard == [PhaseEntered("unit", "one"), PhaseEntered("unit", "two")]
@@ -51,7 +51,7 @@ def test_a_listener_that_breaks_is_told_nothing_more_and_the_others_are(capsys: 
 
 def test_a_display_that_breaks_stops_the_run_as_before() -> None:
     with pytest.raises(ValueError, match="it broke"):
-        display(Breaks(), Hears()).emit(PhaseEntered("unit", "one"))
+        together(Breaks(), Hears()).emit(PhaseEntered("unit", "one"))
 
 
 def test_an_outcome_in_words_is_the_state_with_the_reason_unless_there_are_others() -> None:
@@ -139,7 +139,7 @@ def test_the_table_shows_what_waits_while_it_does(capsys: pytest.CaptureFixture[
 
 
 def test_of_several_models_each_step_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = display(Lines()).of_run("digits", "run-1")
+    shown = by_model(Lines()).of_run("digits", "run-1")
     shown.emit(Waiting("turn", "compiling digits is being done by vm"))
     shown.emit(Started("export"))
     with shown.watch("export"):
@@ -156,7 +156,7 @@ def test_of_several_models_each_step_says_whose_it_is(capsys: pytest.CaptureFixt
         "digits@1: published",
     ]
     lines: list[str] = []
-    display(JsonLines(lines.append)).of_run("digits", "run-1").emit(Finished("export"))
+    by_model(JsonLines(lines.append)).of_run("digits", "run-1").emit(Finished("export"))
     event = json.loads(lines[0])
     assert (event["model"], event["unit"]) == ("digits", "export"), "a field of its own"
 
@@ -164,7 +164,7 @@ def test_of_several_models_each_step_says_whose_it_is(capsys: pytest.CaptureFixt
 def test_json_lines_are_one_object_each_with_run_model_and_unit() -> None:
     lines: list[str] = []
     both = JsonLines(lines.append)
-    log, other = both.of_run("digits", "run-1"), display(both, Progress()).of_run("other", "run-2")
+    log, other = both.of_run("digits", "run-1"), together(both, Progress()).of_run("other", "run-2")
     log.emit(RunBegan("digits", "run-1"))
     log.emit(Planned(plan()))
     log.emit(Predicted(UNIT, EXPECTED))

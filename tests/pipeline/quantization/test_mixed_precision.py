@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from enginery.core.errors import EngineryError
 from enginery.core.types import QuantizationScheme
 from enginery.registry.store.base import open_store
-from pipeline.compile.steps import find_searched_kinds
+from pipeline.compile.steps.search import find_searched_kinds
 from pipeline.spec.model import load_spec
 from pipeline.values import GraphVariant, Searched
 from tests.pipeline.projects import Project

@@ -5,9 +5,9 @@ import pytest
 from builders.execution.jobs import Job, Watch, ignore_event
 from builders.execution.local import LocalExecutor
 from enginery.registry.store.base import open_store
-from pipeline.compile import steps
 from pipeline.compile.composition import InProcess, calibrate
 from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps import exports
 from pipeline.compile.steps.calibration import ObservePartRemotely
 from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project, write_project
@@ -35,7 +35,7 @@ def test_parts_are_observed_on_the_cluster_and_give_what_one_pass_gives(executor
     local, fleet = LocalExecutor(2), Listed(executor)
     alone = RunContext(store := open_store(str(tmp_path / "registry"), create=True), local, local)
     spec = load_spec(project.spec)
-    exported = steps.export(spec, alone)
+    exported = exports.export(spec, alone)
     one_pass = calibrate(spec, exported, alone, InProcess())
     project.change_spec(calibration={"data": "calibration.npz", "parts": 2})
     in_parts = calibrate(load_spec(project.spec), exported, RunContext(store, local, fleet), InProcess())

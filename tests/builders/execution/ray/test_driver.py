@@ -11,8 +11,7 @@ from builders.execution.jobs import encode_request
 from enginery.core.types import BuildRequest, Target
 from enginery.registry.store.base import open_store
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.engine_jobs import BuildEngine
-from pipeline.compile.steps.engines import recall_engine
+from pipeline.compile.steps.engines import BuildEngine, recall_engine
 from tests.builders import graphs
 from tests.builders.execution.ray.conftest import ROOT
 from tests.builders.execution.test_process import gone, read_when_there

@@ -14,7 +14,8 @@ from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.versions.publish import publish
 from pipeline.cli import main
-from pipeline.compile.publication import materials
+from pipeline.compile.publication.draft import layers, list_refitted
+from pipeline.outcome import JudgedUnit
 from tests.enginery.registries import approval, draft, engine
 from tests.pipeline.compile.test_steps import an_engine
 
@@ -52,9 +53,9 @@ def store(tmp_path: Path) -> Store:
 
 def test_the_layers_of_a_unit_are_named_by_it_in_the_manifest() -> None:
     built = an_engine()
-    judged = materials.JudgedUnit(replace(built, extras=(("layers", "a" * 64), ("other", "b" * 64))))
-    assert materials.layers([judged, materials.JudgedUnit(built)]) == {f"layers {built.unit.name}": "a" * 64}
-    assert materials.list_refitted([materials.JudgedUnit(replace(built, refitted_from="c" * 64))]) == {
+    judged = JudgedUnit(replace(built, extras=(("layers", "a" * 64), ("other", "b" * 64))))
+    assert layers([judged, JudgedUnit(built)]) == {f"layers {built.unit.name}": "a" * 64}
+    assert list_refitted([JudgedUnit(replace(built, refitted_from="c" * 64))]) == {
         f"refitted from {built.unit.name}": "c" * 64
     }
 

@@ -19,11 +19,11 @@ from enginery.registry.versions.lookup import load
 from pipeline.compile.composition import InProcess, compile_model
 from pipeline.compile.plan import Selection
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.engine_jobs import BuildEngine
 from pipeline.compile.steps.engines import (
     LEAN_WORKSPACE_MIB,
     LEAST_MEMORY_MIB,
     USUAL_MEMORY_MIB,
+    BuildEngine,
     memory_request,
     needs,
     recall_engine,

@@ -16,11 +16,13 @@ from pipeline.compile.closure.reach import CARRIERS, _walk, is_carrier, reach_de
 from pipeline.compile.closure.sources import SourceFiles
 from pipeline.compile.steps import keys
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
-from pipeline.compile.steps.calibration import MergeParts, ObservePart, SearchQuantization
-from pipeline.compile.steps.engine_jobs import BuildEngine, CheckEngine
+from pipeline.compile.steps.calibration import MergeParts, ObservePart
+from pipeline.compile.steps.engines import BuildEngine
 from pipeline.compile.steps.exports import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
 from pipeline.compile.steps.latency import MeasureEngine
+from pipeline.compile.steps.proofs import CheckEngine
+from pipeline.compile.steps.search import SearchQuantization
 from pipeline.compile.steps.shapes import ProbeShapes
 from tests.pipeline.compile.closure.running import Traced, run
 
@@ -60,8 +62,9 @@ class Bytes:
 def is_timed(job: Job) -> bool:
     """Whether what a job gives depends on how long something took: a search's record says what it cost."""
     request = job.request
-    timed = isinstance(request, MeasureEngine | BuildEngine | SearchQuantization)
-    return timed or bool(getattr(request, "calls", None))
+    return isinstance(request, MeasureEngine | BuildEngine | SearchQuantization) or bool(
+        getattr(request, "calls", None)
+    )
 
 
 def behind(uri: str) -> Store:

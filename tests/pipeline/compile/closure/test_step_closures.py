@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 
 from builders.backends import discovery
+from pipeline.compile.closure import Closure
 from pipeline.compile.closure.code import root_name
 from pipeline.compile.closure.reach import reach, reach_definitions
 from pipeline.compile.closure.sources import PACKAGES, SourceFile, SourceFiles
-from pipeline.compile.closure.value import Closure
 from pipeline.compile.steps import keys
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
-from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely, SearchQuantization
-from pipeline.compile.steps.engine_jobs import CheckEngine
+from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely
 from pipeline.compile.steps.exports import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
 from pipeline.compile.steps.latency import MeasureEngine
+from pipeline.compile.steps.proofs import CheckEngine
+from pipeline.compile.steps.search import SearchQuantization
 from pipeline.compile.steps.shapes import ProbeShapes
 
 ORT, RTX = (discovery.entry_point(name) for name in ("onnxruntime", "tensorrt-rtx"))
@@ -51,7 +52,7 @@ STEPS: dict[str, tuple[str, ...]] = {
 INSTALLED = SourceFiles()
 REQUESTS = {
     node.name
-    for file in (Path(keys.__file__).parents[1] / "jobs").glob("*.py")
+    for file in Path(keys.__file__).parent.glob("*.py")
     for node in ast.parse(file.read_text()).body
     if isinstance(node, ast.ClassDef) and any(getattr(each, "name", "") == "run" for each in node.body)
 }
@@ -173,7 +174,7 @@ def test_what_decides_the_record_of_an_export_is_in_its_key() -> None:
 
 def test_pages_displays_and_commands_redo_nothing() -> None:
     pages = [module for module in modules() if is_page(module)]
-    assert "validation.gpu.page" in pages and len(pages) > 200
+    assert "validation.gpu.page" in pages and len(pages) > 100
     assert (
         redone({module: altered(module) for module in pages if any(module in closure(s).read for s in STEPS)}) == set()
     )
@@ -213,7 +214,7 @@ def is_page(module: str) -> bool:
     [
         ("pipeline.sources.canonical", {"export", "golden"}),
         ("pipeline.quantization.search.search", {"choose", "choose, timed"}),
-        ("pipeline.compile.steps.engine_jobs", {"prove onnxruntime", "prove tensorrt-rtx", "attribute engine"}),
+        ("pipeline.compile.steps.proofs", {"prove onnxruntime", "prove tensorrt-rtx", "attribute engine"}),
         ("builders.backends.tensorrt.session", {"prove tensorrt-rtx"}),
         (
             "builders.backends.onnxruntime.rewrites",

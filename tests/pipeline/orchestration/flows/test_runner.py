@@ -17,7 +17,7 @@ from builders.execution.local import QUEUED
 from enginery.core.errors import EngineryError, SpecError, StepError, UnavailableError, UndecidedError
 from enginery.core.hardware.targets import parse_targets
 from enginery.core.types import BuildRequest
-from pipeline.compile import steps
+from pipeline.compile.steps import engines
 from pipeline.orchestration.flows import runner
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner, as_task, helps
 from pipeline.progress import Progress
@@ -74,7 +74,7 @@ def test_a_unit_for_a_gpu_is_built_in_a_slot_of_its_generation(
     def build(item: Unit, _spec: object, _context: object) -> str:
         return item.name
 
-    build.__name__ = steps.build.__name__
+    build.__name__ = engines.build.__name__
     placed = PrefectRunner(gpu_slots=True)._with_slot
     for target in ("sm_89", "l4"):
         assert placed(build, unit(target))(unit(target), None, context()).startswith(target)

@@ -17,8 +17,8 @@ from enginery.registry.gc import collect
 from enginery.registry.store.base import open_store
 from enginery.registry.store.folder import FileStore
 from enginery.registry.store.layout import timing_key
-from pipeline.compile.steps import timing_caches
-from pipeline.compile.steps.timing_caches import TimingCache
+from pipeline.compile.steps import engines
+from pipeline.compile.steps.engines import TimingCache
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def store(tmp_path: Path) -> FileStore:
 
 @pytest.fixture(autouse=True)
 def driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing_caches, "driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(engines, "driver_version", lambda: "580.65.06")
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_caches_of_other_gpus_drivers_and_versions_are_apart(build: Build, monke
     build("one")
     assert build("x", tool=Tunes(("NVIDIA T4", "10.16.1")))[0] is None
     assert build("x", tool=Tunes(("NVIDIA L4", "11.4.0")))[0] is None
-    monkeypatch.setattr(timing_caches, "driver_version", lambda: "590.1")
+    monkeypatch.setattr(engines, "driver_version", lambda: "590.1")
     assert build("x")[0] is None
     assert timing_key("NVIDIA L4", "580.65.06", "10.16.1") == "timing/nvidia-l4/580.65.06/10.16.1.json"
     assert timing_key("../..", "", "10/..") == "timing/unknown/unknown/10.json"
@@ -103,7 +103,7 @@ def test_a_backend_without_a_cache_and_a_machine_without_a_gpu_keep_none(store: 
 def test_a_damaged_or_lost_cache_is_left_out_with_a_note_and_replaced(store: FileStore, build: Build) -> None:
     build("one")
     key = timing_key("NVIDIA L4", "580.65.06", "10.16.1")
-    digest = timing_caches._read_digest(store.read(key))
+    digest = engines._read_digest(store.read(key))
     assert digest
     store.path(digest).chmod(0o644)
     store.path(digest).write_bytes(b"damaged")
@@ -132,7 +132,7 @@ def test_a_registry_that_fails_is_a_note(build: Build, monkeypatch: pytest.Monke
 
 
 def test_a_cache_that_is_too_long_is_not_kept(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing_caches, "MAX_BYTES", 2)
+    monkeypatch.setattr(engines, "MAX_BYTES", 2)
     assert build("one") == (None, ["the timing cache was not kept: it is 3 bytes long; the limit is 2"])
 
 

@@ -1,0 +1,191 @@
+"""What a run would publish, as values: the draft of the manifest, the entry of each unit, and what stands beside."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from enginery.core.digest import digest_of, digest_of_path
+from enginery.core.hardware.machine import describe_host
+from enginery.core.reports.proof import Approved, approve
+from enginery.core.requirements import Requirement, for_target
+from enginery.core.text import now
+from enginery.registry.evidence.build_details import LAYERS, RECIPE, RECORD
+from enginery.registry.manifest import EngineEntry, Manifest
+from pipeline.compile.causes import inputs_of
+from pipeline.compile.last_builds import BuildSources
+from pipeline.compile.run_context import RunContext, versions
+from pipeline.outcome import JudgedUnit
+from pipeline.spec.model import ModelSpec
+from pipeline.values import BuildPlan, Exported, Graph, Json, Unit
+from validation.attribution.result import ATTRIBUTION
+
+# Entries of a manifest's provenance: the engine whose kernels another has, with other weights.
+REFITTED = "refitted from"
+
+
+@dataclass(frozen=True)
+class VersionDraft:
+    """All that a run has to publish. manifest: without version and engines.
+
+    approved: each usable engine with its proof.  others: the units that were refused or failed.
+    units: names of all, in the plan's order.  judged: the units that were not refused, with what was measured.
+    blake3: of blobs that are pulled, by digest, where known.  channel, wanted_version: as the spec says.
+    reads: see `Exported`.  read_sources: reads what the engines were built from, for the next plan.
+    """
+
+    manifest: Manifest
+    approved: tuple[tuple[EngineEntry, Approved], ...]
+    others: tuple[EngineEntry, ...]
+    units: tuple[str, ...]
+    judged: tuple[JudgedUnit, ...]
+    blake3: Mapping[str, str | None]
+    channel: str | None
+    wanted_version: str | None
+    reads: str
+    read_sources: Callable[[], BuildSources]
+
+
+def draft_version(
+    spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[JudgedUnit], context: RunContext
+) -> VersionDraft:
+    """What a run of this spec publishes. Raises OSError for a file of the spec that is gone."""
+    approved: list[tuple[EngineEntry, Approved]] = []
+    others = [EngineEntry(**_unit_fields(unit), status="refused", reason=unit.reason) for unit in plan.refused]
+    for item in judged:
+        if item.report and (proof := approve(item.report)):
+            approved.append((entry_of(item, proof.report.digest), proof))
+        else:
+            fields = _unit_fields(item.built.unit) | _checks_and_notes(item)
+            others.append(EngineEntry(**fields, status="failed", reason=item.reason))
+    blake3 = {item.built.digest: item.built.blake3 for item in judged if item.built.digest}
+
+    def read_sources() -> BuildSources:
+        return BuildSources(inputs_of(spec, context), exported.reads, exported.model.digest, exported.golden)
+
+    return VersionDraft(
+        manifest=_draft_manifest(spec, exported, plan, judged),
+        approved=tuple(approved),
+        others=tuple(others),
+        units=tuple(unit.name for unit in plan.units),
+        judged=tuple(judged),
+        blake3={**blake3, exported.model.digest: exported.model.blake3},
+        channel=spec.publication.channel,
+        wanted_version=spec.version,
+        reads=exported.reads,
+        read_sources=read_sources,
+    )
+
+
+def _draft_manifest(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[JudgedUnit]) -> Manifest:
+    graphs = {unit.graph.flavour: unit.graph for unit in plan.units}.values()
+    sources = {"onnx": exported.model.digest, "golden": exported.golden}
+    sources |= {f"graph {graph.flavour.name}": graph.model for graph in graphs if graph.model != exported.model.digest}
+    resolved = resolved_spec(spec)
+    # How long engines are timed changes nothing about what they are.
+    said = resolved | {"validation": {k: v for k, v in resolved["validation"].items() if k != "latency"}}
+    # One method chooses other ranges for other schemes, so that each int8 graph has scales of its own.
+    scales = {f"scales {graph.flavour.name}": graph.scales for graph in graphs if graph.scales}
+    provenance = {"spec": digest_of(said), **_digest_files(spec), **scales}
+    units = [[item.built.unit.name, item.built.unit.request.key] for item in judged]
+    refused = [[unit.name, unit.reason] for unit in plan.refused]
+    content = digest_of({"spec": said, "sources": sources, "inputs": provenance, "units": units, "refused": refused})
+    return Manifest(
+        model=spec.model,
+        version="",
+        created_at=now(),
+        content=content,
+        spec=resolved,
+        # What stands beside the engines changes nothing about what they are either.
+        sources=sources | _blobs_beside(graphs, judged) | layers(judged),
+        provenance=provenance | list_refitted(judged),
+        toolchain=versions("enginery", "torch", "onnx", "onnxscript", "onnxruntime", "numpy"),
+        host=describe_host(),
+        metrics={graph.flavour.name: dict(graph.proof.metrics) for graph in graphs if graph.proof.metrics},
+    )
+
+
+def resolved_spec(spec: ModelSpec) -> Json:
+    """The spec with every default filled in, as a manifest keeps it.
+
+    But for limits: there null lifts a limit, so one that was not given must stay absent, or reading the manifest back
+    would lift it. Publication, build and timeouts say where a version goes and what making it may cost, not what it is;
+    a frozen golden set is named by its digest already.
+    """
+    costs = dict.fromkeys(("publication", "build", "timeouts"), True)
+    resolved: Json = spec.model_dump(mode="json", exclude={**costs, "validation": True, "golden": {"frozen": True}})
+    return {**resolved, "validation": spec.validation.model_dump(mode="json", exclude_unset=True)}
+
+
+def _digest_files(spec: ModelSpec) -> dict[str, str]:
+    """Digests of the files that a spec names."""
+    files = {
+        "source": spec.source.file,
+        "weights": spec.source.weights,
+        "calibration data": spec.calibration.file if spec.calibration else None,
+        "golden data": spec.golden.data if spec.golden else None,
+    }
+    return {name: digest_of_path(spec.file(file)) for name, file in files.items() if file}
+
+
+def _blobs_beside(graphs: Collection[Graph], judged: Sequence[JudgedUnit]) -> dict[str, str]:
+    """What quantizing did, how graphs were written (with the float models that a search wrote: attribution rewrites
+    them), and which node drifted."""
+    found = {f"{RECORD} {graph.flavour.name}": graph.record for graph in graphs if graph.record}
+    recipes = [(graph.flavour.name, graph.recipe) for graph in graphs if graph.recipe]
+    found |= {f"{RECIPE} {flavour}": recipe.digest for flavour, recipe in recipes}
+    found |= {f"searched model of {flavour}": recipe.model for flavour, recipe in recipes if recipe.model}
+    attributed = [each for item in judged for each in item.attributed]
+    return found | {f"{ATTRIBUTION} {each.name}": each.digest for each in attributed if each.digest}
+
+
+def layers(judged: Sequence[JudgedUnit]) -> dict[str, str]:
+    """Blobs with what compilers tell of the layers, per engine."""
+    known = [(item.built.unit.name, dict(item.built.extras)) for item in judged if item.built.digest]
+    return {f"{LAYERS} {unit}": extras["layers"] for unit, extras in known if "layers" in extras}
+
+
+def list_refitted(judged: Sequence[JudgedUnit]) -> dict[str, str]:
+    """Digests of the engines whose kernels these have, per engine that was refitted."""
+    built = [item.built for item in judged if item.built.digest]
+    return {f"{REFITTED} {item.unit.name}": item.refitted_from for item in built if item.refitted_from}
+
+
+def entry_of(item: JudgedUnit, report: str) -> EngineEntry:
+    """The manifest's entry of a unit with an engine. report: digest of its validation report."""
+    built = item.built
+    return EngineEntry(
+        **_unit_fields(built.unit, built.requires),
+        **_checks_and_notes(item),
+        status="proven" if item.verdict == "proven" else "unproven",
+        reason=item.reason,
+        digest=built.digest,
+        size_bytes=built.size_bytes,
+        suffix=built.suffix,
+        report=report,
+    )
+
+
+def _unit_fields(unit: Unit, requires: tuple[Requirement, ...] = ()) -> Json:
+    """What an entry has of its unit; without an engine it requires the processor that the unit is for."""
+    request = unit.request
+    return {
+        "target": request.target.name,
+        "precision": request.precision,
+        "backend": request.backend,
+        "compute_capability": request.target.compute_capability,
+        "product": request.target.product,
+        "build_key": request.key,
+        "graph": request.model,
+        "scales": unit.graph.scales,
+        "options": dict(request.options),
+        "toolchain": dict(request.toolchain),
+        "inputs": request.inputs,
+        "outputs": request.outputs,
+        "profiles": request.profiles,
+        "requires": requires or (for_target(request.target),),
+    }
+
+
+def _checks_and_notes(item: JudgedUnit) -> Json:
+    passed = [check.passed for check in item.report.checks] if item.report else []
+    checks = {"passed": passed.count(True), "failed": passed.count(False)}
+    return {"checks": checks, "notes": (*item.built.unit.graph.notes, *item.built.notes)}
