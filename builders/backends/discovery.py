@@ -29,28 +29,32 @@ from enginery.core.types import CPU_KIND, Backend, BuildRequest, Scalar, Target,
 
 __all__ = ["PackageNotFoundError", "version"]
 
-Stamp = tuple[int, ...]
-
 
 def version(name: str) -> str:
     """The installed version of a distribution. Raises PackageNotFoundError."""
-    found = _version(name, tuple(sys.path), _stamp())
-    if found is None:
-        raise PackageNotFoundError(name)
-    return found
+    if found := versions_of(name).get(name):
+        return found
+    raise PackageNotFoundError(name)
+
+
+def versions_of(*names: str, together: bool = False) -> dict[str, str]:
+    """Name -> version of those distributions of `names` that are installed; with `together` none unless all are.
+
+    A version is read anew only when something was installed or removed, which changes the folder that holds it: reading
+    one parses its whole METADATA, a fraction of a millisecond, and planning a catalog asks tens of thousands of times.
+    """
+    path = tuple(sys.path)
+    changed_ns = tuple(_changed_ns(place or os.curdir) for place in path)
+    found = {name: known for name in names if (known := _version(name, path, changed_ns))}
+    return {} if together and len(found) < len(names) else found
 
 
 @lru_cache(maxsize=512)
-def _version(name: str, _path: tuple[str, ...], _stamp: Stamp) -> str | None:
+def _version(name: str, _path: tuple[str, ...], _changed_ns: tuple[int, ...]) -> str | None:
     try:
         return importlib.metadata.version(name)
     except PackageNotFoundError:
         return None
-
-
-def _stamp() -> Stamp:
-    """When the folders that Python imports from were last changed."""
-    return tuple(_changed_ns(place or os.curdir) for place in sys.path)
 
 
 def _changed_ns(place: str) -> int:
@@ -61,7 +65,7 @@ def _changed_ns(place: str) -> int:
 
 
 GROUP = "enginery.backends"
-# Stacks that are asked for by name, and are no backends: they compile checkpoints of architectures they know, not ONNX.
+# Names that users try and that are no backends: these stacks compile checkpoints of known architectures, not ONNX.
 LLM_STACKS = {"tensorrt-llm": "TensorRT-LLM", "mlc-llm": "MLC LLM"}
 _SPELLINGS = {"trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "tensorrtllm": "tensorrt-llm", "mlc": "mlc-llm"}
 
@@ -124,9 +128,17 @@ def configure(name: str, options: Mapping[str, Scalar]) -> Backend:
     """
     cls = load(name)
     fields = option_fields(cls)
-    checked = {key: _check_option(name, key, value, fields) for key, value in options.items()}
-    make = typing.cast("typing.Callable[..., Backend]", cls)
-    return make(**checked)
+    checked: dict[str, Scalar] = {}
+    for key, value in options.items():
+        where = f"backends.{name}.{key}"
+        if key not in fields:
+            raise InputError(f"{where}: no such option; {suggest(key, sorted(fields))}")
+        wanted, default = fields[key]
+        checked[key] = float(value) if wanted is float and type(value) is int else value
+        if type(checked[key]) is not wanted:  # exactly: True is not a number here
+            kind = _KINDS.get(wanted, wanted.__name__)
+            raise InputError(f"{where}: {value!r} is of type {type(value).__name__}; give {kind}, such as {default!r}")
+    return typing.cast("typing.Callable[..., Backend]", cls)(**checked)
 
 
 def options_of(backend: Backend) -> tuple[tuple[str, Scalar], ...]:
@@ -135,11 +147,11 @@ def options_of(backend: Backend) -> tuple[tuple[str, Scalar], ...]:
 
 
 def toolchain_of(backend: Backend, target: Target | None = None) -> tuple[tuple[str, str], ...]:
-    """Versions of compiler and runtime as installed here, and the backend's own revision; sorted by name.
+    """(name, version) of compiler and runtime as installed here, and of the backend's own revision; sorted by name.
 
-    target: what an engine is for; None is every tool that the backend has. For a CPU the kind of it belongs to them,
-    and where code is compiled for this machine's level of x86-64 (`SharedOptions.cpu_level`), it is compiled for that
-    kind's.
+    target: what an engine is for; None gives every tool that the backend has. For a CPU target its kind is added
+    (`CPU_KIND`), and where code is compiled for this machine's level of x86-64 (`SharedOptions.cpu_level`), the level
+    is that of the target's kind.
     """
     can = backend.capabilities
     unused = can.gpu_tools if target and target.is_cpu else ()
@@ -152,9 +164,9 @@ def toolchain_of(backend: Backend, target: Target | None = None) -> tuple[tuple[
 
 
 def check_toolchain(backend: Backend, planned: BuildRequest) -> None:
-    """Raise EngineryError where the versions here are not those of the build key: the engine would bear a false one."""
+    """Raise EngineryError where the versions here are not those of the build key, which would then be a false one."""
     here, wanted = dict(toolchain_of(backend, planned.target)), dict(planned.toolchain)
-    names = sorted((here.keys() | wanted.keys()) - {CPU_KIND})  # it asks nothing of whoever builds; a proof asks
+    names = sorted((here.keys() | wanted.keys()) - {CPU_KIND})  # the kind matters to a proof, not to a build
     wrong = [name for name in names if here.get(name) != wanted.get(name)]
     if wrong:
         listed = ", ".join(f"{name} {here.get(name, 'absent')}, not {wanted.get(name, 'absent')}" for name in wrong)
@@ -179,17 +191,3 @@ def _llm_stack(name: str) -> str | None:
         "runtime of its own, so no ONNX graph would prove them; use tensorrt or tensorrt-rtx for encoders and single "
         f"steps of a decoder, and {title} itself beside Enginery for generation (docs/decisions/0008-llm-stacks.md)"
     )
-
-
-def _check_option(backend: str, key: str, value: Scalar, fields: Mapping[str, tuple[type[Scalar], Scalar]]) -> Scalar:
-    if key not in fields:
-        raise InputError(f"backends.{backend}.{key}: no such option; {suggest(key, sorted(fields))}")
-    wanted, default = fields[key]
-    if wanted is float and type(value) is int:
-        return float(value)
-    if type(value) is not wanted:  # exactly: True is not a number here
-        raise InputError(
-            f"backends.{backend}.{key}: {value!r} is of type {type(value).__name__}; "
-            f"give {_KINDS.get(wanted, wanted.__name__)}, such as {default!r}"
-        )
-    return value

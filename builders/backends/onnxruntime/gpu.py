@@ -37,15 +37,7 @@ from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import EngineryError, InputError, ModelError
 from enginery.core.hardware import cuda
 from enginery.core.requirements import Requirement, driver_for, for_target, later_versions, same_versions
-from enginery.core.types import (
-    BuildRequest,
-    Engine,
-    Precision,
-    QuantizationScheme,
-    Session,
-    ShapeProfile,
-    Target,
-)
+from enginery.core.types import BuildRequest, Engine, Precision, QuantizationScheme, Session, ShapeProfile, Target
 
 _TENSORRT_WHEELS = ("tensorrt", *(f"tensorrt-{cuda}-libs" for cuda in ("cu12", "cu13")))
 

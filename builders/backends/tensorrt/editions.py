@@ -54,12 +54,7 @@ class TensorRT(TensorRTEdition):
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt")
     install: ClassVar[str] = "pip install 'enginery[tensorrt]' on a node with that GPU, or use tensorrt-rtx"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        determinism="budget",
-        tunes_on_target=True,
-        refits=True,
-        timing_cache=True,
-        times_nodes=True,
-        options=OPTIONS,
+        determinism="budget", tunes_on_target=True, refits=True, timing_cache=True, times_nodes=True, options=OPTIONS
     )
 
     optimization_level: int = 3
@@ -221,11 +216,7 @@ class TensorRTRTX(TensorRTEdition):
     module: ClassVar[str] = "tensorrt_rtx"
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt-rtx")
     install: ClassVar[str] = "pip install tensorrt-rtx (Linux, x86-64)"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        determinism="budget",
-        times_nodes=True,
-        options=OPTIONS,
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(determinism="budget", times_nodes=True, options=OPTIONS)
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """As the base class; its inspector tells nothing without a GPU."""

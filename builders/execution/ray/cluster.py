@@ -1,7 +1,4 @@
-"""Which nodes suit a job, what Ray is told of it, and in which words no node does.
-
-Connecting to Ray, and the nodes of its cluster.
-"""
+"""The nodes of a Ray cluster: connecting to them, which of them suit a job, and the message when none does."""
 
 import os
 import socket
@@ -32,7 +29,7 @@ class RayNode:
 
     @property
     def where(self) -> str:
-        """What to call it: its name, and its labels in brackets."""
+        """Its name for people: with its labels in brackets."""
         return f"{self.name} ({', '.join(self.labels.values())})" if self.labels else self.name
 
 
@@ -63,17 +60,17 @@ def ray_options(needs: Needs, nodes: Sequence[RayNode], avoid: str | None = None
     if needs.memory_mib:
         most = max((node.memory_mib for node in possible), default=needs.memory_mib)
         options["memory"] = min(needs.memory_mib, most) << 20
-    if any(_prefers(needs, node) for node in possible):
+    if not needs.required and needs.labels and any(needs.labels.items() <= node.labels.items() for node in possible):
         options["label_selector"] = {**needs.labels, **strict}
         options["fallback_strategy"] = [{"label_selector": strict}]
     return options
 
 
 def none_fits(needs: Needs, nodes: Iterable[RayNode], waited_s: float = 0.0) -> str:
-    """That no node suits: what was asked for, what there is, and the remedy."""
-    counted = Counter(_words(node.labels, node.gpus) for node in nodes)
+    """The message that no node suits: what was asked for, what there is, and the remedy. waited_s: for one to come."""
+    counted = Counter(_describe(node.labels, node.gpus) for node in nodes)
     there = ", ".join(f"{count} with {words}" for words, count in sorted(counted.items())) or "none"
-    labels = "".join(f" --labels {name}={value}" for name, value in _require(needs).items())
+    labels = "".join(f" --labels {name}={value}" for name, value in needs.labels.items() if needs.required)
     gpus = f" --num-gpus {needs.gpus}" if needs.gpus else ""
     came = f" came in {_minutes(waited_s)}" if waited_s else ""
     wait = "wait longer for it" if waited_s else "wait for it"
@@ -85,27 +82,19 @@ def none_fits(needs: Needs, nodes: Iterable[RayNode], waited_s: float = 0.0) -> 
 
 
 def countdown(needs: Needs, left_s: float) -> str:
-    """What is waited for when no node suits yet."""
+    """The message while no node suits yet: what is asked for, and how long it is still waited for."""
     return f"a node with {_describe_needs(needs)}: none yet, {_minutes(left_s)} left"
 
 
 def _describe_needs(needs: Needs) -> str:
-    return _words(_require(needs), needs.gpus)
-
-
-def _require(needs: Needs) -> Mapping[str, str]:
-    return needs.labels if needs.required else {}
+    return _describe(needs.labels if needs.required else {}, needs.gpus)
 
 
 def _minutes(seconds: float) -> str:
     return "{}:{:02d}".format(*divmod(max(0, round(seconds)), 60))
 
 
-def _prefers(needs: Needs, node: RayNode) -> bool:
-    return not needs.required and bool(needs.labels) and needs.labels.items() <= node.labels.items()
-
-
-def _words(labels: Mapping[str, str], gpus: float) -> str:
+def _describe(labels: Mapping[str, str], gpus: float) -> str:
     named = [f"{name}={value}" for name, value in sorted(labels.items())]
     words = [*named, *([f"{gpus:g} GPU{'s' if gpus > 1 else ''}"] if gpus else [])]
     return " and ".join(words) if words else "a CPU"
@@ -163,7 +152,7 @@ def disconnect() -> None:
 
 
 def _let_raylets_print(allowed: bool) -> None:
-    """What raylets say of lost workers comes on stdout, which is for results, and is told by us in fewer words.
+    """Whether raylets print of lost workers on stdout, which is for results; `RayTask` makes errors of these.
 
     Ray 2.60 has no public switch for it: `log_to_driver` is about the workers' own output.
     """
@@ -197,7 +186,7 @@ def nodes() -> list[RayNode]:
     """The nodes that are alive, as far as Ray has noticed."""
     import ray
 
-    return [_node(found) for found in ray.nodes() if read(found, "Alive", bool)]
+    return [_parse_node(found) for found in ray.nodes() if read(found, "Alive", bool)]
 
 
 def answers(node: RayNode) -> bool:
@@ -209,8 +198,8 @@ def answers(node: RayNode) -> bool:
     return True
 
 
-def _node(found: Mapping[str, object]) -> RayNode:
-    """A node from an item of `nodes()`."""
+def _parse_node(found: Mapping[str, object]) -> RayNode:
+    """A node from an item of `ray.nodes()`."""
     labels = {name: value for name, value in read(found, "Labels", dict).items() if not name.startswith("ray.io/")}
     cpus, gpus, memory = (find(found, f"Resources.{name}", float, 0.0) for name in ("CPU", "GPU", "memory"))
     host = read(found, "NodeManagerAddress", str)

@@ -88,8 +88,8 @@ def _binary(name: str, function: Callable[[Array, Array], Array]) -> None:
 
 for _name, _function in _UNARY.items():
     _unary(_name, _function)
-for _name, _function2 in _BINARY.items():
-    _binary(_name, _function2)
+for _name, _operation in _BINARY.items():
+    _binary(_name, _operation)
 
 
 @operator("Div")
