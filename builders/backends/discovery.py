@@ -1,9 +1,4 @@
-"""Versions of installed distributions, read anew only when something was installed or removed.
-
-Reading one takes a fraction of a millisecond (its whole METADATA is parsed), and planning a catalog asks tens of
-thousands of times. Whoever installs or removes a distribution changes the folder that holds it.
-
-Finds backends by entry point, and makes them from typed options; no compiler is imported on the way.
+"""Finds what is installed: backends, by entry point, and versions of distributions; no compiler is imported.
 
 A backend is a frozen dataclass (`types.Backend`) whose fields are its options. Any installed distribution adds
 one with a line in its pyproject.toml, under `[project.entry-points."enginery.backends"]`.
@@ -27,7 +22,14 @@ from enginery.core.hardware.targets import HOST, kind_named, kind_of
 from enginery.core.text import suggest
 from enginery.core.types import CPU_KIND, Backend, BuildRequest, Scalar, Target, Untyped
 
-__all__ = ["PackageNotFoundError", "version"]
+__all__ = ["PackageNotFoundError"]
+
+GROUP = "enginery.backends"
+# Names that users try and that are no backends: these stacks compile checkpoints of known architectures, not ONNX.
+LLM_STACKS = {"tensorrt-llm": "TensorRT-LLM", "mlc-llm": "MLC LLM"}
+_SPELLINGS = {"trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "tensorrtllm": "tensorrt-llm", "mlc": "mlc-llm"}
+
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
 
 
 def version(name: str) -> str:
@@ -62,14 +64,6 @@ def _changed_ns(place: str) -> int:
         return os.stat(place).st_mtime_ns  # noqa: PTH116 - a path object for each would cost more than the rest
     except OSError:
         return 0
-
-
-GROUP = "enginery.backends"
-# Names that users try and that are no backends: these stacks compile checkpoints of known architectures, not ONNX.
-LLM_STACKS = {"tensorrt-llm": "TensorRT-LLM", "mlc-llm": "MLC LLM"}
-_SPELLINGS = {"trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "tensorrtllm": "tensorrt-llm", "mlc": "mlc-llm"}
-
-_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
 
 
 def names() -> list[str]:
@@ -108,7 +102,7 @@ def capabilities_of(name: str) -> Capabilities:
 
 
 def option_meanings(cls: type[Backend]) -> dict[str, str]:
-    """What each option means, from the lines 'option: meaning' of the docstrings of the class and its bases."""
+    """Option -> its meaning: the lines 'option: meaning' of the docstrings of the class and its bases."""
     names = "|".join(map(re.escape, option_fields(cls)))
     found: dict[str, str] = {}
     for base in cls.__mro__:
@@ -142,7 +136,7 @@ def configure(name: str, options: Mapping[str, Scalar]) -> Backend:
 
 
 def options_of(backend: Backend) -> tuple[tuple[str, Scalar], ...]:
-    """Every option with its value, sorted by name: what a build key takes in."""
+    """(name, value) of every option, sorted by name: they are part of a build key."""
     return tuple((name, getattr(backend, name)) for name in sorted(option_fields(type(backend))))
 
 
@@ -181,7 +175,7 @@ def _entries() -> dict[str, EntryPoint]:
 
 
 def _llm_stack(name: str) -> str | None:
-    """Why one of `LLM_STACKS` is no backend, and what to use; None for another name."""
+    """Why one of `LLM_STACKS` is no backend, and what to use instead; None for another name."""
     spelled = name.strip().lower().replace("_", "-")
     title = LLM_STACKS.get(_SPELLINGS.get(spelled, spelled))
     if title is None:

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from builders.backends import shape_profiles
 from builders.backends.compatibility import check_compatible
-from builders.backends.discovery import PackageNotFoundError, version
+from builders.backends.discovery import versions_of
 from builders.backends.tvm import records
 from builders.backends.tvm.cuda import INSTALL, find_nvcc
 from enginery.core.capabilities import Capabilities, SharedOptions
@@ -66,9 +66,7 @@ class Tvm:
 
     def versions(self) -> dict[str, str]:
         """Versions of compiler and runtime, of nvcc where there is one, and this CPU's level where it matters."""
-        try:
-            found = {name: version(name) for name in _DISTRIBUTIONS}
-        except PackageNotFoundError:
+        if not (found := versions_of(*_DISTRIBUTIONS, together=True)):
             return {}
         if nvcc := find_nvcc():
             found["nvcc"] = nvcc.version

@@ -36,7 +36,7 @@ def compiler():
 @pytest.fixture
 def installed(monkeypatch):
     """As if TVM, a C++ compiler and CUDA 12.8 were here."""
-    monkeypatch.setattr(tvm, "version", lambda name: "0.27")
+    monkeypatch.setattr(tvm, "versions_of", lambda *names, together: dict.fromkeys(names, "0.27"))
     monkeypatch.setattr(tvm, "find_nvcc", lambda: NVCC)
     monkeypatch.setattr(tvm.shutil, "which", lambda name: f"/usr/bin/{name}")
 
@@ -71,11 +71,7 @@ def test_missing_tools_are_refused_with_the_remedy(installed, monkeypatch):
     assert TVM.refuses(own_request()) is None, "a CPU engine needs no nvcc"
     monkeypatch.setattr(tvm.shutil, "which", lambda name: None)
     assert TVM.refuses(own_request()).endswith("install g++")
-
-    def missing(name):
-        raise tvm.PackageNotFoundError(name)
-
-    monkeypatch.setattr(tvm, "version", missing)
+    monkeypatch.setattr(tvm, "versions_of", lambda *names, together: {})
     assert TVM.versions() == {}
     assert TVM.refuses(own_request()) == "TVM is not installed; pip install 'enginery[tvm]'"
 
