@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from builders.backends.onnxruntime.cpu import OrtSession, open_model
 from builders.backends.onnxruntime.file import embed_shapes, restore_names
-from builders.backends.onnxruntime.reasons import words_of
+from builders.backends.onnxruntime.session import OrtSession, open_model, words_of
 from enginery.core.errors import ModelError
 from enginery.core.types import Untyped
 

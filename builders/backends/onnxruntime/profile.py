@@ -1,14 +1,14 @@
 """Reads the trace that ONNX Runtime's profiler writes: time, types and shapes of each node, run by run.
 
 The trace is a list of events (Chrome's trace format, times in microseconds). A run is a 'model_run' of category
-'Session'; the kernels of a run are the events of category 'Node' named '..._kernel_time' that lie within it.
+'Session'; the kernels of a run are the events of category 'Node' named '..._kernel_time' within its time.
 
-An event names the shapes of its inputs and outputs, but leaves out weights that the kernel has packed for itself. So
-the inputs come from the graph as it is executed, which the session writes too: its constants, and the tensors that
-other events made.
+An event has the shapes of its inputs and outputs, but not those of weights that the kernel has packed for itself. So
+the inputs come from the graph as it is executed, which the session writes too: its constants, and the outputs of other
+events.
 
 While it times a kernel the profiler also writes down its shapes and threads, which takes as long as a small kernel. So
-nodes that do next to nothing are timed in the same way, and their median is taken off every time.
+nodes that do next to nothing are timed in the same way, and the median of these is subtracted from every time.
 """
 
 import itertools
@@ -30,14 +30,13 @@ if TYPE_CHECKING:
     from enginery.core.types import Tensors
 
 _END = "_kernel_time"
-# What differs from numpy's names.
-_QUICKER = 0.5
+_QUICKER = 0.5  # share of the runs that counts
 _EMPTY_NODES, _EMPTY_RUNS = 16, 20
 
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """begun, taken: in microseconds.  inputs, outputs: as the event tells them."""
+    """An event of the trace. begun, taken: in microseconds.  inputs, outputs: as the event has them."""
 
     name: str
     category: str
@@ -102,7 +101,7 @@ def _trace_run(
 
 
 def _empty(workdir: Path, options: Untyped, opens: Callable[[Path, Untyped], Untyped]) -> RunProfile:
-    """Additions of one number, one after the other."""
+    """The profile of a graph of additions of one number, one after the other."""
     import numpy as np
     from onnx import parser
 
@@ -116,10 +115,10 @@ def _empty(workdir: Path, options: Untyped, opens: Callable[[Path, Untyped], Unt
 
 
 def read_trace(path: Path, executed: Path, inputs: Mapping[str, TensorType], discard: int) -> RunProfile:
-    """Mean times over the quicker half of the runs, the first `discard` left out: an interruption says nothing about a
-    node. executed: the optimized graph, as the session wrote it.  inputs: of the run.
+    """Mean times over the quicker half of the runs, the first `discard` left out: slow ones were interrupted.
 
-    Raises ModelError for a trace without a run, which means that this version of the runtime writes another form.
+    executed: the optimized graph, as the session wrote it.  inputs: types and shapes of the run's. Raises ModelError
+    for a trace without a run, which means that this version of the runtime writes another form.
     """
     try:
         found = [TraceEvent.from_json(item) for item in json.loads(path.read_bytes()) if "ts" in item]
@@ -132,12 +131,16 @@ def read_trace(path: Path, executed: Path, inputs: Mapping[str, TensorType], dis
     kernels = [item for item in events if item.category == "Node" and item.name.endswith(_END)]
     chosen = sorted(runs, key=lambda item: item.taken)[: max(1, round(_QUICKER * len(runs)))]
     inside = [_outermost([item for item in kernels if run.begun <= item.begun <= run.ended]) for run in chosen]
-    nodes = _with_inputs([_node(same) for same in zip(*inside, strict=False)], executed, inputs)
-    return RunProfile(nodes, len(chosen), sum(item.taken for item in chosen) / len(chosen) * 1e-6)
+    nodes = []
+    for same in zip(*inside, strict=False):  # one node in all runs
+        first, seconds = same[0], sum(item.taken for item in same) / len(same) * 1e-6
+        nodes.append(NodeTime(first.name.removesuffix(_END), first.operator, seconds, first.inputs, first.outputs))
+    whole_s = sum(item.taken for item in chosen) / len(chosen) * 1e-6
+    return RunProfile(_with_inputs(nodes, executed, inputs), len(chosen), whole_s)
 
 
 def _outermost(kernels: Sequence[TraceEvent]) -> list[TraceEvent]:
-    """Without the nodes of bodies: the time of an If or a Loop holds theirs."""
+    """The kernels without those of bodies, whose time is part of their If's or Loop's."""
     kept: list[TraceEvent] = []
     for item in kernels:
         if not kept or item.ended > kept[-1].ended or item.begun > kept[-1].ended:
@@ -145,15 +148,8 @@ def _outermost(kernels: Sequence[TraceEvent]) -> list[TraceEvent]:
     return kept
 
 
-def _node(same: Sequence[TraceEvent]) -> NodeTime:
-    """One node, from its events in all runs."""
-    first = same[0]
-    seconds = sum(item.taken for item in same) / len(same) * 1e-6
-    return NodeTime(first.name.removesuffix(_END), first.operator, seconds, first.inputs, first.outputs)
-
-
 def _with_inputs(nodes: Sequence[NodeTime], executed: Path, inputs: Mapping[str, TensorType]) -> list[NodeTime]:
-    """The nodes with all of their inputs; a node that the graph does not show keeps what its event told."""
+    """The nodes with all of their inputs; one that the graph does not show keeps those of its event."""
     import onnx
 
     graph = onnx.load(executed, load_external_data=False).graph
@@ -169,13 +165,13 @@ def _with_inputs(nodes: Sequence[NodeTime], executed: Path, inputs: Mapping[str,
 
 
 def _take_node(node: NodeTime, graph: "GraphProto", taken: set[int]) -> "NodeProto | None":
-    """The graph's node of this name; a node without a name is called by its operator and a number: the next such."""
-    alike: list[tuple[int, NodeProto]] = [
-        (i, item) for i, item in enumerate(graph.node) if i not in taken and item.op_type == node.op_type
-    ]
-    named = [(i, item) for i, item in alike if item.name == node.name]
-    nameless = [(i, item) for i, item in alike if not item.name]
-    for i, item in (named or nameless)[:1]:
+    """The graph's node of this name that is not in `taken`, to which its place is added; None where there is none.
+
+    The trace calls a node without a name by its operator and a number: that is the next such node.
+    """
+    alike = [(i, item) for i, item in enumerate(graph.node) if i not in taken and item.op_type == node.op_type]
+    named = [found for found in alike if found[1].name == node.name]
+    for i, item in (named or [found for found in alike if not found[1].name])[:1]:
         taken.add(i)
         return item
     return None

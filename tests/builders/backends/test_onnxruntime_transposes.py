@@ -10,8 +10,8 @@ import pytest
 from onnx import ModelProto, parser
 
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
-from builders.backends.onnxruntime.cpu import open_model, session_options
 from builders.backends.onnxruntime.rewrites import swap_in_place
+from builders.backends.onnxruntime.session import open_model, session_options
 from enginery.core.types import BuildRequest, Target
 from pipeline.quantization.schemes.cast import cast_float
 from tests.pipeline.quantization.small_nets import build
