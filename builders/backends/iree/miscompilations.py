@@ -17,8 +17,6 @@ from enginery.core.types import Untyped
 
 if TYPE_CHECKING:
     import onnx
-if TYPE_CHECKING:
-    import onnx
 
 
 @dataclass

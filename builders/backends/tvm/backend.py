@@ -1,8 +1,7 @@
 """Apache TVM: Relax compiled to a shared library, for CPUs and, with cubins in it, for GPUs.
 
 GPU code is compiled by nvcc on a host that needs no GPU, for one generation. Where TVM finds no CUDA runtime it packs
-the kernels' source text instead and says nothing: that is never taken for an engine (`cuda`). GPU engines
-were never run.
+the kernels' source text instead without a message, which is an error here (`cuda`). GPU engines were never run.
 """
 
 import os
@@ -160,7 +159,7 @@ def _precision_refusal(request: BuildRequest) -> str | None:
 
 
 def _empty_refusal(request: BuildRequest) -> str | None:
-    """A sum over no rows is what lay in memory; found by running."""
+    """Dims that can be 0: TVM leaves sums over no rows unset, found by running."""
     empty = next((dim for dim, (least, _) in shape_profiles.sizes(request).items() if least < 1), None)
     if empty is None:
         return None

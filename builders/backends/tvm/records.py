@@ -1,13 +1,13 @@
-"""What MetaSchedule has measured, as one file: kernels, and the best schedules of each.
+"""The measurements of TVM's MetaSchedule as one file: kernels, and the quickest schedules of each.
 
 TVM keeps two files of JSON lines, one of kernels (`[hash, module]`) and one of measurements (`[number of the kernel,
-[trace, seconds, target, arguments]]`), and appends to them. Here they are one JSON document, equal kernels are one, and
-of each the quickest schedules are kept.
+[trace, seconds, target, arguments]]`), and appends to them. Here they are one JSON document without repetitions, with
+at most `_BEST` schedules of a kernel.
 """
 
 import json
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
 
 from enginery.core.codec import decode, encode
@@ -25,7 +25,7 @@ Measured = tuple[int, tuple[object, tuple[float, ...], object, object]]
 
 @dataclass(frozen=True)
 class TuningRecords:
-    """kernels: hash and module.  measured: of the kernels by their place."""
+    """kernels: [hash, module] of each.  measured: by the place of its kernel in `kernels`."""
 
     kernels: tuple[list[object], ...]
     measured: tuple[Measured, ...]
@@ -33,20 +33,20 @@ class TuningRecords:
 
 
 def bundle(folder: Path) -> bytes:
-    """The two files of a folder as one document."""
+    """The two files of a folder as one document. Raises IntegrityError for other content."""
     kernels, measured = (_lines(folder / name) for name in FILES)
     return _shorten(decode({"kernels": kernels, "measured": measured}, TuningRecords))
 
 
 def unbundle(data: bytes, folder: Path) -> None:
-    """Write the two files. Raises EngineryError when `data` is no such document."""
+    """Write a document as the two files of `folder`. Raises EngineryError when `data` is no such document."""
     found = _parse(data)
     for name, items in zip(FILES, (found.kernels, found.measured), strict=True):
         (folder / name).write_text("".join(json.dumps(item, separators=(",", ":")) + "\n" for item in items))
 
 
 def merge(older: bytes, newer: bytes) -> bytes:
-    """One document with what both know. Raises EngineryError when one is none."""
+    """One document with the content of both. Raises EngineryError when one of them is no such document."""
     first, second = _parse(older), _parse(newer)
     moved = ((len(first.kernels) + at, rest) for at, rest in second.measured)
     return _shorten(TuningRecords((*first.kernels, *second.kernels), (*first.measured, *moved)))
@@ -63,26 +63,10 @@ def _shorten(found: TuningRecords) -> bytes:
             numbers[text] = len(known)
             known.append(kernel)
         new.append(numbers[text])
-    best = sorted(_valid(found.measured, new), key=lambda item: (item[0], _seconds(item), canonical_json(item[1])))
-    return canonical_json(encode(TuningRecords(tuple(known), tuple(_first(best)))))
-
-
-def _valid(measured: Sequence[Measured], new: Sequence[int]) -> Iterator[Measured]:
-    """What ran, with the kernels' new numbers, each once."""
-    seen = set()
-    for at, rest in measured:
-        item = (new[at], rest)
-        if _seconds(item) < _NEVER and (text := canonical_json(item)) not in seen:
-            seen.add(text)
-            yield item
-
-
-def _first(best: Sequence[Measured]) -> Iterator[Measured]:
-    count: dict[int, int] = {}
-    for item in best:
-        count[item[0]] = count.get(item[0], 0) + 1
-        if count[item[0]] <= _BEST:
-            yield item
+    ran = {canonical_json(item): item for at, rest in found.measured if _seconds(item := (new[at], rest)) < _NEVER}
+    best = sorted(ran.values(), key=lambda item: (item[0], _seconds(item), canonical_json(item[1])))
+    kept = [item for _, same in groupby(best, key=lambda item: item[0]) for item in islice(same, _BEST)]
+    return canonical_json(encode(TuningRecords(tuple(known), tuple(kept))))
 
 
 def _seconds(item: Measured) -> float:

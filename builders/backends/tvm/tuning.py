@@ -1,11 +1,11 @@
 """Faster kernels for a CPU by search: TVM's MetaSchedule, for a limited time.
 
 MetaSchedule (Shao et al., "Tensor Program Optimization with Probabilistic Programs", NeurIPS 2022, arXiv:2205.13603)
-draws schedules of a kernel, compiles them, measures them on this machine and breeds the best. It takes kernels of fixed
-sizes alone. What was measured goes from build to build (`timing_caches`); a known kernel is searched further.
+draws schedules of a kernel, compiles them, measures them on this machine and mutates the best. It takes kernels of
+fixed sizes only. Measurements are given from build to build (`TimingCached`), and the search goes on from them.
 
 Candidates are compiled in this process: TVM's own workers each parse the intrinsics of every GPU again for each round,
-which takes 20 s of CPU time, and are left to the measuring, where a kernel that hangs or crashes costs itself alone.
+which takes 20 s of CPU time. They are used for measuring, where a kernel that hangs or crashes ends only its worker.
 """
 
 import logging
@@ -21,25 +21,26 @@ from builders.execution.process import enter_phase
 from enginery.core.errors import EngineryError
 from enginery.core.types import Untyped
 
-# Schedules that are measured in one round of one kernel, and drawn for it (TVM's default is 512, for long searches).
+# Schedules of a kernel that are measured in one round, and that are drawn for it (TVM's 512 are for long searches).
 _ROUND = 8
 _POPULATION = 64
 _MOST = 100_000
-# A candidate that runs longer is given up; the first one's time holds the start of the process that measures.
+# A candidate that runs longer is given up; the time of the first one includes the start of the measuring process.
 _PATIENCE_S = 60.0
-# Rounds that are tried, whatever the time, until something was measured.
+# So many rounds are tried after the time is over where no candidate was measured yet.
 _LEAST_ROUNDS = 3
 
 
 def schedule_kernels(
     module: Untyped, target: Untyped, workdir: Path, seconds: float
 ) -> tuple[Untyped, tuple[str, ...]]:
-    """The module lowered and its kernels of fixed sizes scheduled by the best that is known after `seconds`; and notes.
+    """The module lowered, its kernels of fixed sizes with the best schedules known after `seconds`; and notes.
 
-    module: Relax, as imported.  target: with num-cores.  The budget is looked at after every round of measurements;
-    what it takes to begin (about half a minute of CPU time) is within it.
+    module: Relax, as imported.  target: with num-cores.  The time is checked after every round of measurements; the
+    start of the search (about half a minute of CPU time) is part of it.
     """
     from tvm import relax, transform
+    from tvm.s_tir.analysis import estimate_tir_flops
     from tvm.s_tir.meta_schedule.relax_integration import extract_tasks
 
     end = time.monotonic() + seconds
@@ -51,7 +52,11 @@ def schedule_kernels(
     with target:
         lowered = transform.Sequential(passes)(module)
     found = extract_tasks(lowered, target, {})
-    fixed = sorted((task for task in found if _is_fixed(task)), key=_work, reverse=True)
+    fixed = sorted(
+        (task for task in found if _is_fixed(task)),
+        key=lambda task: float(estimate_tir_flops(task.dispatched[0])) * float(task.weight),
+        reverse=True,
+    )
     if not fixed:
         return lowered, (f"not tuned: all {len(found)} kernels have open sizes; give the dims one size (min = max)",)
     database, how = _search_schedules(fixed, workdir, end)
@@ -64,7 +69,7 @@ def schedule_kernels(
 
 
 def _search_schedules(tasks: Sequence[Untyped], workdir: Path, end: float) -> tuple[Untyped, str]:
-    """The database after the search, and how it went."""
+    """The database after the search, and words on how many measurements were made."""
     from tvm.s_tir import meta_schedule as ms
 
     logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.WARNING)  # a table of all kernels after each round
@@ -89,7 +94,7 @@ def _search_schedules(tasks: Sequence[Untyped], workdir: Path, end: float) -> tu
             max_trials_global=_MOST,
             max_trials_per_task=_MOST,
             num_trials_per_iter=_ROUND,
-            builder=_builder(),
+            builder=_make_builder(),
             runner=ms.runner.LocalRunner(timeout_sec=_PATIENCE_S),
             database=database,
             cost_model="random",
@@ -98,13 +103,9 @@ def _search_schedules(tasks: Sequence[Untyped], workdir: Path, end: float) -> tu
     except Exception as error:  # the clock's way to end it goes through C++, which changes its class
         if not clock.is_over():
             raise EngineryError(f"TVM failed while tuning: {str(error).strip().splitlines()[-1][:500]}") from error
-    return database, _outcome(clock.measured, clock.said)
-
-
-def _outcome(measured: int, said: str) -> str:
-    if measured or not said:
-        return f"by {measured} measurements here"
-    return f"here; no candidate ran: {said.strip().splitlines()[-1][:300]}"
+    if clock.measured or not clock.said:
+        return database, f"by {clock.measured} measurements here"
+    return database, f"here; no candidate ran: {clock.said.strip().splitlines()[-1][:300]}"
 
 
 def _database(given: Path, folder: Path) -> Untyped:
@@ -122,7 +123,7 @@ def _database(given: Path, folder: Path) -> Untyped:
 
 
 def _clock(end: float, count: int) -> Untyped:
-    """A measure callback that counts, tells how far it is, and ends the search when its time is up."""
+    """A measure callback that counts measurements, tells the phase, and ends the search when its time is up."""
     from tvm.ir.utils import derived_object
     from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
 
@@ -150,8 +151,8 @@ def _clock(end: float, count: int) -> Untyped:
     return BudgetClock()
 
 
-def _builder() -> Untyped:
-    """Compiles candidates in this process, one after the other."""
+def _make_builder() -> Untyped:
+    """A builder for MetaSchedule that compiles candidates in this process, one after the other."""
     from tvm.ir.utils import derived_object
     from tvm.s_tir.meta_schedule.builder import PyBuilder
 
@@ -164,7 +165,7 @@ def _builder() -> Untyped:
 
 
 def _build_candidate(item: Untyped) -> Untyped:
-    """The file of a candidate, or why there is none."""
+    """The `BuilderResult` of a candidate: its file, or the error."""
     from tvm import tirx
     from tvm.s_tir.meta_schedule.builder import BuilderResult
     from tvm.s_tir.meta_schedule.builder.local_builder import default_export
@@ -178,14 +179,9 @@ def _build_candidate(item: Untyped) -> Untyped:
 
 
 def _is_fixed(task: Untyped) -> bool:
+    """Whether a kernel's sizes are all numbers."""
     from tvm.tirx import IntImm
 
     function = task.dispatched[0]["main"]
     sizes = [size for parameter in function.params for size in getattr(parameter.ty, "shape", ())]
     return all(isinstance(size, int | IntImm) for size in sizes)
-
-
-def _work(task: Untyped) -> float:
-    from tvm.s_tir.analysis import estimate_tir_flops
-
-    return float(estimate_tir_flops(task.dispatched[0])) * float(task.weight)
