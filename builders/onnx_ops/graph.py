@@ -1,7 +1,8 @@
-"""Runs an ONNX graph node by node over the arrays of a library."""
+"""Runs an ONNX graph node by node on the arrays of a library."""
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,17 +32,17 @@ def known_operators(xp: ArrayLibrary) -> frozenset[str]:
 
 
 class GraphRun(NamedTuple):
-    """What one run of a graph has for all its nodes."""
+    """The array library and the lookups of one run of a graph."""
 
     xp: ArrayLibrary
     lookups: Lookups
 
 
 class BoundGraph:
-    """A graph whose nodes are bound to their operators, what depends on constants alone computed.
+    """A graph whose nodes are bound to their operators; nodes that depend on small constants alone are computed.
 
-    inputs, outputs: names, in order.  constants: name -> array, of those that are read.  folded: of how many numbers in
-    all a node's constants may be to be computed now, and its results.
+    inputs, outputs: names, in order.  constants: name -> array, of those that are read.  folded: a node is computed
+    here if its constants, and its results, have no more numbers than this in all.
 
     Raises ModelError, naming the node, for an operator or attribute that is not in the table.
     """
@@ -56,7 +57,7 @@ class BoundGraph:
         self._known = {name: known_constant(array) for name, array in self.constants.items()}
 
     def run(self, given: Mapping[str, Array], lookups: Lookups, xp: ArrayLibrary) -> list[Array]:
-        """The outputs in order. given: the inputs, and the constants that are at hand as arrays of the library.
+        """The outputs in order. given: the inputs, and those constants that are arrays of the library already.
 
         Raises ModelError, naming the node, for what the library refuses.
         """
@@ -71,7 +72,7 @@ class BoundGraph:
 
 
 class Step:
-    """A node with its operator, checked and bound."""
+    """A node bound to its operator. last_use: names that no later step reads."""
 
     def __init__(self, node: Node, row: Operator, opset: int) -> None:
         self.node, self._row, self._opset = node, row, opset
@@ -80,7 +81,7 @@ class Step:
         self.last_use: tuple[str, ...] = ()
 
     def run(self, values: Values, run: GraphRun) -> None:
-        """Take the inputs from `values` and put the outputs there. Raises ModelError, naming the node."""
+        """Read the inputs from `values` and write the outputs there. Raises ModelError, naming the node."""
         try:
             result = self._result([values[name] if name else None for name in self.node.inputs], run)
         except ModelError as error:
@@ -104,7 +105,7 @@ class Step:
 
 
 class Branch:
-    """An `If`. Where its condition is known, only the branch that is taken is run."""
+    """An `If`. Where its condition is known, only the branch that it chooses is run."""
 
     def __init__(self, node: Node, xp: ArrayLibrary) -> None:
         self.node = node
@@ -119,14 +120,14 @@ class Branch:
             if isinstance(condition, Known):
                 results: Iterable[Any] = self._run(not bool(condition.first), values, run)
             else:
-                then, other = (lambda which=which: self._arrays(which, values, run) for which in (0, 1))
-                results = run.xp.branch(condition.reshape(()), then, other)
+
+                def arrays(which: int) -> tuple[Array, ...]:
+                    return tuple(_array(value, run.xp) for value in self._run(which, values, run))
+
+                results = run.xp.branch(condition.reshape(()), partial(arrays, 0), partial(arrays, 1))
         except ModelError as error:
             raise ModelError(f"{self.node}: {error}") from error
         values.update((name, value) for name, value in zip(self.node.outputs, results, strict=True) if name)
-
-    def _arrays(self, which: int, values: Values, run: GraphRun) -> tuple[Array, ...]:
-        return tuple(_array(value, run.xp) for value in self._run(which, values, run))
 
     def _run(self, which: int, values: Values, run: GraphRun) -> list[Value]:
         body = self._bodies[which]
@@ -139,14 +140,14 @@ AnyStep = Step | Branch
 
 
 def _fold(steps: list[AnyStep], constants: dict[str, NumpyArray], xp: ArrayLibrary, most: int) -> list[AnyStep]:
-    """The steps that remain when those that only small constants go into are run; their results go to `constants`."""
+    """The steps without those that read small constants only, which are run; their results are added to `constants`."""
     left = []
     for step in steps:
         read = step.node.reads()
         if read <= constants.keys() and sum(constants[name].size for name in read) <= most:
             values = {name: _value(constants[name], xp) for name in read}
             step.run(values, GraphRun(xp, Lookups(xp, clamped=False)))
-            made = {name: _plain(values[name], xp) for name in step.node.outputs if name in values}
+            made = {name: _to_numpy(values[name], xp) for name in step.node.outputs if name in values}
             if sum(array.size for array in made.values()) <= most:
                 constants.update(made)
                 continue
@@ -166,7 +167,7 @@ def _steps(body: Body, xp: ArrayLibrary) -> list[AnyStep]:
 
 
 def _run(steps: Sequence[AnyStep], values: Values, run: GraphRun, keep: set[str]) -> None:
-    """Run steps in order; a value goes when nothing after it reads it, unless it is in `keep`."""
+    """Run steps in order; a value is dropped when no later step reads it, unless it is in `keep`."""
     for step in steps:
         step.run(values, run)
         for name in step.last_use:
@@ -204,7 +205,7 @@ _REQUIRED = inspect.Parameter.empty
 
 
 def _words(error: Exception) -> str:
-    """The first line of what a library says, which in JAX's case goes on for pages."""
+    """The first line of a library's message; JAX's go on for pages."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
@@ -216,7 +217,7 @@ def _value(constant: NumpyArray, xp: ArrayLibrary) -> Value:
     return known_constant(constant) or xp.asarray(constant)
 
 
-def _plain(value: Value, xp: ArrayLibrary) -> NumpyArray:
+def _to_numpy(value: Value, xp: ArrayLibrary) -> NumpyArray:
     if isinstance(value, Known):
         return np.array(value.numbers.tolist(), value.dtype).reshape(value.numbers.shape)
     return xp.to_numpy(value)

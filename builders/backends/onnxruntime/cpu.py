@@ -120,13 +120,7 @@ class OnnxRuntime:
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Optimise `model` into WORKDIR/engine.onnx and open it once. Raises ModelError with ONNX Runtime's reason."""
         from builders.backends.onnxruntime.file import embed_weights
-        from builders.backends.onnxruntime.rewrites import (
-            FUSION,
-            cast_first,
-            file_moves_first_axis,
-            fuse_bias,
-            split_convolutions,
-        )
+        from builders.backends.onnxruntime.rewrites import FUSION, file_moves_first_axis, rewrite_optimized
         from builders.backends.onnxruntime.saturation import file_may_saturate
 
         path = workdir / "engine.onnx"
@@ -134,10 +128,8 @@ class OnnxRuntime:
         options = session_options(_LEVELS[self.graph_optimization][0], self.intra_op_threads, without)
         options.optimized_model_filepath = str(path)
         open_model(model, options, exact=False)
-        notes = embed_weights(path, model.parent) + cast_first(path)
-        if self.graph_optimization != "none":
-            fuse_bias(path)
-            split_convolutions(path)
+        notes = embed_weights(path, model.parent)
+        notes += rewrite_optimized(path, faster=self.graph_optimization != "none")
         self.open_part(path)
         saturates = file_may_saturate(path)
         also = (SessionOption(*EXACT_SESSION),) if saturates else ()

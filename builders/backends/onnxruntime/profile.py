@@ -169,6 +169,7 @@ def _take_node(node: NodeTime, graph: "GraphProto", taken: set[int]) -> "NodePro
 
     The trace calls a node without a name by its operator and a number: that is the next such node.
     """
+    alike: list[tuple[int, NodeProto]]
     alike = [(i, item) for i, item in enumerate(graph.node) if i not in taken and item.op_type == node.op_type]
     named = [found for found in alike if found[1].name == node.name]
     for i, item in (named or [found for found in alike if not found[1].name])[:1]:

@@ -32,17 +32,22 @@ from builders.onnx_graphs.bodies import walk_graphs, walk_nodes
 _BIAS_INPUT = 6
 
 
-def fuse_bias(path: Path) -> int:
-    """Give each integer MatMul of an optimized model on disk the bias that is added behind it; gives how many."""
+def rewrite_optimized(path: Path, *, faster: bool) -> tuple[str, ...]:
+    """Rewrite an optimized model on disk; notes on what was done. faster: whether with the rewrites for speed."""
     model = onnx.load(path)
-    folded = fold_biases(model)
-    if folded:
+    swapped = cast_first(model)
+    if swapped + (fuse_bias(model) + split_convolutions(model) if faster else 0):
         onnx.save(model, path)
-    return folded
+    if not swapped:
+        return ()
+    return (
+        f"Casts between a Transpose and a MatMul, put before the Transpose: {swapped}; "
+        "onnxruntime would end the process that opens the engine",
+    )
 
 
-def fold_biases(model: ModelProto) -> int:
-    """As `fuse_bias`, in place on a model in memory."""
+def fuse_bias(model: ModelProto) -> int:
+    """Give each integer MatMul the bias that is added behind it, in place; gives how many."""
     graph = model.graph
     made = {name: node for node in graph.node for name in node.output}
     reads = Counter(name for node in graph.node for name in node.input)
@@ -82,17 +87,8 @@ CHANNELS = 64
 _WEIGHT, _PER_CHANNEL = 3, (3, 4, 5, 8)  # weight; weight, its scales and zero points, bias
 
 
-def split_convolutions(path: Path) -> int:
-    """Split the large integer convolutions of an optimized model on disk; gives how many."""
-    model = onnx.load(path)
-    split = split_in_place(model)
-    if split:
-        onnx.save(model, path)
-    return split
-
-
-def split_in_place(model: ModelProto) -> int:
-    """As `split_convolutions`, in place on a model in memory."""
+def split_convolutions(model: ModelProto) -> int:
+    """Split the large integer convolutions, in place; gives how many."""
     given = {item.name: item for item in model.graph.initializer}
     nodes, split = list[NodeProto](), 0
     for node in model.graph.node:
@@ -156,21 +152,8 @@ def file_moves_first_axis(path: Path) -> bool:
     return any(_moves_first_axis(node) for node in walk_nodes(model.graph))
 
 
-def cast_first(path: Path) -> tuple[str, ...]:
-    """Swap the Transpose and Cast before a MatMul in a model on disk; a note that says how many, if any."""
-    model = onnx.load(path)
-    swapped = swap_in_place(model)
-    if not swapped:
-        return ()
-    onnx.save(model, path)
-    return (
-        f"Casts between a Transpose and a MatMul, put before the Transpose: {swapped}; "
-        "onnxruntime would end the process that opens the engine",
-    )
-
-
-def swap_in_place(model: ModelProto) -> int:
-    """As `cast_first`, in place on a model in memory; gives how many were swapped."""
+def cast_first(model: ModelProto) -> int:
+    """Swap the Transpose and Cast before a MatMul, in place; gives how many."""
     reads = Counter(name for node in walk_nodes(model.graph) for name in node.input)
     reads.update(value.name for graph in walk_graphs(model.graph) for value in graph.output)
     return sum(_swap(graph, reads) for graph in walk_graphs(model.graph))

@@ -73,7 +73,7 @@ def rewrite_ranges(model: "onnx.ModelProto") -> None:
 def _one_dimension(
     node: "onnx.NodeProto", made: dict[str, "onnx.NodeProto"], values: dict[str, "onnx.TensorProto"]
 ) -> str | None:
-    """The name of the value with the size up to which `node` counts 0, 1, 2..., a vector of one; None for other nodes."""
+    """The name of the value, a vector of one, up to which a Range counts 0, 1, 2...; None for other nodes."""
     if node.op_type != "Range" or [_scalar(values.get(node.input[index])) for index in (0, 2)] != [0, 1]:
         return None
     scalar = made.get(node.input[1])

@@ -108,11 +108,7 @@ def test_an_engine_computes_what_its_model_computes_at_every_batch(compiler, tmp
     assert engine.path == tmp_path / "engine.so" and engine.suffix == ".so"
     (tmp_path / "again").mkdir()
     again = TVM.build(own_request(), model, tmp_path / "again")  # its bytes are others now and then
-    with (
-        TVM.open(engine) as session,
-        TVM.open(again) as rebuilt,
-        OrtSession(model, optimized=False) as reference,
-    ):
+    with TVM.open(engine) as session, TVM.open(again) as rebuilt, OrtSession(model, optimized=False) as reference:
         for batch in (1, 3, 16):
             x = {"image": np.random.default_rng(batch).standard_normal((batch, 8)).astype("f")}
             np.testing.assert_allclose(session.run(x)["logits"], reference.run(x)["logits"], rtol=1e-5, atol=1e-5)
