@@ -15,19 +15,25 @@ from typing import ClassVar
 from builders.backends import shape_profiles
 from builders.backends.compatibility import check_compatible
 from builders.backends.discovery import versions_of
-from builders.backends.tvm import records
+from builders.backends.tvm import tuning
 from builders.backends.tvm.cuda import INSTALL, find_nvcc
 from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import InputError
 from enginery.core.hardware import cuda, targets
 from enginery.core.hardware.targets import HOST, LEVELS, cpu_name, find_missing_flags, host_level, level_of
 from enginery.core.requirements import Instructions, Requirement, driver_for, for_target, same_versions
-from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
+from enginery.core.types import BuildRequest, Engine, Precision, QuantizationScheme, Session, Target
 
 _TITLE = "TVM"
 _DISTRIBUTIONS = ("apache-tvm", "apache-tvm-ffi")
 _LEVELS = (*LEVELS, HOST)
 _MOST_MINUTES = 24 * 60
+# Precisions of which TVM 0.27 compiles no model, or small ones only; found by compiling.
+_REFUSED_PRECISIONS: dict[Precision, str] = {
+    "bf16": "TVM has normalizations for float32 and float16 only, not for bfloat16; use fp16 or fp32",
+    "fp8": "TVM's ONNX importer takes no FP8 in QuantizeLinear; use int8",
+    "int4": "TVM's ONNX importer takes no int4 weights, and none in blocks; use int8",
+}
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class Tvm:
     def refuses(self, request: BuildRequest) -> str | None:
         """Generations that nvcc lacks, precisions that TVM lacks, shapes that it is not held to; a missing compiler."""
         return (
-            _precision_refusal(request)
+            _REFUSED_PRECISIONS.get(request.precision)
             or shape_profiles.refusal(request, _TITLE)
             or targets.refusal(request, _TITLE)
             or _empty_refusal(request)
@@ -127,7 +133,7 @@ class Tvm:
 
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
         """See `TimingCached`."""
-        return records.merge(older, newer)
+        return tuning.merge(older, newer)
 
     def _tuning_refusal(self, request: BuildRequest) -> str | None:
         if not self.tune_minutes:
@@ -145,17 +151,6 @@ class Tvm:
     def load_runtime(self) -> None:
         """Import TVM."""
         import tvm  # noqa: F401
-
-
-def _precision_refusal(request: BuildRequest) -> str | None:
-    """What TVM 0.27 compiles of no model, or of small ones only; found by compiling."""
-    if request.precision == "bf16":
-        return "TVM has normalizations for float32 and float16 only, not for bfloat16; use fp16 or fp32"
-    if request.precision == "fp8":
-        return "TVM's ONNX importer takes no FP8 in QuantizeLinear; use int8"
-    if request.precision == "int4":
-        return "TVM's ONNX importer takes no int4 weights, and none in blocks; use int8"
-    return None
 
 
 def _empty_refusal(request: BuildRequest) -> str | None:
