@@ -11,6 +11,12 @@ from typing import Protocol, cast
 
 from enginery.core.types import Backend, BuildRequest, Engine, Session, Shape, Tensors
 
+# A tensor as it was seen: numpy's name of its type, and its shape.
+TensorType = tuple[str, Shape]
+_TYPES = {"float": "float32", "double": "float64"}  # ONNX's names that differ from numpy's
+GIVEN = "timing.cache"
+GROWN = "timing.grown"
+
 
 class PartOpening(Protocol):
     """A backend whose engines are ONNX graphs (`Capabilities.opens_parts`)."""
@@ -54,11 +60,6 @@ class Refitting(Protocol):
 def get_refitting(backend: Backend) -> Refitting | None:
     """The backend where it gives engines other weights, else None."""
     return cast("Refitting", backend) if backend.capabilities.refits else None
-
-
-# A tensor as it was seen: numpy's name of its type, and its shape.
-TensorType = tuple[str, Shape]
-_TYPES = {"float": "float32", "double": "float64"}  # ONNX's names that differ from numpy's
 
 
 @dataclass(frozen=True)
@@ -111,10 +112,6 @@ def element_name(element_type: int) -> str:
 def type_name(name: str) -> str:
     """numpy's name for ONNX's name of an element type, which is in small letters; that itself where numpy has none."""
     return _TYPES.get(name, name)
-
-
-GIVEN = "timing.cache"
-GROWN = "timing.grown"
 
 
 class TimingCached(Protocol):

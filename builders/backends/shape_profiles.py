@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from enginery.arrays import InputCheck
 
+# A plan gives a CPU engine no more profiles than this and one; a backend that holds inputs to them needs them all.
+MOST_PROFILES = 64
+
 
 def profiles(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[ShapeProfile]:
     """One optimization profile for every combination of buckets; none for a model without dynamic dims."""
@@ -22,10 +25,6 @@ def profiles(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Shap
             dict(zip((dim.name for dim in dims), sizes, strict=True)) for sizes in zip(*buckets, strict=True)
         )
         yield ShapeProfile(tuple((item.name, item.at(low), item.at(opt), item.at(high)) for item in inputs))
-
-
-# A plan gives a CPU engine no more profiles than this and one; a backend that holds inputs to them needs them all.
-MOST_PROFILES = 64
 
 
 def refusal(request: BuildRequest, title: str) -> str | None:

@@ -12,6 +12,9 @@ from typing import Generic, Protocol, TypeVar, get_type_hints
 
 from enginery.core.codec import decode, encode
 
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -84,10 +87,6 @@ Watch = Callable[[JobEvent], object]
 
 def ignore_event(event: JobEvent) -> None:
     """The `Watch` that does nothing."""
-
-
-Result = TypeVar("Result")
-Result_co = TypeVar("Result_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -183,9 +182,6 @@ class Executor(Protocol):
         ...
 
 
-T = TypeVar("T")
-
-
 @dataclass(frozen=True)
 class ChildTask:
     """What job.json holds. request: as `encode_request` writes it.  parent: its pid.  lifeline: a pipe's end."""
@@ -216,7 +212,7 @@ class _Named:
     fields: object
 
 
-def result_type(request: Request[T]) -> type[T]:
+def result_type(request: Request[Result]) -> type[Result]:
     """The type that the request's `run` is declared to return."""
-    kind: type[T] = get_type_hints(type(request).run)["return"]
+    kind: type[Result] = get_type_hints(type(request).run)["return"]
     return kind

@@ -24,6 +24,7 @@ from builders.onnx_ops.table import (
 from enginery.core.errors import ModelError
 
 Values = dict[str, Value]
+_REQUIRED = inspect.Parameter.empty
 
 
 def known_operators(xp: ArrayLibrary) -> frozenset[str]:
@@ -199,9 +200,6 @@ def _check_attributes(node: Node, row: Operator) -> dict[str, Any]:
         raise ModelError(f"{node}: it has {len(node.inputs)} inputs, where {most or row.needed} are known")
     defaults = {key: default for key, default in row.attributes.items() if default is not _REQUIRED}
     return {**defaults, **node.attributes}
-
-
-_REQUIRED = inspect.Parameter.empty
 
 
 def _words(error: Exception) -> str:

@@ -31,6 +31,7 @@ ObjectArray = np.ndarray[Any, np.dtype[np.object_]]
 SPECIAL = ("opset", "outputs", "lookups")
 # Arrays of up to so many numbers are held as `Known`; longer ones are data.
 MOST_NUMBERS = 1024
+Function = typing.TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -152,9 +153,6 @@ class Operator:
 
 OPERATORS: dict[str, Operator] = {}
 ON_NUMBERS: dict[str, Callable[..., Known | None]] = {}
-
-
-Function = typing.TypeVar("Function", bound=Callable[..., Any])
 
 
 def operator(*names: str) -> Callable[[Function], Function]:

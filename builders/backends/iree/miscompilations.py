@@ -18,6 +18,14 @@ from enginery.core.types import Untyped
 if TYPE_CHECKING:
     import onnx
 
+_RUNS_ON = (
+    "runs for as many turns as its trip count says, also when its condition says stop; give it a condition that is "
+    "constantly true"
+)
+_SCAN_LISTS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
+# For others it computes tanh, or another slope.
+_ACTIVATIONS = {b"Sigmoid", b"Tanh", b"Relu"}
+
 
 @dataclass
 class Scope:
@@ -64,13 +72,6 @@ def attributes_of(node: Untyped) -> dict[str, Untyped]:
     from onnx import helper
 
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-
-
-_RUNS_ON = (
-    "runs for as many turns as its trip count says, also when its condition says stop; give it a condition that is "
-    "constantly true"
-)
-_SCAN_LISTS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
 
 
 def wrong_loops(graph: "onnx.GraphProto", outer: frozenset[str] = frozenset()) -> Iterator[str]:
@@ -129,10 +130,6 @@ def _is_true(tensor: "onnx.TensorProto") -> bool:
         return False
     array = numpy_helper.to_array(tensor)
     return array.size == 1 and bool(array.all())
-
-
-# For others it computes tanh, or another slope.
-_ACTIVATIONS = {b"Sigmoid", b"Tanh", b"Relu"}
 
 
 def wrong_operators(graph: "onnx.GraphProto", opset: int, outer: Scope | None = None) -> Iterator[str]:

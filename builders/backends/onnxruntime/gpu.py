@@ -46,7 +46,7 @@ _TENSORRT_WHEELS = ("tensorrt", *(f"tensorrt-{cuda}-libs" for cuda in ("cu12", "
 class _OnnxRuntimeGpu(ABC):
     """What both providers share.
 
-    cpu_operators: whether operators that compute more than shapes may run on the CPU, with copies to it and from it.
+    cpu_operators: whether operators that compute more than shapes may run on the CPU, with copies to and fro.
     """
 
     name: ClassVar[str]

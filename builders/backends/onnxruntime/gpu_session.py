@@ -16,6 +16,17 @@ from enginery.core.types import ShapeProfile, Untyped
 
 _MOST_TYPES = 3
 _MOST_BYTES = (1 << 31) - 1  # of a protobuf
+CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
+# Both wheels are the module `onnxruntime`: the one installed last is the one that runs.
+INSTALL = "pip install --no-deps --force-reinstall onnxruntime-gpu, of onnxruntime's version"
+ProviderOptions = dict[str, str]
+# Operators that the CUDA provider leaves to the CPU where they compute shapes; it has kernels for all others of them.
+_OF_SHAPES = frozenset(
+    {"Abs", "Add", "And", "Cast", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand", "Floor"}
+    | {"Gather", "Greater", "Identity", "Less", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Range", "ReduceProd"}
+    | {"Reshape", "Shape", "Size", "Slice", "Squeeze", "Sub", "Unsqueeze", "Where"}
+)
+_SHOWN = 3
 
 
 def write_whole(model: Path, path: Path) -> None:
@@ -42,19 +53,6 @@ def left_over(path: Path) -> tuple[str, ...]:
         return ()
     kinds = ", ".join(sorted(set(rest))[:_MOST_TYPES])
     return (f"{len(rest)} operators are outside of TensorRT's engines and run on the CUDA provider: {kinds}",)
-
-
-CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
-# Both wheels are the module `onnxruntime`: the one installed last is the one that runs.
-INSTALL = "pip install --no-deps --force-reinstall onnxruntime-gpu, of onnxruntime's version"
-ProviderOptions = dict[str, str]
-# Operators that the CUDA provider leaves to the CPU where they compute shapes; it has kernels for all others of them.
-_OF_SHAPES = frozenset(
-    {"Abs", "Add", "And", "Cast", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand", "Floor"}
-    | {"Gather", "Greater", "Identity", "Less", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Range", "ReduceProd"}
-    | {"Reshape", "Shape", "Size", "Slice", "Squeeze", "Sub", "Unsqueeze", "Where"}
-)
-_SHOWN = 3
 
 
 class GpuSession(OrtSession):

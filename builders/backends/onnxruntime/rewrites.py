@@ -30,6 +30,16 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from builders.onnx_graphs.bodies import walk_graphs, walk_nodes
 
 _BIAS_INPUT = 6
+# Measured with 1.31 on a CPU with 1 MiB of L2 to a core, ResNet-18: parts of 64, 128 and 192 channels (0.3 to 0.9 MB)
+# are equally fast, parts of 1.2 MB gain half as much. Convolutions below `SPLIT_BYTES` gain nothing.
+SPLIT_BYTES = 1_000_000
+PART_BYTES = 600_000
+# The kernel computes so many output channels at a time.
+CHANNELS = 64
+_WEIGHT, _PER_CHANNEL = 3, (3, 4, 5, 8)  # weight; weight, its scales and zero points, bias
+# Left out where a session optimises a graph, saves it and applies the layout in one go.
+FUSION = "MatmulTransposeFusion"
+_READERS = ("MatMul", "FusedMatMul")
 
 
 def rewrite_optimized(path: Path, *, faster: bool) -> tuple[str, ...]:
@@ -76,15 +86,6 @@ def _takes(node: NodeProto, bias: TensorProto | None, given: dict[str, TensorPro
     if bias is None or weight is None or bias.data_type != TensorProto.FLOAT:
         return False
     return list(bias.dims) == [weight.dims[-1]]
-
-
-# Measured with 1.31 on a CPU with 1 MiB of L2 to a core, ResNet-18: parts of 64, 128 and 192 channels (0.3 to 0.9 MB)
-# are equally fast, parts of 1.2 MB gain half as much. Convolutions below `SPLIT_BYTES` gain nothing.
-SPLIT_BYTES = 1_000_000
-PART_BYTES = 600_000
-# The kernel computes so many output channels at a time.
-CHANNELS = 64
-_WEIGHT, _PER_CHANNEL = 3, (3, 4, 5, 8)  # weight; weight, its scales and zero points, bias
 
 
 def split_convolutions(model: ModelProto) -> int:
@@ -139,11 +140,6 @@ def _parts(model: ModelProto, node: NodeProto, width: int, given: Mapping[str, T
         parts.append(part)
     results = [part.output[0] for part in parts]
     return [*parts, helper.make_node("Concat", results, [node.output[0]], name=f"{node.name}/concat", axis=1)]
-
-
-# Left out where a session optimises a graph, saves it and applies the layout in one go.
-FUSION = "MatmulTransposeFusion"
-_READERS = ("MatMul", "FusedMatMul")
 
 
 def file_moves_first_axis(path: Path) -> bool:

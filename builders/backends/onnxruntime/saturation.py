@@ -31,6 +31,52 @@ _PLACES: dict[str, tuple[int, int, int]] = {
     "DynamicQuantizeMatMul": (-1, 1, 3),
 }
 _SHIFT = 128
+HIGHEST = 64  # 2 * 255 * 64 < 2**15
+_UNREADABLE = (Error, ValueError, OSError, onnx.checker.ValidationError)
+
+
+def exact_source(path: Path, options: Untyped) -> str | bytes:
+    """What to open for a file so that no sum saturates: its path, or the bytes of a rewritten model.
+
+    options: of the session; `EXACT_SESSION` is added where it is needed. For a file that cannot be read it is the path,
+    and ONNX Runtime raises the reason.
+    """
+    import onnxruntime as ort
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+        if not may_saturate(model, path.parent):
+            return str(path)
+        options.add_session_config_entry(*EXACT_SESSION)
+        # The option changes constants only, and nothing in a graph that runs as it is written.
+        as_written = options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if as_written or not all(Rewrite(model).list_constant_factors()):
+            return model.SerializeToString() if make_exact(model, path.parent) else str(path)
+    except _UNREADABLE:  # over 2 GiB, too: then the option is all there is
+        options.add_session_config_entry(*EXACT_SESSION)
+    return str(path)
+
+
+def file_may_saturate(path: Path) -> bool:
+    """`may_saturate` of a file."""
+    return may_saturate(onnx.load(path, load_external_data=False), path.parent)
+
+
+def may_saturate(model: ModelProto, folder: Path) -> bool:
+    """Whether an int8 tensor of a model holds more than 64 in magnitude, or is made while it runs.
+
+    folder: of its external data, of which int8 tensors alone are read. A tensor of one number, such as a zero point, is
+    in no pair of products.
+    """
+    for graph in walk_graphs(model.graph):
+        within = (item.t for node in graph.node for item in node.attribute if item.HasField("t"))
+        for tensor in (*graph.initializer, *within):
+            if tensor.data_type == TensorProto.INT8 and math.prod(tensor.dims) > 1:
+                values = numpy_helper.to_array(tensor, str(folder))
+                if values.max() > HIGHEST or values.min() < -HIGHEST:
+                    return True
+    rewrite = Rewrite(model)
+    return rewrite.quantizes_to_int8() or not all(rewrite.list_constant_factors())
 
 
 def make_exact(model: ModelProto, folder: Path) -> bool:
@@ -128,51 +174,3 @@ class Rewrite:
 
 def _input(node: NodeProto, place: int) -> str:
     return node.input[place] if 0 <= place < len(node.input) else ""
-
-
-HIGHEST = 64  # 2 * 255 * 64 < 2**15
-_UNREADABLE = (Error, ValueError, OSError, onnx.checker.ValidationError)
-
-
-def exact_source(path: Path, options: Untyped) -> str | bytes:
-    """What to open for a file so that no sum saturates: its path, or the bytes of a rewritten model.
-
-    options: of the session; `EXACT_SESSION` is added where it is needed. For a file that cannot be read it is the path,
-    and ONNX Runtime raises the reason.
-    """
-    import onnxruntime as ort
-
-    try:
-        model = onnx.load(path, load_external_data=False)
-        if not may_saturate(model, path.parent):
-            return str(path)
-        options.add_session_config_entry(*EXACT_SESSION)
-        # The option changes constants only, and nothing in a graph that runs as it is written.
-        as_written = options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if as_written or not all(Rewrite(model).list_constant_factors()):
-            return model.SerializeToString() if make_exact(model, path.parent) else str(path)
-    except _UNREADABLE:  # over 2 GiB, too: then the option is all there is
-        options.add_session_config_entry(*EXACT_SESSION)
-    return str(path)
-
-
-def file_may_saturate(path: Path) -> bool:
-    """`may_saturate` of a file."""
-    return may_saturate(onnx.load(path, load_external_data=False), path.parent)
-
-
-def may_saturate(model: ModelProto, folder: Path) -> bool:
-    """Whether an int8 tensor of a model holds more than 64 in magnitude, or is made while it runs.
-
-    folder: of its external data, of which int8 tensors alone are read. A tensor of one number, such as a zero point, is
-    in no pair of products.
-    """
-    for graph in walk_graphs(model.graph):
-        within = (item.t for node in graph.node for item in node.attribute if item.HasField("t"))
-        for tensor in (*graph.initializer, *within):
-            if tensor.data_type == TensorProto.INT8 and math.prod(tensor.dims) > 1:
-                values = numpy_helper.to_array(tensor, str(folder))
-                if values.max() > HIGHEST or values.min() < -HIGHEST:
-                    return True
-    rewrite = Rewrite(model)
-    return rewrite.quantizes_to_int8() or not all(rewrite.list_constant_factors())

@@ -41,7 +41,7 @@ class TensorRTEdition:
     off here, because an fp32 engine is proven against fp32 limits.
     profiles: 'per-bucket' has one optimization profile for each bucket of the dims, 'wide' one that spans them all.
     weight_streaming: whether weights may stay in the host's memory, and stream to the GPU as they are needed.
-    weight_budget_mib: how much of streamed weights the GPU keeps, in MiB; 0 leaves it to TensorRT.
+    weight_budget_mib: of streamed weights, how much the GPU keeps, in MiB; 0 leaves it to TensorRT.
     cuda_graphs: whether a session replays a CUDA graph for each shape it has seen.
     """
 

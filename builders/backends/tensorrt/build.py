@@ -18,6 +18,10 @@ from builders.backends.tensorrt.words import clean, parser_reason
 from enginery.core.errors import EngineryError, ModelError
 from enginery.core.types import ShapeProfile, Untyped
 
+_ASK_S = 0.2
+_TELL_S = 2.0
+MAX_BYTES = 64 << 20
+
 
 def check_model(model: Path) -> None:
     """Raise ModelError when the ONNX checker refuses the model. TensorRT's parser accepts empty and garbage files."""
@@ -60,10 +64,6 @@ def has_profile(name: str, profiles: Iterable[ShapeProfile]) -> bool:
     """Whether there are profiles and each has shapes for this input."""
     found = [any(entry[0] == name for entry in shapes.inputs) for shapes in profiles]
     return bool(found) and all(found)
-
-
-_ASK_S = 0.2
-_TELL_S = 2.0
 
 
 def monitor(trt: Untyped, asked_to_stop: Callable[[], bool], tell: Callable[[str], None]) -> Untyped:
@@ -137,9 +137,6 @@ def _set(config: Untyped, data: bytes) -> str:
     except (RuntimeError, ValueError, TypeError) as error:
         return str(error)
     return "" if taken else "TensorRT refuses it (another version, GPU or driver, or damaged)"
-
-
-MAX_BYTES = 64 << 20
 
 
 def kept_layers(

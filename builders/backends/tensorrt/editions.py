@@ -29,6 +29,7 @@ _AMPERE = (8, 0)
 _NEXT_MAJOR = {8: 10, 10: 11}
 _VERBOSITY = {"none": "NONE", "names": "LAYER_NAMES_ONLY", "detailed": "DETAILED"}
 _OTHER_PRODUCT = "TensorRT warns of errors on another product, but for engines with hardware_compatibility"
+_CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
 
 
 @dataclass(frozen=True)
@@ -200,9 +201,6 @@ class TensorRT(TensorRTEdition):
     def _check_host(self, target: Target) -> None:
         if reason := self.runs(target):
             raise EngineryError(f"TensorRT tunes on the GPU it builds for: {reason}; build on a node that has one")
-
-
-_CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
 
 
 @dataclass(frozen=True)

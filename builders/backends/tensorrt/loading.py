@@ -23,6 +23,9 @@ from enginery.core.errors import EngineryError
 from enginery.core.text import join_first
 from enginery.core.types import Untyped
 
+KEY = "plugin "
+_SHOWN = 5
+
 
 @dataclass(frozen=True)
 class Opening:
@@ -41,9 +44,6 @@ class Opening:
     host_code: bool = False
     stripped: bool = False
     prepare: Callable[[Untyped], None] = lambda _runtime: None
-
-
-KEY = "plugin "
 
 
 def paths(option: str) -> tuple[str, ...]:
@@ -88,9 +88,6 @@ def _digest(path: str) -> str:
 @lru_cache(64)
 def _read(path: str, _changed_ns: int, _size: int) -> str:
     return digest_of_file(Path(path))
-
-
-_SHOWN = 5
 
 
 def refit(trt: Untyped, said: Untyped, loaded: Untyped, model: Path) -> None:

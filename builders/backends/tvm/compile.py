@@ -18,86 +18,6 @@ from enginery.core.types import BuildRequest, Untyped
 if TYPE_CHECKING:
     import onnx
 
-
-def check_heeded(proto: "onnx.ModelProto", names: Names) -> None:
-    """Raise ModelError naming the first node with an attribute or input that TVM's importer ignores, and the remedy.
-
-    It compiles such a node and computes something else, as ONNX's node tests show.
-    """
-    for node in walk_nodes(proto.graph):
-        if reason := _find_ignored(node):
-            raise ModelError(f"TVM cannot compile the model: {names.restore(node.name)}: {reason}")
-
-
-def _find_ignored(node: "onnx.NodeProto") -> str | None:
-    from onnx import helper
-
-    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    training = node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]
-    if training or (node.op_type == "BatchNormalization" and given.get("training_mode", 0)):
-        return "TVM ignores training_mode; export the model in evaluation mode"
-    if node.op_type == "IsInf" and 0 in (given.get("detect_positive", 1), given.get("detect_negative", 1)):
-        return "TVM finds both infinities; compare with the one that is meant, or use another backend"
-    if node.op_type == "RoiAlign" and given.get("mode", b"avg") != b"avg":
-        return "TVM averages, whatever the mode; use another backend"
-    return None
-
-
-def rewrite_ranges(model: "onnx.ModelProto") -> None:
-    """Rewrite every Range whose limit is one dimension of a tensor, in place, so that TVM knows the result's size.
-
-    The positions of a transformer's tokens are `Range(0, size of a dimension, 1)`. TVM's importer makes a new symbol of
-    that size, cannot prove it equal to the dimension's, and then compiles no sum of the two. The running sum of as many
-    ones, each left out of its own sum, is the same numbers, and its size is the dimension's own symbol.
-    """
-    from onnx import helper, numpy_helper
-
-    graph = model.graph
-    made = {name: node for node in graph.node for name in node.output}
-    values = {tensor.name: tensor for tensor in graph.initializer}
-    one = numpy_helper.from_array(np.array([1], np.int64))
-    rewritten = []
-    for node in graph.node:
-        size = _one_dimension(node, made, values)
-        if size is None:
-            rewritten.append(node)
-            continue
-        ones, axis = f"{node.output[0]}_ones", f"{node.output[0]}_axis"
-        graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), axis))
-        rewritten.append(helper.make_node("ConstantOfShape", [size], [ones], name=node.name, value=one))
-        rewritten.append(helper.make_node("CumSum", [ones, axis], list(node.output), name=node.name, exclusive=1))
-    del graph.node[:]
-    graph.node.extend(rewritten)
-
-
-def _one_dimension(
-    node: "onnx.NodeProto", made: dict[str, "onnx.NodeProto"], values: dict[str, "onnx.TensorProto"]
-) -> str | None:
-    """The name of the value, a vector of one, up to which a Range counts 0, 1, 2...; None for other nodes."""
-    if node.op_type != "Range" or [_scalar(values.get(node.input[index])) for index in (0, 2)] != [0, 1]:
-        return None
-    scalar = made.get(node.input[1])
-    if scalar is None or scalar.op_type not in ("Squeeze", "Reshape"):
-        return None
-    shape = made.get(scalar.input[0])
-    if shape is None or shape.op_type != "Shape":
-        return None
-    from onnx import helper
-
-    ends = {attribute.name: helper.get_attribute_value(attribute) for attribute in shape.attribute}
-    start, end = ends.get("start", 0), ends.get("end", 0)
-    return str(shape.output[0]) if end - start == 1 and start >= 0 else None
-
-
-def _scalar(tensor: "onnx.TensorProto | None") -> int | None:
-    from onnx import numpy_helper
-
-    if tensor is None:
-        return None
-    array = numpy_helper.to_array(tensor)
-    return int(array) if array.size == 1 and array.dtype == np.int64 else None
-
-
 _LONGEST = 1000
 _REMEDY = "rewrite that part of the model, or use another backend"
 # No build id, no symbols: the linker would write the names of temporary files into the engine.
@@ -220,3 +140,82 @@ def _reason(error: Exception, proto: Untyped, names: Names) -> str:
 
 def _short(said: str) -> str:
     return " ".join(said.split())[:_LONGEST]
+
+
+def check_heeded(proto: "onnx.ModelProto", names: Names) -> None:
+    """Raise ModelError naming the first node with an attribute or input that TVM's importer ignores, and the remedy.
+
+    It compiles such a node and computes something else, as ONNX's node tests show.
+    """
+    for node in walk_nodes(proto.graph):
+        if reason := _find_ignored(node):
+            raise ModelError(f"TVM cannot compile the model: {names.restore(node.name)}: {reason}")
+
+
+def _find_ignored(node: "onnx.NodeProto") -> str | None:
+    from onnx import helper
+
+    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    training = node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]
+    if training or (node.op_type == "BatchNormalization" and given.get("training_mode", 0)):
+        return "TVM ignores training_mode; export the model in evaluation mode"
+    if node.op_type == "IsInf" and 0 in (given.get("detect_positive", 1), given.get("detect_negative", 1)):
+        return "TVM finds both infinities; compare with the one that is meant, or use another backend"
+    if node.op_type == "RoiAlign" and given.get("mode", b"avg") != b"avg":
+        return "TVM averages, whatever the mode; use another backend"
+    return None
+
+
+def rewrite_ranges(model: "onnx.ModelProto") -> None:
+    """Rewrite every Range whose limit is one dimension of a tensor, in place, so that TVM knows the result's size.
+
+    The positions of a transformer's tokens are `Range(0, size of a dimension, 1)`. TVM's importer makes a new symbol of
+    that size, cannot prove it equal to the dimension's, and then compiles no sum of the two. The running sum of as many
+    ones, each left out of its own sum, is the same numbers, and its size is the dimension's own symbol.
+    """
+    from onnx import helper, numpy_helper
+
+    graph = model.graph
+    made = {name: node for node in graph.node for name in node.output}
+    values = {tensor.name: tensor for tensor in graph.initializer}
+    one = numpy_helper.from_array(np.array([1], np.int64))
+    rewritten = []
+    for node in graph.node:
+        size = _one_dimension(node, made, values)
+        if size is None:
+            rewritten.append(node)
+            continue
+        ones, axis = f"{node.output[0]}_ones", f"{node.output[0]}_axis"
+        graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), axis))
+        rewritten.append(helper.make_node("ConstantOfShape", [size], [ones], name=node.name, value=one))
+        rewritten.append(helper.make_node("CumSum", [ones, axis], list(node.output), name=node.name, exclusive=1))
+    del graph.node[:]
+    graph.node.extend(rewritten)
+
+
+def _one_dimension(
+    node: "onnx.NodeProto", made: dict[str, "onnx.NodeProto"], values: dict[str, "onnx.TensorProto"]
+) -> str | None:
+    """The name of the value, a vector of one, up to which a Range counts 0, 1, 2...; None for other nodes."""
+    if node.op_type != "Range" or [_scalar(values.get(node.input[index])) for index in (0, 2)] != [0, 1]:
+        return None
+    scalar = made.get(node.input[1])
+    if scalar is None or scalar.op_type not in ("Squeeze", "Reshape"):
+        return None
+    shape = made.get(scalar.input[0])
+    if shape is None or shape.op_type != "Shape":
+        return None
+    from onnx import helper
+
+    ends = {attribute.name: helper.get_attribute_value(attribute) for attribute in shape.attribute}
+    start, end = ends.get("start", 0), ends.get("end", 0)
+    return str(shape.output[0]) if end - start == 1 and start >= 0 else None
+
+
+def _scalar(tensor: "onnx.TensorProto | None") -> int | None:
+    from onnx import numpy_helper
+
+    if tensor is None:
+        return None
+    array = numpy_helper.to_array(tensor)
+    return int(array) if array.size == 1 and array.dtype == np.int64 else None

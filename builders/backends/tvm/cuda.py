@@ -28,6 +28,13 @@ INSTALL = (
 _EM_CUDA = 190
 _ELF_ABI_VERSION, _ELF_MACHINE, _ELF_FLAGS = 8, 18, 48  # offsets into an ELF64 header
 _LONGEST = 2000
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+_FACTORY = "ffi.Module.create.cuda"
+_CALLBACK = "tvm_callback_cuda_compile"
+_DRIVER = "libcuda.so.1"
+# Names in a library's table of names, and functions of the driver that `hardware.cuda` and cudart call first of all.
+_DRIVER_CALL, _CUDART = re.compile(rb"(?<=\0)cu[A-Z]\w+(?=\0)"), re.compile(rb"(?<=\0)libcudart\.so\.\d+(?=\0)")
+_ALWAYS = ("cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuGetErrorName")
 
 
 @dataclass(frozen=True)
@@ -85,15 +92,6 @@ def _run_nvcc(path: Path, option: str) -> str:
         return subprocess.run([str(path), option], capture_output=True, text=True, check=False, timeout=30).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
-
-
-_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
-_FACTORY = "ffi.Module.create.cuda"
-_CALLBACK = "tvm_callback_cuda_compile"
-_DRIVER = "libcuda.so.1"
-# Names in a library's table of names, and functions of the driver that `hardware.cuda` and cudart call first of all.
-_DRIVER_CALL, _CUDART = re.compile(rb"(?<=\0)cu[A-Z]\w+(?=\0)"), re.compile(rb"(?<=\0)libcudart\.so\.\d+(?=\0)")
-_ALWAYS = ("cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuGetErrorName")
 
 
 class CubinCompiler:

@@ -98,43 +98,21 @@ def _scale_size(size: Any, factor: Any) -> Any:
     return math.floor(size * factor)
 
 
-Rule = Callable[[Array, _ResizedAxis], Array]
-
-
-def _half_pixel(at: Array, each: _ResizedAxis) -> Array:
-    return (at + 0.5) / each.scale - 0.5
-
-
-def _half_pixel_symmetric(at: Array, each: _ResizedAxis) -> Array:
-    adjusted = each.made / (each.size * each.scale)
-    centre = each.size / 2
-    return centre * (1 - adjusted) + (at + 0.5) / each.scale - 0.5
-
-
-def _pytorch_half_pixel(at: Array, each: _ResizedAxis) -> Array:
-    return _half_pixel(at, each) if each.made > 1 else at * 0.0
-
-
-def _align_corners(at: Array, each: _ResizedAxis) -> Array:
-    return at * ((each.size - 1) / (each.made - 1)) if each.made > 1 else at * 0.0
-
-
-def _asymmetric(at: Array, each: _ResizedAxis) -> Array:
-    return at / each.scale
-
-
 def _crop(at: Array, each: _ResizedAxis) -> Array:
     if each.made > 1:
         return each.start * (each.size - 1) + at * (each.end - each.start) * ((each.size - 1) / (each.made - 1))
     return at * 0.0 + 0.5 * (each.start + each.end) * (each.size - 1)
 
 
-_RULES: dict[str, Rule] = {
-    "half_pixel": _half_pixel,
-    "half_pixel_symmetric": _half_pixel_symmetric,
-    "pytorch_half_pixel": _pytorch_half_pixel,
-    "align_corners": _align_corners,
-    "asymmetric": _asymmetric,
+# ONNX's coordinate rules: places in the output -> places in the input.
+_RULES: dict[str, Callable[[Array, _ResizedAxis], Array]] = {
+    "half_pixel": lambda at, axis: (at + 0.5) / axis.scale - 0.5,
+    "half_pixel_symmetric": lambda at, axis: (
+        axis.size / 2 * (1 - axis.made / (axis.size * axis.scale)) + (at + 0.5) / axis.scale - 0.5
+    ),
+    "pytorch_half_pixel": lambda at, axis: (at + 0.5) / axis.scale - 0.5 if axis.made > 1 else at * 0.0,
+    "align_corners": lambda at, axis: at * ((axis.size - 1) / (axis.made - 1)) if axis.made > 1 else at * 0.0,
+    "asymmetric": lambda at, axis: at / axis.scale,
     "tf_crop_and_resize": _crop,
 }
 
