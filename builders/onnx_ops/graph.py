@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -32,13 +32,6 @@ def known_operators(xp: ArrayLibrary) -> frozenset[str]:
     return frozenset(OPERATORS) - xp.lacks | {"If"}
 
 
-class GraphRun(NamedTuple):
-    """The array library and the lookups of one run of a graph."""
-
-    xp: ArrayLibrary
-    lookups: Lookups
-
-
 class BoundGraph:
     """A graph whose nodes are bound to their operators; nodes that depend on small constants alone are computed.
 
@@ -57,7 +50,7 @@ class BoundGraph:
         self.constants = {name: array for name, array in constants.items() if name in used}
         self._known = {name: known_constant(array) for name, array in self.constants.items()}
 
-    def run(self, given: Mapping[str, Array], lookups: Lookups, xp: ArrayLibrary) -> list[Array]:
+    def run(self, given: Mapping[str, Array], lookups: Lookups) -> list[Array]:
         """The outputs in order. given: the inputs, and those constants that are arrays of the library already.
 
         Raises ModelError, naming the node, for what the library refuses.
@@ -67,9 +60,9 @@ class BoundGraph:
             if known is not None:
                 values[name] = Known(known.numbers, known.dtype, given.get(name))
             elif name not in given:
-                values[name] = xp.asarray(self.constants[name])
-        _run(self._steps, values, GraphRun(xp, lookups), set(self.outputs))
-        return [_array(values[name], xp) for name in self.outputs]
+                values[name] = lookups.xp.asarray(self.constants[name])
+        _run(self._steps, values, lookups, set(self.outputs))
+        return [_array(values[name], lookups.xp) for name in self.outputs]
 
 
 class Step:
@@ -81,28 +74,28 @@ class Step:
         self._attributes = _check_attributes(node, row)
         self.last_use: tuple[str, ...] = ()
 
-    def run(self, values: Values, run: GraphRun) -> None:
+    def run(self, values: Values, lookups: Lookups) -> None:
         """Read the inputs from `values` and write the outputs there. Raises ModelError, naming the node."""
         try:
-            result = self._result([values[name] if name else None for name in self.node.inputs], run)
+            result = self._result([values[name] if name else None for name in self.node.inputs], lookups)
         except ModelError as error:
             raise ModelError(f"{self.node}: {error}") from error
         except Exception as error:  # of many classes, for sizes, types and values that an operator cannot take
-            raise ModelError(f"{self.node}: {run.xp.name} cannot run it: {_words(error)}") from error
+            raise ModelError(f"{self.node}: {lookups.xp.name} cannot run it: {_words(error)}") from error
         results = result if isinstance(result, tuple) else (result,)
         values.update(
             (n, value) for n, value in zip(self.node.outputs, results, strict=False) if n and value is not None
         )
 
-    def _result(self, inputs: Sequence[Value | None], run: GraphRun) -> Result:
+    def _result(self, inputs: Sequence[Value | None], lookups: Lookups) -> Result:
         if self._on_numbers and all(isinstance(value, Known) for value in inputs if value is not None):
-            made = self._on_numbers(run.xp, *inputs, **self._attributes)
+            made = self._on_numbers(lookups.xp, *inputs, **self._attributes)
             if made is not None and made.numbers.size <= MOST_NUMBERS:
                 return made
-        run.lookups.node = self.node.name or self.node.outputs[0]
-        given = {"opset": self._opset, "outputs": len(self.node.outputs), "lookups": run.lookups}
+        lookups.node = self.node.name or self.node.outputs[0]
+        given = {"opset": self._opset, "outputs": len(self.node.outputs), "lookups": lookups}
         special = {name: given[name] for name in self._row.special}
-        return self._row.run(run.xp, *self._row.arguments(inputs, run.xp), **self._attributes, **special)
+        return self._row.run(lookups.xp, *self._row.arguments(inputs, lookups.xp), **self._attributes, **special)
 
 
 class Branch:
@@ -114,26 +107,26 @@ class Branch:
         self._steps = tuple(_steps(body, xp) for body in self._bodies)
         self.last_use: tuple[str, ...] = ()
 
-    def run(self, values: Values, run: GraphRun) -> None:
+    def run(self, values: Values, lookups: Lookups) -> None:
         """See `Step.run`."""
         condition = values[self.node.inputs[0]]
         try:
             if isinstance(condition, Known):
-                results: Iterable[Any] = self._run(not bool(condition.first), values, run)
+                results: Iterable[Any] = self._run(not bool(condition.first), values, lookups)
             else:
 
                 def arrays(which: int) -> tuple[Array, ...]:
-                    return tuple(_array(value, run.xp) for value in self._run(which, values, run))
+                    return tuple(_array(value, lookups.xp) for value in self._run(which, values, lookups))
 
-                results = run.xp.branch(condition.reshape(()), partial(arrays, 0), partial(arrays, 1))
+                results = lookups.xp.branch(condition.reshape(()), partial(arrays, 0), partial(arrays, 1))
         except ModelError as error:
             raise ModelError(f"{self.node}: {error}") from error
         values.update((name, value) for name, value in zip(self.node.outputs, results, strict=True) if name)
 
-    def _run(self, which: int, values: Values, run: GraphRun) -> list[Value]:
+    def _run(self, which: int, values: Values, lookups: Lookups) -> list[Value]:
         body = self._bodies[which]
-        inner: Values = {**values, **{name: _value(array, run.xp) for name, array in body.constants.items()}}
-        _run(self._steps[which], inner, run, set(body.outputs) | values.keys())
+        inner: Values = {**values, **{name: _value(array, lookups.xp) for name, array in body.constants.items()}}
+        _run(self._steps[which], inner, lookups, set(body.outputs) | values.keys())
         return [inner[name] for name in body.outputs]
 
 
@@ -147,7 +140,7 @@ def _fold(steps: list[AnyStep], constants: dict[str, NumpyArray], xp: ArrayLibra
         read = step.node.reads()
         if read <= constants.keys() and sum(constants[name].size for name in read) <= most:
             values = {name: _value(constants[name], xp) for name in read}
-            step.run(values, GraphRun(xp, Lookups(xp, clamped=False)))
+            step.run(values, Lookups(xp, clamped=False))
             made = {name: _to_numpy(values[name], xp) for name in step.node.outputs if name in values}
             if sum(array.size for array in made.values()) <= most:
                 constants.update(made)
@@ -167,10 +160,10 @@ def _steps(body: Body, xp: ArrayLibrary) -> list[AnyStep]:
     return steps
 
 
-def _run(steps: Sequence[AnyStep], values: Values, run: GraphRun, keep: set[str]) -> None:
+def _run(steps: Sequence[AnyStep], values: Values, lookups: Lookups, keep: set[str]) -> None:
     """Run steps in order; a value is dropped when no later step reads it, unless it is in `keep`."""
     for step in steps:
-        step.run(values, run)
+        step.run(values, lookups)
         for name in step.last_use:
             if name not in keep:
                 values.pop(name, None)

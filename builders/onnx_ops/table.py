@@ -85,27 +85,27 @@ class Lookups:
     """
 
     def __init__(self, xp: ArrayLibrary, clamped: bool) -> None:
-        self._xp, self.clamped = xp, clamped
+        self.xp, self.clamped = xp, clamped
         self.faults: list[str] = []
         self.inside: list[Array] = []
         self.node = ""
 
     def into(self, indices: Array, size: Any) -> Array:
         """Indices into an axis of that size, with negative ones, which count from its end, made positive."""
-        indices = self._xp.astype(indices, self._xp.int64)
+        indices = self.xp.astype(indices, self.xp.int64)
         self._expect("an index is out of range", (indices >= -size) & (indices < size))
-        found = self._xp.where(indices < 0, indices + size, indices)
-        return self._xp.clip(found, 0, size - 1) if self.clamped else found
+        found = self.xp.where(indices < 0, indices + size, indices)
+        return self.xp.clip(found, 0, size - 1) if self.clamped else found
 
     def divisor(self, numbers: Array) -> Array:
         """Integers to divide by."""
         self._expect("an integer is divided by zero", numbers != 0)
-        return self._xp.where(numbers == 0, self._xp.ones_like(numbers), numbers) if self.clamped else numbers
+        return self.xp.where(numbers == 0, self.xp.ones_like(numbers), numbers) if self.clamped else numbers
 
     def _expect(self, fault: str, fine: Array) -> None:
         if self.clamped:
             self.faults.append(f"{fault} at node {self.node!r}")
-            self.inside.append(self._xp.all(fine))
+            self.inside.append(self.xp.all(fine))
 
 
 Value = Array | Known

@@ -53,7 +53,7 @@ class OnnxModule(torch.nn.Module):
         device = next((tensor.device for tensor in given.values()), torch.device("cpu"))
         lookups = Lookups(TORCH, self._clamped)
         with nullcontext() if device.type == "cpu" else device:
-            made: Sequence[Tensor] = self._program.run(given, lookups, TORCH)  # type: ignore[assignment]
+            made: Sequence[Tensor] = self._program.run(given, lookups)  # type: ignore[assignment]
         self._told.faults = tuple(lookups.faults)
         return (*made, torch.stack(lookups.inside)) if lookups.inside else tuple(made)  # type: ignore[arg-type]
 

@@ -41,7 +41,7 @@ def export(request: BuildRequest, model: Path, path: Path, matmul_precision: str
 
         def run(held: list[Untyped], given: list[Untyped]) -> list[jax.Array]:
             values = dict(zip(weights, held, strict=True)) | dict(zip(order, given, strict=True))
-            made = dict(zip(program.outputs, program.run(values, Lookups(JAX, clamped=False), JAX), strict=True))
+            made = dict(zip(program.outputs, program.run(values, Lookups(JAX, clamped=False)), strict=True))
             return [made[spec.name] for spec in request.outputs]
 
         held = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in weights.values()]

@@ -29,7 +29,7 @@ def read_graph(path):
 
 
 def run(program, given):
-    return program.run(given, Lookups(JAX, clamped=False), JAX)
+    return program.run(given, Lookups(JAX, clamped=False))
 
 
 @pytest.fixture(scope="session")
