@@ -26,7 +26,6 @@ class PartOpening(Protocol):
 
         as_written: run the graph without optimization. Raises ModelError when the file cannot be read.
         """
-        ...
 
 
 def opening_parts(backend: Backend) -> PartOpening | None:
@@ -43,18 +42,15 @@ class Refitting(Protocol):
 
     def refits(self, request: BuildRequest) -> str | None:
         """Why an engine of this request takes no other weights; None when it does. Imports no compiler."""
-        ...
 
     def refit_needs_gpu(self) -> bool:
         """Whether `refit` loads the engine, and so needs a GPU that runs it."""
-        ...
 
     def refit(self, engine: Engine, model: Path, request: BuildRequest, workdir: Path) -> Engine:
         """The engine of `request` under `workdir`: the kernels of `engine` with the weights of `model`.
 
         Raises EngineryError when the compiler does not take them.
         """
-        ...
 
 
 def get_refitting(backend: Backend) -> Refitting | None:
@@ -94,7 +90,6 @@ class Profiling(Protocol):
 
     def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:
         """The times of the engine's nodes over `runs` runs. Raises as `Backend.open` and `Session.run` do."""
-        ...
 
 
 def get_profiling(backend: Backend) -> Profiling | None:
@@ -124,11 +119,9 @@ class TimingCached(Protocol):
     def timing_place(self) -> tuple[str, str] | None:
         """The product (GPU or CPU) and the compiler's version that a cache from here is good for; None where nothing is
         tuned."""
-        ...
 
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
         """One cache with what both know. Raises EngineryError when they do not go together."""
-        ...
 
 
 def timing_cached(backend: Backend) -> TimingCached | None:

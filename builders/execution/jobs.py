@@ -139,7 +139,6 @@ class Request(Protocol[Result_co]):
 
     def run(self, context: WorkerContext) -> Result_co:
         """Do it, in the process that calls this. Raises EngineryError."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -175,11 +174,9 @@ class Executor(Protocol):
         Raises StepError (`errors.StepError` lists its kinds), or what the request raised of EngineryError. What can
         get better by itself was tried again (`builders.execution.retries`).
         """
-        ...
 
     def cancel(self) -> None:
         """Kill what runs now and refuse what comes; safe from a signal handler."""
-        ...
 
 
 @dataclass(frozen=True)

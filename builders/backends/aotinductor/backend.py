@@ -24,6 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
+from builders.backends import shape_profiles
 from builders.backends.compatibility import check_compatible
 from builders.backends.discovery import versions_of
 from builders.execution.workdir import require_plain
@@ -113,8 +114,6 @@ class AotInductor:
             return (
                 f"there is no C++ compiler {self.compiler!r}; apt-get install g++, or set backends.aotinductor.compiler"
             )
-        from builders.backends import shape_profiles
-
         return _cpu_refusal(request) or shape_profiles.refusal(request, "AOTInductor")
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
@@ -146,13 +145,11 @@ class AotInductor:
 
                     program = move_to_device_pass(program, "cuda")
                 configs = {**self._configs(), "aot_inductor.metadata": {_FAULTS: json.dumps(faults)}}
+                compile_package = torch._inductor.aoti_compile_and_package
                 try:
-                    compile_package = torch._inductor.aoti_compile_and_package
                     with torch.no_grad():  # or freezing is passed over
                         compile_package(program, package_path=str(path), inductor_configs=configs)
-                except (
-                    Exception
-                ) as error:  # inductor raises classes of many modules, those of the C++ compiler included
+                except Exception as error:  # classes of many modules, those of the C++ compiler included
                     raise EngineryError(f"AOTInductor cannot compile it: {_words(error)}") from error
         return Engine.of_file(self, request, path)
 

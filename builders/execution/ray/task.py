@@ -40,15 +40,30 @@ def work(job: Job[object]) -> Iterator[list[Event]]:
     # Ray interrupts a task as Ctrl-C would, which a Ray that was started in a shell's background has learnt to ignore.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield [Started(job.name, _node_id())]
-    running = _Running(job)
+    told: deque[Event] = deque()
+    done, cancelled = threading.Event(), threading.Event()
+
+    def call() -> Untyped:
+        with workdir() as folder:
+            return encode(run_job(job, folder, cancelled.is_set, told.append))
+
+    def run() -> None:
+        try:
+            told.append(_answer(job, call))
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=run, daemon=True)  # Ray interrupts the main thread alone
+    thread.start()
     try:
-        while not running.done.wait(_BATCH_S):
-            if batch := running.events():
-                yield batch
+        while not done.wait(_BATCH_S):
+            if told:
+                yield [told.popleft() for _ in range(len(told))]
     except BaseException:  # interrupted: the job's processes end before this worker does
-        running.cancel()
+        cancelled.set()
+        thread.join()
         raise
-    yield running.events()
+    yield list(told)
 
 
 def work_through(job: Job[object]) -> list[Event]:
@@ -64,37 +79,6 @@ def work_here(job: Job[object]) -> list[Event]:
             return encode(job.request.run(WorkerContext(folder, job.store)))
 
     return [Started(job.name, _node_id()), _answer(job, call)]
-
-
-class _Running:
-    """A job in a thread: Ray interrupts the main thread alone."""
-
-    def __init__(self, job: Job[object]) -> None:
-        self._job = job
-        self._events: deque[Event] = deque()
-        self._cancelled = False
-        self.done = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def events(self) -> list[Event]:
-        """What was told since the last call."""
-        return [self._events.popleft() for _ in range(len(self._events))]
-
-    def cancel(self) -> None:
-        """Kill the job's processes, and wait for that."""
-        self._cancelled = True
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            self._events.append(_answer(self._job, self._value))
-        finally:
-            self.done.set()
-
-    def _value(self) -> Untyped:
-        with workdir() as folder:
-            return encode(run_job(self._job, folder, lambda: self._cancelled, self._events.append))
 
 
 def _answer(job: Job[object], function: Untyped) -> TaskAnswer:

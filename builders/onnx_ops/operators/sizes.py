@@ -60,7 +60,7 @@ def _extreme(choose: str, xp: ArrayLibrary, a: Known, *others: Known) -> Known |
     return _of(_each(getattr(xp, choose), a, *others), a.dtype)
 
 
-def _rounded(function: Function, _xp: ArrayLibrary, x: Known) -> Known | None:
+def _round_sizes(function: Function, _xp: ArrayLibrary, x: Known) -> Known | None:
     return _of(_each(function, x), x.dtype) if x.symbolic else None
 
 
@@ -80,8 +80,8 @@ ON_NUMBERS.update(
     Or=partial(_truth, lambda a, b: a or b),
     Min=partial(_extreme, "sym_min"),
     Max=partial(_extreme, "sym_max"),
-    Floor=partial(_rounded, math.floor),
-    Ceil=partial(_rounded, math.ceil),
+    Floor=partial(_round_sizes, math.floor),
+    Ceil=partial(_round_sizes, math.ceil),
     Identity=lambda _xp, x: x,
     Where=lambda _xp, condition, a, b: _of(_each(lambda c, x, y: x if c else y, condition, a, b), a.dtype),
     Concat=lambda _xp, *xs, axis: _of(np.concatenate([x.numbers for x in xs], axis=axis), xs[0].dtype),
