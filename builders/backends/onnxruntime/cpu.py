@@ -156,9 +156,7 @@ class OnnxRuntime:
         from builders.backends.onnxruntime.profile import profile_nodes
 
         level = _LEVELS[self.graph_optimization][1]
-        return profile_nodes(
-            engine.path, inputs, runs, workdir, lambda: session_options(level, self.intra_op_threads), open_model
-        )
+        return profile_nodes(engine.path, inputs, runs, workdir, level, self.intra_op_threads)
 
     def open_part(self, path: Path, *, as_written: bool = False) -> "OrtSession":
         """See `parts.PartOpening`."""

@@ -14,11 +14,12 @@ nodes that do next to nothing are timed in the same way, and the median of these
 import itertools
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builders.backends.onnxruntime.session import open_model, session_options
 from builders.backends.optional_methods import NodeTime, RunProfile, TensorType, element_name, type_name
 from enginery.core.errors import DataError, ModelError
 from enginery.core.parsing import find, read
@@ -65,34 +66,25 @@ class TraceEvent:
         )
 
 
-def profile_nodes(
-    path: Path,
-    inputs: "Tensors",
-    runs: int,
-    workdir: Path,
-    options: Callable[[], Untyped],
-    opens: Callable[[Path, Untyped], Untyped],
-) -> RunProfile:
-    """Times of the nodes of a model on disk. options: of a session like the engine's; opens: opens a file with them.
+def profile_nodes(path: Path, inputs: "Tensors", runs: int, workdir: Path, level: str, threads: int) -> RunProfile:
+    """Times of the nodes of a model on disk. level, threads: of its session, as `session_options` takes them.
 
-    Raises what `opens` raises, and ModelError for a trace that cannot be read.
+    Raises ModelError for a model that cannot be opened, and for a trace that cannot be read.
     """
-    found = _trace_run(path, inputs, runs, workdir, options(), opens)
-    empty = statistics.median(node.seconds for node in _empty(workdir, options(), opens).nodes)
+    found = _trace_run(path, inputs, runs, workdir, session_options(level, threads))
+    empty = statistics.median(node.seconds for node in _empty(workdir, session_options(level, threads)).nodes)
     nodes = [replace(node, seconds=max(node.seconds - empty, 0.0)) for node in found.nodes]
     return replace(found, nodes=nodes)
 
 
-def _trace_run(
-    path: Path, inputs: "Tensors", runs: int, workdir: Path, options: Untyped, opens: Callable[[Path, Untyped], Untyped]
-) -> RunProfile:
+def _trace_run(path: Path, inputs: "Tensors", runs: int, workdir: Path, options: Untyped) -> RunProfile:
     executed = workdir / f"executed-{path.stem}.onnx"
     options.enable_profiling = True
     options.profile_file_prefix = str(workdir / f"profile-{path.stem}")
     options.optimized_model_filepath = str(executed)
     weights = f"executed-{path.stem}.weights"
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
-    session = opens(path, options)
+    session = open_model(path, options)
     discard = max(2, runs // 5)
     for _ in range(discard + runs):
         session.run(None, dict(inputs))
@@ -100,7 +92,7 @@ def _trace_run(
     return read_trace(Path(session.end_profiling()), executed, given, discard)
 
 
-def _empty(workdir: Path, options: Untyped, opens: Callable[[Path, Untyped], Untyped]) -> RunProfile:
+def _empty(workdir: Path, options: Untyped) -> RunProfile:
     """The profile of a graph of additions of one number, one after the other."""
     import numpy as np
     from onnx import parser
@@ -111,7 +103,7 @@ def _empty(workdir: Path, options: Untyped, opens: Callable[[Path, Untyped], Unt
     path = workdir / "empty.onnx"
     path.write_bytes(parser.parse_model(text).SerializeToString())
     one = np.ones(1, np.float32)
-    return _trace_run(path, {"x": one, "c": one}, _EMPTY_RUNS, workdir, options, opens)
+    return _trace_run(path, {"x": one, "c": one}, _EMPTY_RUNS, workdir, options)
 
 
 def read_trace(path: Path, executed: Path, inputs: Mapping[str, TensorType], discard: int) -> RunProfile:
