@@ -18,7 +18,7 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 @dataclass(frozen=True)
 class Usage:
-    """What a job's processes took, however they ended: wall-clock seconds, and the most resident memory at once."""
+    """What a job's processes used, however they ended: wall-clock seconds, and their peak of resident memory in MiB."""
 
     seconds: float
     peak_mib: float
@@ -132,9 +132,9 @@ class WorkerContext:
 
 
 class Request(Protocol[Result_co]):
-    """What is to be done, as a value: a frozen dataclass that `enginery.core.codec` can write, with a way to do it.
+    """Work as a value: a frozen dataclass that `enginery.core.codec` can write, with the method that does it.
 
-    Its class and its result are found by import, in the worker as in the driver.
+    Its class, and that of its result, are found by import, in the worker as in the driver.
     """
 
     def run(self, context: WorkerContext) -> Result_co:
@@ -169,19 +169,19 @@ class Executor(Protocol):
     """Runs jobs, each in a fresh process; blocking and thread-safe."""
 
     def run(self, job: Job[Result], watch: Watch = ignore_event) -> Result:
-        """Return the result of the job's request.
+        """The result of the job's request, tried again where that may help (`builders.execution.retries`).
 
-        Raises StepError (`errors.StepError` lists its kinds), or what the request raised of EngineryError. What can
-        get better by itself was tried again (`builders.execution.retries`).
+        Raises StepError (`errors.StepError` lists its kinds), or the EngineryError that the request raised.
         """
 
     def cancel(self) -> None:
-        """Kill what runs now and refuse what comes; safe from a signal handler."""
+        """Kill the jobs that run and refuse new ones; safe from a signal handler."""
 
 
 @dataclass(frozen=True)
 class ChildTask:
-    """What job.json holds. request: as `encode_request` writes it.  parent: its pid.  lifeline: a pipe's end."""
+    """The content of job.json. request: as `encode_request` writes it.  parent: pid.  lifeline: file descriptor of a
+    pipe that closes when the parent ends."""
 
     request: object
     store: str

@@ -156,7 +156,7 @@ ON_NUMBERS: dict[str, Callable[..., Known | None]] = {}
 
 
 def operator(*names: str) -> Callable[[Function], Function]:
-    """Register a function under these ONNX names. See the module's docstring for what its signature says."""
+    """Register a function under these ONNX names. The module's docstring describes its signature."""
 
     def register(run: Function) -> Function:
         for name in names:

@@ -1,4 +1,4 @@
-"""A `torch.nn.Module` that does what an ONNX graph says, node by node."""
+"""A `torch.nn.Module` that runs an ONNX graph, node by node."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

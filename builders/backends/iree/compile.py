@@ -1,4 +1,4 @@
-"""An ONNX file through IREE's importer and compiler, and what either says, in the model's own words."""
+"""Compiles an ONNX file with IREE's importer and compiler; their errors have the model's own names."""
 
 import re
 import subprocess

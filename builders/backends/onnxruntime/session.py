@@ -49,7 +49,7 @@ class OrtSession(Session):
     threads: threads of one operator; 0 is one per core.  level: ONNX Runtime's own name, instead of `optimized`.
     opens: makes ONNX Runtime's session from a file and its options, instead of one on the CPU.
     name: what errors call the model; default: its file's name.
-    profiles: shapes that it answers for; none means every shape of its inputs.
+    profiles: shapes that it takes; none means every shape of its inputs.
     Raises ModelError, naming the operator where that is the reason, when the model cannot be read or run.
     """
 

@@ -85,8 +85,9 @@ class TensorRTEdition:
         cannot take, and everything where it is not installed; in that order."""
         if not self.serves(request.target):
             return f"{self.name} compiles for GPUs, not for {request.target.name}; use onnxruntime"
-        missing = None if self.versions() else f"{self.title} is not installed; {self.install}"
-        return self._hardware_refusal(request) or self._io_refusal(request) or missing
+        if reason := self._hardware_refusal(request) or self._io_refusal(request):
+            return reason
+        return None if self.versions() else f"{self.title} is not installed; {self.install}"
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
         """A GPU of that compute capability, the release that built it (by any of its wheels), and a driver."""

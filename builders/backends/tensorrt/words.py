@@ -14,7 +14,7 @@ _SOURCE = re.compile(r"\s*In \w+ at /[^\s)]+|^\[\w+\.cpp::\w+::\d+\]\s*|^I\w+::\
 _AN_ASSERTION = re.compile(r"^(Assertion failed: )?(false|true|\w+)$")
 
 _NO_MEMORY = r"[Oo]ut of memory|OutOfMemory"
-# A kernel that wants more memory than there is is left out with a warning; when none is left, the error speaks of
+# A kernel that needs more memory than there is is left out with a warning; when none is left, the error is about
 # implementations and not of memory (facts of TensorRT 10: "Could not find any implementation for node").
 _NO_IMPLEMENTATION = r"[Cc]ould not find any implementation"
 _TACTIC_LACKS_MEMORY = rf"{_NO_MEMORY}|insufficient memory|memory is insufficient|Requested amount of GPU memory"

@@ -26,7 +26,7 @@ _QUIET = {
 
 @dataclass(frozen=True)
 class RayNode:
-    """A node of the cluster: its labels, and what it has in all, whoever uses it now.  address: of its raylet."""
+    """A node of the cluster, with its resources in all, used or not.  address: host and port of its raylet."""
 
     id: str
     name: str

@@ -72,7 +72,7 @@ class RayExecutor:
             return run_with_retries(job, watch, attempt, clustered=True)
 
     def cancel(self) -> None:
-        """End what runs, within some seconds, and refuse what comes."""
+        """End the jobs that run, within some seconds, and refuse new ones."""
         self._cancelled = True
         if self._listener:
             self._listener.cancel()
