@@ -1,20 +1,17 @@
-"""Finds what is installed: backends, by entry point, and versions of distributions; no compiler is imported.
+"""Finds backends by entry point, and makes them from typed options; no compiler is imported.
 
 A backend is a frozen dataclass (`types.Backend`) whose fields are its options. Any installed distribution adds
 one with a line in its pyproject.toml, under `[project.entry-points."enginery.backends"]`.
 """
 
 import dataclasses
-import importlib.metadata
 import inspect
-import os
 import platform
 import re
-import sys
 import typing
 from collections.abc import Mapping
-from functools import cache, lru_cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 
 from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError, InputError, UnknownNameError
@@ -22,48 +19,12 @@ from enginery.core.hardware.targets import HOST, kind_named, kind_of
 from enginery.core.text import suggest
 from enginery.core.types import CPU_KIND, Backend, BuildRequest, Scalar, Target, Untyped
 
-__all__ = ["PackageNotFoundError"]
-
 GROUP = "enginery.backends"
 # Names that users try and that are no backends: these stacks compile checkpoints of known architectures, not ONNX.
 LLM_STACKS = {"tensorrt-llm": "TensorRT-LLM", "mlc-llm": "MLC LLM"}
 _SPELLINGS = {"trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "tensorrtllm": "tensorrt-llm", "mlc": "mlc-llm"}
 
 _KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
-
-
-def version(name: str) -> str:
-    """The installed version of a distribution. Raises PackageNotFoundError."""
-    if found := versions_of(name).get(name):
-        return found
-    raise PackageNotFoundError(name)
-
-
-def versions_of(*names: str, together: bool = False) -> dict[str, str]:
-    """Name -> version of those distributions of `names` that are installed; with `together` none unless all are.
-
-    A version is read anew only when something was installed or removed, which changes the folder that holds it: reading
-    one parses its whole METADATA, a fraction of a millisecond, and planning a catalog asks tens of thousands of times.
-    """
-    path = tuple(sys.path)
-    changed_ns = tuple(_changed_ns(place or os.curdir) for place in path)
-    found = {name: known for name in names if (known := _version(name, path, changed_ns))}
-    return {} if together and len(found) < len(names) else found
-
-
-@lru_cache(maxsize=512)
-def _version(name: str, _path: tuple[str, ...], _changed_ns: tuple[int, ...]) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _changed_ns(place: str) -> int:
-    try:
-        return os.stat(place).st_mtime_ns  # noqa: PTH116 - a path object for each would cost more than the rest
-    except OSError:
-        return 0
 
 
 def names() -> list[str]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends.compatibility import check_compatible
-from builders.backends.discovery import versions_of
+from builders.backends.installed import versions_of
 from builders.backends.onnxruntime.session import OrtSession, open_model, session_options
 from builders.backends.optional_methods import RunProfile
 from enginery.core.capabilities import Capabilities

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends.compatibility import check_compatible
-from builders.backends.discovery import versions_of
+from builders.backends.installed import versions_of
 from builders.backends.onnxruntime.gpu_session import (
     CUDA,
     INSTALL,

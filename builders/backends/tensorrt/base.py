@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends.compatibility import check_compatible, find_compatible_gpu
-from builders.backends.discovery import versions_of
+from builders.backends.installed import versions_of
 from builders.backends.optional_methods import RunProfile
 from builders.backends.tensorrt.build import add_profiles, check_model, has_profile, monitor, parse_network
 from builders.backends.tensorrt.loading import Opening

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from builders.backends import shape_profiles
 from builders.backends.compatibility import check_compatible
-from builders.backends.discovery import versions_of
+from builders.backends.installed import versions_of
 from builders.backends.tvm import tuning
 from builders.backends.tvm.cuda import INSTALL, find_nvcc
 from enginery.core.capabilities import Capabilities, SharedOptions

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from builders.backends import shape_profiles
 from builders.backends.compatibility import check_compatible
-from builders.backends.discovery import versions_of
+from builders.backends.installed import versions_of
 from enginery.core.capabilities import Capabilities
 from enginery.core.errors import InputError
 from enginery.core.hardware import cuda
