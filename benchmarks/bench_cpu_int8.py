@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from builders.backends.onnxruntime import OnnxRuntime
-from builders.backends.onnxruntime.cpu import open_model, session_options
+from builders.backends.onnxruntime.session import open_model, session_options
 from enginery.core.hardware.targets import EXACT_SESSION, this_kind
 from enginery.core.types import BuildRequest, Target
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure

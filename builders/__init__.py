@@ -1,1 +1,1 @@
-"""How one engine gets built, wherever that happens: on this host, or on a Ray worker with the right GPU."""
+"""How one engine is built and opened, on this host or on a Ray worker with the right GPU."""

@@ -1,17 +1,16 @@
 """The reference interpreter: runs ONNX graphs on this CPU as they are written.
 
-Golden sets, calibration and every comparison take what a graph computes from it, whatever compiles the graph. It is
-ONNX Runtime. So is the backend of that name, whose engines are proven against it like any other's; nobody chooses or
-configures this one, and who uses it knows of no backend.
+Golden sets, calibration and every comparison take the results of a graph from it, whichever backend compiles the graph.
+It is ONNX Runtime, without options. The backend of that name uses it too, and its engines are proven against the
+reference like any other's.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from builders.backends.onnxruntime.cpu import OrtSession, open_model
 from builders.backends.onnxruntime.file import embed_shapes, restore_names
-from builders.backends.onnxruntime.reasons import words_of
+from builders.backends.onnxruntime.session import OrtSession, open_model, words_of
 from enginery.core.errors import ModelError
 from enginery.core.types import Untyped
 
@@ -19,11 +18,11 @@ __all__ = ["ReferenceSession", "accepts", "embed_shapes", "open_interpreter", "r
 
 
 class ReferenceSession(OrtSession):
-    """A graph that is run exactly as it is written.
+    """A session of a graph that is run exactly as it is written.
 
     threads: of one operator; 0 is one per core.  name: what errors call the model; default: its file's name.
-    plan_buffers: whether tensors share buffers by a plan. Planning takes a time that grows with the square of their
-    number (0.7 s for 1,400 nodes); each tensor is freed behind its last use without a plan too, and memory is the same.
+    plan_buffers: whether tensors share buffers by a plan. The time of planning grows with the square of their number
+    (0.7 s for 1,400 nodes); without a plan each tensor is freed after its last use too, and memory is the same.
     Raises ModelError, naming the operator where that is the reason, when the model cannot be read or run.
     """
 
@@ -44,7 +43,7 @@ def open_interpreter(
     entries: Mapping[str, str] = MappingProxyType({}),
     save: str = "",
 ) -> Untyped:
-    """ONNX Runtime's own session of a model, for whoever feeds it many times and checks nothing.
+    """ONNX Runtime's own `InferenceSession` of a model, whose runs check nothing before.
 
     what: what errors call the model.  optimized: whether it may fuse nodes and lay tensors out for this CPU.
     entries: of its configuration.  save: file that the graph is written to as it will be run; '' for none.
@@ -68,7 +67,7 @@ def open_interpreter(
 
 
 def accepts(model: bytes) -> bool:
-    """Whether a serialized model is one that the interpreter reads: of an opset that it knows, for one."""
+    """Whether the interpreter can read a serialized model, for example its opset."""
     try:
         open_interpreter(model, "the model")
     except ModelError:

@@ -1,7 +1,7 @@
 """Whether an engine may be opened by a backend on this machine: asked before any runtime sees its bytes.
 
-Runtimes say no to a foreign engine with cryptic words, with a crash or not at all. What decides follows from the
-engine's request (`Backend.requires`), so that nothing has to be loaded to find out. Standard library only.
+Runtimes refuse an engine of another version or for other hardware with cryptic words, with a crash or not at all. Here
+the requirements of its request (`Backend.requires`) decide, so that no runtime is loaded. Standard library only.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from builders.backends import discovery
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.hardware import cuda
-from enginery.core.hardware.evaluation import RequirementFinding, evaluate, judge
+from enginery.core.hardware.evaluation import evaluate, judge
 from enginery.core.hardware.machine import Machine, cpu_here, gpu_here
 from enginery.core.requirements import Gpu, Requirement, Runtime, hardware_of
 from enginery.core.types import Backend, BuildRequest, Engine, Session, Target
@@ -28,7 +28,7 @@ def open_engine(engine: Engine) -> Iterator[Session]:
 def check_compatible(backend: Backend, engine: Engine) -> None:
     """Raise EngineryError unless `backend` can open `engine` here, IntegrityError where its file is not whole.
 
-    In this order: another backend's, not installed, another version, hardware that is not here, a file of another size.
+    What is checked, in this order: its backend, the installed versions, the hardware, the size of its file.
     """
     if reason := find_incompatibility(backend, engine.request):
         raise EngineryError(f"{engine.path.name}: {reason}")
@@ -52,9 +52,13 @@ def find_incompatibility(backend: Backend, request: BuildRequest) -> str | None:
     machine = gpu_here(gpu) if gpu else cpu_here()
     processor = hardware_of(requires)
     for found in evaluate(requires, machine.with_facts(runtimes=versions).with_installed(requires)):
-        if found.requirement != processor and _keeps_shut(found):
-            return f"{found.words}; {_remedy(found.requirement)}"
-    if reason := backend.runs(machine.target if gpu else request.target) or _processor_lacks(processor, machine):
+        # A server is only told of a runtime that is not known to open the engine; the sessions here refuse it.
+        of_runtime = isinstance(found.requirement, Runtime)
+        if found.requirement != processor and (found.rules_out or (found.state == "unmet" and of_runtime)):
+            on_a_node = "run it on a node that has it, or build it again for this one"
+            return f"{found.words}; {'install that version, or build it again here' if of_runtime else on_a_node}"
+    lacks = judge(processor, machine).words if processor else ""  # where the backend does not say
+    if reason := backend.runs(machine.target if gpu else request.target) or lacks:
         return f"built for {request.target.name}, and cannot run here: {reason}; run it on a node that has one"
     return None
 
@@ -62,27 +66,12 @@ def find_incompatibility(backend: Backend, request: BuildRequest) -> str | None:
 def find_compatible_gpu(
     requires: Sequence[Requirement], target: Target, gpus: Sequence[cuda.GpuDevice]
 ) -> cuda.GpuDevice | None:
-    """The GPU to open an engine on: one of its target's own compute capability, else one that it is compatible with;
-    None for an engine of CPUs, and where no GPU will do."""
+    """The GPU to open an engine on: one of its target's own compute capability, else one that it is compatible with.
+
+    requires: of the engine. None for an engine of CPUs, and where no GPU will do.
+    """
     processor = hardware_of(requires)
     if not isinstance(processor, Gpu):
         return None
     compatible = [gpu for gpu in gpus if judge(processor, Machine(gpu.compute_capability)).state == "met"]
     return min(compatible, key=lambda gpu: gpu.compute_capability != target.compute_capability, default=None)
-
-
-def _keeps_shut(found: RequirementFinding) -> bool:
-    """Whether this project's own sessions refuse an engine for it: other than a server, which is told, they ask every
-    runtime to be one that is known to open it."""
-    return found.rules_out or (found.state == "unmet" and isinstance(found.requirement, Runtime))
-
-
-def _processor_lacks(processor: Requirement | None, machine: Machine) -> str | None:
-    """Why an engine's processor is not in this machine, where the backend does not say."""
-    return judge(processor, machine).words or None if processor else None
-
-
-def _remedy(requirement: Requirement) -> str:
-    if isinstance(requirement, Runtime):
-        return "install that version, or build it again here"
-    return "run it on a node that has it, or build it again for this one"

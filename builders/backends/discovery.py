@@ -1,25 +1,17 @@
-"""Versions of installed distributions, read anew only when something was installed or removed.
-
-Reading one takes a fraction of a millisecond (its whole METADATA is parsed), and planning a catalog asks tens of
-thousands of times. Whoever installs or removes a distribution changes the folder that holds it.
-
-Finds backends by entry point, and makes them from typed options; no compiler is imported on the way.
+"""Finds backends by entry point, and makes them from typed options; no compiler is imported.
 
 A backend is a frozen dataclass (`types.Backend`) whose fields are its options. Any installed distribution adds
 one with a line in its pyproject.toml, under `[project.entry-points."enginery.backends"]`.
 """
 
 import dataclasses
-import importlib.metadata
 import inspect
-import os
 import platform
 import re
-import sys
 import typing
 from collections.abc import Mapping
-from functools import cache, lru_cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 
 from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError, InputError, UnknownNameError
@@ -27,41 +19,8 @@ from enginery.core.hardware.targets import HOST, kind_named, kind_of
 from enginery.core.text import suggest
 from enginery.core.types import CPU_KIND, Backend, BuildRequest, Scalar, Target, Untyped
 
-__all__ = ["PackageNotFoundError", "version"]
-
-Stamp = tuple[int, ...]
-
-
-def version(name: str) -> str:
-    """The installed version of a distribution. Raises PackageNotFoundError."""
-    found = _version(name, tuple(sys.path), _stamp())
-    if found is None:
-        raise PackageNotFoundError(name)
-    return found
-
-
-@lru_cache(maxsize=512)
-def _version(name: str, _path: tuple[str, ...], _stamp: Stamp) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _stamp() -> Stamp:
-    """When the folders that Python imports from were last changed."""
-    return tuple(_changed_ns(place or os.curdir) for place in sys.path)
-
-
-def _changed_ns(place: str) -> int:
-    try:
-        return os.stat(place).st_mtime_ns  # noqa: PTH116 - a path object for each would cost more than the rest
-    except OSError:
-        return 0
-
-
 GROUP = "enginery.backends"
-# Stacks that are asked for by name, and are no backends: they compile checkpoints of architectures they know, not ONNX.
+# Names that users try and that are no backends: these stacks compile checkpoints of known architectures, not ONNX.
 LLM_STACKS = {"tensorrt-llm": "TensorRT-LLM", "mlc-llm": "MLC LLM"}
 _SPELLINGS = {"trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "tensorrtllm": "tensorrt-llm", "mlc": "mlc-llm"}
 
@@ -104,7 +63,7 @@ def capabilities_of(name: str) -> Capabilities:
 
 
 def option_meanings(cls: type[Backend]) -> dict[str, str]:
-    """What each option means, from the lines 'option: meaning' of the docstrings of the class and its bases."""
+    """Option -> its meaning: the lines 'option: meaning' of the docstrings of the class and its bases."""
     names = "|".join(map(re.escape, option_fields(cls)))
     found: dict[str, str] = {}
     for base in cls.__mro__:
@@ -124,22 +83,30 @@ def configure(name: str, options: Mapping[str, Scalar]) -> Backend:
     """
     cls = load(name)
     fields = option_fields(cls)
-    checked = {key: _check_option(name, key, value, fields) for key, value in options.items()}
-    make = typing.cast("typing.Callable[..., Backend]", cls)
-    return make(**checked)
+    checked: dict[str, Scalar] = {}
+    for key, value in options.items():
+        where = f"backends.{name}.{key}"
+        if key not in fields:
+            raise InputError(f"{where}: no such option; {suggest(key, sorted(fields))}")
+        wanted, default = fields[key]
+        checked[key] = float(value) if wanted is float and type(value) is int else value
+        if type(checked[key]) is not wanted:  # exactly: True is not a number here
+            kind = _KINDS.get(wanted, wanted.__name__)
+            raise InputError(f"{where}: {value!r} is of type {type(value).__name__}; give {kind}, such as {default!r}")
+    return typing.cast("typing.Callable[..., Backend]", cls)(**checked)
 
 
 def options_of(backend: Backend) -> tuple[tuple[str, Scalar], ...]:
-    """Every option with its value, sorted by name: what a build key takes in."""
+    """(name, value) of every option, sorted by name: they are part of a build key."""
     return tuple((name, getattr(backend, name)) for name in sorted(option_fields(type(backend))))
 
 
 def toolchain_of(backend: Backend, target: Target | None = None) -> tuple[tuple[str, str], ...]:
-    """Versions of compiler and runtime as installed here, and the backend's own revision; sorted by name.
+    """(name, version) of compiler and runtime as installed here, and of the backend's own revision; sorted by name.
 
-    target: what an engine is for; None is every tool that the backend has. For a CPU the kind of it belongs to them,
-    and where code is compiled for this machine's level of x86-64 (`SharedOptions.cpu_level`), it is compiled for that
-    kind's.
+    target: what an engine is for; None gives every tool that the backend has. For a CPU target its kind is added
+    (`CPU_KIND`), and where code is compiled for this machine's level of x86-64 (`SharedOptions.cpu_level`), the level
+    is that of the target's kind.
     """
     can = backend.capabilities
     unused = can.gpu_tools if target and target.is_cpu else ()
@@ -152,9 +119,9 @@ def toolchain_of(backend: Backend, target: Target | None = None) -> tuple[tuple[
 
 
 def check_toolchain(backend: Backend, planned: BuildRequest) -> None:
-    """Raise EngineryError where the versions here are not those of the build key: the engine would bear a false one."""
+    """Raise EngineryError where the versions here are not those of the build key, which would then be a false one."""
     here, wanted = dict(toolchain_of(backend, planned.target)), dict(planned.toolchain)
-    names = sorted((here.keys() | wanted.keys()) - {CPU_KIND})  # it asks nothing of whoever builds; a proof asks
+    names = sorted((here.keys() | wanted.keys()) - {CPU_KIND})  # the kind matters to a proof, not to a build
     wrong = [name for name in names if here.get(name) != wanted.get(name)]
     if wrong:
         listed = ", ".join(f"{name} {here.get(name, 'absent')}, not {wanted.get(name, 'absent')}" for name in wrong)
@@ -169,7 +136,7 @@ def _entries() -> dict[str, EntryPoint]:
 
 
 def _llm_stack(name: str) -> str | None:
-    """Why one of `LLM_STACKS` is no backend, and what to use; None for another name."""
+    """Why one of `LLM_STACKS` is no backend, and what to use instead; None for another name."""
     spelled = name.strip().lower().replace("_", "-")
     title = LLM_STACKS.get(_SPELLINGS.get(spelled, spelled))
     if title is None:
@@ -179,17 +146,3 @@ def _llm_stack(name: str) -> str | None:
         "runtime of its own, so no ONNX graph would prove them; use tensorrt or tensorrt-rtx for encoders and single "
         f"steps of a decoder, and {title} itself beside Enginery for generation (docs/decisions/0008-llm-stacks.md)"
     )
-
-
-def _check_option(backend: str, key: str, value: Scalar, fields: Mapping[str, tuple[type[Scalar], Scalar]]) -> Scalar:
-    if key not in fields:
-        raise InputError(f"backends.{backend}.{key}: no such option; {suggest(key, sorted(fields))}")
-    wanted, default = fields[key]
-    if wanted is float and type(value) is int:
-        return float(value)
-    if type(value) is not wanted:  # exactly: True is not a number here
-        raise InputError(
-            f"backends.{backend}.{key}: {value!r} is of type {type(value).__name__}; "
-            f"give {_KINDS.get(wanted, wanted.__name__)}, such as {default!r}"
-        )
-    return value

@@ -1,7 +1,4 @@
-"""The optimization profiles of a model: a combination of the buckets of its dynamic dims each.
-
-Shapes of engines that answer for those of their profiles and no others.
-"""
+"""Optimization profiles: making them of the buckets of the dims, and holding an engine's inputs and outputs to them."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -15,6 +12,9 @@ if TYPE_CHECKING:
 
     from enginery.arrays import InputCheck
 
+# A plan gives a CPU engine no more profiles than this and one; a backend that holds inputs to them needs them all.
+MOST_PROFILES = 64
+
 
 def profiles(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[ShapeProfile]:
     """One optimization profile for every combination of buckets; none for a model without dynamic dims."""
@@ -27,12 +27,8 @@ def profiles(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Shap
         yield ShapeProfile(tuple((item.name, item.at(low), item.at(opt), item.at(high)) for item in inputs))
 
 
-# A plan cuts a CPU engine's list of profiles off behind this many; who holds inputs to them needs them all.
-MOST_PROFILES = 64
-
-
 def refusal(request: BuildRequest, title: str) -> str | None:
-    """Why an engine cannot be held to the shapes of this request; None when it can."""
+    """Why an engine cannot be held to the shapes of this request; None when it can. title: the compiler's name."""
     if len(request.profiles) > MOST_PROFILES:
         return f"the buckets combine to more than {MOST_PROFILES} profiles, which {title} holds inputs to; use fewer"
     for spec in (*request.inputs, *request.outputs):
@@ -42,7 +38,7 @@ def refusal(request: BuildRequest, title: str) -> str | None:
 
 
 def sizes(request: BuildRequest) -> dict[str, tuple[int, int]]:
-    """The least and the greatest size of each named dim of the inputs, over all profiles; none for one without."""
+    """Dim -> its least and greatest size over all profiles, for each named dim of the inputs that a profile has."""
     found: dict[str, tuple[int, int]] = {}
     for spec in request.inputs:
         ends = [(low, high) for item in request.profiles for name, low, _, high in item.inputs if name == spec.name]
@@ -57,7 +53,7 @@ def sizes(request: BuildRequest) -> dict[str, tuple[int, int]]:
 def checked_inputs(check: "InputCheck", inputs: Tensors) -> "tuple[list[np.ndarray], dict[str, int]]":
     """The arrays in the order of the model's inputs, each C-contiguous, and the size of each named dim in them.
 
-    check: of the session. Raises DataError for names, dtypes and shapes that the request does not have.
+    check: the session's. Raises DataError for names, dtypes and shapes that the request does not have.
     """
     import numpy as np
 
@@ -69,8 +65,10 @@ def checked_inputs(check: "InputCheck", inputs: Tensors) -> "tuple[list[np.ndarr
 def checked_outputs(
     request: BuildRequest, results: "list[np.ndarray]", sizes: dict[str, int], title: str
 ) -> "dict[str, np.ndarray]":
-    """The results by name. Raises EngineryError for one whose dtype, rank or size is not what the request says of it:
-    a compiler that took two sizes for equal, or dropped a cast, answers with such."""
+    """The results by name. Raises EngineryError for one whose dtype, rank or size is not that of the request.
+
+    A compiler that took two sizes for equal, or dropped a cast, gives such results.
+    """
     found = {spec.name: array for spec, array in zip(request.outputs, results, strict=True)}
     for spec in request.outputs:
         array = found[spec.name]

@@ -15,7 +15,7 @@ from enginery.core.codec import decode, encode
 from enginery.core.errors import EngineryError, error_to_json
 
 _PR_SET_PDEATHSIG = 1
-# Reads from the parent, which never writes: it goes on when the parent is gone, and kills its process group.
+# Reads from the parent, which never writes: when the parent is gone, `read` ends and the process group is killed.
 _GUARD = "read _; kill -KILL 0"
 
 
@@ -26,14 +26,17 @@ def main(workdir: Path) -> None:
     """
     task = decode(json.loads((workdir / "job.json").read_text()), ChildTask)
     die_with_parent(task.parent)
-    guard = _post_guard(task.lifeline)
+    guard = _start_guard(task.lifeline)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     unfinished = workdir / "result.json.part"
     unfinished.write_text(_outcome(task, workdir))
     unfinished.replace(workdir / "result.json")
     sys.stdout.flush()
     sys.stderr.flush()
-    _dismiss(guard)
+    if guard is not None:  # its status is taken too: process 1 of a container may leave a zombie
+        with suppress(OSError):  # the job's own code may have ended it, or taken its status
+            os.kill(guard, signal.SIGKILL)
+            os.waitpid(guard, 0)
     os._exit(0)
 
 
@@ -48,11 +51,11 @@ def die_with_parent(parent: int) -> None:
             os._exit(1)
 
 
-def _post_guard(lifeline: int) -> int | None:
-    """Start a shell that kills the whole process group when the other end of the pipe `lifeline` closes; its pid.
+def _start_guard(lifeline: int) -> int | None:
+    """The pid of a new shell that kills the whole process group when the other end of the pipe `lifeline` closes.
 
-    The kernel tells only this process of its parent's death (`die_with_parent`), and not the processes that a compiler
-    has started. None without a shell: those then live on.
+    `die_with_parent` ends this process alone, and not those that a compiler has started. None where there is no shell:
+    those processes then live on.
     """
     guard = None
     with suppress(OSError):
@@ -61,14 +64,6 @@ def _post_guard(lifeline: int) -> int | None:
         guard = os.posix_spawn("/bin/sh", ["sh", "-c", _GUARD], {}, file_actions=streams)
     os.close(lifeline)
     return guard
-
-
-def _dismiss(guard: int | None) -> None:
-    """End the guard and take its status, so that no zombie is left to a process 1 that minds none."""
-    if guard is not None:
-        with suppress(OSError):  # the job's own code may have ended it, or taken its status
-            os.kill(guard, signal.SIGKILL)
-            os.waitpid(guard, 0)
 
 
 def _outcome(task: ChildTask, workdir: Path) -> str:

@@ -1,8 +1,7 @@
-"""What becomes of a job, as values: told in order, from the thread that runs it. name: of the job.
+"""A job: a request that is run in a process of its own; what it may use and needs, who runs it, and its events.
 
-A job: a request that is run in a process of its own; what it may use and needs, and who runs it.
-
-Requests as JSON and back: the class by the name under which it is imported, its fields by `enginery.core.codec`.
+A request travels as JSON: the name under which its class is imported, and its fields as `enginery.core.codec` writes
+them. Events go to a watch in their order, from the thread that runs the job; their `name` is the job's.
 """
 
 import importlib
@@ -13,10 +12,13 @@ from typing import Generic, Protocol, TypeVar, get_type_hints
 
 from enginery.core.codec import decode, encode
 
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
+
 
 @dataclass(frozen=True)
 class Usage:
-    """What a job's processes took, however they ended: wall-clock seconds, and the most resident memory at once."""
+    """What a job's processes used, however they ended: wall-clock seconds, and their peak of resident memory in MiB."""
 
     seconds: float
     peak_mib: float
@@ -24,7 +26,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Waiting:
-    """It is in the queue. why: for what: a slot, memory, a node that has yet to come."""
+    """The job is in the queue. why: what it waits for: a slot, memory, a node that has yet to come."""
 
     name: str
     why: str
@@ -32,7 +34,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Started:
-    """It has left the queue. where: 'here', or the name of a node; told again after a retry."""
+    """The job has left the queue. where: 'here', or the name of a node; told again after a retry."""
 
     name: str
     where: str = "here"
@@ -40,7 +42,7 @@ class Started:
 
 @dataclass(frozen=True)
 class PhaseEntered:
-    """What the job says that it does now (`process.enter_phase`)."""
+    """The job has entered a phase, by its own words (`process.enter_phase`)."""
 
     name: str
     phase: str
@@ -48,7 +50,7 @@ class PhaseEntered:
 
 @dataclass(frozen=True)
 class Printed:
-    """What its process has printed since, in pieces that end anywhere."""
+    """What the job's process has printed since the last such event; a piece may end within a line."""
 
     name: str
     text: str
@@ -56,7 +58,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class MemoryHeld:
-    """It has come to hold this much memory, more than ever before; told when that has grown markedly."""
+    """The job's peak of memory is now this high, in MiB; told when it has grown markedly."""
 
     name: str
     mib: float
@@ -64,7 +66,7 @@ class MemoryHeld:
 
 @dataclass(frozen=True)
 class Retrying:
-    """It is going to be started once more."""
+    """The job is going to be started once more."""
 
     name: str
     why: str
@@ -72,28 +74,24 @@ class Retrying:
 
 @dataclass(frozen=True)
 class ProcessEnded:
-    """Its processes are gone, with or without a result."""
+    """The job's processes are gone, with or without a result."""
 
     name: str
     usage: Usage
 
 
 JobEvent = Waiting | Started | PhaseEntered | Printed | MemoryHeld | Retrying | ProcessEnded
-# Is told of them; what it raises stops the job.
+# Gets each event of a job; what it raises stops the job.
 Watch = Callable[[JobEvent], object]
 
 
 def ignore_event(event: JobEvent) -> None:
-    """Nobody wants to know."""
-
-
-Result = TypeVar("Result")
-Result_co = TypeVar("Result_co", covariant=True)
+    """The `Watch` that does nothing."""
 
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """What one step's process may use. The process dies when it passes either.
+    """What one step's process may use: seconds, and MiB of memory. It is killed when it passes either.
 
     raise_timeout, raise_memory: the remedies that the error then names, e.g. 'raise build.timeout_s in the spec'.
     """
@@ -106,14 +104,13 @@ class ProcessLimits:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a job asks of the node that it runs on. Of all this a lone host heeds only `gpus` and `alone`.
+    """What a job asks of the node that it runs on. `LocalExecutor` uses only `gpus` and `alone`.
 
     labels: node labels, e.g. {"enginery/sm": "sm_89"}.
-    required: whether only a node with all of them will do; else such a node is preferred and any other will do.
-    gpus: how many it holds alone while it runs.
+    required: whether the node must have all of them; else a node that has them is preferred.
+    gpus: how many no other job may use while it runs.
     memory_mib: what a scheduler sets aside for it; it may use more, up to its limit.
-    alone: on a lone host it starts when no other job of the executor runs, and none starts before it has ended: what it
-    times is not slowed down by its neighbours.
+    alone: whether no other job of a local executor may run at the same time, so that none slows down what it times.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -135,14 +132,13 @@ class WorkerContext:
 
 
 class Request(Protocol[Result_co]):
-    """What is to be done, as a value: a frozen dataclass that `enginery.core.codec` can write, with a way to do it.
+    """Work as a value: a frozen dataclass that `enginery.core.codec` can write, with the method that does it.
 
-    Its class and its result are found by import, in the worker as in the driver.
+    Its class, and that of its result, are found by import, in the worker as in the driver.
     """
 
     def run(self, context: WorkerContext) -> Result_co:
-        """Do it, in whatever process this is called in. Raises EngineryError."""
-        ...
+        """Do it, in the process that calls this. Raises EngineryError."""
 
 
 @dataclass(frozen=True)
@@ -173,24 +169,19 @@ class Executor(Protocol):
     """Runs jobs, each in a fresh process; blocking and thread-safe."""
 
     def run(self, job: Job[Result], watch: Watch = ignore_event) -> Result:
-        """Return the result of the job's request.
+        """The result of the job's request, tried again where that may help (`builders.execution.retries`).
 
-        Raises StepError (`errors.StepError` lists its kinds), or what the request raised of EngineryError. What can
-        get better by itself was tried again (`builders.execution.retries`).
+        Raises StepError (`errors.StepError` lists its kinds), or the EngineryError that the request raised.
         """
-        ...
 
     def cancel(self) -> None:
-        """Kill what runs now and refuse what comes; safe from a signal handler."""
-        ...
-
-
-T = TypeVar("T")
+        """Kill the jobs that run and refuse new ones; safe from a signal handler."""
 
 
 @dataclass(frozen=True)
 class ChildTask:
-    """What job.json holds. request: as `encode_request` writes it.  parent: its pid.  lifeline: a pipe's end."""
+    """The content of job.json. request: as `encode_request` writes it.  parent: pid.  lifeline: file descriptor of a
+    pipe that closes when the parent ends."""
 
     request: object
     store: str
@@ -218,7 +209,7 @@ class _Named:
     fields: object
 
 
-def result_type(request: Request[T]) -> type[T]:
+def result_type(request: Request[Result]) -> type[Result]:
     """The type that the request's `run` is declared to return."""
-    kind: type[T] = get_type_hints(type(request).run)["return"]
+    kind: type[Result] = get_type_hints(type(request).run)["return"]
     return kind

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 
 from builders.execution.jobs import Job, Result, Started, Waiting, Watch, ignore_event
 from builders.execution.process import run_job
@@ -11,9 +11,8 @@ from builders.execution.retries import run_with_retries
 from builders.execution.workdir import workdir
 from enginery.core.errors import StepError
 
-# What a job waits for that is merely in the queue.
+# What a job waits for: any job, and one that has to run alone.
 QUEUED = "a free slot"
-# What a job waits for that has to run alone.
 ALONE = "the jobs that run here, to be timed alone"
 
 
@@ -36,7 +35,9 @@ class LocalExecutor:
 
         def attempt(job: Job[Result], _elsewhere: bool) -> Result:
             gpu = self._hold_slot(self._gpu, job, watch, "the GPU") if job.needs.gpus else nullcontext()
-            with gpu, self._place(job, watch):
+            alone = job.needs.alone
+            slot = self._all_slots(job, watch) if alone else self._hold_slot(self._slots, job, watch, QUEUED)
+            with gpu, slot:
                 watch(Started(job.name))
                 with workdir() as folder:
                     return run_job(job, folder, lambda: self._cancelled, watch)
@@ -44,16 +45,13 @@ class LocalExecutor:
         return run_with_retries(job, watch, attempt, clustered=False)
 
     def cancel(self) -> None:
-        """Kill what runs, within `process.TICK_S` (`GRACE_S` what heeds it), and refuse what comes."""
+        """Kill the jobs that run, within `process.TICK_S` (`GRACE_S` those that heed it), and refuse new ones."""
         self._cancelled = True
-
-    def _place(self, job: Job[object], watch: Watch) -> AbstractContextManager[None]:
-        return self._all_slots(job, watch) if job.needs.alone else self._hold_slot(self._slots, job, watch, QUEUED)
 
     @contextmanager
     def _all_slots(self, job: Job[object], watch: Watch) -> Iterator[None]:
-        """Hold every slot, each as it comes free, so that new jobs cannot keep this one waiting. Two at once would each
-        hold what the other needs, and take turns."""
+        """Hold every slot, each as it comes free, so that new jobs cannot keep this one waiting. One job at a time does
+        so: two would each hold slots that the other needs."""
         with self._hold_slot(self._alone, job, watch, ALONE), ExitStack() as slots:
             for _ in range(self._jobs):
                 slots.enter_context(self._hold_slot(self._slots, job, watch, ALONE))
@@ -61,7 +59,7 @@ class LocalExecutor:
 
     @contextmanager
     def _hold_slot(self, slots: threading.Semaphore, job: Job[object], watch: Watch, what: str) -> Iterator[None]:
-        """Hold one of the slots. Nobody waits long after `cancel`: whoever holds one is killed and lets it go."""
+        """Hold one of the slots. The wait is short after `cancel`: the jobs that hold them are killed."""
         if not slots.acquire(blocking=False):
             watch(Waiting(job.name, what))
             slots.acquire()

@@ -1,13 +1,13 @@
 """Runs one request in a process of its own, within limits, so that it can crash, hang or eat memory alone.
 
 The caller writes WORKDIR/job.json and starts `builders.execution.child` with WORKDIR; the child runs it and
-leaves WORKDIR/result.json, by atomic rename; whatever it prints goes to WORKDIR/job.log. The child leads a session and
-process group of its own: when it ends or passes a limit, and when its parent dies (however it does), the whole group is
-killed. It runs with WORKDIR as its current and its temporary folder, so arguments name absolute paths and droppings
-vanish with WORKDIR. A job that has said it heeds this (`heed_stop`) is asked to end before it is killed for its time
-or because it was cancelled, and has `GRACE_S` to put away what it learnt.
+leaves WORKDIR/result.json, by atomic rename; its output goes to WORKDIR/job.log. The child leads a session and process
+group of its own: when it ends or passes a limit, and when its parent dies (however it does), the whole group is killed.
+It runs with WORKDIR as its current and its temporary folder, so that arguments name absolute paths and files left
+behind vanish with WORKDIR. A job that has promised to end when asked (`heed_stop`) is asked before it is killed for its
+time or because it was cancelled, and has `GRACE_S` to save what it measured.
 
-The memory limit is on the resident set (RSS) of the process and its descendants, looked at every `TICK_S`; a limit on
+The memory limit is on the resident set (RSS) of the process and its descendants, read every `TICK_S`; a limit on
 address space (RLIMIT_AS) would be exact, but CUDA and torch reserve far more of it than they use. Pages that forked
 children share are counted more than once.
 """
@@ -45,11 +45,11 @@ TICK_S = 0.05
 LOG_TAIL_BYTES = 16_384
 # How a child is started; -P keeps its current folder out of what it imports.
 PYTHON = (sys.executable, "-P", "-X", "faulthandler")
-# For a job that was asked to end, and heeds that.
+# How long a job that promised to end when asked (`heed_stop`) may take for it.
 GRACE_S = 10.0
 _WORKDIR = "ENGINERY_JOB_FOLDER"
 _HEEDS, _STOP = "job.heeds", "job.stop"
-# What a watch is told of memory: growth by a tenth, and by this much.
+# A watch is told of a peak that is higher by a tenth and by this much.
 _NOTABLE_MIB = 16.0
 
 
@@ -58,7 +58,7 @@ def run_job(
 ) -> Result:
     """Run `job` in a fresh process under `workdir` (which must exist) and return the result of its request.
 
-    `cancelled` is asked every `TICK_S`. `watch` is told of phases, output, memory and usage; the executor
+    `cancelled` is called every `TICK_S`. `watch` gets the events of phases, output, memory and usage; the executor
     tells it the rest.
     Raises the EngineryError that the request raised (class and message), or StepError: kind 'error' (any other
     exception, or an exit without a result), 'crash' (a signal), 'timeout', 'memory', 'node-memory' (the kernel killed
@@ -67,27 +67,28 @@ def run_job(
     workdir = workdir.resolve()
     killed_before = oom_kills()
     process, lifeline = _start(job, workdir)
-    sight = _Sight(job.name, workdir, watch)
+    observer = _Observer(job.name, workdir, watch)
     ended = None
     try:
-        ended = _watch(process.pid, job, cancelled, sight)
+        ended = _watch(process.pid, job, cancelled, observer)
         if ended is not None and ended[0] in ("timeout", "cancelled"):
             _ask_to_end(process.pid, workdir)
     finally:  # also on Ctrl-C
-        _kill_group(process)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         os.close(lifeline)
-        sight.end()
+        observer.end()
     if ended is not None:
         kind, reason = ended
-        raise StepError(f"{job.name}: {reason}", kind, log_tail(workdir), sight.peak_mib)
+        raise StepError(f"{job.name}: {reason}", kind, log_tail(workdir), observer.peak_mib)
     if process.returncode == -signal.SIGKILL and oom_kills() > killed_before:
-        reason = f"killed by the kernel, which ran out of memory; it held {sight.peak_mib:.0f} MiB"
-        raise StepError(f"{job.name}: {reason}", "node-memory", log_tail(workdir), sight.peak_mib)
+        reason = f"killed by the kernel, which ran out of memory; it held {observer.peak_mib:.0f} MiB"
+        raise StepError(f"{job.name}: {reason}", "node-memory", log_tail(workdir), observer.peak_mib)
     return _result(job, process.returncode, workdir)
 
 
 def enter_phase(name: str) -> None:
-    """Say what the job does now; for the job's own process. Elsewhere, and on a full disk, nothing happens."""
+    """Say what the job does now, in the job's own process. Elsewhere, and on a full disk, nothing happens."""
     if folder := os.environ.get(_WORKDIR):
         with suppress(OSError):
             fresh = Path(folder) / "job.phase.part"
@@ -96,9 +97,9 @@ def enter_phase(name: str) -> None:
 
 
 def heed_stop() -> Callable[[], bool]:
-    """Promise that this job ends by itself soon after it is asked to; what comes back tells whether it was asked.
+    """Promise that this job ends by itself soon after it is asked to; returns a function: whether it was asked.
 
-    For the job's own process; elsewhere nobody asks.
+    For the job's own process; elsewhere that function always gives False.
     """
     folder = os.environ.get(_WORKDIR)
     if folder is None:
@@ -119,34 +120,24 @@ def log_tail(workdir: Path) -> str:
 
 
 def _start(job: Job[object], workdir: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """The child, and the end of a pipe that nobody else holds: when it closes, the child's group dies."""
+    """The child, and the end of a pipe that no other process holds: when it closes, the child's group dies."""
     theirs, ours = os.pipe()
-    request = encode_request(job.request)
-    task = ChildTask(request, job.store, os.getpid(), theirs)
+    task = ChildTask(encode_request(job.request), job.store, os.getpid(), theirs)
     (workdir / "job.json").write_text(json.dumps(encode(task)))
+    environment = {**os.environ, "PYTHONPATH": module_path(), "TMPDIR": str(workdir), _WORKDIR: str(workdir)}
+    command = [*PYTHON, "-m", "enginery.rooms", "builders.execution.child", str(workdir)]
     try:
-        return _popen(workdir, theirs), ours
+        with (workdir / "job.log").open("wb") as log:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=workdir, env=environment,
+                pass_fds=(theirs,), start_new_session=True,
+            )  # fmt: skip
     except BaseException:
         os.close(ours)
         raise
     finally:
         os.close(theirs)
-
-
-def _popen(workdir: Path, lifeline: int) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": module_path(), "TMPDIR": str(workdir), _WORKDIR: str(workdir)}
-    command = [*PYTHON, "-m", "enginery.rooms", "builders.execution.child", str(workdir)]
-    with (workdir / "job.log").open("wb") as log:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=workdir,
-            env=environment,
-            pass_fds=(lifeline,),
-            start_new_session=True,
-        )
+    return child, ours
 
 
 def module_path() -> str:
@@ -154,43 +145,40 @@ def module_path() -> str:
     return os.pathsep.join(place or os.getcwd() for place in sys.path)  # noqa: PTH109 - joined as text
 
 
-class _Sight:
-    """What can be seen of a running job from outside, told to its watch: its phase, its log, the memory it holds."""
+class _Observer:
+    """Tells a watch what can be seen of a running job from outside: its phase, its log, the memory it holds."""
 
     def __init__(self, name: str, workdir: Path, watch: Watch) -> None:
-        self._name = name
-        self._workdir = workdir
-        self._watch = watch
-        self._begun = time.monotonic()
-        self._phase = ""
-        self._seen_bytes = 0
+        self._name, self._workdir, self._watch = name, workdir, watch
+        self._begun, self._phase, self._seen_bytes = time.monotonic(), "", 0
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._told_mib = 0.0
-        self.peak_mib = 0.0
+        self._told_mib = self.peak_mib = 0.0
 
     def weigh(self, used_mib: float) -> None:
-        """Note what it holds now, and tell of a markedly higher peak."""
+        """Note the memory that it holds now, and tell a markedly higher peak."""
         self.peak_mib = max(self.peak_mib, used_mib)
         if self.peak_mib > max(1.1 * self._told_mib, self._told_mib + _NOTABLE_MIB):
             self._told_mib = self.peak_mib
             self._watch(MemoryHeld(self._name, self.peak_mib))
 
     def look(self) -> None:
-        """Tell what is new."""
-        phase = _text_of(self._workdir / "job.phase")
+        """Tell a new phase, and what was printed since the last call."""
+        phase = ""
+        with suppress(OSError):
+            phase = (self._workdir / "job.phase").read_text(errors="replace")
         if phase and phase != self._phase:
             self._phase = phase
             self._watch(PhaseEntered(self._name, phase))
         with (self._workdir / "job.log").open("rb") as log:
             log.seek(self._seen_bytes)
-            # A job that prints without end has its time taken by its limit, not by us.
+            # In pieces: a job that prints without end must not keep this from looking at its limits.
             new = log.read(LOG_TAIL_BYTES)
         self._seen_bytes += len(new)
         if text := self._decode(new):
             self._watch(Printed(self._name, text))
 
     def end(self) -> None:
-        """Tell what is left to tell. No watch may keep the job's error from being raised."""
+        """Tell what is left, and the usage. An OSError on the way is passed over for the job's own error."""
         seen = -1
         with suppress(OSError):
             while seen != self._seen_bytes:
@@ -199,25 +187,18 @@ class _Sight:
         self._watch(ProcessEnded(self._name, Usage(time.monotonic() - self._begun, self.peak_mib)))
 
 
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _watch(pid: int, job: Job[object], cancelled: Callable[[], bool], sight: _Sight) -> tuple[str, str] | None:
+def _watch(pid: int, job: Job[object], cancelled: Callable[[], bool], observer: _Observer) -> tuple[str, str] | None:
     """Wait for the process; None when it ended by itself, else why it has to die, as (kind, reason)."""
     limits = job.limits
     deadline = time.monotonic() + limits.timeout_s
     while not _has_ended(pid):
-        sight.look()
+        observer.look()
         if cancelled():
             return "cancelled", "cancelled"
         if time.monotonic() > deadline:
             return "timeout", f"still running after its limit of {limits.timeout_s:g} s; {limits.raise_timeout}"
         used_mib = resident_mib(pid)
-        sight.weigh(used_mib)
+        observer.weigh(used_mib)
         if used_mib > limits.memory_mib:
             return "memory", f"held {used_mib:.0f} MiB, its limit is {limits.memory_mib} MiB; {limits.raise_memory}"
         time.sleep(TICK_S)
@@ -225,7 +206,7 @@ def _watch(pid: int, job: Job[object], cancelled: Callable[[], bool], sight: _Si
 
 
 def _ask_to_end(pid: int, workdir: Path) -> None:
-    """Give a job that heeds it the time to end by itself."""
+    """Ask a job that heeds it to end, and wait up to `GRACE_S` for that."""
     if not (workdir / _HEEDS).exists():
         return
     with suppress(OSError):
@@ -238,11 +219,6 @@ def _ask_to_end(pid: int, workdir: Path) -> None:
 def _has_ended(pid: int) -> bool:
     # WNOWAIT leaves a zombie, which keeps the group's number from being given to strangers until it is killed.
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _result(job: Job[Result], status: int, workdir: Path) -> Result:
@@ -266,11 +242,8 @@ def ended_error(name: str, status: int, log: str = "") -> StepError:
     if status >= 0:
         return StepError(f"{name}: ended with exit status {status} and no result", "error", log)
     hint = " (the kernel does that when memory runs out; see dmesg)" if -status == signal.SIGKILL else ""
-    return StepError(f"{name}: killed by {_signal_name(-status)}{hint}", "crash", log)
-
-
-def _signal_name(number: int) -> str:
     try:
-        return signal.Signals(number).name
+        said = signal.Signals(-status).name
     except ValueError:  # the real-time signals have no names
-        return f"signal {number}"
+        said = f"signal {-status}"
+    return StepError(f"{name}: killed by {said}{hint}", "crash", log)

@@ -17,7 +17,7 @@ from builders.execution.jobs import Job, Result, Retrying, Watch
 from enginery.core.errors import EngineryError, IntegrityError, StepError, UnavailableError
 
 MOST_LOST = 3
-# A peak is measured every `process.TICK_S`: the next one may lie above it.
+# Memory to ask for over the measured peak: it is measured every `process.TICK_S`, and the next one may be higher.
 _ROOM = 1.25
 _ONCE = ("crash", "memory", "node-memory")
 
@@ -47,13 +47,13 @@ def run_with_retries(
             failures.append(error)
             following = next_try(job, failures, clustered)
             if following is None:
-                raise _all_of(failures) from error
+                raise _summarize(failures) from error
         except (UnavailableError, IntegrityError):
             raise  # says nothing about the job
         except EngineryError as error:
             if not failures:
                 raise
-            raise _all_of([*failures, StepError(str(error))]) from error
+            raise _summarize([*failures, StepError(str(error))]) from error
         watch(Retrying(job.name, following.why))
         job, elsewhere = following.job, following.elsewhere
 
@@ -68,10 +68,12 @@ def next_try(job: Job[Result], failures: Sequence[StepError], clustered: bool) -
         return None
     if kind == "crash":
         return NextTry(job, "it crashed; once more, elsewhere if a node suits", elsewhere=True) if clustered else None
+    less = job.reduced
     if kind == "memory":
-        return NextTry(reduce(job), f"it held too much memory; once more, {_change(job)}") if job.reduced else None
+        return NextTry(reduce(job), f"it held too much memory; once more, {less.change}") if less else None
     wanted = more_memory(reduce(job), failures[-1].peak_mib)
-    changes = ", ".join(filter(None, (_change(job), f"with {wanted.needs.memory_mib} MiB set aside for it")))
+    change = f"{less.change}, " if less and less.change else ""
+    changes = f"{change}with {wanted.needs.memory_mib} MiB set aside for it"
     return NextTry(wanted, f"its node ran out of memory; once more, {changes}")
 
 
@@ -81,17 +83,13 @@ def reduce(job: Job[Result]) -> Job[Result]:
 
 
 def more_memory(job: Job[Result], peak_mib: float) -> Job[Result]:
-    """The job asking for twice the memory, and for what it was seen to hold, with room; no more than its limit."""
+    """The job with needs of twice the memory, or 1.25 times its measured peak where that is more, up to its limit."""
     wanted = max(2 * job.needs.memory_mib, int(_ROOM * peak_mib))
     return replace(job, needs=replace(job.needs, memory_mib=min(wanted, job.limits.memory_mib)))
 
 
-def _change(job: Job[Result]) -> str:
-    return job.reduced.change if job.reduced else ""
-
-
-def _all_of(failures: Sequence[StepError]) -> StepError:
-    """The last failure, which names the earlier ones."""
+def _summarize(failures: Sequence[StepError]) -> StepError:
+    """The last failure, its message with the first lines of the earlier ones."""
     last = failures[-1]
     if len(failures) == 1:
         return last

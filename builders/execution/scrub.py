@@ -1,8 +1,8 @@
 """Taking credentials out of text that others will read: compilers' logs, reasons of failures.
 
-Two nets: the values of this process's environment variables whose names say that they are secret, and forms that
-credentials have wherever they come from. A secret in a form of its own that the environment does not hold is not found.
-Standard library only, so that a build worker can use it on what its own environment holds.
+Two rules: the values of this process's environment variables whose names say that they are secret, and forms that
+credentials have wherever they come from. A secret in another form that the environment does not hold is not found.
+Standard library only, so that a build worker can use it with its own environment.
 """
 
 import os
@@ -26,19 +26,15 @@ _TOKENS = (
     r"xox[abprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
 )
 _NAMES = ("secret", "passw", "passphrase", "api", "private", "token", "x-amz-")
-# Each with words of which its text has one, in lower case: looking for those takes a hundredth of the time. But for the
-# last, which is a block, none goes beyond its line: a log may be scrubbed in pieces of whole lines.
+# (words of which a text in this form has one, in lower case; the form; what takes its place). Looking for the words
+# first takes a hundredth of the time. Only the last form goes beyond a line: a log is scrubbed in pieces of lines.
 _FORMS = (
     # user:password@ and token@ in a URL (RFC 3986, section 3.2.1)
     (("://",), re.compile(r"(?i)\b([a-z][a-z0-9+.-]{0,30}://)[^\s/?#@'\"]{1,1024}@"), rf"\1{HIDDEN}@"),
     # AWS access key ids: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html
     (("akia", "asia"), re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), HIDDEN),
     # HTTP authorization (RFC 9110, section 11.6.2), and its tokens elsewhere (RFC 6750)
-    (
-        ("authorization",),
-        re.compile(r"(?i)\b(authorization['\"]?[ \t]*[:=][ \t]*['\"]?)[^\r\n'\"]+"),
-        rf"\1{HIDDEN}",
-    ),
+    (("authorization",), re.compile(r"(?i)\b(authorization['\"]?[ \t]*[:=][ \t]*['\"]?)[^\r\n'\"]+"), rf"\1{HIDDEN}"),
     (("bearer",), re.compile(r"(?i)\b(bearer[ \t]+)[\w.~+/=-]{8,}"), rf"\1{HIDDEN}"),
     # tokens of GitHub, GitLab, Hugging Face and Slack, and JSON web tokens (RFC 7519)
     (("_", "glpat-", "xox", "eyj"), re.compile(_TOKENS), HIDDEN),
@@ -74,7 +70,7 @@ def scrubber(environment: Mapping[str, str] | None = None) -> Callable[[str], st
 
 
 def _secrets(environment: Mapping[str, str]) -> set[str]:
-    """Values to be hidden wherever they stand: of secret names whole, of places the password in their URL."""
+    """Values to be hidden: whole where the variable's name is secret, of a URL's user information the password."""
     found = set()
     for name, value in environment.items():
         if user := re.match(r"[A-Za-z][\w+.-]*://([^/?#\s]+)@", value):

@@ -1,7 +1,7 @@
 """Work folders that go away, even after a SIGKILL: the next one made on the same host removes those left behind.
 
-Whoever uses a folder holds a lock (flock(2)) on a file in it, which the kernel drops when the process dies, however it
-dies. A folder whose lock can be taken therefore belongs to nobody.
+The process that uses a folder holds a lock (flock(2)) on a file in it, which the kernel drops when that process dies,
+however it dies. So a folder whose lock can be taken is in use by no process.
 """
 
 import fcntl
@@ -58,7 +58,7 @@ def remove_left_behind(parent: Path) -> None:
 
 
 def _make() -> tuple[Path, int]:
-    """A folder and its lock, taken. Between making and locking it, another process may take it for one left behind."""
+    """A new folder, and the lock on it. Until it is locked another process may remove it as one left behind."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)

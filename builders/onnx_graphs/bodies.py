@@ -30,7 +30,7 @@ def walk_nodes(graph: "GraphProto") -> "Iterator[NodeProto]":
 
 
 def list_reads(node: "NodeProto") -> list[str]:
-    """Names that a node reads, each once: its inputs, then what its bodies take from outside."""
+    """Names that a node reads, each once: its inputs, then those that its bodies read from outside."""
     return list(dict.fromkeys([*(name for name in node.input if name), *list_captured(node)]))
 
 

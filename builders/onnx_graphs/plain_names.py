@@ -1,9 +1,8 @@
 """An ONNX model under plain names, for compilers that make identifiers of the names in a graph.
 
 TVM reads the name of a dimension as arithmetic ('seq-len' is seq minus len) and changes the names of inputs until they
-are identifiers; MLIR's importers make a function's name of the graph's. A copy in which every name is a letter and a
-number computes the same and cannot be read in two ways. What the compiler then says of 'n3' is put back into the
-model's own words by `Names`.
+are identifiers; MLIR's importers make a function's name of the graph's. In the copy every name is a letter and a
+number. `Names` puts the model's own names back into the compiler's messages.
 """
 
 import re
@@ -25,12 +24,12 @@ _PLAIN = re.compile(r"\b[vnd]\d+\b")
 
 @dataclass(frozen=True)
 class Names:
-    """The model's own names by the plain ones: values v0.., nodes n0.. (with their operator), dimensions d0..."""
+    """own: plain name -> the model's own, quoted: of values v0.., nodes n0.. (with their operator), dimensions d0..."""
 
     own: dict[str, str]
 
     def restore(self, text: str) -> str:
-        """`text` with every plain name in it replaced by the model's own, quoted."""
+        """`text` with every plain name in it replaced by the model's own."""
         return _PLAIN.sub(lambda found: self.own.get(found[0], found[0]), text)
 
 
@@ -41,7 +40,13 @@ def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
     the process are rewritten (`builders.onnx_graphs.safe_division`).
     Raises ModelError when the file is no valid ONNX model.
     """
-    copy = _load(model)
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(model))
+        copy = onnx.load(model)
+    except Exception as error:  # the checker raises protobuf's, its own and the standard library's classes alike
+        raise ModelError(f"{model.name} is no valid ONNX model: {error}; export it again") from error
     renamer = _Renamer()
     renamer.graph(copy.graph)
     copy.graph.name = GRAPH
@@ -51,18 +56,8 @@ def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
     return copy, Names({plain_name: own for own, plain_name in renamer.list_renamed()})
 
 
-def _load(model: Path) -> "onnx.ModelProto":
-    import onnx
-
-    try:
-        onnx.checker.check_model(str(model))
-        return onnx.load(model)
-    except Exception as error:  # the checker raises protobuf's, its own and the standard library's classes alike
-        raise ModelError(f"{model.name} is no valid ONNX model: {error}; export it again") from error
-
-
 class _Renamer:
-    """One plain name for each name, wherever it stands: inner graphs see the outer one's values by name."""
+    """Gives each name one plain name, in all graphs of a model: inner graphs read the outer one's values by name."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
@@ -82,26 +77,20 @@ class _Renamer:
         for value in (*graph.input, *graph.output):
             value.name = self._value(value.name)
             value.ClearField("doc_string")
-            self._shape(value.type)
+            for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+                if dim.dim_param:
+                    dim.dim_param = self._dims.setdefault(dim.dim_param, f"d{len(self._dims)}")
         for tensor in graph.initializer:
             tensor.name = self._value(tensor.name)
         for node in graph.node:
-            self._node(node)
-
-    def _node(self, node: "onnx.NodeProto") -> None:
-        self._nodes.append(f"node {node.name!r} ({node.op_type})")
-        node.name = f"n{len(self._nodes) - 1}"
-        for field in ("doc_string", "metadata_props"):
-            node.ClearField(field)
-        node.input[:] = [self._value(name) for name in node.input]
-        node.output[:] = [self._value(name) for name in node.output]
-        for inner in list_bodies(node):
-            self.graph(inner)
+            self._nodes.append(f"node {node.name!r} ({node.op_type})")
+            node.name = f"n{len(self._nodes) - 1}"
+            for field in ("doc_string", "metadata_props"):
+                node.ClearField(field)
+            node.input[:] = [self._value(name) for name in node.input]
+            node.output[:] = [self._value(name) for name in node.output]
+            for inner in list_bodies(node):
+                self.graph(inner)
 
     def _value(self, own: str) -> str:
         return self._values.setdefault(own, f"v{len(self._values)}") if own else ""  # '' is an input left out
-
-    def _shape(self, value_type: "onnx.TypeProto") -> None:
-        for dim in value_type.tensor_type.shape.dim if value_type.HasField("tensor_type") else ():
-            if dim.dim_param:
-                dim.dim_param = self._dims.setdefault(dim.dim_param, f"d{len(self._dims)}")

@@ -1,8 +1,8 @@
-"""Integer divisions by data, rewritten for compilers whose code leaves them to the processor.
+"""Rewrites integer divisions by data, for compilers whose code leaves them to the processor.
 
-x86 ends the process at an integer division by zero, and at that of the lowest number by -1. ONNX says nothing of
-either. Here a quotient or remainder by zero is 0, as on ARM, and the lowest number divided by -1 is itself, as integers
-of a fixed width wrap. Divisors that are constants or computed from shapes stay as they are: compilers read sizes there.
+x86 ends the process at an integer division by zero, and at that of the lowest number by -1; ONNX defines neither. Here
+a quotient or remainder by zero is 0, as on ARM, and the lowest number divided by -1 is itself, as integers of a fixed
+width wrap. Divisors that are constants or computed from shapes stay as they are: compilers read sizes there.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,14 +21,22 @@ _MOST_KEPT = 1024  # bytes of a weight that may hold sizes, which inference read
 
 
 def guard_divisions(model: "onnx.ModelProto") -> None:
-    """Rewrite them in place. New values are named after the quotient, new nodes as the node."""
-    found = set(_by_data(model.graph, set()))
-    if found:
-        _rewrite(model.graph, _infer_types(model), {}, found)
+    """Rewrite integer divisions by data in place. New values are named after the quotient, new nodes as the node."""
+    import onnx
+
+    found = set(_list_by_data(model.graph, set()))
+    if not found:
+        return
+    light = onnx.ModelProto()
+    light.CopyFrom(model)
+    for tensor in light.graph.initializer:
+        if len(tensor.raw_data) > _MOST_KEPT:
+            tensor.ClearField("raw_data")
+    _rewrite(model.graph, onnx.shape_inference.infer_shapes(light).graph, {}, found)
 
 
-def _by_data(graph: "onnx.GraphProto", outer: set[str]) -> Iterator[str]:
-    """What the divisions make whose divisor comes from data, those in inner graphs too."""
+def _list_by_data(graph: "onnx.GraphProto", outer: set[str]) -> Iterator[str]:
+    """Names of the results of divisions by data, those in inner graphs too. outer: names of sizes around the graph."""
     sizes = outer | {tensor.name for tensor in graph.initializer}
     for node in graph.node:
         inner = list_bodies(node)
@@ -37,11 +45,15 @@ def _by_data(graph: "onnx.GraphProto", outer: set[str]) -> Iterator[str]:
         elif node.op_type in _SIZES or (node.input and not inner and sizes.issuperset(filter(None, node.input))):
             sizes.update(node.output)
         for each in inner:
-            yield from _by_data(each, sizes)
+            yield from _list_by_data(each, sizes)
 
 
 def _rewrite(graph: "onnx.GraphProto", typed: "onnx.GraphProto", outer: Mapping[str, int], found: set[str]) -> None:
-    types = {**outer, **dict(_types(typed))}
+    """Rewrite the divisions with results in `found`. typed: the same graph with inferred types.  outer: name -> element
+    type of values around it."""
+    values = (*typed.input, *typed.value_info, *typed.output)
+    types = {**outer, **{value.name: value.type.tensor_type.elem_type for value in values}}
+    types |= {tensor.name: tensor.data_type for tensor in typed.initializer}
     written: list[onnx.NodeProto] = []
     for node, twin in zip(graph.node, typed.node, strict=True):
         for inner, inner_typed in zip(list_bodies(node), list_bodies(twin), strict=True):
@@ -53,7 +65,8 @@ def _rewrite(graph: "onnx.GraphProto", typed: "onnx.GraphProto", outer: Mapping[
 
 
 def _guard_division(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]":
-    """The division by 1 where the divisor is 0 or -1, and for `Div` the quotient times what stood there."""
+    """The nodes in the place of a division: by 1 where the divisor is 0 or -1, and for `Div` the quotient times that
+    divisor. kind: ONNX's element type."""
     from onnx import helper
 
     divisor, result = node.input[1], node.output[0]
@@ -90,22 +103,3 @@ def _copy(node: "onnx.NodeProto") -> "onnx.NodeProto":
     made = type(node)()
     made.CopyFrom(node)
     return made
-
-
-def _infer_types(model: "onnx.ModelProto") -> "onnx.GraphProto":
-    """The same graph with the type of every value, and without large weights."""
-    import onnx
-
-    light = onnx.ModelProto()
-    light.CopyFrom(model)
-    for tensor in light.graph.initializer:
-        if len(tensor.raw_data) > _MOST_KEPT:
-            tensor.ClearField("raw_data")
-    return onnx.shape_inference.infer_shapes(light).graph
-
-
-def _types(graph: "onnx.GraphProto") -> Iterator[tuple[str, int]]:
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        yield value.name, value.type.tensor_type.elem_type
-    for tensor in graph.initializer:
-        yield tensor.name, tensor.data_type

@@ -1,8 +1,9 @@
-"""Runs an ONNX graph node by node over the arrays of a library."""
+"""Runs an ONNX graph node by node on the arrays of a library."""
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from builders.onnx_ops.table import (
 from enginery.core.errors import ModelError
 
 Values = dict[str, Value]
+_REQUIRED = inspect.Parameter.empty
 
 
 def known_operators(xp: ArrayLibrary) -> frozenset[str]:
@@ -30,18 +32,11 @@ def known_operators(xp: ArrayLibrary) -> frozenset[str]:
     return frozenset(OPERATORS) - xp.lacks | {"If"}
 
 
-class GraphRun(NamedTuple):
-    """What one run of a graph has for all its nodes."""
-
-    xp: ArrayLibrary
-    lookups: Lookups
-
-
 class BoundGraph:
-    """A graph whose nodes are bound to their operators, what depends on constants alone computed.
+    """A graph whose nodes are bound to their operators; nodes that depend on small constants alone are computed.
 
-    inputs, outputs: names, in order.  constants: name -> array, of those that are read.  folded: of how many numbers in
-    all a node's constants may be to be computed now, and its results.
+    inputs, outputs: names, in order.  constants: name -> array, of those that are read.  folded: a node is computed
+    here if its constants, and its results, have no more numbers than this in all.
 
     Raises ModelError, naming the node, for an operator or attribute that is not in the table.
     """
@@ -55,8 +50,8 @@ class BoundGraph:
         self.constants = {name: array for name, array in constants.items() if name in used}
         self._known = {name: known_constant(array) for name, array in self.constants.items()}
 
-    def run(self, given: Mapping[str, Array], lookups: Lookups, xp: ArrayLibrary) -> list[Array]:
-        """The outputs in order. given: the inputs, and the constants that are at hand as arrays of the library.
+    def run(self, given: Mapping[str, Array], lookups: Lookups) -> list[Array]:
+        """The outputs in order. given: the inputs, and those constants that are arrays of the library already.
 
         Raises ModelError, naming the node, for what the library refuses.
         """
@@ -65,13 +60,13 @@ class BoundGraph:
             if known is not None:
                 values[name] = Known(known.numbers, known.dtype, given.get(name))
             elif name not in given:
-                values[name] = xp.asarray(self.constants[name])
-        _run(self._steps, values, GraphRun(xp, lookups), set(self.outputs))
-        return [_array(values[name], xp) for name in self.outputs]
+                values[name] = lookups.xp.asarray(self.constants[name])
+        _run(self._steps, values, lookups, set(self.outputs))
+        return [_array(values[name], lookups.xp) for name in self.outputs]
 
 
 class Step:
-    """A node with its operator, checked and bound."""
+    """A node bound to its operator. last_use: names that no later step reads."""
 
     def __init__(self, node: Node, row: Operator, opset: int) -> None:
         self.node, self._row, self._opset = node, row, opset
@@ -79,32 +74,32 @@ class Step:
         self._attributes = _check_attributes(node, row)
         self.last_use: tuple[str, ...] = ()
 
-    def run(self, values: Values, run: GraphRun) -> None:
-        """Take the inputs from `values` and put the outputs there. Raises ModelError, naming the node."""
+    def run(self, values: Values, lookups: Lookups) -> None:
+        """Read the inputs from `values` and write the outputs there. Raises ModelError, naming the node."""
         try:
-            result = self._result([values[name] if name else None for name in self.node.inputs], run)
+            result = self._result([values[name] if name else None for name in self.node.inputs], lookups)
         except ModelError as error:
             raise ModelError(f"{self.node}: {error}") from error
         except Exception as error:  # of many classes, for sizes, types and values that an operator cannot take
-            raise ModelError(f"{self.node}: {run.xp.name} cannot run it: {_words(error)}") from error
+            raise ModelError(f"{self.node}: {lookups.xp.name} cannot run it: {_words(error)}") from error
         results = result if isinstance(result, tuple) else (result,)
         values.update(
             (n, value) for n, value in zip(self.node.outputs, results, strict=False) if n and value is not None
         )
 
-    def _result(self, inputs: Sequence[Value | None], run: GraphRun) -> Result:
+    def _result(self, inputs: Sequence[Value | None], lookups: Lookups) -> Result:
         if self._on_numbers and all(isinstance(value, Known) for value in inputs if value is not None):
-            made = self._on_numbers(run.xp, *inputs, **self._attributes)
+            made = self._on_numbers(lookups.xp, *inputs, **self._attributes)
             if made is not None and made.numbers.size <= MOST_NUMBERS:
                 return made
-        run.lookups.node = self.node.name or self.node.outputs[0]
-        given = {"opset": self._opset, "outputs": len(self.node.outputs), "lookups": run.lookups}
+        lookups.node = self.node.name or self.node.outputs[0]
+        given = {"opset": self._opset, "outputs": len(self.node.outputs), "lookups": lookups}
         special = {name: given[name] for name in self._row.special}
-        return self._row.run(run.xp, *self._row.arguments(inputs, run.xp), **self._attributes, **special)
+        return self._row.run(lookups.xp, *self._row.arguments(inputs, lookups.xp), **self._attributes, **special)
 
 
 class Branch:
-    """An `If`. Where its condition is known, only the branch that is taken is run."""
+    """An `If`. Where its condition is known, only the branch that it chooses is run."""
 
     def __init__(self, node: Node, xp: ArrayLibrary) -> None:
         self.node = node
@@ -112,26 +107,26 @@ class Branch:
         self._steps = tuple(_steps(body, xp) for body in self._bodies)
         self.last_use: tuple[str, ...] = ()
 
-    def run(self, values: Values, run: GraphRun) -> None:
+    def run(self, values: Values, lookups: Lookups) -> None:
         """See `Step.run`."""
         condition = values[self.node.inputs[0]]
         try:
             if isinstance(condition, Known):
-                results: Iterable[Any] = self._run(not bool(condition.first), values, run)
+                results: Iterable[Any] = self._run(not bool(condition.first), values, lookups)
             else:
-                then, other = (lambda which=which: self._arrays(which, values, run) for which in (0, 1))
-                results = run.xp.branch(condition.reshape(()), then, other)
+
+                def arrays(which: int) -> tuple[Array, ...]:
+                    return tuple(_array(value, lookups.xp) for value in self._run(which, values, lookups))
+
+                results = lookups.xp.branch(condition.reshape(()), partial(arrays, 0), partial(arrays, 1))
         except ModelError as error:
             raise ModelError(f"{self.node}: {error}") from error
         values.update((name, value) for name, value in zip(self.node.outputs, results, strict=True) if name)
 
-    def _arrays(self, which: int, values: Values, run: GraphRun) -> tuple[Array, ...]:
-        return tuple(_array(value, run.xp) for value in self._run(which, values, run))
-
-    def _run(self, which: int, values: Values, run: GraphRun) -> list[Value]:
+    def _run(self, which: int, values: Values, lookups: Lookups) -> list[Value]:
         body = self._bodies[which]
-        inner: Values = {**values, **{name: _value(array, run.xp) for name, array in body.constants.items()}}
-        _run(self._steps[which], inner, run, set(body.outputs) | values.keys())
+        inner: Values = {**values, **{name: _value(array, lookups.xp) for name, array in body.constants.items()}}
+        _run(self._steps[which], inner, lookups, set(body.outputs) | values.keys())
         return [inner[name] for name in body.outputs]
 
 
@@ -139,14 +134,14 @@ AnyStep = Step | Branch
 
 
 def _fold(steps: list[AnyStep], constants: dict[str, NumpyArray], xp: ArrayLibrary, most: int) -> list[AnyStep]:
-    """The steps that remain when those that only small constants go into are run; their results go to `constants`."""
+    """The steps without those that read small constants only, which are run; their results are added to `constants`."""
     left = []
     for step in steps:
         read = step.node.reads()
         if read <= constants.keys() and sum(constants[name].size for name in read) <= most:
             values = {name: _value(constants[name], xp) for name in read}
-            step.run(values, GraphRun(xp, Lookups(xp, clamped=False)))
-            made = {name: _plain(values[name], xp) for name in step.node.outputs if name in values}
+            step.run(values, Lookups(xp, clamped=False))
+            made = {name: _to_numpy(values[name], xp) for name in step.node.outputs if name in values}
             if sum(array.size for array in made.values()) <= most:
                 constants.update(made)
                 continue
@@ -165,10 +160,10 @@ def _steps(body: Body, xp: ArrayLibrary) -> list[AnyStep]:
     return steps
 
 
-def _run(steps: Sequence[AnyStep], values: Values, run: GraphRun, keep: set[str]) -> None:
-    """Run steps in order; a value goes when nothing after it reads it, unless it is in `keep`."""
+def _run(steps: Sequence[AnyStep], values: Values, lookups: Lookups, keep: set[str]) -> None:
+    """Run steps in order; a value is dropped when no later step reads it, unless it is in `keep`."""
     for step in steps:
-        step.run(values, run)
+        step.run(values, lookups)
         for name in step.last_use:
             if name not in keep:
                 values.pop(name, None)
@@ -200,11 +195,8 @@ def _check_attributes(node: Node, row: Operator) -> dict[str, Any]:
     return {**defaults, **node.attributes}
 
 
-_REQUIRED = inspect.Parameter.empty
-
-
 def _words(error: Exception) -> str:
-    """The first line of what a library says, which in JAX's case goes on for pages."""
+    """The first line of a library's message; JAX's go on for pages."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
@@ -216,7 +208,7 @@ def _value(constant: NumpyArray, xp: ArrayLibrary) -> Value:
     return known_constant(constant) or xp.asarray(constant)
 
 
-def _plain(value: Value, xp: ArrayLibrary) -> NumpyArray:
+def _to_numpy(value: Value, xp: ArrayLibrary) -> NumpyArray:
     if isinstance(value, Known):
         return np.array(value.numbers.tolist(), value.dtype).reshape(value.numbers.shape)
     return xp.to_numpy(value)

@@ -14,7 +14,7 @@ NumpyArray = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
 
 class Array(Protocol):
-    """What the arrays of both libraries have in common, as far as the operators use it."""
+    """An array of either library: the attributes and methods that the operators use."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -59,9 +59,9 @@ class Array(Protocol):
 class ArrayLibrary:
     """The functions of an array library by name: those of the adapter, else those of the library's own modules.
 
-    The two libraries agree on most names and, positional, on most arguments (`xp.where`, `xp.softmax(x, axis)`). What
-    they do not agree on is in the adapter, `builders.onnx_torch.arrays` or `builders.backends.xla.jax_arrays`. What
-    gives no array is declared here.
+    The two libraries agree on most names and, positional, on most arguments (`xp.where`, `xp.softmax(x, axis)`). The
+    adapter, `builders.onnx_torch.arrays` or `builders.backends.xla.jax_arrays`, has the functions on which they do not.
+    Functions that give something else than an array are declared here.
 
     name: for messages.  lacks: operators of the table that the adapter has no functions for.
     """

@@ -38,15 +38,15 @@ class Node:
         return (value for value in self.attributes.values() if isinstance(value, Body))
 
     def reads(self) -> set[str]:
-        """Every name that it needs, those that its graphs take from around them included."""
+        """Every name that the node reads, those that its graphs read from around them included."""
         return {name for name in self.inputs if name}.union(*(body.free() for body in self.bodies()))
 
 
 @dataclass(frozen=True)
 class Body:
-    """A graph: of the model, or of a branch, which reads names from around it.
+    """A graph: the model's, or that of a branch, which reads names from around it.
 
-    elements: the types of what the file states one for.  opset: of ONNX's own operators.
+    elements: name -> dtype, where the file states one.  opset: of ONNX's own operators.
     """
 
     nodes: tuple[Node, ...]
@@ -63,9 +63,9 @@ class Body:
 
 
 def read(path: Path, known: Collection[str]) -> Body:
-    """Read a model, with its external data. known: operators that are not to be replaced by what ONNX defines them by.
+    """Read a model, with its external data. known: operators that are not replaced by the function that defines them.
 
-    Raises ModelError for what is no model, or has inputs or outputs that are no tensors.
+    Raises ModelError for a file that is no model, and for inputs or outputs that are no tensors.
     """
     try:
         model = onnx.load(path)
@@ -75,7 +75,7 @@ def read(path: Path, known: Collection[str]) -> Body:
 
 
 def read_model(model: ModelProto, known: Collection[str]) -> Body:
-    """The same of a model in memory."""
+    """As `read`, of a model in memory."""
     opset = max((entry.version for entry in model.opset_import if entry.domain in _OWN_DOMAINS), default=0)
     if not 1 <= opset <= NEWEST_OPSET:
         raise ModelError(f"opset {opset} is not in 1..{NEWEST_OPSET}; use onnx.version_converter")
@@ -88,7 +88,7 @@ def read_model(model: ModelProto, known: Collection[str]) -> Body:
 
 
 def _inline_functions(model: ModelProto, known: Collection[str]) -> ModelProto:
-    """Without local functions, and without operators that only their function body explains."""
+    """The model without local functions, and with the function bodies of operators that are not known."""
     model = onnx.inliner.inline_local_functions(model)
     unknown = {node.op_type for node in model.graph.node if node.domain in _OWN_DOMAINS} - {*known, "Constant"}
     if not unknown:
@@ -123,7 +123,7 @@ def _body(graph: GraphProto, opset: int, around: Mapping[str, int]) -> Body:
 
 
 def _elements(graph: GraphProto) -> dict[str, int]:
-    """ONNX's element type of what states one."""
+    """Name -> ONNX's element type, of values that state one."""
     stated = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
     stated |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     constants = (node for node in graph.node if node.op_type == "Constant" and node.attribute)

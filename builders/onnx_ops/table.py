@@ -1,4 +1,4 @@
-"""The table of operators, and the values that flow between them.
+"""The table of operators, and the values that operators take and give.
 
 An operator is a function whose signature is its declaration::
 
@@ -6,10 +6,10 @@ An operator is a function whose signature is its declaration::
     def softmax(xp: ArrayLibrary, x: Array, *, axis: int = -1) -> Array: ...
 
 `xp` is the array library. The other positional parameters are ONNX inputs, `X | None = None` an optional one, `*xs` any
-number. What an input arrives as is its annotation: `Array`; `Numbers`, a flat list of Python numbers (sizes, axes,
-pads), symbolic ones while a library traces; or `Value`, whichever there is. Keyword-only parameters are ONNX
-attributes, and `opset`, `outputs` (how many results are asked for) and `lookups`. An attribute that a node has and the
-signature has not is refused.
+number. The annotation of an input is what it is converted to: `Array`; `Numbers`, a flat list of Python numbers (sizes,
+axes, pads), symbolic ones while a library traces; or `Value`, either as it comes. Keyword-only parameters are ONNX
+attributes, and `opset`, `outputs` (how many results are asked for) and `lookups`. An attribute that is not in the
+signature is refused.
 
 Sizes stay numbers for as long as possible (`Known`): `Reshape(x, Concat(Gather(Shape(x), 0), [-1]))` through arrays
 would freeze the sizes of the example that is traced.
@@ -29,16 +29,17 @@ from enginery.core.errors import ModelError
 Numbers = list[Any]
 ObjectArray = np.ndarray[Any, np.dtype[np.object_]]
 SPECIAL = ("opset", "outputs", "lookups")
-# Numbers of an array that are looked at one by one; a longer one is data.
+# Arrays of up to so many numbers are held as `Known`; longer ones are data.
 MOST_NUMBERS = 1024
+Function = typing.TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Known:
     """Numbers that are known while the graph is traced: `int`, `float`, `bool` or a library's symbolic ones.
 
-    numbers: an object array of the array's shape.  dtype: numpy's, of the array it stands for.
-    array: the same as an array of the library, where there is one.
+    numbers: an object array in the shape of the ONNX value.  dtype: numpy's, of the ONNX value.
+    array: the same value as an array of the library, where there is one.
     """
 
     numbers: ObjectArray
@@ -73,37 +74,38 @@ class Known:
 
 
 class Lookups:
-    """Indices and integer divisors that come from data, of one run, and whether each can be used as it is.
+    """Indices and integer divisors of one run that come from data, checked for compiled code.
 
-    An eager library raises for an index outside of what it looks into, and for a divisor of zero. Code that a compiler
-    makes of it ends the process, or reads what lies there: with `clamped`, indices are brought inside and divisors of
-    zero become 1, and what they were is kept for whoever runs the code.
+    An eager library raises for an index out of range and for a divisor of zero. Compiled code ends the process, or
+    reads other memory: with `clamped`, indices are brought into range and divisors of zero become 1, and whether that
+    was needed is kept for the caller of that code.
 
-    faults: what is wrong where, in words, if the truth of the same place in `inside` does not hold.
+    inside: arrays of one bool, true where no number had to be changed.  faults: what is wrong where `inside` is false,
+    in words, at the same place.
     """
 
     def __init__(self, xp: ArrayLibrary, clamped: bool) -> None:
-        self._xp, self.clamped = xp, clamped
+        self.xp, self.clamped = xp, clamped
         self.faults: list[str] = []
         self.inside: list[Array] = []
         self.node = ""
 
     def into(self, indices: Array, size: Any) -> Array:
-        """Indices into an axis of that size, those from its end (negative ones) counted from its start."""
-        indices = self._xp.astype(indices, self._xp.int64)
+        """Indices into an axis of that size, with negative ones, which count from its end, made positive."""
+        indices = self.xp.astype(indices, self.xp.int64)
         self._expect("an index is out of range", (indices >= -size) & (indices < size))
-        found = self._xp.where(indices < 0, indices + size, indices)
-        return self._xp.clip(found, 0, size - 1) if self.clamped else found
+        found = self.xp.where(indices < 0, indices + size, indices)
+        return self.xp.clip(found, 0, size - 1) if self.clamped else found
 
     def divisor(self, numbers: Array) -> Array:
         """Integers to divide by."""
         self._expect("an integer is divided by zero", numbers != 0)
-        return self._xp.where(numbers == 0, self._xp.ones_like(numbers), numbers) if self.clamped else numbers
+        return self.xp.where(numbers == 0, self.xp.ones_like(numbers), numbers) if self.clamped else numbers
 
     def _expect(self, fault: str, fine: Array) -> None:
         if self.clamped:
             self.faults.append(f"{fault} at node {self.node!r}")
-            self.inside.append(self._xp.all(fine))
+            self.inside.append(self.xp.all(fine))
 
 
 Value = Array | Known
@@ -111,7 +113,7 @@ Result = Value | tuple[Value | None, ...]
 
 
 def make_known(numbers: typing.Iterable[Any], shape: tuple[int, ...], dtype: Any) -> Known:
-    """A `Known` of these numbers, laid out in that shape."""
+    """A `Known` of these numbers in that shape."""
     array = np.empty(shape, dtype=object)
     for index, number in zip(np.ndindex(shape), numbers, strict=True):
         array[index] = number
@@ -119,7 +121,7 @@ def make_known(numbers: typing.Iterable[Any], shape: tuple[int, ...], dtype: Any
 
 
 def known_constant(constant: NumpyArray) -> Known | None:
-    """The numbers of a constant; None of one with more than `MOST_NUMBERS`, and of FP8, FP4, strings and the like."""
+    """A `Known` of a constant; None for one of more than `MOST_NUMBERS`, and of FP8, FP4, strings and the like."""
     kind = "f" if constant.dtype.name == "bfloat16" else "i" if "int4" in constant.dtype.name else constant.dtype.kind
     if constant.size > MOST_NUMBERS or kind not in "biuf":
         return None
@@ -131,8 +133,8 @@ def known_constant(constant: NumpyArray) -> Known | None:
 class Operator:
     """One row of the table.
 
-    kinds: what each positional input arrives as.  needed: how many of them have no default.  attributes: their
-    defaults, `inspect.Parameter.empty` where ONNX has none.
+    kinds: what each input is converted to.  needed: how many inputs are required.  attributes: name -> default,
+    `inspect.Parameter.empty` where ONNX has none.  special: those of `SPECIAL` that the function takes.
     """
 
     name: str
@@ -153,11 +155,8 @@ OPERATORS: dict[str, Operator] = {}
 ON_NUMBERS: dict[str, Callable[..., Known | None]] = {}
 
 
-Function = typing.TypeVar("Function", bound=Callable[..., Any])
-
-
 def operator(*names: str) -> Callable[[Function], Function]:
-    """Register a function under these ONNX names. See the module's docstring for what its signature says."""
+    """Register a function under these ONNX names. The module's docstring describes its signature."""
 
     def register(run: Function) -> Function:
         for name in names:
@@ -168,8 +167,8 @@ def operator(*names: str) -> Callable[[Function], Function]:
 
 
 def on_numbers(*names: str) -> Callable[[Function], Function]:
-    """Register what an operator does when all its inputs are `Known`: a function of the library, of these and of the
-    attributes by name, that gives None where it has to be done on arrays after all."""
+    """Register the function of an operator whose inputs are all `Known`. It takes the library, the inputs and the
+    attributes by name, and gives None where the operator has to be done on arrays."""
 
     def register(run: Function) -> Function:
         ON_NUMBERS.update(dict.fromkeys(names, run))
@@ -179,7 +178,7 @@ def on_numbers(*names: str) -> Callable[[Function], Function]:
 
 
 def must(condition: bool, words: str) -> None:
-    """Raise ModelError for what an operator here does not do; the node is named by whoever calls the operator."""
+    """Raise ModelError with these words unless the condition holds; `graph.Step` adds the node to the message."""
     if not condition:
         raise ModelError(words)
 

@@ -1,11 +1,11 @@
-"""Numpy arrays as torch tensors and back, of the types too that numpy has no name for."""
+"""Numpy arrays as torch tensors and back, also of ml_dtypes' types."""
 
 import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
 
-# The bytes of the one are the bytes of the other.
+# ml_dtypes' dtype -> numpy's integer dtype of that width, through which its bytes are passed, and torch's dtype.
 _THROUGH_BYTES = {
     np.dtype(ml_dtypes.bfloat16): (np.int16, torch.bfloat16),
     np.dtype(ml_dtypes.float8_e4m3fn): (np.uint8, torch.float8_e4m3fn),
@@ -17,7 +17,7 @@ _BACK = {dtype: (getattr(torch, plain.__name__), array) for array, (plain, dtype
 
 
 def to_tensor(array: np.ndarray) -> Tensor:
-    """A copy of the array as a tensor. Raises TypeError for a type that torch has not."""
+    """A copy of the array as a tensor on the CPU. Raises TypeError for a type that torch lacks."""
     copied = np.array(array, order="C")
     if copied.dtype in _THROUGH_BYTES:
         plain, dtype = _THROUGH_BYTES[copied.dtype]

@@ -1,9 +1,13 @@
-"""PyTorch under the names that the ONNX operators use. What torch calls by the same name is not here."""
+"""PyTorch's functions under the names and with the arguments that the ONNX operators use; see `ArrayLibrary`.
+
+Functions that torch itself has under the same name are not here.
+"""
 
 import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +24,9 @@ from enginery.core.errors import ModelError
 sym_max, sym_min = torch.sym_max, torch.sym_min
 to_numpy = to_array
 at_once = nullcontext
+astype, is_floating, at, indices_of = Tensor.to, torch.is_floating_point, Tensor.__getitem__, torch.nonzero
+truncated_quotient = partial(torch.div, rounding_mode="trunc")
+layer_norm = F.layer_norm
 _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in (
@@ -54,16 +61,6 @@ def asarray(array: np.ndarray[Any, Any]) -> Tensor:
     return to_tensor(array.astype(NARROW.get(array.dtype.name, array.dtype), copy=False))
 
 
-def astype(x: Tensor, wanted: torch.dtype) -> Tensor:
-    """In another type; the same where it has it."""
-    return x.to(wanted)
-
-
-def is_floating(x: Tensor) -> bool:
-    """Whether its elements are floating-point numbers."""
-    return x.is_floating_point()
-
-
 def is_signed(x: Tensor) -> bool:
     """Whether its elements can be negative."""
     return x.dtype.is_signed
@@ -75,8 +72,11 @@ def ends(of: torch.dtype) -> tuple[int, int]:
 
 
 def exact_dtype(terms: object) -> torch.dtype:
-    """In which sums of so many products of two 8-bit integers are exact. Torch has no fast integer product; 256 of them
-    (255 * 255 at most each) sum to less than 2^24, up to which float32 is exact."""
+    """The type in which sums of so many products of two 8-bit integers are exact.
+
+    Torch has no fast integer product; 256 of them (255 * 255 at most each) sum to less than 2^24, up to which float32
+    is exact.
+    """
     return torch.float32 if isinstance(terms, int) and terms <= 256 else torch.float64
 
 
@@ -86,23 +86,18 @@ def same(a: Any, b: Any) -> bool:
 
 
 def numbers(x: Tensor) -> list[Any]:
-    """Its numbers, read back, which makes them depend on data."""
+    """The numbers of x in a flat list; while torch traces, they are symbols that depend on data."""
     return list(x.reshape(-1).tolist())
 
 
 def branch(condition: Tensor, then: Callable[[], Any], other: Callable[[], Any]) -> Any:
-    """What one of two functions gives. Raises ModelError while a program is exported."""
+    """The result of `then` or of `other`. Raises ModelError while a program is exported."""
     if torch.compiler.is_exporting():
         raise ModelError(
             "data chooses its branch, which the program of another compiler cannot hold; "
             "use the backend onnxruntime, or export the model without it"
         )
     return then() if bool(condition) else other()
-
-
-def truncated_quotient(a: Tensor, b: Tensor) -> Tensor:
-    """Of integers, cut towards zero."""
-    return torch.div(a, b, rounding_mode="trunc")
 
 
 def cut(x: Tensor, axis: int, start: Any, end: Any, step: int = 1) -> Tensor:
@@ -112,7 +107,7 @@ def cut(x: Tensor, axis: int, start: Any, end: Any, step: int = 1) -> Tensor:
 
 
 def pad_axes(x: Tensor, widths: Sequence[tuple[Any, Any]], value: float) -> Tensor:
-    """With a value before and after each axis; negative widths cut."""
+    """x with a value added before and after each axis; negative widths cut."""
     flat = [width for pair in reversed(widths) for width in pair]
     while flat and isinstance(flat[-1], int) and isinstance(flat[-2], int) and flat[-1] == flat[-2] == 0:
         del flat[-2:]
@@ -142,13 +137,8 @@ def take_along(x: Tensor, indices: Tensor, axis: int) -> Tensor:
     return torch.gather(x, axis, indices)
 
 
-def at(x: Tensor, where: Where) -> Tensor:
-    """Numpy's indexing by arrays."""
-    return x[where]
-
-
 def put(x: Tensor, where: Where, updates: Tensor, reduction: str) -> Tensor:
-    """The tensor with what `at` gives replaced, or added to and the like."""
+    """The tensor with x[where] replaced, or with `reduction` added to and the like."""
     if reduction == "none":
         return x.index_put(where, updates)
     flat = torch.zeros_like(where[0])
@@ -165,11 +155,6 @@ def scatter(x: Tensor, axis: int, indices: Tensor, updates: Tensor, reduction: s
     if reduction == "none":
         return x.scatter(axis, indices, updates)
     return x.scatter_reduce(axis, indices, updates, _REDUCTIONS[reduction], include_self=True)
-
-
-def indices_of(x: Tensor) -> Tensor:
-    """Where it is not zero: an index a row."""
-    return torch.nonzero(x)
 
 
 def batch_norm(x: Tensor, mean: Tensor, variance: Tensor, scale: Tensor, bias: Tensor, epsilon: float) -> Tensor:
@@ -196,7 +181,7 @@ def conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, strides: Sizes, before: Sizes, after: Sizes, dilations: Sizes,
     group: int,
 ) -> Tensor:  # fmt: skip
-    """Torch's; pads that differ before and after are added first."""
+    """Torch's convolution; pads that differ before and after, and negative ones, are applied first."""
     run = _CONVOLUTIONS[_rank(x)]
     if before == after and all(width >= 0 for width in before):
         return run(x, weight, bias, strides, before, dilations, group)
@@ -207,7 +192,7 @@ def conv_transpose(
     x: Tensor, weight: Tensor, bias: Tensor | None, strides: Sizes, before: Sizes, after: Sizes, extra: Sizes,
     dilations: Sizes, group: int,
 ) -> Tensor:  # fmt: skip
-    """Torch's without pads, of which the pads are then cut; where they are negative, zeros are added."""
+    """Torch's transposed convolution without pads; the pads are then cut off, for negative ones zeros are added."""
     run = _TRANSPOSED[_rank(x)]
     if before == after and all(more < max(s, d) for more, s, d in zip(extra, strides, dilations, strict=True)):
         return run(x, weight, bias, strides, before, extra, group, dilations)
@@ -250,11 +235,6 @@ def window_sums(x: Tensor, kernel: Sizes, strides: Sizes, before: Sizes, after: 
     ones = torch.ones([1, 1, *kernel], dtype=x.dtype)
     sums = _CONVOLUTIONS[len(kernel)](planes, ones, None, strides, 0, dilations)
     return sums.reshape([x.shape[0], x.shape[1], *sums.shape[2:]])
-
-
-def layer_norm(x: Tensor, sizes: Sizes, scale: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-    """Layer normalization over the last axes, of these sizes."""
-    return F.layer_norm(x, sizes, scale, bias, epsilon)
 
 
 TORCH = ArrayLibrary("torch", sys.modules[__name__], torch, F)

@@ -1,4 +1,4 @@
-"""A `torch.nn.Module` that does what an ONNX graph says, node by node."""
+"""A `torch.nn.Module` that runs an ONNX graph, node by node."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,8 +25,8 @@ Made = TypeVar("Made")
 class OnnxModule(torch.nn.Module):
     """The graph as a module: `forward` takes its inputs' tensors in their order and gives a tuple of its outputs'.
 
-    With `clamped` there is one more output, bool [n]: false for each of the `faults` that there was. The others mean
-    something only where all are true (see `onnx_ops.table.Lookups`).
+    With `clamped` there is one more output, bool [n], false for each of the `faults` that occurred; the other outputs
+    are valid only where all are true (see `onnx_ops.table.Lookups`).
 
     Floating-point constants are parameters (without gradients), others buffers. Raises ModelError on construction for
     an operator or attribute that is not in the table, and while running for what torch refuses; each names the node.
@@ -53,18 +53,18 @@ class OnnxModule(torch.nn.Module):
         device = next((tensor.device for tensor in given.values()), torch.device("cpu"))
         lookups = Lookups(TORCH, self._clamped)
         with nullcontext() if device.type == "cpu" else device:
-            made: Sequence[Tensor] = self._program.run(given, lookups, TORCH)  # type: ignore[assignment]
+            made: Sequence[Tensor] = self._program.run(given, lookups)  # type: ignore[assignment]
         self._told.faults = tuple(lookups.faults)
         return (*made, torch.stack(lookups.inside)) if lookups.inside else tuple(made)  # type: ignore[arg-type]
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What the last output told of when `forward` last ran, in words; see `clamped`."""
+        """The faults that the last output is about, in words, as of the last run of `forward`; see `clamped`."""
         return self._told.faults
 
 
 class _Told:
-    """What a run leaves behind; in an object of its own, since torch.export puts a module's attributes back."""
+    """The faults of the last run; an object of its own, since torch.export restores a module's attributes."""
 
     faults: tuple[str, ...] = ()
 
@@ -75,7 +75,7 @@ def read(path: Path) -> Body:
 
 
 def read_model(model: ModelProto) -> Body:
-    """The same of a model in memory."""
+    """As `read`, of a model in memory."""
     return _check_body(reading.read_model(model, known_operators(TORCH)), {})
 
 
@@ -94,7 +94,7 @@ def _check_body(body: Body, around: Mapping[str, np.dtype[Any]]) -> Body:
 
 
 def _call_named(what: str, run: Callable[[Given], Made], given: Given) -> Made:
-    """What the function makes of a value; a ModelError of its names the value."""
+    """run(given), with `what` in front of the message of a ModelError."""
     try:
         return run(given)
     except ModelError as error:

@@ -1,6 +1,5 @@
 """Exports a module with the dynamic dimensions of a build request."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from builders.onnx_ops.reading import Body
 from enginery.core.errors import ModelError
-from enginery.core.types import BuildRequest, TensorSpec
+from enginery.core.types import BuildRequest
 
 _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
@@ -17,42 +16,31 @@ _DTYPES: dict[str, torch.dtype] = {
 
 
 def ranges_of(request: BuildRequest) -> dict[str, tuple[int, int]]:
-    """The least and the greatest size of each named dim over all profiles. Raises ModelError for a dim without any."""
-    found: dict[str, tuple[int, int]] = {}
-    for name, low, high in _sizes(request):
-        least, most = found.get(name, (low, high))
-        found[name] = (min(least, low), max(most, high))
+    """Dim -> its least and greatest size over all profiles. Raises ModelError for a dim of an input without any."""
+    found: dict[str, list[int]] = {}
+    specs = {spec.name: spec for spec in request.inputs}
+    for profile in request.profiles:
+        for name, low, _, high in profile.inputs:
+            for dim, *ends in zip(specs[name].shape, low, high, strict=True):
+                if isinstance(dim, str):
+                    found.setdefault(dim, []).extend(ends)
     for spec in request.inputs:
         for dim in spec.shape:
             if isinstance(dim, str) and dim not in found:
                 raise ModelError(f"input {spec.name!r}: dim {dim!r} has no range; add dims.{dim}.max")
-    return found
-
-
-def _sizes(request: BuildRequest) -> Iterator[tuple[str, int, int]]:
-    specs = {spec.name: spec for spec in request.inputs}
-    for profile in request.profiles:
-        for name, low, _, high in profile.inputs:
-            for dim, least, most in zip(specs[name].shape, low, high, strict=True):
-                if isinstance(dim, str):
-                    yield dim, least, most
+    return {dim: (min(ends), max(ends)) for dim, ends in found.items()}
 
 
 def examples(request: BuildRequest) -> tuple[Tensor, ...]:
     """Zeros for each input, at sizes that no compiler takes for special: never 0 or 1 where a dim has others."""
-    ranges = ranges_of(request)
-    sizes = {name: _example(low, high) for name, (low, high) in ranges.items()}
-    return tuple(torch.zeros(spec.at(sizes), dtype=_dtype(spec)) for spec in request.inputs)
-
-
-def _example(low: int, high: int) -> int:
-    return high if low == high or high <= 2 else max(low, min(high, (low + high) // 2), 2)
-
-
-def _dtype(spec: TensorSpec) -> torch.dtype:
-    if spec.dtype not in _DTYPES:
-        raise ModelError(f"input {spec.name!r} is {spec.dtype}, for which torch has no operators; cast it to int64")
-    return _DTYPES[spec.dtype]
+    sizes = {
+        dim: high if low == high or high <= 2 else max(low, min(high, (low + high) // 2), 2)
+        for dim, (low, high) in ranges_of(request).items()
+    }
+    for spec in request.inputs:
+        if spec.dtype not in _DTYPES:
+            raise ModelError(f"input {spec.name!r} is {spec.dtype}, for which torch has no operators; cast it to int64")
+    return tuple(torch.zeros(spec.at(sizes), dtype=_DTYPES[spec.dtype]) for spec in request.inputs)
 
 
 def order_as_requested(body: Body, request: BuildRequest) -> Body:
@@ -66,7 +54,7 @@ def order_as_requested(body: Body, request: BuildRequest) -> Body:
 
 
 def program_of(module: torch.nn.Module, request: BuildRequest) -> torch.export.ExportedProgram:
-    """Export a module of `to_module`. See `builders.onnx_torch.to_program`."""
+    """Export an `OnnxModule` with the request's dynamic dims. Raises ModelError, see `onnx_torch.to_program`."""
     symbols = {
         name: torch.export.Dim(f"d{index}", min=low, max=high)
         for index, (name, (low, high)) in enumerate(ranges_of(request).items())

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NoReturn, TypeVar
 
-from builders.backends.discovery import PackageNotFoundError, version
+from builders.backends.installed import PackageNotFoundError, version
 from builders.execution.jobs import Executor, Job, Result, Watch, ignore_event, result_type
 from enginery.core.codec import decode, encode_fields
 from enginery.core.digest import digest_of

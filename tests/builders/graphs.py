@@ -76,11 +76,7 @@ def int8_mlp(path: Path, dtype: str) -> Path:
     """image [batch, 8] -> Q/DQ on input and weights, symmetric int8, over `dtype` -> logits [batch, 16]."""
     rng = np.random.default_rng(2)
     scale = np.array(0.05, dtype)
-    weights = [
-        ("scale", scale),
-        ("zero", np.array(0, "int8")),
-        ("w", rng.integers(-127, 128, (8, 16)).astype("int8")),
-    ]
+    weights = [("scale", scale), ("zero", np.array(0, "int8")), ("w", rng.integers(-127, 128, (8, 16)).astype("int8"))]
     nodes = [
         helper.make_node("Cast", ["image"], ["x"], name="down", to=TYPES[dtype]),
         helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"], name="quantize"),

@@ -66,10 +66,7 @@ def doubles(path, backend):
 
 def flags(path, backend):
     """bool in, bool and int64 out."""
-    nodes = [
-        helper.make_node("Not", ["x"], ["y"]),
-        helper.make_node("Cast", ["x"], ["n"], to=TensorProto.INT64),
-    ]
+    nodes = [helper.make_node("Not", ["x"], ["y"]), helper.make_node("Cast", ["x"], ["n"], to=TensorProto.INT64)]
     outputs = [("y", TensorProto.BOOL, ("b", 4)), ("n", TensorProto.INT64, ("b", 4))]
     return saved(path, backend, nodes, [("x", TensorProto.BOOL, ("b", 4))], outputs)
 

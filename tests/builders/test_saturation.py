@@ -10,8 +10,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builders.backends import discovery
 from builders.backends.onnxruntime import OnnxRuntime
-from builders.backends.onnxruntime.cpu import SATURATES, session_options
+from builders.backends.onnxruntime.cpu import SATURATES
 from builders.backends.onnxruntime.saturation import exact_source, file_may_saturate
+from builders.backends.onnxruntime.session import session_options
 from enginery.core.hardware.targets import EXACT_SESSION, KINDS
 from enginery.core.requirements import Cpu, SessionOption
 from tests.builders import graphs
@@ -92,7 +93,7 @@ def _asks(options: ort.SessionOptions) -> bool:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name in ("x86-64-v3", "x86-64-v4-vnni")])
 def test_an_engine_says_whether_its_weights_saturate_wherever_it_was_built(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr("builders.backends.onnxruntime.cpu.this_kind", lambda: kind)
+    monkeypatch.setattr("builders.backends.onnxruntime.session.this_kind", lambda: kind)
     said = {}
     for value in (64, 65):
         model = product(tmp_path / "m.onnx", ("w", full(value, 4, 2)))

@@ -1,6 +1,5 @@
 """The main job on a small ONNX model: what is published, and exactly what a change makes anew."""
 
-import importlib.metadata
 import json
 import resource
 import shlex
@@ -14,6 +13,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from builders.backends.installed import versions_of
 from enginery.registry.store.base import open_store
 from pipeline.compile.publication.pages import failed_document
 from pipeline.orchestration.artifacts import artifacts_of
@@ -102,12 +102,10 @@ def test_one_changed_golden_value_proves_anew_and_builds_nothing(built: Project)
 
 
 def test_another_compiler_version_rebuilds_its_engines_alone(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.metadata.version
+    def upgraded(*names: str) -> dict[str, str]:
+        return {name: "99.0" if name == "tensorrt-rtx" else found for name, found in versions_of(*names).items()}
 
-    def upgraded(name: str) -> str:
-        return "99.0" if name.replace("_", "-") == "tensorrt-rtx" else real(name)
-
-    monkeypatch.setattr("builders.backends.tensorrt.base.version", upgraded)
+    monkeypatch.setattr("builders.backends.tensorrt.base.versions_of", upgraded)
     plan = {f"{u['target']} {u['precision']}": u for u in built.run("plan", built.spec, "--json").json["units"]}
     assert {name for name, unit in plan.items() if unit["action"] == "build"} == {
         "sm_75 int8",

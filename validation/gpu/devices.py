@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from builders.backends.discovery import PackageNotFoundError, version
+from builders.backends.installed import PackageNotFoundError, version
 from enginery.core.errors import UnavailableError
 from enginery.core.hardware import cuda
 from enginery.core.hardware.targets import CPU, product_of

@@ -5,9 +5,8 @@ named one, from the least to the greatest size of all profiles. It generates C++
 a C++ compiler for both.
 
 Native code for a CPU runs only on CPUs that have its instructions. It is built for a level of x86-64, v3 (AVX2) or v4
-(AVX-512), never for "native", so that the level says all there is to say: it is part of the toolchain, hence of the
-build key, and an engine is refused where the CPU lacks it. The code checks no bounds: the session looks at every shape
-before it is run.
+(AVX-512), never for "native". The level is part of the toolchain, hence of the build key, and an engine is refused
+where the CPU lacks it. The code checks no bounds: the session checks every shape before it is run.
 
 GPUs: the code path is written, for a torch with CUDA on a machine that has the GPU. Never run.
 """
@@ -23,10 +22,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from builders.backends import shape_profiles
 from builders.backends.compatibility import check_compatible
-from builders.backends.discovery import PackageNotFoundError, version
+from builders.backends.installed import versions_of
 from builders.execution.workdir import require_plain
 from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import EngineryError, InputError
@@ -35,14 +35,11 @@ from enginery.core.hardware.targets import HOST, host_level, level_of
 from enginery.core.requirements import Instructions, Requirement, for_target, same_versions
 from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Untyped
 
-if TYPE_CHECKING:
-    import torch
-
 _INSTRUCTIONS = {"x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}  # Inductor's names
 _NO_DTYPE = ("uint16", "uint32", "uint64", "complex64", "complex128", "str", "object")
 _MODEL = "model"  # the one model of a package
-_FAULTS = "enginery_lookups"  # in its metadata: what its last output tells of, in words
-# All that a package of ours holds; what lies in other folders torch would unpickle.
+_FAULTS = "enginery_lookups"  # key of its metadata: the faults that its last output tells of, in words
+# The members of a package that was built here; torch would unpickle what lies in other folders.
 _MEMBERS = re.compile(
     r"[\w.-]+/(archive_format|archive_version|byteorder|version|\.format_version|\.data/[\w.-]+|"
     rf"data/aotinductor/{_MODEL}/[\w.-]+)"
@@ -85,12 +82,9 @@ class AotInductor:
 
     def versions(self) -> dict[str, str]:
         """Versions of torch and the C++ compiler, and the level of x86-64 that the code is for."""
-        try:
-            found = {"torch": version("torch")}
-        except PackageNotFoundError:
-            return {}
         compiler = compiler_version(self.compiler)
-        return {**found, "cpu": self._level()} | ({"c++": compiler} if compiler else {})
+        found = versions_of("torch")
+        return found and {**found, "cpu": self._level(), **({"c++": compiler} if compiler else {})}
 
     def scheme(self) -> QuantizationScheme:
         """That of onnxruntime, so that both compile one graph."""
@@ -120,8 +114,6 @@ class AotInductor:
             return (
                 f"there is no C++ compiler {self.compiler!r}; apt-get install g++, or set backends.aotinductor.compiler"
             )
-        from builders.backends import shape_profiles
-
         return _cpu_refusal(request) or shape_profiles.refusal(request, "AOTInductor")
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
@@ -139,9 +131,26 @@ class AotInductor:
             raise EngineryError(f"AOTInductor compiles on the GPU it builds for: {reason}")
         require_plain(workdir, "AOTInductor's compiler")
         path = workdir / "engine.pt2"
-        with warnings.catch_warnings(action="ignore"), _own_cache(workdir), _instructions(level_of(request)):
-            program, faults = _program(request, model)
-            self._compile(program, path, {_FAULTS: json.dumps(faults)})
+        with warnings.catch_warnings(action="ignore"):
+            import torch
+            from torch._inductor.utils import fresh_cache
+
+            from builders.onnx_torch import to_guarded_program
+
+            # A cache of its own under the work folder: builds at the same time share none, and nothing is left behind.
+            with fresh_cache(dir=str(workdir)), _instructions(level_of(request)):
+                program, faults = to_guarded_program(model, request)
+                if not request.target.is_cpu:
+                    from torch.export.passes import move_to_device_pass
+
+                    program = move_to_device_pass(program, "cuda")
+                configs = {**self._configs(), "aot_inductor.metadata": {_FAULTS: json.dumps(faults)}}
+                compile_package = torch._inductor.aoti_compile_and_package
+                try:
+                    with torch.no_grad():  # or freezing is passed over
+                        compile_package(program, package_path=str(path), inductor_configs=configs)
+                except Exception as error:  # classes of many modules, those of the C++ compiler included
+                    raise EngineryError(f"AOTInductor cannot compile it: {_words(error)}") from error
         return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
@@ -155,7 +164,7 @@ class AotInductor:
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
         """Load the engine, which is native code. Raises EngineryError where it is for another CPU, GPU or torch, or
-        holds what no package of ours has."""
+        holds files that no package built here has."""
         from builders.backends.aotinductor.session import PackageSession
 
         check_compatible(self, engine)
@@ -170,18 +179,8 @@ class AotInductor:
         """Import torch."""
         import torch  # noqa: F401
 
-    def _compile(self, program: "torch.export.ExportedProgram", path: Path, notes: dict[str, str]) -> None:
-        import torch
-
-        configs = {**self._configs(), "aot_inductor.metadata": notes}
-        try:
-            with torch.no_grad():  # or freezing is passed over
-                torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=configs)
-        except Exception as error:  # inductor raises classes of many modules, those of the C++ compiler included
-            raise EngineryError(f"AOTInductor cannot compile it: {_words(error)}") from error
-
     def _configs(self) -> dict[str, Untyped]:
-        """Inductor's settings; all that shape the code are here, so that its environment variables do not."""
+        """Inductor's settings: every one that shapes the code, so that none is taken from environment variables."""
         return {
             "aot_inductor.package_constants_in_so": True,
             "aot_inductor.precompile_headers": False,  # which pays from the second build in one cache on
@@ -237,30 +236,9 @@ def _cpu_refusal(request: BuildRequest) -> str | None:
     return targets.refusal(request, "AOTInductor")
 
 
-def _program(request: BuildRequest, model: Path) -> "tuple[torch.export.ExportedProgram, tuple[str, ...]]":
-    """The model as a program on the target's device, and the faults that it tells of."""
-    from builders.onnx_torch import to_guarded_program
-
-    program, faults = to_guarded_program(model, request)
-    if not request.target.is_cpu:
-        from torch.export.passes import move_to_device_pass
-
-        program = move_to_device_pass(program, "cuda")
-    return program, faults
-
-
-@contextmanager
-def _own_cache(workdir: Path) -> Iterator[None]:
-    """Inductor's cache under the work folder: builds beside each other do not meet, and nothing stays behind."""
-    from torch._inductor.utils import fresh_cache
-
-    with fresh_cache(dir=str(workdir)):
-        yield
-
-
 @contextmanager
 def _instructions(level: str) -> Iterator[None]:
-    """Have inductor write for a level of x86-64 and nothing beyond; left alone it takes VNNI and AMX from the host."""
+    """Have Inductor generate code for a level of x86-64; by default it uses VNNI and AMX where the host has them."""
     from torch._inductor import cpu_vec_isa
 
     if level not in _INSTRUCTIONS:
@@ -276,7 +254,7 @@ def _instructions(level: str) -> Iterator[None]:
 
 
 def _words(error: Exception) -> str:
-    """The last cause's first lines: inductor wraps what went wrong several times."""
+    """The first lines of the first cause: Inductor wraps an error several times."""
     while error.__cause__ is not None and isinstance(error.__cause__, Exception):
         error = error.__cause__
     lines = [line for line in str(error).splitlines() if line.strip()]

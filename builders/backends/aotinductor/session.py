@@ -1,4 +1,4 @@
-"""Runs an AOTInductor package. Its code checks nothing, so every input is looked at before it is called."""
+"""Runs an AOTInductor package. Its code checks nothing, so every input is checked before it is called."""
 
 import json
 import warnings
@@ -41,8 +41,10 @@ class PackageSession(Session):
             results = self._model.boxed_run(list(given))
         except RuntimeError as error:
             raise EngineryError(f"{self._name} failed while running: {error}") from error
-        if self._faults:
-            self._check(results.pop())
+        fine: list[bool] = results.pop().tolist() if self._faults else []
+        for fault, held in zip(self._faults, fine, strict=True):
+            if not held:  # an index out of range or a division by zero: the results are of other numbers
+                raise DataError(f"{fault}: the inputs hold what the model has no answer to")
         made = {spec.name: to_array(tensor) for spec, tensor in zip(self.outputs, results, strict=True)}
         # An output that is an input would change with the caller's array.
         shared = {name for name, array in made.items() if any(np.may_share_memory(array, x) for x in inputs.values())}
@@ -62,12 +64,6 @@ class PackageSession(Session):
             return found
 
         return call
-
-    def _check(self, fine: Untyped) -> None:
-        """Raise DataError for an index out of range or a division by zero; the results are then of other numbers."""
-        found = [fault for fault, held in zip(self._faults, fine.tolist(), strict=True) if not held]
-        if found:
-            raise DataError(f"{found[0]}: the inputs hold what the model has no answer to")
 
     def close(self) -> None:
         """Unload the package."""

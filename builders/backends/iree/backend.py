@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from builders.backends import shape_profiles
 from builders.backends.compatibility import check_compatible
-from builders.backends.discovery import PackageNotFoundError, version
+from builders.backends.installed import versions_of
 from builders.execution.workdir import require_plain
 from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import InputError
@@ -40,7 +40,7 @@ _CHOICES = {"cpu": (*LEVELS, HOST), "optimization": ("O0", "O1", "O2", "O3")}
 class Iree:
     """The IREE backend.
 
-    cpu: the least CPU that an engine for `cpu` runs on, as a level of x86-64 (`hardware.cpu_levels`); 'host' is the
+    cpu: the least CPU that an engine for `cpu` runs on, as a level of x86-64 (`hardware.targets`); 'host' is the
     highest level of the machine that plans the build.
     optimization: IREE's global level, 'O0' to 'O3'.
     multithreaded: whether such an engine is run by a thread per core, or by the caller's alone.
@@ -66,21 +66,17 @@ class Iree:
 
     def versions(self) -> dict[str, str]:
         """Versions of compiler and runtime, and this CPU's level where the engine depends on it."""
-        try:
-            found = {name: version(name) for name in _DISTRIBUTIONS}
-        except PackageNotFoundError:
-            return {}
-        return {**found, "cpu": host_level()} if self.cpu == HOST else found
+        found = versions_of(*_DISTRIBUTIONS, together=True)
+        return {**found, "cpu": host_level()} if found and self.cpu == HOST else found
 
     def scheme(self) -> QuantizationScheme:
         """Symmetric int8, biases in floating point, the rest in fp32."""
         return QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
 
     def refuses(self, request: BuildRequest) -> str | None:
-        """Generations and precisions that IREE lacks, shapes that it is not held to, and where it is not installed."""
+        """GPU generations and precisions that IREE lacks, shapes without bounds, and all where it is not installed."""
         return (
-            _target_refusal(request.target)
-            or _precision_refusal(request)
+            _target_refusal(request)
             or shape_profiles.refusal(request, _TITLE)
             or targets.refusal(request, _TITLE)
             or (None if self.versions() else f"IREE is not installed; {self.install}")
@@ -113,17 +109,15 @@ class Iree:
         from builders.backends.iree.session import open_engine
 
         check_compatible(self, engine)
-        with open_engine(engine, self._device(engine.request.target)) as session:
+        target = engine.request.target
+        on_cpu = "local-task" if self.multithreaded else "local-sync"
+        device = on_cpu if target.is_cpu else f"cuda://{cuda.index_of(target.compute_capability)}"
+        with open_engine(engine, device) as session:
             yield session
 
     def load_runtime(self) -> None:
         """Import IREE's runtime."""
         import iree.runtime  # noqa: F401
-
-    def _device(self, target: Target) -> str:
-        if not target.is_cpu:
-            return f"cuda://{cuda.index_of(target.compute_capability)}"
-        return "local-task" if self.multithreaded else "local-sync"
 
     def _flags(self, request: BuildRequest) -> list[str]:
         if not request.target.is_cpu:
@@ -138,17 +132,15 @@ class Iree:
         return [*device, f"--iree-opt-level={self.optimization}", *_AS_WRITTEN]
 
 
-def _target_refusal(target: Target) -> str | None:
-    if target.is_cpu or target.compute_capability in _CAPABILITIES:
-        return None
-    return f"IREE makes no code for {target.sm}; use tvm, or tensorrt on a node with that GPU"
-
-
-def _precision_refusal(request: BuildRequest) -> str | None:
-    """What IREE 3.13 compiles of no model, or of small ones only; found by compiling."""
-    if request.precision == "bf16" and request.target.is_cpu:
+def _target_refusal(request: BuildRequest) -> str | None:
+    """GPUs that IREE 3.13 has no code for, and precisions of which it compiles no model or small ones only; found by
+    compiling."""
+    target = request.target
+    if not target.is_cpu and target.compute_capability not in _CAPABILITIES:
+        return f"IREE makes no code for {target.sm}; use tvm, or tensorrt on a node with that GPU"
+    if request.precision == "bf16" and target.is_cpu:
         return "IREE compiles bfloat16 for CPUs only in part (it calls conversions that it lacks); use fp32"
-    if request.precision == "int8-dynamic" and not request.target.is_cpu:
+    if request.precision == "int8-dynamic" and not target.is_cpu:
         return "IREE compiles MatMulInteger for CPUs only; use int8 with calibration"
     if request.precision == "fp8":
         return "IREE compiles no conversion from FP8; use int8"

@@ -1,13 +1,9 @@
-"""What is known of a graph's values before it is compiled: types, shapes, and the arrays of constants.
+"""Finds nodes that IREE 3.13 compiles into something else, or never ends compiling; the cases were found by running.
 
-Loops and scans that IREE 3.13 compiles into something else, found by running them.
-
-A Loop becomes a counted one whenever IREE can, and a counted loop runs every turn: neither the condition that it begins
-with nor the one that its body computes is asked. So a Loop is taken only where the condition is true for certain, from
-the constants in the graph. A Scan is read and written forwards along axis 0 whatever it says, and where the size of
-what it collects is dynamic, IREE takes 1 for it.
-
-Operators that IREE 3.13 compiles into something else, or never ends compiling; found by running them.
+IREE makes a counted loop of a Loop whenever it can, and a counted loop runs all its turns, whatever the condition at
+its begin and that of its body. So a Loop is taken only where both conditions follow as true from the constants in the
+graph. IREE reads and writes a Scan forwards along axis 0, whatever its attributes, and takes 1 for a dynamic size of
+its results.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +17,19 @@ from enginery.core.types import Untyped
 
 if TYPE_CHECKING:
     import onnx
-if TYPE_CHECKING:
-    import onnx
+
+_RUNS_ON = (
+    "runs for as many turns as its trip count says, also when its condition says stop; give it a condition that is "
+    "constantly true"
+)
+_SCAN_LISTS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
+# For others it computes tanh, or another slope.
+_ACTIVATIONS = {b"Sigmoid", b"Tanh", b"Relu"}
 
 
 @dataclass
 class Scope:
-    """What is known of the values that a graph sees: types and shapes, and the arrays of the constants."""
+    """What is known of the values that a graph reads, by name: `TypeProto.Tensor`, and the constants' `TensorProto`."""
 
     types: dict[str, Untyped] = field(default_factory=dict)
     arrays: dict[str, Untyped] = field(default_factory=dict)
@@ -72,17 +74,10 @@ def attributes_of(node: Untyped) -> dict[str, Untyped]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
-_RUNS_ON = (
-    "runs for as many turns as its trip count says, also when its condition says stop; give it a condition that is "
-    "constantly true"
-)
-_SCAN_LISTS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
-
-
 def wrong_loops(graph: "onnx.GraphProto", outer: frozenset[str] = frozenset()) -> Iterator[str]:
-    """What IREE gets wrong of each Loop of a graph, inner graphs included, with the name of its node and the remedy.
+    """'NODE REASON; REMEDY' of each Loop that IREE gets wrong in a graph, inner graphs included.
 
-    outer: values of the graphs around it that are true for certain.
+    outer: names of values of the graphs around it that are always true.
     """
     sure = _sure(graph, outer)
     for node in graph.node:
@@ -97,7 +92,7 @@ def wrong_loops(graph: "onnx.GraphProto", outer: frozenset[str] = frozenset()) -
 
 
 def wrong_scan(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
-    """What IREE gets wrong of a Scan."""
+    """'REASON; REMEDY' for each way in which IREE gets a Scan wrong."""
     given = attributes_of(node)
     for name in _SCAN_LISTS:
         if any(given.get(name, ())):
@@ -111,7 +106,7 @@ def wrong_scan(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
 
 
 def _sure(graph: "onnx.GraphProto", outer: frozenset[str]) -> frozenset[str]:
-    """Names of values in a graph that hold nothing but true, or whole numbers other than 0."""
+    """Names of values in a graph that are always true, or whole numbers other than 0."""
     from onnx import TensorProto
 
     found = {*outer, *(tensor.name for tensor in graph.initializer if _is_true(tensor))}
@@ -137,12 +132,9 @@ def _is_true(tensor: "onnx.TensorProto") -> bool:
     return array.size == 1 and bool(array.all())
 
 
-# Of others it takes tanh, or another slope.
-_ACTIVATIONS = {b"Sigmoid", b"Tanh", b"Relu"}
-
-
 def wrong_operators(graph: "onnx.GraphProto", opset: int, outer: Scope | None = None) -> Iterator[str]:
-    """What IREE gets wrong of a graph whose shapes are inferred, inner graphs included, with node and remedy."""
+    """'NODE REASON; REMEDY' of each node that IREE gets wrong in a graph whose shapes are inferred, inner graphs
+    included. outer: what is known of the values around it."""
     scope = (outer or Scope()).inside(graph)
     for node in graph.node:
         if node.domain in ("", "ai.onnx"):
@@ -171,8 +163,10 @@ def _find_unsigned(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
 def _recurrent(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     given = attributes_of(node)
     lengths, peepholes = (node.input[place] if len(node.input) > place else "" for place in (4, 7))
-    if lengths and not _full(lengths, node.input[0], scope):
-        yield "leaves sequence_lens out of account; mask the sequences in the model"
+    if lengths:
+        array, sizes = scope.array(lengths), scope.sizes(node.input[0])
+        if array is None or sizes is None or array.tolist() != [sizes[0]] * array.size:
+            yield "leaves sequence_lens out of account; mask the sequences in the model"
     if peepholes:
         yield "leaves its peephole weights out of account; export the model without them"
     if "clip" in given:
@@ -181,13 +175,8 @@ def _recurrent(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
         yield f"computes another activation than {others[0]}; use Sigmoid, Tanh or Relu"
 
 
-def _full(lengths: str, sequence: str, scope: Scope) -> bool:
-    array, sizes = scope.array(lengths), scope.sizes(sequence)
-    return array is not None and sizes is not None and array.tolist() == [sizes[0]] * array.size
-
-
 def _average(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
-    """With ceil_mode: averages of windows that reach beyond the padding, and windows that begin there."""
+    """Averages with ceil_mode, of windows that reach beyond the padding, or begin there."""
     given = attributes_of(node)
     if not given.get("ceil_mode") or given.get("auto_pad", b"NOTSET") != b"NOTSET":
         return

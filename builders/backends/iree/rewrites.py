@@ -32,7 +32,10 @@ def rewrite(graph: "onnx.GraphProto", opset: int, outer: Scope | None = None) ->
 
 
 class _Writer:
-    """Writes nodes in the place of one, under its name, so that what a compiler says of them is said of it."""
+    """Makes the nodes that take the place of one, under its name, so that the compiler's errors name that node.
+
+    Called with an operator, its inputs and attributes it adds a node and gives the name of its output.
+    """
 
     def __init__(self, node: "onnx.NodeProto", opset: int) -> None:
         self.node = node
@@ -46,11 +49,11 @@ class _Writer:
         return self("Constant", value=numpy_helper.from_array(np.asarray(array)))
 
     def __call__(self, operator: str, *inputs: str, **attributes: Untyped) -> str:
-        """The name of a node's output."""
+        """The name of a new node's output."""
         return self.last(operator, inputs, [f"{self.node.output[0]}_{len(self.nodes)}"], **attributes)
 
     def last(self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Untyped) -> str:
-        """The same, with these outputs."""
+        """Add a node with these outputs; the name of the first."""
         from onnx import helper
 
         self.nodes.append(helper.make_node(operator, inputs, outputs, name=self.node.name, **attributes))

@@ -59,14 +59,14 @@ class IreeSession(Session):
             found = self._main(*given)
         except (ValueError, RuntimeError, IndexError) as error:
             raise EngineryError(f"IREE failed while running: {words(error)}") from error
-        # copied: what it hands out lies in its own memory
+        # copied: IREE's results are in memory of its own
         results = [np.array(value.to_host()) for value in (found if isinstance(found, tuple) else (found,))]
         results = [_signed_as(spec, array) for spec, array in zip(self.outputs, results, strict=True)]
         return shape_profiles.checked_outputs(self._request, results, sizes, "IREE")
 
 
 def _signed_as(spec: TensorSpec, array: "np.ndarray") -> "np.ndarray":
-    """The bits as the request says: IREE's integers have a width and no sign, and it calls them signed."""
+    """The array's bits in the request's dtype: IREE's integers have a width and no sign, and come as signed ones."""
     wanted = np.dtype(spec.dtype) if spec.dtype.lstrip("u").startswith("int") else array.dtype
     same = array.dtype.kind in "iu" and wanted.itemsize == array.dtype.itemsize
     return array.view(wanted) if same else array

@@ -1,4 +1,4 @@
-"""What becomes of the file that ONNX Runtime saves, before it is an engine; and how such a file is read."""
+"""The file that ONNX Runtime saves: made an engine that stands alone, and read as the graph that was optimized."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ _INDICES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
 
 def embed_weights(path: Path, source: Path) -> tuple[str, ...]:
-    """Take external data from `source` into the engine, which must stand alone; notes on what the graph became."""
+    """Take the external data under `source` into the engine `path`; a note where fp16 operators compute in fp32."""
     engine = onnx.load(path, load_external_data=False)
     if any(onnx.external_data_helper.uses_external_data(tensor) for tensor in engine.graph.initializer):
         onnx.load_external_data_for_model(engine, str(source))
@@ -27,10 +27,10 @@ def embed_weights(path: Path, source: Path) -> tuple[str, ...]:
 
 
 def embed_shapes(model: onnx.ModelProto, folder: Path) -> None:
-    """Take the integer vectors of a light model (weights in files in `folder`) into the model itself.
+    """Take the integer vectors of a model whose weights are in files in `folder` into the model, in place.
 
-    They may be shapes, lengths or indices, and ONNX's shape inference reads those from the model alone: where ONNX
-    Runtime makes one Split of 128 Slices, its lengths are 1024 bytes, and a file that has them outside does not open.
+    They may be shapes, lengths or indices, which ONNX's shape inference reads from the model alone: where ONNX Runtime
+    makes one Split of 128 Slices, its lengths are 1024 bytes, and a file that has them outside does not open.
     """
     for graph in walk_graphs(model.graph):
         for tensor in graph.initializer:
@@ -40,11 +40,11 @@ def embed_shapes(model: onnx.ModelProto, folder: Path) -> None:
 
 
 def restore_names(model: onnx.ModelProto) -> None:
-    """Give the tensors of an fp16 engine that are computed in fp32 the names that they have in the source graph.
+    """Give the tensors of an fp16 engine that are computed in fp32 their names in the source graph, in place.
 
-    ONNX Runtime calls the fp32 stand-in of tensor 'h' `WIDENED` + 'h'; where the engine also holds 'h' itself, rounded
-    by a Cast from the stand-in, that one becomes 'h/narrow'. Stand-ins of inputs, constants and of what is computed in
-    fp16 are copies, and keep their names; so do those of outputs.
+    ONNX Runtime calls the fp32 form of tensor 'h' `WIDENED` + 'h'; where the engine also holds 'h' itself, rounded by a
+    Cast of that, it becomes 'h/narrow'. The fp32 forms of inputs, of constants and of tensors that are computed in fp16
+    are copies, and keep their names; so do those of outputs.
     """
     graph = model.graph
     maker = {name: node for node in graph.node for name in node.output}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends.compatibility import check_compatible
-from builders.backends.discovery import PackageNotFoundError, version
+from builders.backends.installed import versions_of
 from builders.backends.onnxruntime.gpu_session import (
     CUDA,
     INSTALL,
@@ -32,20 +32,12 @@ from builders.backends.onnxruntime.gpu_session import (
     provider_failures,
     write_whole,
 )
-from builders.backends.onnxruntime.reasons import words_of
+from builders.backends.onnxruntime.session import words_of
 from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import EngineryError, InputError, ModelError
 from enginery.core.hardware import cuda
 from enginery.core.requirements import Requirement, driver_for, for_target, later_versions, same_versions
-from enginery.core.types import (
-    BuildRequest,
-    Engine,
-    Precision,
-    QuantizationScheme,
-    Session,
-    ShapeProfile,
-    Target,
-)
+from enginery.core.types import BuildRequest, Engine, Precision, QuantizationScheme, Session, ShapeProfile, Target
 
 _TENSORRT_WHEELS = ("tensorrt", *(f"tensorrt-{cuda}-libs" for cuda in ("cu12", "cu13")))
 
@@ -72,7 +64,7 @@ class _OnnxRuntimeGpu(ABC):
 
     def versions(self) -> dict[str, str]:
         """Version of the wheel with the GPU providers."""
-        return _read_versions("onnxruntime-gpu")
+        return versions_of("onnxruntime-gpu")
 
     def scheme(self) -> QuantizationScheme:
         """TensorRT's: symmetric int8, biases in floating point, the rest in fp16."""
@@ -125,7 +117,7 @@ class _OnnxRuntimeGpu(ABC):
         """The providers of a session with their options, the backend's own first."""
 
     def _find_misinstallation(self) -> str | None:
-        here, plain = self.versions().get("onnxruntime-gpu"), _read_versions("onnxruntime").get("onnxruntime")
+        here, plain = self.versions().get("onnxruntime-gpu"), versions_of("onnxruntime").get("onnxruntime")
         if here is None:
             return f"onnxruntime-gpu is not installed; {self.install}"
         if plain not in (None, here):
@@ -223,7 +215,7 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
 
     def versions(self) -> dict[str, str]:
         """Versions of the wheel with the provider and, where they are wheels, of TensorRT's libraries."""
-        return _read_versions("onnxruntime-gpu") and _read_versions("onnxruntime-gpu", *_TENSORRT_WHEELS)
+        return versions_of("onnxruntime-gpu") and versions_of("onnxruntime-gpu", *_TENSORRT_WHEELS)
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
         """The very versions that built it, and a driver for their CUDA."""
@@ -288,13 +280,3 @@ def _library(provider: str) -> Path:
     where = Path(spec.origin).parent if spec and spec.origin else Path()
     name = provider.removesuffix("ExecutionProvider").lower()
     return where / "capi" / f"libonnxruntime_providers_{name}.so"
-
-
-def _read_versions(*names: str) -> dict[str, str]:
-    found = {}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

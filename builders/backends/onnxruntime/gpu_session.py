@@ -1,24 +1,32 @@
-"""The file of a GPU engine of ONNX Runtime: the graph in one piece, and what of it a compiler left over.
-
-A session of ONNX Runtime on a GPU provider, which never runs on the CPU unseen. Never run on a GPU.
+"""The file and the session of an ONNX Runtime engine on a GPU provider; that it runs on the CPU is an error.
 
 ONNX Runtime gives a session on the CPU, with a warning at most, when a provider is missing in the wheel or its
 libraries do not load, whatever `enable_fallback` says (microsoft/onnxruntime#17801; seen with both wheels of 1.31 on a
-host without CUDA). So the providers are looked at before and after, and operators that were placed on the CPU provider
-are refused unless they only compute shapes, which CUDA leaves to the CPU on purpose.
+host without CUDA). So the providers are checked before and after, and operators that were placed on the CPU provider
+are refused unless they only compute shapes, which CUDA leaves to the CPU on purpose. Never run on a GPU.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from builders.backends.onnxruntime.cpu import OrtSession
-from builders.backends.onnxruntime.reasons import failures, words_of
+from builders.backends.onnxruntime.session import OrtSession, failures, words_of
 from enginery.core.errors import EngineryError, ModelError
 from enginery.core.text import join_first
 from enginery.core.types import ShapeProfile, Untyped
 
 _MOST_TYPES = 3
 _MOST_BYTES = (1 << 31) - 1  # of a protobuf
+CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
+# Both wheels are the module `onnxruntime`: the one installed last is the one that runs.
+INSTALL = "pip install --no-deps --force-reinstall onnxruntime-gpu, of onnxruntime's version"
+ProviderOptions = dict[str, str]
+# Operators that the CUDA provider leaves to the CPU where they compute shapes; it has kernels for all others of them.
+_OF_SHAPES = frozenset(
+    {"Abs", "Add", "And", "Cast", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand", "Floor"}
+    | {"Gather", "Greater", "Identity", "Less", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Range", "ReduceProd"}
+    | {"Reshape", "Shape", "Size", "Slice", "Squeeze", "Sub", "Unsqueeze", "Where"}
+)
+_SHOWN = 3
 
 
 def write_whole(model: Path, path: Path) -> None:
@@ -47,24 +55,12 @@ def left_over(path: Path) -> tuple[str, ...]:
     return (f"{len(rest)} operators are outside of TensorRT's engines and run on the CUDA provider: {kinds}",)
 
 
-CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
-# Both wheels are the module `onnxruntime`: the one installed last is the one that runs.
-INSTALL = "pip install --no-deps --force-reinstall onnxruntime-gpu, of onnxruntime's version"
-ProviderOptions = dict[str, str]
-# Operators that the CUDA provider leaves to the CPU where they compute shapes; it has kernels for all others of them.
-_OF_SHAPES = frozenset(
-    {"Abs", "Add", "And", "Cast", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand", "Floor"}
-    | {"Gather", "Greater", "Identity", "Less", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Range", "ReduceProd"}
-    | {"Reshape", "Shape", "Size", "Slice", "Squeeze", "Sub", "Unsqueeze", "Where"}
-)
-_SHOWN = 3
-
-
 class GpuSession(OrtSession):
-    """An engine opened on a GPU provider, which answers for shapes within its profiles only.
+    """An engine opened on a GPU provider, which takes shapes within its profiles only.
 
-    providers: with their options, the one it is for first.  cpu_operators: whether more than shapes may be computed on
-    the CPU. Raises EngineryError when ONNX Runtime falls back, ModelError when it cannot read the engine.
+    providers: with their options, the engine's own first.  cpu_operators: whether more than shapes may be computed on
+    the CPU. Raises EngineryError when ONNX Runtime falls back to another device, ModelError when it cannot read the
+    engine.
     """
 
     def __init__(
@@ -75,11 +71,24 @@ class GpuSession(OrtSession):
         *,
         cpu_operators: bool = False,
     ) -> None:
-        super().__init__(model, opens=_opener(providers, cpu_operators), profiles=profiles)
+        def opens(model: Path, options: Untyped) -> Untyped:
+            import onnxruntime as ort
+
+            check_available(ort.get_available_providers(), providers[0][0])
+            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+            try:
+                session = ort.InferenceSession(str(model), options, providers=list(providers), enable_fallback=0)
+            except provider_failures() as error:
+                words = f"{model.name}: {providers[0][0]} cannot load it: {words_of(error)}"
+                raise ModelError(f"{words}; build it again") from error
+            _check_placed(model, session, providers[0][0], cpu_operators)
+            return session
+
+        super().__init__(model, opens=opens, profiles=profiles)
 
 
 def provider_failures() -> tuple[type[Exception], ...]:
-    """What opening on a provider raises: ONNX Runtime's classes, and the plain one where a library does not load."""
+    """The classes that opening on a provider raises: ONNX Runtime's, and RuntimeError where a library does not load."""
     return (*failures(), RuntimeError)
 
 
@@ -87,28 +96,6 @@ def check_available(available: Sequence[str], provider: str) -> None:
     """Raise EngineryError when the installed ONNX Runtime has no such provider."""
     if provider not in available:
         raise EngineryError(f"onnxruntime here has {', '.join(available)}, and no {provider}; {INSTALL}")
-
-
-def _opener(
-    providers: Sequence[tuple[str, ProviderOptions]], cpu_operators: bool
-) -> Callable[[Path, Untyped], Untyped]:
-    """Opens a file on these providers, or raises."""
-
-    def opens(model: Path, options: Untyped) -> Untyped:
-        import onnxruntime as ort
-
-        check_available(ort.get_available_providers(), providers[0][0])
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        try:
-            session = ort.InferenceSession(str(model), options, providers=list(providers), enable_fallback=0)
-        except provider_failures() as error:
-            raise ModelError(
-                f"{model.name}: {providers[0][0]} cannot load it: {words_of(error)}; build it again"
-            ) from error
-        _check_placed(model, session, providers[0][0], cpu_operators)
-        return session
-
-    return opens
 
 
 def _check_placed(model: Path, session: Untyped, provider: str, cpu_operators: bool) -> None:

@@ -1,24 +1,25 @@
 """Reads the trace that ONNX Runtime's profiler writes: time, types and shapes of each node, run by run.
 
 The trace is a list of events (Chrome's trace format, times in microseconds). A run is a 'model_run' of category
-'Session'; the kernels of a run are the events of category 'Node' named '..._kernel_time' that lie within it.
+'Session'; the kernels of a run are the events of category 'Node' named '..._kernel_time' within its time.
 
-An event names the shapes of its inputs and outputs, but leaves out weights that the kernel has packed for itself. So
-the inputs come from the graph as it is executed, which the session writes too: its constants, and the tensors that
-other events made.
+An event has the shapes of its inputs and outputs, but not those of weights that the kernel has packed for itself. So
+the inputs come from the graph as it is executed, which the session writes too: its constants, and the outputs of other
+events.
 
 While it times a kernel the profiler also writes down its shapes and threads, which takes as long as a small kernel. So
-nodes that do next to nothing are timed in the same way, and their median is taken off every time.
+nodes that do next to nothing are timed in the same way, and the median of these is subtracted from every time.
 """
 
 import itertools
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builders.backends.onnxruntime.session import open_model, session_options
 from builders.backends.optional_methods import NodeTime, RunProfile, TensorType, element_name, type_name
 from enginery.core.errors import DataError, ModelError
 from enginery.core.parsing import find, read
@@ -30,14 +31,13 @@ if TYPE_CHECKING:
     from enginery.core.types import Tensors
 
 _END = "_kernel_time"
-# What differs from numpy's names.
-_QUICKER = 0.5
+_QUICKER = 0.5  # share of the runs that counts
 _EMPTY_NODES, _EMPTY_RUNS = 16, 20
 
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """begun, taken: in microseconds.  inputs, outputs: as the event tells them."""
+    """An event of the trace. begun, taken: in microseconds.  inputs, outputs: as the event has them."""
 
     name: str
     category: str
@@ -66,34 +66,25 @@ class TraceEvent:
         )
 
 
-def profile_nodes(
-    path: Path,
-    inputs: "Tensors",
-    runs: int,
-    workdir: Path,
-    options: Callable[[], Untyped],
-    opens: Callable[[Path, Untyped], Untyped],
-) -> RunProfile:
-    """Times of the nodes of a model on disk. options: of a session like the engine's; opens: opens a file with them.
+def profile_nodes(path: Path, inputs: "Tensors", runs: int, workdir: Path, level: str, threads: int) -> RunProfile:
+    """Times of the nodes of a model on disk. level, threads: of its session, as `session_options` takes them.
 
-    Raises what `opens` raises, and ModelError for a trace that cannot be read.
+    Raises ModelError for a model that cannot be opened, and for a trace that cannot be read.
     """
-    found = _trace_run(path, inputs, runs, workdir, options(), opens)
-    empty = statistics.median(node.seconds for node in _empty(workdir, options(), opens).nodes)
+    found = _trace_run(path, inputs, runs, workdir, session_options(level, threads))
+    empty = statistics.median(node.seconds for node in _empty(workdir, session_options(level, threads)).nodes)
     nodes = [replace(node, seconds=max(node.seconds - empty, 0.0)) for node in found.nodes]
     return replace(found, nodes=nodes)
 
 
-def _trace_run(
-    path: Path, inputs: "Tensors", runs: int, workdir: Path, options: Untyped, opens: Callable[[Path, Untyped], Untyped]
-) -> RunProfile:
+def _trace_run(path: Path, inputs: "Tensors", runs: int, workdir: Path, options: Untyped) -> RunProfile:
     executed = workdir / f"executed-{path.stem}.onnx"
     options.enable_profiling = True
     options.profile_file_prefix = str(workdir / f"profile-{path.stem}")
     options.optimized_model_filepath = str(executed)
     weights = f"executed-{path.stem}.weights"
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
-    session = opens(path, options)
+    session = open_model(path, options)
     discard = max(2, runs // 5)
     for _ in range(discard + runs):
         session.run(None, dict(inputs))
@@ -101,8 +92,8 @@ def _trace_run(
     return read_trace(Path(session.end_profiling()), executed, given, discard)
 
 
-def _empty(workdir: Path, options: Untyped, opens: Callable[[Path, Untyped], Untyped]) -> RunProfile:
-    """Additions of one number, one after the other."""
+def _empty(workdir: Path, options: Untyped) -> RunProfile:
+    """The profile of a graph of additions of one number, one after the other."""
     import numpy as np
     from onnx import parser
 
@@ -112,14 +103,14 @@ def _empty(workdir: Path, options: Untyped, opens: Callable[[Path, Untyped], Unt
     path = workdir / "empty.onnx"
     path.write_bytes(parser.parse_model(text).SerializeToString())
     one = np.ones(1, np.float32)
-    return _trace_run(path, {"x": one, "c": one}, _EMPTY_RUNS, workdir, options, opens)
+    return _trace_run(path, {"x": one, "c": one}, _EMPTY_RUNS, workdir, options)
 
 
 def read_trace(path: Path, executed: Path, inputs: Mapping[str, TensorType], discard: int) -> RunProfile:
-    """Mean times over the quicker half of the runs, the first `discard` left out: an interruption says nothing about a
-    node. executed: the optimized graph, as the session wrote it.  inputs: of the run.
+    """Mean times over the quicker half of the runs, the first `discard` left out: slow ones were interrupted.
 
-    Raises ModelError for a trace without a run, which means that this version of the runtime writes another form.
+    executed: the optimized graph, as the session wrote it.  inputs: types and shapes of the run's. Raises ModelError
+    for a trace without a run, which means that this version of the runtime writes another form.
     """
     try:
         found = [TraceEvent.from_json(item) for item in json.loads(path.read_bytes()) if "ts" in item]
@@ -132,12 +123,16 @@ def read_trace(path: Path, executed: Path, inputs: Mapping[str, TensorType], dis
     kernels = [item for item in events if item.category == "Node" and item.name.endswith(_END)]
     chosen = sorted(runs, key=lambda item: item.taken)[: max(1, round(_QUICKER * len(runs)))]
     inside = [_outermost([item for item in kernels if run.begun <= item.begun <= run.ended]) for run in chosen]
-    nodes = _with_inputs([_node(same) for same in zip(*inside, strict=False)], executed, inputs)
-    return RunProfile(nodes, len(chosen), sum(item.taken for item in chosen) / len(chosen) * 1e-6)
+    nodes = []
+    for same in zip(*inside, strict=False):  # one node in all runs
+        first, seconds = same[0], sum(item.taken for item in same) / len(same) * 1e-6
+        nodes.append(NodeTime(first.name.removesuffix(_END), first.operator, seconds, first.inputs, first.outputs))
+    whole_s = sum(item.taken for item in chosen) / len(chosen) * 1e-6
+    return RunProfile(_with_inputs(nodes, executed, inputs), len(chosen), whole_s)
 
 
 def _outermost(kernels: Sequence[TraceEvent]) -> list[TraceEvent]:
-    """Without the nodes of bodies: the time of an If or a Loop holds theirs."""
+    """The kernels without those of bodies, whose time is part of their If's or Loop's."""
     kept: list[TraceEvent] = []
     for item in kernels:
         if not kept or item.ended > kept[-1].ended or item.begun > kept[-1].ended:
@@ -145,15 +140,8 @@ def _outermost(kernels: Sequence[TraceEvent]) -> list[TraceEvent]:
     return kept
 
 
-def _node(same: Sequence[TraceEvent]) -> NodeTime:
-    """One node, from its events in all runs."""
-    first = same[0]
-    seconds = sum(item.taken for item in same) / len(same) * 1e-6
-    return NodeTime(first.name.removesuffix(_END), first.operator, seconds, first.inputs, first.outputs)
-
-
 def _with_inputs(nodes: Sequence[NodeTime], executed: Path, inputs: Mapping[str, TensorType]) -> list[NodeTime]:
-    """The nodes with all of their inputs; a node that the graph does not show keeps what its event told."""
+    """The nodes with all of their inputs; one that the graph does not show keeps those of its event."""
     import onnx
 
     graph = onnx.load(executed, load_external_data=False).graph
@@ -169,13 +157,14 @@ def _with_inputs(nodes: Sequence[NodeTime], executed: Path, inputs: Mapping[str,
 
 
 def _take_node(node: NodeTime, graph: "GraphProto", taken: set[int]) -> "NodeProto | None":
-    """The graph's node of this name; a node without a name is called by its operator and a number: the next such."""
-    alike: list[tuple[int, NodeProto]] = [
-        (i, item) for i, item in enumerate(graph.node) if i not in taken and item.op_type == node.op_type
-    ]
-    named = [(i, item) for i, item in alike if item.name == node.name]
-    nameless = [(i, item) for i, item in alike if not item.name]
-    for i, item in (named or nameless)[:1]:
+    """The graph's node of this name that is not in `taken`, to which its place is added; None where there is none.
+
+    The trace calls a node without a name by its operator and a number: that is the next such node.
+    """
+    alike: list[tuple[int, NodeProto]]
+    alike = [(i, item) for i, item in enumerate(graph.node) if i not in taken and item.op_type == node.op_type]
+    named = [found for found in alike if found[1].name == node.name]
+    for i, item in (named or [found for found in alike if not found[1].name])[:1]:
         taken.add(i)
         return item
     return None

@@ -1,24 +1,21 @@
-"""One fusion that ONNX Runtime leaves out: the bias behind an integer MatMul.
+"""Rewrites of graphs that ONNX Runtime has optimized, with the same results: two for speed, one against a crash.
 
-Its MatMulIntegerToFloat adds a bias while it scales the sums, for nothing; its optimizer gives it one only in graphs
-whose scales are made at run time. With fixed scales (Q/DQ) the Add stays behind it, one more pass over the result.
+`fuse_bias`: the kernel MatMulIntegerToFloat adds a bias while it scales the sums, at no cost; ONNX Runtime's optimizer
+gives it one only in graphs whose scales are made at run time. With fixed scales (Q/DQ) an Add is left behind it, one
+more pass over the result.
 
-Large integer convolutions in parts that fit a core's L2 cache.
+`split_convolutions`: ONNX Runtime's integer convolution reads all weights for every few rows of its result. Weights
+larger than the L2 cache come from the next level each time: on ResNet-18 the last three convolutions (512 by 512
+channels, 3x3, 2.4 MB) took 0.96 ms each, at 58 % of the rate of those before them. Cut by output channels, each part's
+weights stay in L2 over all rows, and the results are put together as bytes: the whole net gains 7 % with one image and
+6 % with eight.
 
-ONNX Runtime's integer convolution goes over all weights for every few rows of its result. Weights larger than the L2
-cache come from the next level each time, which then is what limits it: on ResNet-18 the last three convolutions (512
-by 512 channels, 3x3, 2.4 MB) took 0.96 ms each, at 58 % of the rate of those before them. Cut by output channels, each
-part's weights stay in L2 over all rows, and the results are put together as bytes: the whole net gains 7 % with one
-image and 6 % with eight. The numbers are the same to the bit.
-
-Graphs that end the process that opens them in ONNX Runtime: a Transpose, a Cast and a MatMul in this order.
-
-Its MatmulTransposeFusion swaps such a Cast and Transpose where the Transpose moves the first axis behind others (time
-and batch of a recurrent layer). Where it then fuses nothing, as with weights of two axes, the new nodes have no schema,
-and NchwcTransformer, the next with all optimizations, dereferences it: a segmentation fault, seen in 1.31 and reported
-of 1.24 (https://github.com/microsoft/onnxruntime/issues/28392). The Casts of fp16 graphs are inserted behind that
-fusion, so the saved file has the three in that order, and the next session that opens it ends. Files are saved here
-with the Cast first, for sessions with any options.
+`cast_first`: opening a graph with a Transpose, a Cast and a MatMul in this order can end the process. ONNX Runtime's
+MatmulTransposeFusion swaps such a Cast and Transpose where the Transpose moves the first axis behind others (time and
+batch of a recurrent layer). Where it then fuses nothing, as with weights of two axes, the new nodes have no schema, and
+NchwcTransformer, the next with all optimizations, dereferences it: a segmentation fault, seen in 1.31 and reported of
+1.24 (https://github.com/microsoft/onnxruntime/issues/28392). The Casts of fp16 graphs are inserted after that fusion,
+so that the saved file has this order; it is saved with the Cast first, for sessions with any options.
 """
 
 import math
@@ -28,25 +25,39 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from builders.onnx_graphs.bodies import walk_graphs, walk_nodes
 
 _BIAS_INPUT = 6
+# Measured with 1.31 on a CPU with 1 MiB of L2 to a core, ResNet-18: parts of 64, 128 and 192 channels (0.3 to 0.9 MB)
+# are equally fast, parts of 1.2 MB gain half as much. Convolutions below `SPLIT_BYTES` gain nothing.
+SPLIT_BYTES = 1_000_000
+PART_BYTES = 600_000
+# The kernel computes so many output channels at a time.
+CHANNELS = 64
+_WEIGHT, _PER_CHANNEL = 3, (3, 4, 5, 8)  # weight; weight, its scales and zero points, bias
+# Left out where a session optimises a graph, saves it and applies the layout in one go.
+FUSION = "MatmulTransposeFusion"
+_READERS = ("MatMul", "FusedMatMul")
 
 
-def fuse_bias(path: Path) -> int:
-    """Fold biases in an optimized model on disk; gives how many."""
+def rewrite_optimized(path: Path, *, faster: bool) -> tuple[str, ...]:
+    """Rewrite an optimized model on disk; notes on what was done. faster: whether with the rewrites for speed."""
     model = onnx.load(path)
-    folded = fold_biases(model)
-    if folded:
+    swapped = cast_first(model)
+    if swapped + (fuse_bias(model) + split_convolutions(model) if faster else 0):
         onnx.save(model, path)
-    return folded
+    if not swapped:
+        return ()
+    return (
+        f"Casts between a Transpose and a MatMul, put before the Transpose: {swapped}; "
+        "onnxruntime would end the process that opens the engine",
+    )
 
 
-def fold_biases(model: ModelProto) -> int:
-    """The same in place, on a model in memory."""
+def fuse_bias(model: ModelProto) -> int:
+    """Give each integer MatMul the bias that is added behind it, in place; gives how many."""
     graph = model.graph
     made = {name: node for node in graph.node for name in node.output}
     reads = Counter(name for node in graph.node for name in node.input)
@@ -57,7 +68,9 @@ def fold_biases(model: ModelProto) -> int:
         for product, bias in (node.input, reversed(node.input)):
             maker = made.get(product)
             if maker and reads[product] == 1 and _takes(maker, given.get(bias), given):
-                _fold(maker, bias, node.output[0])
+                unset = [""] * (_BIAS_INPUT - len(maker.input))
+                maker.input[:] = [*maker.input[:_BIAS_INPUT], *unset, bias]
+                maker.output[0] = node.output[0]
                 graph.node.remove(node)
                 made[node.output[0]] = maker
                 folded += 1
@@ -75,46 +88,23 @@ def _takes(node: NodeProto, bias: TensorProto | None, given: dict[str, TensorPro
     return list(bias.dims) == [weight.dims[-1]]
 
 
-def _fold(node: NodeProto, bias: str, result: str) -> None:
-    node.input.extend([""] * (_BIAS_INPUT - len(node.input)))
-    del node.input[_BIAS_INPUT:]
-    node.input.append(bias)
-    node.output[0] = result
-
-
-# Measured with 1.31 on a CPU with 1 MiB of L2 to a core, ResNet-18: parts of 64, 128 and 192 channels (0.3 to 0.9 MB)
-# are equally fast, parts of 1.2 MB gain half as much. Convolutions below `SPLIT_BYTES` gain nothing.
-SPLIT_BYTES = 1_000_000
-PART_BYTES = 600_000
-# The kernel computes so many output channels at a time.
-CHANNELS = 64
-_WEIGHT, _PER_CHANNEL = 3, (3, 4, 5, 8)  # weight; weight, its scales and zero points, bias
-
-
-def split_convolutions(path: Path) -> int:
-    """Split those of an optimized model on disk; gives how many."""
-    model = onnx.load(path)
-    split = split_in_place(model)
-    if split:
-        onnx.save(model, path)
-    return split
-
-
-def split_in_place(model: ModelProto) -> int:
-    """The same on a model in memory."""
+def split_convolutions(model: ModelProto) -> int:
+    """Split the large integer convolutions, in place; gives how many."""
     given = {item.name: item for item in model.graph.initializer}
     nodes, split = list[NodeProto](), 0
     for node in model.graph.node:
         width = _width(node, given)
-        if width:
-            nodes += _parts(model, node, width, given)
-            split += 1
-        else:
-            nodes.append(node)
+        nodes += _parts(model, node, width, given) if width else [node]
+        split += bool(width)
     if split:
         del model.graph.node[:]
         model.graph.node.extend(nodes)
-        _drop_unread(model)
+        read = {name for node in model.graph.node for name in node.input}
+        read.update(value.name for value in model.graph.output)
+        # A body within a node could read a constant too: then all stay.
+        bodies = any(item.type == onnx.AttributeProto.GRAPH for node in model.graph.node for item in node.attribute)
+        for item in [] if bodies else [item for item in model.graph.initializer if item.name not in read]:
+            model.graph.initializer.remove(item)
     return split
 
 
@@ -133,6 +123,7 @@ def _width(node: NodeProto, given: Mapping[str, TensorProto]) -> int:
 
 
 def _parts(model: ModelProto, node: NodeProto, width: int, given: Mapping[str, TensorProto]) -> list[NodeProto]:
+    """The nodes in the place of a convolution: parts of `width` output channels each, and their Concat."""
     channels = given[node.input[_WEIGHT]].dims[0]
     parts = []
     for start in range(0, channels, width):
@@ -143,30 +134,12 @@ def _parts(model: ModelProto, node: NodeProto, width: int, given: Mapping[str, T
             if index < len(node.input) and node.input[index]:
                 values = numpy_helper.to_array(given[node.input[index]])
                 if values.ndim and len(values) == channels:
-                    name = f"{node.input[index]}/{node.name}/{start}"
-                    part.input[index] = _constant(model, name, values[start : start + width])
+                    part.input[index] = f"{node.input[index]}/{node.name}/{start}"
+                    own = np.ascontiguousarray(values[start : start + width])
+                    model.graph.initializer.append(numpy_helper.from_array(own, part.input[index]))
         parts.append(part)
     results = [part.output[0] for part in parts]
     return [*parts, helper.make_node("Concat", results, [node.output[0]], name=f"{node.name}/concat", axis=1)]
-
-
-def _constant(model: ModelProto, name: str, values: "NDArray[np.generic]") -> str:
-    model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
-    return name
-
-
-def _drop_unread(model: ModelProto) -> None:
-    """Constants that no node reads any more. Where a node has a body, which could read them, all stay."""
-    read = {name for node in model.graph.node for name in node.input} | {value.name for value in model.graph.output}
-    bodies = any(item.type == onnx.AttributeProto.GRAPH for node in model.graph.node for item in node.attribute)
-    unread = [] if bodies else [item for item in model.graph.initializer if item.name not in read]
-    for item in unread:
-        model.graph.initializer.remove(item)
-
-
-# What may be left out of a session that optimises and saves a graph in one go.
-FUSION = "MatmulTransposeFusion"
-_READERS = ("MatMul", "FusedMatMul")
 
 
 def file_moves_first_axis(path: Path) -> bool:
@@ -175,21 +148,8 @@ def file_moves_first_axis(path: Path) -> bool:
     return any(_moves_first_axis(node) for node in walk_nodes(model.graph))
 
 
-def cast_first(path: Path) -> tuple[str, ...]:
-    """Swap each such Transpose and Cast in a model on disk, which computes the same; a note that says how many."""
-    model = onnx.load(path)
-    swapped = swap_in_place(model)
-    if not swapped:
-        return ()
-    onnx.save(model, path)
-    return (
-        f"Casts between a Transpose and a MatMul, put before the Transpose: {swapped}; "
-        "onnxruntime would end the process that opens the engine",
-    )
-
-
-def swap_in_place(model: ModelProto) -> int:
-    """The same on a model in memory; gives how many."""
+def cast_first(model: ModelProto) -> int:
+    """Swap the Transpose and Cast before a MatMul, in place; gives how many."""
     reads = Counter(name for node in walk_nodes(model.graph) for name in node.input)
     reads.update(value.name for graph in walk_graphs(model.graph) for value in graph.output)
     return sum(_swap(graph, reads) for graph in walk_graphs(model.graph))

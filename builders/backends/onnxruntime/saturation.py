@@ -1,21 +1,20 @@
-"""uint8 weights in the place of int8 ones, for CPUs whose uint8 x int8 kernels add in 16 bits (`cpu_kinds`).
+"""Whether a model's integer sums can saturate on a CPU without VNNI, and how to open it so that none does.
 
-ONNX Runtime does the same where it optimises the graph that it opens (`cpu_kinds.EXACT_SESSION`). In a graph that must
-run as it is written, as a reference does, that option has no effect (seen in 1.31).
-
-Whether a model's integer sums can saturate on a CPU without VNNI, and how to open it so that none does.
-
-The kernels there add pairs of products in 16 bits. With factors of 255 and 64 a pair is 32,640, which 16 bits hold. So
-the file decides: whether its int8 weights go beyond 64. A file whose weights do not is opened as it is.
+The uint8 x int8 kernels of such CPUs add pairs of products in 16 bits. With factors of 255 and 64 a pair is 32,640,
+which 16 bits hold: a file whose int8 weights are all within -64..64 is opened as it is. In others uint8 weights take
+the place of int8 ones. ONNX Runtime does that itself where it optimises the graph that it opens
+(`targets.EXACT_SESSION`); in a graph that must run as it is written, as a reference does, that option has no effect
+(seen in 1.31), so that the model is rewritten here.
 """
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 from google.protobuf.message import Error  # type: ignore[import-untyped]
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from builders.onnx_graphs.bodies import walk_graphs
 from enginery.core.hardware.targets import EXACT_SESSION
@@ -32,13 +31,59 @@ _PLACES: dict[str, tuple[int, int, int]] = {
     "DynamicQuantizeMatMul": (-1, 1, 3),
 }
 _SHIFT = 128
+HIGHEST = 64  # 2 * 255 * 64 < 2**15
+_UNREADABLE = (Error, ValueError, OSError, onnx.checker.ValidationError)
+
+
+def exact_source(path: Path, options: Untyped) -> str | bytes:
+    """What to open for a file so that no sum saturates: its path, or the bytes of a rewritten model.
+
+    options: of the session; `EXACT_SESSION` is added where it is needed. For a file that cannot be read it is the path,
+    and ONNX Runtime raises the reason.
+    """
+    import onnxruntime as ort
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+        if not may_saturate(model, path.parent):
+            return str(path)
+        options.add_session_config_entry(*EXACT_SESSION)
+        # The option changes constants only, and nothing in a graph that runs as it is written.
+        as_written = options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if as_written or not all(Rewrite(model).list_constant_factors()):
+            return model.SerializeToString() if make_exact(model, path.parent) else str(path)
+    except _UNREADABLE:  # over 2 GiB, too: then the option is all there is
+        options.add_session_config_entry(*EXACT_SESSION)
+    return str(path)
+
+
+def file_may_saturate(path: Path) -> bool:
+    """`may_saturate` of a file."""
+    return may_saturate(onnx.load(path, load_external_data=False), path.parent)
+
+
+def may_saturate(model: ModelProto, folder: Path) -> bool:
+    """Whether an int8 tensor of a model holds more than 64 in magnitude, or is made while it runs.
+
+    folder: of its external data, of which int8 tensors alone are read. A tensor of one number, such as a zero point, is
+    in no pair of products.
+    """
+    for graph in walk_graphs(model.graph):
+        within = (item.t for node in graph.node for item in node.attribute if item.HasField("t"))
+        for tensor in (*graph.initializer, *within):
+            if tensor.data_type == TensorProto.INT8 and math.prod(tensor.dims) > 1:
+                values = numpy_helper.to_array(tensor, str(folder))
+                if values.max() > HIGHEST or values.min() < -HIGHEST:
+                    return True
+    rewrite = Rewrite(model)
+    return rewrite.quantizes_to_int8() or not all(rewrite.list_constant_factors())
 
 
 def make_exact(model: ModelProto, folder: Path) -> bool:
     """Put uint8 in the place of each int8 weight that meets uint8 activations, in place; whether there was one.
 
-    The same numbers: weight and zero point both grow by 128. folder: of the model's external data, which is then read.
-    Of graphs within nodes, nothing.
+    Weight and zero point both grow by 128, so that the results are the same. folder: of the model's external data,
+    which is then read. Graphs within nodes stay as they are.
     """
     if not Rewrite(model).list_constant_factors():
         return False
@@ -48,7 +93,7 @@ def make_exact(model: ModelProto, folder: Path) -> bool:
 
 
 class Rewrite:
-    """Replaces weights in a model in place. A tensor that several nodes read is shifted once."""
+    """Makes uint8 weights of int8 ones in a model, in place. A tensor that several nodes read is shifted once."""
 
     def __init__(self, model: ModelProto) -> None:
         self.model, self.graph = model, model.graph
@@ -79,7 +124,7 @@ class Rewrite:
         return any(TensorProto.INT8 in self._results(node).values() for node in quantizers)
 
     def _results(self, node: NodeProto) -> dict[str, int]:
-        """The element types of a node's results, where its own fields tell."""
+        """Name -> element type of a node's results, where its own fields tell it."""
         if node.op_type == "DynamicQuantizeLinear":
             return dict.fromkeys((node.output[0], node.output[2]), TensorProto.UINT8)
         if node.op_type == "QuantizeLinear":
@@ -129,59 +174,3 @@ class Rewrite:
 
 def _input(node: NodeProto, place: int) -> str:
     return node.input[place] if 0 <= place < len(node.input) else ""
-
-
-HIGHEST = 64  # 2 * 255 * 64 < 2**15
-_UNREADABLE = (Error, ValueError, OSError, onnx.checker.ValidationError)
-
-
-def exact_source(path: Path, options: Untyped) -> str | bytes:
-    """What to open in the place of a file, so that no sum saturates: its path, or the bytes of a rewritten model.
-
-    options: of the session; they get what that takes. Of a file that cannot be read, the path: ONNX Runtime says why.
-    """
-    import onnxruntime as ort
-
-    try:
-        model = onnx.load(path, load_external_data=False)
-        if not may_saturate(model, path.parent):
-            return str(path)
-        options.add_session_config_entry(*EXACT_SESSION)
-        # The option changes constants only, and nothing in a graph that runs as it is written.
-        as_written = options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if as_written or not all(Rewrite(model).list_constant_factors()):
-            return model.SerializeToString() if make_exact(model, path.parent) else str(path)
-    except _UNREADABLE:  # over 2 GiB, too: then the option is all there is
-        options.add_session_config_entry(*EXACT_SESSION)
-    return str(path)
-
-
-def file_may_saturate(path: Path) -> bool:
-    """`may_saturate` of a file."""
-    return may_saturate(onnx.load(path, load_external_data=False), path.parent)
-
-
-def may_saturate(model: ModelProto, folder: Path) -> bool:
-    """Whether an int8 tensor of a model holds more than 64 in magnitude, or is made while it runs.
-
-    folder: of its external data; of that, int8 tensors alone are read. One number alone, as a zero point is, makes no
-    pair.
-    """
-    if any(_beyond(tensor, folder) for tensor in _tensors(model.graph) if tensor.data_type == TensorProto.INT8):
-        return True
-    rewrite = Rewrite(model)
-    return rewrite.quantizes_to_int8() or not all(rewrite.list_constant_factors())
-
-
-def _beyond(tensor: TensorProto, folder: Path) -> bool:
-    if np.prod(tensor.dims, dtype=np.int64) < 2:
-        return False
-    values = numpy_helper.to_array(tensor, str(folder))
-    return bool(values.max() > HIGHEST or values.min() < -HIGHEST)
-
-
-def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    """The constants of a graph and of the graphs within its nodes."""
-    for inner in walk_graphs(graph):
-        yield from inner.initializer
-        yield from (item.t for node in inner.node for item in node.attribute if item.HasField("t"))

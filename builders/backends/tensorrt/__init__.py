@@ -4,14 +4,13 @@
 loaded). `tensorrt` tunes on the GPU it builds for, and therefore builds only where that GPU is; 10.16 and 11.x are
 served by the same calls, which tests check by name against the bindings of each.
 
-    flavour.py    what both share: options, refusals, build, open      rtx.py, full.py   what each has of its own
-    network.py    from a request to the serialized engine: parser, configuration, profiles
-    progress.py   phases of a build, and an early end when it is asked for
-    words.py      what TensorRT says, in words with a remedy
-    session.py    running an engine                                    profile.py        the time of its layers
-    layers.py     what the engine inspector tells of layers and tactics
-    plugins.py    shared libraries of operators                        refit.py          new weights for an engine
-    timing.py     what the tuner measured, given to the next build
+    base.py       what both share: options, refusals, build, open
+    editions.py   what each has of its own
+    build.py      network, profiles, progress, timing cache and account of the layers of a build
+    loading.py    what comes before an engine runs: options of opening it, plugins, new weights
+    session.py    running an engine, and the times of its layers
+    lanes.py      execution contexts with their buffers and CUDA graphs
+    words.py      TensorRT's messages as one error with a remedy
 
 Precision lives in the graph: networks are strongly typed, int8 comes as Q/DQ nodes and fp16 as casts. What cannot work
 is refused before any compiler is imported; what the compiler refuses is raised with its own words and a remedy.

@@ -1,4 +1,4 @@
-"""What both flavours of TensorRT share: options, refusals before any work, building, opening."""
+"""What both editions of TensorRT share: options, refusals before any work, building, opening."""
 
 import importlib
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends.compatibility import check_compatible, find_compatible_gpu
-from builders.backends.discovery import PackageNotFoundError, version
+from builders.backends.installed import versions_of
 from builders.backends.optional_methods import RunProfile
 from builders.backends.tensorrt.build import add_profiles, check_model, has_profile, monitor, parse_network
 from builders.backends.tensorrt.loading import Opening
@@ -20,31 +20,21 @@ from enginery.core.hardware import cuda
 from enginery.core.requirements import Requirement, Runtime, driver_for, for_target
 from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors, Untyped
 
-# Both flavours have these.
+# Both editions have these.
 OPTIONS = SharedOptions(workspace_mib="workspace_mib", cuda_graphs="cuda_graphs", wide_profile=("profiles", "wide"))
 # The first compute capability that has a precision.
 LEAST = {"bf16": (8, 0), "fp8": (8, 9)}
 _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"}
 
 
-def hardware_lacks(precision: str, capability: tuple[int, int]) -> str | None:
-    """Why a GPU cannot compute in a precision, with what to use instead."""
-    sm = "sm_{}{}".format(*capability)
-    if precision == "bf16" and capability < LEAST["bf16"]:
-        return f"{sm} has no bfloat16; use fp16"
-    if precision == "fp8" and capability < LEAST["fp8"]:
-        return f"{sm} has no FP8 (e4m3), which begins with sm_89; use int8"
-    return None
-
-
 def wheels(api: str) -> tuple[str, ...]:
-    """Distributions that a flavour may consist of: its API, and bindings and libraries by CUDA version."""
+    """Distributions that an edition may consist of: its API, and bindings and libraries by CUDA version."""
     return (api, *(f"{api}-{cuda}-{part}" for cuda in ("cu12", "cu13") for part in ("bindings", "libs")))
 
 
 @dataclass(frozen=True)
 class TensorRTEdition:
-    """What both flavours share.
+    """What both editions share.
 
     workspace_mib: scratch memory that one operator may use on the GPU, in MiB; 0 is no limit.
     tf32: whether fp32 operators may round their inputs to TF32 (10 mantissa bits) from sm_80 on. TensorRT's default;
@@ -84,27 +74,23 @@ class TensorRTEdition:
 
     def versions(self) -> dict[str, str]:
         """Versions of the installed wheels: the API, its bindings and its libraries."""
-        found = {}
-        for name in self.distributions:
-            try:
-                found[name] = version(name)
-            except PackageNotFoundError:
-                continue
-        return found
+        return versions_of(*self.distributions)
 
     def scheme(self) -> QuantizationScheme:
         """Symmetric int8, biases in floating point (TensorRT refuses an int32 DequantizeLinear), the rest in fp16."""
         return QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
 
     def refuses(self, request: BuildRequest) -> str | None:
-        """CPU targets, generations and precisions that the hardware or this flavour lacks, I/O types and shapes that it
+        """CPU targets, generations and precisions that the hardware or this edition lacks, I/O types and shapes that it
         cannot take, and everything where it is not installed; in that order."""
         if not self.serves(request.target):
             return f"{self.name} compiles for GPUs, not for {request.target.name}; use onnxruntime"
-        return self._hardware_refusal(request) or self._io_refusal(request) or self._describe_missing()
+        if reason := self._hardware_refusal(request) or self._io_refusal(request):
+            return reason
+        return None if self.versions() else f"{self.title} is not installed; {self.install}"
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
-        """A GPU of that compute capability, the release that built it, whichever of its wheels tells, and a driver."""
+        """A GPU of that compute capability, the release that built it (by any of its wheels), and a driver."""
         toolchain = dict(request.toolchain)
         return (for_target(request.target), self._runtime(toolchain), *driver_for(toolchain))
 
@@ -126,7 +112,7 @@ class TensorRTEdition:
         return Engine.of_file(self, request, path, notes)
 
     def runs(self, target: Target) -> str | None:
-        """Whether a GPU of that compute capability is in this machine."""
+        """Why no engine for that target runs on this machine: a CPU target, or no GPU of its compute capability."""
         if target.is_cpu:
             return f"{self.name} engines run on GPUs"
         return cuda.explain_missing_gpu(target)
@@ -159,13 +145,13 @@ class TensorRTEdition:
             return profile_layers(self._import(), session, inputs, runs)
 
     def _runtime(self, toolchain: Mapping[str, str]) -> Runtime:
-        """The release that built an engine."""
+        """The release that built an engine, as a requirement of it."""
         packages = tuple(name for name in self.distributions if name != self.name)
         built = next((toolchain[name] for name in (self.name, *packages) if name in toolchain), "")
         return Runtime(self.name, built, self.title, packages=packages)
 
     def _plan(self, trt: Untyped, said: Untyped, request: BuildRequest, model: Path, workdir: Path) -> bytes:
-        """The serialized engine."""
+        """The serialized engine. said: the logger, with the messages of this build."""
         builder = trt.Builder(said)
         self._prepare(builder)
         network = parse_network(trt, said, builder, model, (self.title, self.name))
@@ -185,9 +171,9 @@ class TensorRTEdition:
         raise StepError(reason, "memory") if ran_out_of_memory(said.messages) else EngineryError(reason)
 
     def _prepare(self, builder: Untyped) -> None:
-        """What a flavour does to the builder before the model is parsed."""
+        """Set up the builder before the model is parsed; for editions."""
 
-    def _configure(self, trt: Untyped, config: Untyped, request: BuildRequest) -> None:  # noqa: ARG002 - for the flavours
+    def _configure(self, trt: Untyped, config: Untyped, request: BuildRequest) -> None:  # noqa: ARG002 - for editions
         if self.workspace_mib:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, self.workspace_mib << 20)
         if not self.tf32:
@@ -195,22 +181,25 @@ class TensorRTEdition:
         if self.weight_streaming:
             config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
 
-    def _begin(self, config: Untyped, workdir: Path) -> list[tuple[str, str]]:  # noqa: ARG002 - for the flavours
-        """What a flavour gives the tuner before it starts; warnings."""
+    def _begin(self, config: Untyped, workdir: Path) -> list[tuple[str, str]]:  # noqa: ARG002 - for editions
+        """Give the tuner what earlier builds measured; (severity, text) of warnings. For editions."""
         return []
 
     def _end(self, config: Untyped, workdir: Path) -> None:
-        """What a flavour keeps of a build, whatever became of it."""
+        """Keep what the tuner measured, also of a build that failed; for editions."""
 
     def _configure_opening(self, opening: Opening) -> Opening:
-        """How this flavour opens an engine."""
+        """`opening` with this edition's options."""
         budget = self.weight_budget_mib << 20 if self.weight_streaming else None
         return replace(opening, streamed_budget_bytes=budget, cuda_graphs=self.cuda_graphs)
 
     def _hardware_refusal(self, request: BuildRequest) -> str | None:
         capability = request.target.compute_capability or (0, 0)
-        if reason := hardware_lacks(request.precision, capability):
-            return reason
+        sm = "sm_{}{}".format(*capability)
+        if request.precision == "bf16" and capability < LEAST["bf16"]:
+            return f"{sm} has no bfloat16; use fp16"
+        if request.precision == "fp8" and capability < LEAST["fp8"]:
+            return f"{sm} has no FP8 (e4m3), which begins with sm_89; use int8"
         if request.precision == "int4" and capability == (7, 5):
             return f"{self.title} has no int4 weights on sm_75; use int8 or fp16"
         if request.precision == "int8-dynamic":
@@ -226,9 +215,6 @@ class TensorRTEdition:
             if dims and not has_profile(spec.name, request.profiles):
                 return f"input {spec.name!r}: dim {dims[0]!r} has no max; {self.name} needs one; add dims.{dims[0]}.max"
         return None
-
-    def _describe_missing(self) -> str | None:
-        return None if self.versions() else f"{self.title} is not installed; {self.install}"
 
     def _check_host(self, target: Target) -> None:
         """Raise EngineryError when this host cannot build for the target."""

@@ -1,23 +1,11 @@
-"""From a request to the serialized engine: the calls of TensorRT's builder that both flavours share.
+"""Calls of TensorRT's builder: the network, its profiles, the progress, the timing cache, the account of the layers.
 
-What a build is doing, and how to end it early.
+Timing caches and the account of the layers are full TensorRT's; neither was run on a GPU.
 
-TensorRT calls its progress monitor for every step of every phase, thousands of times in a second for some, and one
-that does much slows the build (pytorch/TensorRT#3215). So a step costs one reading of the clock here; what to do now is
-told every `_TELL_S`, and whether the build shall end is asked every `_ASK_S`. How much is left is no matter of steps,
-which cover little of a build: the history of builds predicts that.
-
-Timing caches of full TensorRT: what the tuner has measured on this GPU, given to the next build.
-
-A cache is good for one product, driver and version of TensorRT; with another it is an error to some releases
-(NVIDIA/TensorRT#2144) and useless to the rest. So whoever keeps caches keys them by these three (`TimingCached`), and
-what TensorRT refuses all the same is left out, with a note. A cache makes builds quicker and not reproducible
-(NVIDIA/TensorRT#4798): it is no part of a build key. Not run on a GPU.
-
-What the engine inspector tells of an engine's layers: names, types, formats, tactics. Never run on a GPU.
-
-The inspector wants a loaded engine, hence the GPU, and room on it beside what the builder still holds. An engine is
-none the worse for not being inspected, so every failure ends in a reason and not in an error.
+A timing cache, what the tuner has measured on this GPU, is good for one product, driver and version of TensorRT; with
+another it is an error to some releases (NVIDIA/TensorRT#2144) and useless to the rest. So caches are kept by these
+three (`TimingCached.timing_place`), and one that TensorRT refuses all the same is left out, with a note. A cache makes
+builds quicker and not reproducible (NVIDIA/TensorRT#4798): it is no part of a build key.
 """
 
 import json
@@ -29,6 +17,10 @@ from builders.backends.optional_methods import GIVEN, GROWN
 from builders.backends.tensorrt.words import clean, parser_reason
 from enginery.core.errors import EngineryError, ModelError
 from enginery.core.types import ShapeProfile, Untyped
+
+_ASK_S = 0.2
+_TELL_S = 2.0
+MAX_BYTES = 64 << 20
 
 
 def check_model(model: Path) -> None:
@@ -42,12 +34,14 @@ def check_model(model: Path) -> None:
 
 
 def parse_network(trt: Untyped, said: Untyped, builder: Untyped, model: Path, edition: tuple[str, str]) -> Untyped:
-    """A strongly typed network of the model. flavour: title and name, for words.
+    """A strongly typed network of the model. edition: title and name of the backend, for errors.
 
-    Raises ModelError naming node, operator and reason. The parser reads from the path, so that external data is found;
-    and says True to some input it could not use.
+    Raises ModelError naming node, operator and reason. The parser gets the path, so that it finds external data; for
+    some files that it cannot use it returns True, so that its errors and the network are checked too.
     """
-    network = builder.create_network(_network_flags(trt))
+    # Strong typing is a choice in TensorRT 10. Later releases and RTX have nothing else and deprecate the flag.
+    typed = trt.__version__.startswith("10.")
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if typed else 0)
     parser = trt.OnnxParser(network, said)
     if not parser.parse_from_file(str(model)) or parser.num_errors:
         problems = [parser.get_error(index) for index in range(parser.num_errors)]
@@ -57,15 +51,8 @@ def parse_network(trt: Untyped, said: Untyped, builder: Untyped, model: Path, ed
     return network
 
 
-def _network_flags(trt: Untyped) -> int:
-    """Strong typing is a choice in TensorRT 10. Later releases and RTX have nothing else and deprecate the flag."""
-    if not trt.__version__.startswith("10."):
-        return 0
-    return 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-
-
 def add_profiles(builder: Untyped, config: Untyped, profiles: Iterable[ShapeProfile]) -> None:
-    """One optimization profile each. What is wrong with one stands in the log, and the build then fails."""
+    """Add an optimization profile to `config` for each of `profiles`. One that TensorRT cannot use fails the build."""
     for shapes in profiles:
         profile = builder.create_optimization_profile()
         for name, low, best, high in shapes.inputs:
@@ -74,17 +61,18 @@ def add_profiles(builder: Untyped, config: Untyped, profiles: Iterable[ShapeProf
 
 
 def has_profile(name: str, profiles: Iterable[ShapeProfile]) -> bool:
-    """Whether every profile says the shapes of this input, and there is one."""
+    """Whether there are profiles and each has shapes for this input."""
     found = [any(entry[0] == name for entry in shapes.inputs) for shapes in profiles]
     return bool(found) and all(found)
 
 
-_ASK_S = 0.2
-_TELL_S = 2.0
-
-
 def monitor(trt: Untyped, asked_to_stop: Callable[[], bool], tell: Callable[[str], None]) -> Untyped:
-    """An `IProgressMonitor` that tells phases and stops the build when it is asked to. It must outlive the config."""
+    """An `IProgressMonitor` that tells the phases of a build and stops it when asked to. It must outlive the config.
+
+    TensorRT calls it for every step of every phase, thousands of times a second in some, and a slow one slows the build
+    (pytorch/TensorRT#3215). So a step costs one reading of the clock; the phase is told every `_TELL_S` and
+    `asked_to_stop` is called every `_ASK_S`. Steps are not counted: they cover little of a build.
+    """
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -104,19 +92,17 @@ def monitor(trt: Untyped, asked_to_stop: Callable[[], bool], tell: Callable[[str
             if now - self._asked_at >= _ASK_S:
                 self._asked_at = now
                 self.stopped = self.stopped or asked_to_stop()
-                self._say(now)
+                if self._phase != self._told and now - self._told_at >= _TELL_S:
+                    self._told, self._told_at = self._phase, now
+                    tell(f"compiling: {self._phase[:80].lower()}")
             return not self.stopped
-
-        def _say(self, now: float) -> None:
-            if self._phase != self._told and now - self._told_at >= _TELL_S:
-                self._told, self._told_at = self._phase, now
-                tell(f"compiling: {self._phase[:80].lower()}")
 
     return Monitor()
 
 
 def use_given(config: Untyped, workdir: Path) -> list[tuple[str, str]]:
-    """Give the tuner WORKDIR/timing.cache, else an empty cache to fill; a warning if the one there was left out."""
+    """Give the tuner WORKDIR/timing.cache, else an empty cache to fill; (severity, text) of a warning if TensorRT does
+    not take that file."""
     path = workdir / GIVEN
     data = path.read_bytes() if path.is_file() else b""
     reason = _set(config, data)
@@ -127,14 +113,14 @@ def use_given(config: Untyped, workdir: Path) -> list[tuple[str, str]]:
 
 
 def keep_grown(config: Untyped, workdir: Path) -> None:
-    """Leave what the tuner knows now in WORKDIR."""
+    """Write the tuner's cache, grown by this build, to WORKDIR/timing.grown."""
     cache = config.get_timing_cache()
     if cache is not None:
         (workdir / GROWN).write_bytes(bytes(cache.serialize()))
 
 
 def merge_caches(trt: Untyped, logger: Untyped, older: bytes, newer: bytes) -> bytes:
-    """Both caches as one. Raises EngineryError when TensorRT does not take them together."""
+    """One cache with the content of both. Raises EngineryError when TensorRT does not merge them."""
     config = trt.Builder(logger).create_builder_config()
     first = config.create_timing_cache(older)
     second = config.create_timing_cache(newer)
@@ -144,7 +130,7 @@ def merge_caches(trt: Untyped, logger: Untyped, older: bytes, newer: bytes) -> b
 
 
 def _set(config: Untyped, data: bytes) -> str:
-    """Why TensorRT does not take it; '' when it does."""
+    """Why TensorRT does not take `data` as the timing cache; '' when it does."""
     try:
         cache = config.create_timing_cache(data)
         taken = cache is not None and config.set_timing_cache(cache, False)
@@ -153,13 +139,14 @@ def _set(config: Untyped, data: bytes) -> str:
     return "" if taken else "TensorRT refuses it (another version, GPU or driver, or damaged)"
 
 
-MAX_BYTES = 64 << 20
-
-
 def kept_layers(
     trt: Untyped, said: Untyped, engine: Path, prepare: Callable[[Untyped], None]
 ) -> tuple[Path | None, str]:
-    """The inspector's JSON in a file beside the engine, or the reason why there is none."""
+    """The engine inspector's JSON in a file beside the engine (names, types, formats, tactics), or why there is none.
+
+    The inspector needs a loaded engine, hence the GPU, and room on it beside what the builder still holds. An engine is
+    as good without it, so that a failure is a reason and no error. prepare: called with the runtime first.
+    """
     before = len(said.messages)
     runtime = trt.Runtime(said)
     prepare(runtime)
@@ -171,10 +158,6 @@ def kept_layers(
     del said.messages[before:]
     if not text:
         return None, "; ".join(dict.fromkeys(heard)) or "TensorRT tells nothing"
-    return _write_layers(text, engine)
-
-
-def _write_layers(text: str, engine: Path) -> tuple[Path | None, str]:
     if len(text) > MAX_BYTES:
         return None, f"it takes {len(text)} bytes; the limit is {MAX_BYTES}"
     try:

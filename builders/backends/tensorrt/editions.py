@@ -1,11 +1,10 @@
-"""Full TensorRT, which tunes on the GPU it builds for. Its build was never run: the libraries were not at hand.
+"""The two editions: full TensorRT, whose build was never run (its libraries were not at hand), and TensorRT for RTX.
 
-TensorRT for RTX.
-
-Options of full TensorRT that change nothing here are left out. On a graph that TensorRT-RTX 1.7.1 builds reproducibly,
-the engine's bytes were the same for optimization levels 0 to 5, tiling levels, L2 limits and auxiliary streams;
-hardware compatibility is "unsupported" in its own words, and the timing cache a no-op. Refitting, stripped weights,
-version compatibility and the engine inspector need a GPU or a library that is not in its wheels: the build fails.
+TensorRT for RTX has no options of full TensorRT that change nothing there. On a graph that TensorRT-RTX 1.7.1 builds
+reproducibly, the engine's bytes were the same for optimization levels 0 to 5, tiling levels, L2 limits and auxiliary
+streams; hardware compatibility is "unsupported" in its own words, and the timing cache a no-op. Refitting, stripped
+weights, version compatibility and the engine inspector need a GPU or a library that is not in its wheels: the build
+fails.
 """
 
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends.tensorrt import loading as libraries
+from builders.backends.tensorrt import loading
 from builders.backends.tensorrt.base import LEAST, OPTIONS, TensorRTEdition, wheels
 from builders.backends.tensorrt.build import keep_grown, kept_layers, merge_caches, use_given
 from builders.backends.tensorrt.loading import Opening, refit, serialize_engine
@@ -29,14 +28,13 @@ _AMPERE = (8, 0)
 # Major versions whose engines, if they are version compatible, the next one runs, too.
 _NEXT_MAJOR = {8: 10, 10: 11}
 _VERBOSITY = {"none": "NONE", "names": "LAYER_NAMES_ONLY", "detailed": "DETAILED"}
-
-
 _OTHER_PRODUCT = "TensorRT warns of errors on another product, but for engines with hardware_compatibility"
+_CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
 
 
 @dataclass(frozen=True)
 class TensorRT(TensorRTEdition):
-    """Full TensorRT, 10.16 and later. Options besides those of the base class:
+    """Full TensorRT, 10.16 and later, which tunes on the GPU it builds for. Options besides those of the base class:
 
     optimization_level: 0 (fast build) to 5 (fast engine).
     hardware_compatibility: 'none', 'same_compute_capability' or 'ampere_plus': wider use of an engine, for some speed.
@@ -54,12 +52,7 @@ class TensorRT(TensorRTEdition):
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt")
     install: ClassVar[str] = "pip install 'enginery[tensorrt]' on a node with that GPU, or use tensorrt-rtx"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        determinism="budget",
-        tunes_on_target=True,
-        refits=True,
-        timing_cache=True,
-        times_nodes=True,
-        options=OPTIONS,
+        determinism="budget", tunes_on_target=True, refits=True, timing_cache=True, times_nodes=True, options=OPTIONS
     )
 
     optimization_level: int = 3
@@ -76,17 +69,17 @@ class TensorRT(TensorRTEdition):
             raise self._bad("optimization_level", f"{self.optimization_level} is not in 0..5")
         self._one_of("hardware_compatibility", _LEVELS)
         self._one_of("layer_information", tuple(_VERBOSITY))
-        for path in libraries.paths(self.plugins):
+        for path in loading.paths(self.plugins):
             if not Path(path).is_absolute():
                 raise self._bad("plugins", f"{path!r} is no absolute path; name the library as every worker has it")
 
     def versions(self) -> dict[str, str]:
         """Versions of the installed wheels, and the digest of each plugin library."""
         found = super().versions()
-        return {**found, **libraries.digests(libraries.paths(self.plugins))} if found else {}
+        return {**found, **loading.digests(loading.paths(self.plugins))} if found else {}
 
     def refuses(self, request: BuildRequest) -> str | None:
-        """As the base class, and what its own options cannot do."""
+        """As the base class, and requests that its own options do not go with."""
         return super().refuses(request) or self._options_refusal(request)
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
@@ -100,15 +93,15 @@ class TensorRT(TensorRTEdition):
             found[0] = Gpu(request.target.name, max(_AMPERE, LEAST.get(request.precision, _AMPERE)), "at_least")
         if request.target.product and self.hardware_compatibility == "none":
             found.append(Product(request.target.product, _OTHER_PRODUCT))
-        found += [Library(path, digest) for path, digest in libraries.on_record(dict(request.toolchain))]
+        found += [Library(path, digest) for path, digest in loading.on_record(dict(request.toolchain))]
         return (*found, *([Weights(request.model)] if self.strip_weights else []))
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
-        """As the base class, with what the inspector tells of the layers, where it can, as an extra file."""
+        """As the base class, with the engine inspector's account of the layers as an extra file, or a note why none."""
         engine = super().build(request, model, workdir)
-        if self.layer_information == "none":
-            return replace(engine, notes=(*engine.notes, f"{NO_LAYERS}: layer_information was none"))
-        path, reason = kept_layers(self._import(), recorder(self.module), engine.path, self._load_plugins)
+        path, reason = None, "layer_information was none"
+        if self.layer_information != "none":
+            path, reason = kept_layers(self._import(), recorder(self.module), engine.path, self._load_plugins)
         if path is None:
             return replace(engine, notes=(*engine.notes, f"{NO_LAYERS}: {reason}"))
         return replace(engine, extras=(("layers", path),))
@@ -150,7 +143,8 @@ class TensorRT(TensorRTEdition):
         return merge_caches(self._import(), recorder(self.module), older, newer)
 
     def _runtime(self, toolchain: Mapping[str, str]) -> Runtime:
-        """One that is version compatible runs with later releases of its major version and some of the next, too."""
+        """As the base class; a version-compatible engine loads in later releases of its major version and in the next
+        major version of `_NEXT_MAJOR`, too."""
         found = super()._runtime(toolchain)
         if not (self.version_compatible and (parts := numbers(found.version))):
             return found
@@ -162,9 +156,9 @@ class TensorRT(TensorRTEdition):
         self._load_plugins(builder)
 
     def _load_plugins(self, owner: Untyped) -> None:
-        """Into the registry of a builder or a runtime."""
-        if found := libraries.paths(self.plugins):
-            libraries.load(owner.get_plugin_registry(), found)
+        """Load the plugins into the registry of a builder or a runtime."""
+        if found := loading.paths(self.plugins):
+            loading.load(owner.get_plugin_registry(), found)
 
     def _configure(self, trt: Untyped, config: Untyped, request: BuildRequest) -> None:
         super()._configure(trt, config, request)
@@ -197,7 +191,7 @@ class TensorRT(TensorRTEdition):
         capability = request.target.compute_capability or (0, 0)
         if self.hardware_compatibility == "ampere_plus" and capability < (8, 0):
             return f"{request.target.sm} is older than Ampere; hardware_compatibility: ampere_plus begins with sm_80"
-        if reason := libraries.find_missing_library(libraries.paths(self.plugins), "backends.tensorrt.plugins"):
+        if reason := loading.find_missing_library(loading.paths(self.plugins), "backends.tensorrt.plugins"):
             return reason
         release = max(super().versions().values(), default="")
         if (self.refittable or self.strip_weights) and release.startswith("11.3."):
@@ -209,26 +203,19 @@ class TensorRT(TensorRTEdition):
             raise EngineryError(f"TensorRT tunes on the GPU it builds for: {reason}; build on a node that has one")
 
 
-_CAPABILITIES = {(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (12, 1)}
-
-
 @dataclass(frozen=True)
 class TensorRTRTX(TensorRTEdition):
-    """TensorRT for RTX: sm_75, 80, 86, 89, 120 and 121, built on any Linux x86-64 host. Options: see the base class."""
+    """TensorRT for RTX: for sm_75, 80, 86, 89, 120 and 121, built on any Linux x86-64 host."""
 
     name: ClassVar[str] = "tensorrt-rtx"
     title: ClassVar[str] = "TensorRT-RTX"
     module: ClassVar[str] = "tensorrt_rtx"
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt-rtx")
     install: ClassVar[str] = "pip install tensorrt-rtx (Linux, x86-64)"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        determinism="budget",
-        times_nodes=True,
-        options=OPTIONS,
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(determinism="budget", times_nodes=True, options=OPTIONS)
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
-        """As the base class; its inspector tells nothing without a GPU."""
+        """As the base class, with a note that there is no account of the layers: the inspector needs a GPU."""
         engine = super().build(request, model, workdir)
         reason = "TensorRT-RTX's inspector needs a GPU, and engines are built without one"
         return replace(engine, notes=(*engine.notes, f"{NO_LAYERS}: {reason}"))
@@ -248,5 +235,5 @@ class TensorRTRTX(TensorRTEdition):
         config.set_compute_capability(getattr(trt.ComputeCapability, capability), 0)
 
     def _configure_opening(self, opening: Opening) -> Opening:
-        # Its kernels change while it runs, so it captures graphs by itself, and knows when.
+        # Its kernels change while it runs, so that it captures graphs by itself when they have settled.
         return replace(super()._configure_opening(opening), cuda_graphs=False, own_graphs=self.cuda_graphs)

@@ -1,9 +1,9 @@
 """Execution contexts, each with what is bound to it: one for each profile, or one for each shape with its CUDA graph.
 
-A CUDA graph holds the shapes, addresses and the state of the context that it was captured from; to change these
+A CUDA graph holds the shapes, addresses and the state of the context that it was captured from; changing these
 afterwards is undefined. So each captured shape has a context and buffers of its own, and the first run of a shape is
 not captured: it does the work that TensorRT defers until after a change of shapes (NVIDIA, TensorRT documentation,
-"Working with CUDA Graphs"). Contexts take memory, so only the shapes used last keep theirs.
+"Working with CUDA Graphs"). Contexts take memory, so that only the shapes used last keep theirs.
 """
 
 from collections import OrderedDict
@@ -22,8 +22,11 @@ Key = tuple[int, tuple[tuple[int, ...], ...]]
 
 
 class Lane:
-    """One context. place: what the names of its buffers begin with.  captures: whether it replays a CUDA graph, and so
-    runs at one shape alone.  on_host: inputs whose values stay in the host's memory.  must: raises for False."""
+    """One execution context and what is bound to it.
+
+    place: prefix of the names of its buffers.  captures: whether it replays a CUDA graph, and so runs at one shape.
+    on_host: inputs whose values stay in the host's memory.  must: raises EngineryError for False.
+    """
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class Lane:
         self._held: dict[str, Array] = {}
 
     def bind(self, inputs: Tensors, outputs: Sequence[TensorSpec]) -> None:
-        """Bring the inputs to the GPU and make room for the outputs. Raises EngineryError."""
+        """Copy the inputs to the GPU and make buffers for the outputs. Raises EngineryError."""
         arrays = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
         if self._captures and self._runs:  # the context is as its graph wants it: shapes and addresses stay
             for name, array in arrays.items():
@@ -51,13 +54,21 @@ class Lane:
             return
         for name, array in arrays.items():
             self._must(self.context.set_input_shape(name, array.shape))
-            self._must(self.context.set_tensor_address(name, self._address(name, array)))
+            if name in self._on_host:
+                self._held[name], address = array, int(array.ctypes.data)
+            else:
+                address = self._device.put(self._place + name, array)
+            self._must(self.context.set_tensor_address(name, address))
         self._results = {spec.name: self._output(spec) for spec in outputs}
 
     def go(self) -> None:
         """Put one run on the stream. Raises EngineryError."""
         if self._captures and self._runs == 1:
-            self._graph = self._capture_graph()
+            try:
+                self._graph = self._device.capture(self._enqueue)
+            except EngineryError as error:
+                reason = f"this engine cannot be captured as a CUDA graph: {error}"
+                raise EngineryError(f"{reason}; set cuda_graphs: false") from error
         if self._graph is None:
             self._enqueue()
         else:
@@ -65,13 +76,13 @@ class Lane:
         self._runs += 1
 
     def results(self) -> dict[str, Array]:
-        """The outputs of the last run, when the stream has come to its end."""
+        """The outputs of the last run, copied from the GPU; to be called when the stream has come to its end."""
         for name, array in self._results.items():
             self._device.get(self._place + name, array)
         return self._results
 
     def close(self) -> None:
-        """Forget the graph, and the buffers if they are this lane's alone."""
+        """Release the graph and the context, and the buffers if no other lane uses them."""
         if self._graph is not None:
             self._graph.close()
         if self._place:
@@ -80,20 +91,6 @@ class Lane:
 
     def _enqueue(self) -> None:
         self._must(self.context.execute_async_v3(self._device.stream))
-
-    def _capture_graph(self) -> CudaGraph:
-        try:
-            return self._device.capture(self._enqueue)
-        except EngineryError as error:
-            raise EngineryError(
-                f"this engine cannot be captured as a CUDA graph: {error}; set cuda_graphs: false"
-            ) from error
-
-    def _address(self, name: str, array: Array) -> int:
-        if name in self._on_host:
-            self._held[name] = array
-            return int(array.ctypes.data)
-        return self._device.put(self._place + name, array)
 
     def _output(self, spec: TensorSpec) -> Array:
         """A host array of the shape that TensorRT infers, with its device buffer bound."""
@@ -107,7 +104,8 @@ class Lane:
 
 
 class Lanes:
-    """The lanes in use, at most `MOST_LANES`; the one that was not used for longest goes first."""
+    """At most `MOST_LANES` lanes; for one more, the one that was used longest ago is closed. make: makes one of a key
+    and its running number."""
 
     def __init__(self, make: Callable[[Key, int], Lane]) -> None:
         self._make = make

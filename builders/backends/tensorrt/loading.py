@@ -1,16 +1,13 @@
-"""How an engine is to be opened: what its options say of running it.
+"""What comes before a TensorRT engine runs: the options of opening it, its plugins, and its weights where they are new.
 
-Plugins: shared libraries that teach TensorRT operators of their own.
+Plugins are shared libraries with further operators, named by path, on the machine that builds and on each that runs the
+engine. A library is code that runs in the builder's and the server's process, so its digest is part of the build key
+(as part of the toolchain): another library under the same path makes another engine, and a worker whose library differs
+refuses to build.
 
-They are named by path, on the machine that builds and on each that runs the engine. A library is code that runs in the
-builder's and the server's process, so its digest is part of the build key (as part of the toolchain): another library
-under the same path is another engine, and a worker whose library differs refuses to build.
-
-New weights for an engine that was built to take them, from the ONNX model that has them. Never run on a GPU.
-
-A refittable engine holds its kernels chosen and its weights replaceable; which weights those are, TensorRT knows by the
-names of the model's initializers. A stripped one holds none and gets them the same way whenever it is opened. Whether
-another model is the same but for its weights is found before, by `builders.onnx_graphs.structure`.
+New weights come from an ONNX model; TensorRT finds them by the names of the model's initializers. A refittable engine
+takes them in the place of its own, a stripped one has none and gets them whenever it is opened. That another model is
+the same but for its weights is checked before, by `builders.onnx_graphs.structure`. Refitting was never run on a GPU.
 """
 
 import os
@@ -26,19 +23,18 @@ from enginery.core.errors import EngineryError
 from enginery.core.text import join_first
 from enginery.core.types import Untyped
 
-
-def _prepare_nothing(_runtime: Untyped) -> None:
-    """Nothing to prepare."""
+KEY = "plugin "
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Opening:
     """How an engine is to be opened. gpu: index of the GPU.
 
-    streamed_budget_bytes: of streamed weights, how much the GPU keeps; 0 is TensorRT's choice, None for an engine that
-    does not stream.  cuda_graphs: replay a graph for each shape.  own_graphs: TensorRT-RTX's own way to do that.
-    host_code: whether the engine brings code for the host (version compatible ones do).  stripped: whether its weights
-    come from the ONNX model.  prepare: what to do with the runtime before the engine is loaded (plugins).
+    streamed_budget_bytes: how much of streamed weights the GPU keeps; 0 is TensorRT's choice, None for an engine that
+    does not stream.  cuda_graphs: replay a CUDA graph for each shape.  own_graphs: have TensorRT-RTX do that.
+    host_code: whether the engine has code for the host (version-compatible ones do).  stripped: whether its weights
+    come from the ONNX model.  prepare: called with the runtime before the engine is loaded (plugins).
     """
 
     gpu: int
@@ -47,14 +43,11 @@ class Opening:
     own_graphs: bool = False
     host_code: bool = False
     stripped: bool = False
-    prepare: Callable[[Untyped], None] = _prepare_nothing
-
-
-KEY = "plugin "
+    prepare: Callable[[Untyped], None] = lambda _runtime: None
 
 
 def paths(option: str) -> tuple[str, ...]:
-    """The libraries of the option: paths with commas between them."""
+    """The paths in the value of the option `plugins`, which has commas between them."""
     return tuple(path for part in option.split(",") if (path := part.strip()))
 
 
@@ -69,7 +62,7 @@ def on_record(toolchain: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def find_missing_library(libraries: Iterable[str], option: str) -> str | None:
-    """The first library that is not there, in words."""
+    """The message for the first library that is not there; None when all are. option: what it calls the option."""
     path = next((path for path in libraries if not Path(path).is_file()), None)
     return path and f"plugin library {path} is not on this machine; put it there, or correct {option}"
 
@@ -95,9 +88,6 @@ def _digest(path: str) -> str:
 @lru_cache(64)
 def _read(path: str, _changed_ns: int, _size: int) -> str:
     return digest_of_file(Path(path))
-
-
-_SHOWN = 5
 
 
 def refit(trt: Untyped, said: Untyped, loaded: Untyped, model: Path) -> None:

@@ -1,15 +1,8 @@
-"""Runs a TensorRT engine on this machine's GPU, over `hardware.cuda`. Never run on a GPU: no machine here has one.
+"""Opens and runs a TensorRT engine on this machine's GPU, and times its layers. Never run on a GPU: none was at hand.
 
-libcuda, through ctypes, takes the place of torch and cuda-python: it is there wherever an engine can run, and a serving
-node needs neither. Tests check every TensorRT name used here against the bindings of each release, and the order of the
-calls over stand-ins for TensorRT and libcuda.
-
-TensorRT's layer profiler as `builders.backends.optional_methods` has it. Never run on a GPU: no machine here has one.
-
-Tests check the names used here against the installed bindings. TensorRT tells names and times alone: no types and no
-shapes, so nothing is said about what a layer must do.
-
-Opening and running TensorRT engines.
+It calls libcuda by ctypes (`hardware.cuda`), which is there wherever an engine can run, so that a serving node needs
+neither torch nor cuda-python. Tests check every TensorRT name used here against the bindings of each release, and the
+order of the calls over stand-ins for TensorRT and libcuda.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +31,10 @@ def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -
         runtime = trt.Runtime(said)
         loaded = load(runtime, said, engine, opening)
         if opening.stripped:
-            refit(trt, said, loaded, weights_of(engine))
+            if engine.weights is None:
+                own = f"{engine.path.name} has no weights of its own"
+                raise EngineryError(f"{own}; open it with the ONNX model it was made from")
+            refit(trt, said, loaded, engine.weights)
         if opening.streamed_budget_bytes is not None:
             budget = opening.streamed_budget_bytes or loaded.get_weight_streaming_automatic_budget()
             loaded.weight_streaming_budget_v2 = min(budget, loaded.streamable_weights_size)
@@ -60,15 +56,6 @@ def load(runtime: Untyped, said: Untyped, engine: Engine, opening: Opening) -> U
     return loaded
 
 
-def weights_of(engine: Engine) -> Untyped:
-    """The ONNX model with a stripped engine's weights. Raises EngineryError when nobody gave it."""
-    if engine.weights is None:
-        raise EngineryError(
-            f"{engine.path.name} has no weights of its own; open it with the ONNX model it was made from"
-        )
-    return engine.weights
-
-
 class EngineSession(Session):
     """A loaded engine with an execution context for each of its profiles, or, with CUDA graphs, for each shape."""
 
@@ -79,12 +66,18 @@ class EngineSession(Session):
         self.outputs: Sequence[TensorSpec] = request.outputs
         self._trt, self._request, self._loaded, self._device, self._said = trt, request, loaded, device, said
         self._graphs, self._own_graphs = opening.cuda_graphs, opening.own_graphs
-        self._on_host = {spec.name for spec in self.inputs if self._is_on_host(spec.name)}
+        # TensorRT reads the values of these inputs to know the shapes of others: they stay in the host's memory.
+        on_host = trt.TensorLocation.HOST
+        self._on_host = {spec.name for spec in self.inputs if loaded.get_tensor_location(spec.name) == on_host}
         self._profiler: Untyped = None
         self._check = InputCheck(request.inputs, request.profiles)
         self._lanes = Lanes(self._new_lane)
-        if self._graphs:
-            self._check_capturable()
+        shaping = [spec.name for spec in self.inputs if self._graphs and loaded.is_shape_inference_io(spec.name)]
+        if shaping:
+            raise EngineryError(
+                f"input {shaping[0]!r} says shapes by its values, which a CUDA graph would keep from its first run; "
+                f"set backends.{request.backend}.cuda_graphs: false"
+            )
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
         """Run once. Raises DataError for arrays that fit no profile, EngineryError when the GPU fails."""
@@ -108,11 +101,11 @@ class EngineSession(Session):
             lane.context.profiler = profiler
 
     def used_bytes(self) -> int:
-        """Memory of the GPU that is in use, by whomever, as its driver says."""
+        """Bytes of the GPU's memory that are in use by all processes, as its driver tells."""
         return self._device.used_bytes()
 
     def close(self) -> None:
-        """Give back contexts and graphs, before the device goes."""
+        """Release contexts and graphs, which has to be before the device is closed."""
         self._lanes.close()
 
     def _bind_inputs(self, inputs: Tensors) -> Lane:
@@ -146,25 +139,16 @@ class EngineSession(Session):
         config.cuda_graph_strategy = self._trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
         return self._loaded.create_execution_context(config)
 
-    def _is_on_host(self, name: str) -> bool:
-        """Whether TensorRT reads an input's values to know the shapes of others: those stay in the host's memory."""
-        return bool(self._loaded.get_tensor_location(name) == self._trt.TensorLocation.HOST)
-
-    def _check_capturable(self) -> None:
-        shaping = [spec.name for spec in self.inputs if self._loaded.is_shape_inference_io(spec.name)]
-        if shaping:
-            raise EngineryError(
-                f"input {shaping[0]!r} says shapes by its values, which a CUDA graph would keep from its first run; "
-                f"set backends.{self._request.backend}.cuda_graphs: false"
-            )
-
     def _must(self, done: bool) -> None:
         if not done:
             raise EngineryError(builder_reason("the engine", self._request.backend, self._said.messages))
 
 
 def profile_layers(trt: Untyped, session: EngineSession, inputs: Tensors, runs: int) -> RunProfile:
-    """Times of each layer over `runs` runs, after a fifth more that are not counted. Raises as `session.run` does."""
+    """Mean times of each layer over `runs` runs, after a fifth as many (2 at least) that are not counted.
+
+    TensorRT tells neither types nor shapes of a layer. Raises as `session.run` does.
+    """
     listener = _listener(trt)
     for _ in range(max(2, runs // 5)):
         session.run(inputs)

@@ -1,4 +1,4 @@
-"""Turns what TensorRT's parser and logger say into one message: what, which node, TensorRT's own words, the remedy."""
+"""Makes one message of what TensorRT's parser and logger say: what, which node, TensorRT's own words, the remedy."""
 
 import importlib
 import re
@@ -14,7 +14,7 @@ _SOURCE = re.compile(r"\s*In \w+ at /[^\s)]+|^\[\w+\.cpp::\w+::\d+\]\s*|^I\w+::\
 _AN_ASSERTION = re.compile(r"^(Assertion failed: )?(false|true|\w+)$")
 
 _NO_MEMORY = r"[Oo]ut of memory|OutOfMemory"
-# A kernel that wants more memory than there is is left out with a warning; when none is left, the error speaks of
+# A kernel that needs more memory than there is is left out with a warning; when none is left, the error is about
 # implementations and not of memory (facts of TensorRT 10: "Could not find any implementation for node").
 _NO_IMPLEMENTATION = r"[Cc]ould not find any implementation"
 _TACTIC_LACKS_MEMORY = rf"{_NO_MEMORY}|insufficient memory|memory is insufficient|Requested amount of GPU memory"
@@ -44,7 +44,7 @@ _NO_REMEDY = "leave that part of the model in another precision, or report it wi
 
 
 def clean(text: str) -> str:
-    """TensorRT's words without the places in its source code."""
+    """A message of TensorRT without places in its source code, on one line."""
     return _SOURCE.sub("", " ".join(text.split())).strip()
 
 
@@ -62,8 +62,8 @@ def builder_reason(title: str, backend: str, messages: Iterable[tuple[str, str]]
 
 
 def ran_out_of_memory(messages: Iterable[tuple[str, str]]) -> bool:
-    """Whether TensorRT found too little memory, the GPU's or the host's: it says so, or it found no kernel after it had
-    left out some for want of memory."""
+    """Whether a build failed for want of memory, the GPU's or the host's: TensorRT says so, or it found no kernel after
+    it had left out some for that."""
     heard = [*messages]
     return _find_disguised_error(heard) or any(re.search(_NO_MEMORY, text) for level, text in heard if "ERROR" in level)
 
@@ -74,7 +74,7 @@ def _find_disguised_error(messages: Sequence[tuple[str, str]]) -> bool:
 
 
 def parser_reason(title: str, backend: str, problems: Sequence[Untyped]) -> str:
-    """What the ONNX parser could not take: one clause per node, from its `ParserError`s, and what the spec can do."""
+    """The message for a parser's `ParserError`s: a clause for each node that it could not take, and the remedies."""
     clauses = list(dict.fromkeys(_clause(problem) for problem in problems))
     return (
         f"{title} cannot take the model: {join_first(clauses, _MAX_PROBLEMS, '; ') or 'it gave no reason'}; "
@@ -83,7 +83,7 @@ def parser_reason(title: str, backend: str, problems: Sequence[Untyped]) -> str:
 
 
 def _cure(problem: Untyped, backend: str) -> str:
-    """What the spec can do about it."""
+    """The remedy for one `ParserError`."""
     node, kind, words = problem.node_name(), problem.code().name, problem.desc()
     if re.search(r"[Pp]lugin not found|getPluginCreator|plugin creator", words):
         if backend == "tensorrt":
@@ -105,8 +105,10 @@ def _clause(problem: Untyped) -> str:
 
 @cache
 def recorder(module: str) -> Untyped:
-    """The process's one TensorRT logger for that module (later ones would be ignored); it keeps what it hears from
-    warnings up in `messages`, as (severity, text), and prints everything but verbose output on stderr."""
+    """The process's one TensorRT logger for that module (TensorRT ignores later ones).
+
+    It keeps warnings and errors in `messages`, as (severity, text), and prints all but verbose output on stderr.
+    """
     trt = importlib.import_module(module)
 
     class LogRecorder(trt.ILogger):  # type: ignore[misc, name-defined]

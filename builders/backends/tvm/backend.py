@@ -1,8 +1,7 @@
 """Apache TVM: Relax compiled to a shared library, for CPUs and, with cubins in it, for GPUs.
 
 GPU code is compiled by nvcc on a host that needs no GPU, for one generation. Where TVM finds no CUDA runtime it packs
-the kernels' source text instead and says nothing: that is never taken for an engine (`cuda`). GPU engines
-were never run.
+the kernels' source text instead without a message, which is an error here (`cuda`). GPU engines were never run.
 """
 
 import os
@@ -15,27 +14,33 @@ from typing import ClassVar
 
 from builders.backends import shape_profiles
 from builders.backends.compatibility import check_compatible
-from builders.backends.discovery import PackageNotFoundError, version
-from builders.backends.tvm import records
+from builders.backends.installed import versions_of
+from builders.backends.tvm import tuning
 from builders.backends.tvm.cuda import INSTALL, find_nvcc
 from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import InputError
 from enginery.core.hardware import cuda, targets
 from enginery.core.hardware.targets import HOST, LEVELS, cpu_name, find_missing_flags, host_level, level_of
 from enginery.core.requirements import Instructions, Requirement, driver_for, for_target, same_versions
-from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
+from enginery.core.types import BuildRequest, Engine, Precision, QuantizationScheme, Session, Target
 
 _TITLE = "TVM"
 _DISTRIBUTIONS = ("apache-tvm", "apache-tvm-ffi")
 _LEVELS = (*LEVELS, HOST)
 _MOST_MINUTES = 24 * 60
+# Precisions of which TVM 0.27 compiles no model, or small ones only; found by compiling.
+_REFUSED_PRECISIONS: dict[Precision, str] = {
+    "bf16": "TVM has normalizations for float32 and float16 only, not for bfloat16; use fp16 or fp32",
+    "fp8": "TVM's ONNX importer takes no FP8 in QuantizeLinear; use int8",
+    "int4": "TVM's ONNX importer takes no int4 weights, and none in blocks; use int8",
+}
 
 
 @dataclass(frozen=True)
 class Tvm:
     """The TVM backend.
 
-    cpu: the least CPU that an engine's own code runs on, as a level of x86-64 (`hardware.cpu_levels`); 'host' is the
+    cpu: the least CPU that an engine's own code runs on, as a level of x86-64 (`hardware.targets`); 'host' is the
     highest level of the machine that plans the build.
     fast_math: whether GPU kernels may approximate (nvcc's --use_fast_math, TVM's own default); off here, because an
     fp32 engine is proven against fp32 limits.
@@ -66,9 +71,7 @@ class Tvm:
 
     def versions(self) -> dict[str, str]:
         """Versions of compiler and runtime, of nvcc where there is one, and this CPU's level where it matters."""
-        try:
-            found = {name: version(name) for name in _DISTRIBUTIONS}
-        except PackageNotFoundError:
+        if not (found := versions_of(*_DISTRIBUTIONS, together=True)):
             return {}
         if nvcc := find_nvcc():
             found["nvcc"] = nvcc.version
@@ -81,7 +84,7 @@ class Tvm:
     def refuses(self, request: BuildRequest) -> str | None:
         """Generations that nvcc lacks, precisions that TVM lacks, shapes that it is not held to; a missing compiler."""
         return (
-            _precision_refusal(request)
+            _REFUSED_PRECISIONS.get(request.precision)
             or shape_profiles.refusal(request, _TITLE)
             or targets.refusal(request, _TITLE)
             or _empty_refusal(request)
@@ -130,7 +133,7 @@ class Tvm:
 
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
         """See `TimingCached`."""
-        return records.merge(older, newer)
+        return tuning.merge(older, newer)
 
     def _tuning_refusal(self, request: BuildRequest) -> str | None:
         if not self.tune_minutes:
@@ -150,19 +153,8 @@ class Tvm:
         import tvm  # noqa: F401
 
 
-def _precision_refusal(request: BuildRequest) -> str | None:
-    """What TVM 0.27 compiles of no model, or of small ones only; found by compiling."""
-    if request.precision == "bf16":
-        return "TVM has normalizations for float32 and float16 only, not for bfloat16; use fp16 or fp32"
-    if request.precision == "fp8":
-        return "TVM's ONNX importer takes no FP8 in QuantizeLinear; use int8"
-    if request.precision == "int4":
-        return "TVM's ONNX importer takes no int4 weights, and none in blocks; use int8"
-    return None
-
-
 def _empty_refusal(request: BuildRequest) -> str | None:
-    """A sum over no rows is what lay in memory; found by running."""
+    """Dims that can be 0: TVM leaves sums over no rows unset, found by running."""
     empty = next((dim for dim, (least, _) in shape_profiles.sizes(request).items() if least < 1), None)
     if empty is None:
         return None

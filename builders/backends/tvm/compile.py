@@ -1,20 +1,9 @@
-"""What TVM's ONNX importer reads past: it compiles the node and computes something else. ONNX's node tests found it.
-
-Counting along a dynamic dimension, written so that TVM knows the result's size.
-
-The positions of a transformer's tokens are `Range(0, size of a dimension, 1)`. TVM's importer makes a new symbol of
-that size, cannot prove it equal to the dimension's, and then compiles no sum of the two. The running sum of as many
-ones, each left out of its own sum, is the same numbers, and its size is the dimension's own symbol.
-
-An ONNX file through TVM's Relax to a shared library, and what TVM says, in the model's own words.
-"""
+"""Compiles an ONNX file with TVM's Relax to a shared library; its errors have the model's own names."""
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,12 +17,136 @@ from enginery.core.types import BuildRequest, Untyped
 
 if TYPE_CHECKING:
     import onnx
-if TYPE_CHECKING:
-    import onnx
+
+_LONGEST = 1000
+_REMEDY = "rewrite that part of the model, or use another backend"
+# No build id, no symbols: the linker would write the names of temporary files into the engine.
+_LINKER = ("-Wl,--build-id=none", "-s")
+
+
+def compile_model(
+    request: BuildRequest, model: Path, workdir: Path, *, fast_math: bool, tune_s: float
+) -> tuple[Path, tuple[str, ...]]:
+    """WORKDIR/engine.so, compiled from `model`, and notes; for a GPU with cubins of its generation, or not at all.
+
+    tune_s: how long a CPU's kernels are searched for (`builders.backends.tvm.tuning`), in seconds.
+    Raises ModelError when TVM refuses the model, naming the node where that is known; EngineryError when the GPU's code
+    cannot be compiled.
+    """
+    path, notes = workdir / "engine.so", list[str]()
+    host = {"kind": "llvm", "mcpu": level_of(request)}
+    if request.target.is_cpu:
+
+        def tune(module: Untyped) -> Untyped:
+            import tvm
+
+            from builders.backends.tvm.tuning import schedule_kernels
+
+            target = tvm.target.Target({**host, "num-cores": os.cpu_count() or 1})
+            module, said = schedule_kernels(module, target, workdir, tune_s)
+            notes.extend(said)
+            return module
+
+        _link_library(_compile_module(request, model, host, tune if tune_s else None), path)
+        return path, tuple(notes)
+    from builders.backends.tvm.cuda import CubinCompiler
+
+    compiler = CubinCompiler(request.target.sm, workdir, fast_math=fast_math)
+    target = {"kind": "cuda", "arch": request.target.sm, "host": host}
+    _link_library(_compile_module(request, model, target, None), path)
+    compiler.check_packed(path)
+    return path, ()
+
+
+def _compile_module(
+    request: BuildRequest, model: Path, target: dict[str, Untyped], tune: Callable[[Untyped], Untyped] | None
+) -> Untyped:
+    """TVM's executable of the model. tune: rewrites the imported module with tuned kernels."""
+    import tvm
+    from tvm.relax.frontend.onnx import from_onnx
+
+    proto, names = plain(model)
+    _fix_sizes(proto, request, names)
+    check_heeded(proto, names)
+    rewrite_ranges(proto)
+    with _own_words(proto, names):
+        module = from_onnx(proto)
+        _no_empty_constants(module, proto, names)
+    if tune:
+        module = tune(module)
+    with _own_words(proto, names):
+        return tvm.compile(module, tvm.target.Target(target))
+
+
+@contextmanager
+def _own_words(proto: Untyped, names: Names) -> Iterator[None]:
+    """Turn errors of TVM into ModelError with the model's names; EngineryError of a compiler that it calls stays."""
+    try:
+        yield
+    except EngineryError:
+        raise
+    except Exception as error:  # its importer and passes raise all of Python's classes, AssertionError included
+        raise ModelError(f"TVM cannot compile the model: {_reason(error, proto, names)}; {_REMEDY}") from error
+
+
+def _no_empty_constants(module: Untyped, proto: Untyped, names: Names) -> None:
+    """Raise ModelError for a constant without elements: TVM cannot load an engine with one."""
+    from tvm import relax
+    from tvm.ir.expr import GenericConst
+
+    found: list[tuple[int, ...]] = []
+
+    def note(value: Untyped) -> None:
+        if isinstance(value, GenericConst) and 0 in getattr(value.value, "shape", ()):
+            found.append(tuple(value.value.shape))
+
+    for function in module.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function.body, note)
+    if found:
+        weight = next((names.restore(item.name) for item in proto.graph.initializer if 0 in item.dims), "a constant")
+        raise ModelError(f"TVM cannot compile the model: {weight} has shape {found[0]} and so no elements; {_REMEDY}")
+
+
+def _fix_sizes(proto: Untyped, request: BuildRequest, names: Names) -> None:
+    """Write the size of each dim that has one size in all profiles into the graph, as tuning of kernels needs."""
+    fixed = {repr(dim): low for dim, (low, high) in shape_profiles.sizes(request).items() if low == high}
+    for value in (*proto.graph.input, *proto.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param and (size := fixed.get(names.own.get(dim.dim_param, ""))):
+                dim.dim_value = size
+
+
+def _link_library(built: Untyped, path: Path) -> None:
+    try:
+        built.export_library(str(path), options=list(_LINKER))
+    except RuntimeError as error:
+        raise ModelError(f"TVM cannot link the engine: {_short(str(error))}") from error
+
+
+def _reason(error: Exception, proto: Untyped, names: Names) -> str:
+    """TVM's message with the node that its importer had come to, which only its frames tell."""
+    words = names.restore(_short(str(error)) or type(error).__name__)
+    node, place = None, error.__traceback__
+    while place is not None:
+        if place.tb_frame.f_code.co_name in ("_construct_nodes", "_convert_subgraph"):
+            node = place.tb_frame.f_locals.get("node", node)
+        place = place.tb_next
+    if node is None:
+        unknown = (node for node in proto.graph.node if "not supported" in words and node.op_type in words)
+        node = next(unknown, None)
+    return words if node is None else f"{names.restore(node.name)}: {words}"
+
+
+def _short(said: str) -> str:
+    return " ".join(said.split())[:_LONGEST]
 
 
 def check_heeded(proto: "onnx.ModelProto", names: Names) -> None:
-    """Raise ModelError naming the first node with an attribute or input that TVM would ignore, and the remedy."""
+    """Raise ModelError naming the first node with an attribute or input that TVM's importer ignores, and the remedy.
+
+    It compiles such a node and computes something else, as ONNX's node tests show.
+    """
     for node in walk_nodes(proto.graph):
         if reason := _find_ignored(node):
             raise ModelError(f"TVM cannot compile the model: {names.restore(node.name)}: {reason}")
@@ -43,9 +156,8 @@ def _find_ignored(node: "onnx.NodeProto") -> str | None:
     from onnx import helper
 
     given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    if node.op_type == "BatchNormalization" and given.get("training_mode", 0):
-        return "TVM ignores training_mode; export the model in evaluation mode"
-    if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+    training = node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]
+    if training or (node.op_type == "BatchNormalization" and given.get("training_mode", 0)):
         return "TVM ignores training_mode; export the model in evaluation mode"
     if node.op_type == "IsInf" and 0 in (given.get("detect_positive", 1), given.get("detect_negative", 1)):
         return "TVM finds both infinities; compare with the one that is meant, or use another backend"
@@ -54,8 +166,13 @@ def _find_ignored(node: "onnx.NodeProto") -> str | None:
     return None
 
 
-def countable(model: "onnx.ModelProto") -> None:
-    """Rewrite, in the model itself, every such Range whose limit is one dimension of a tensor."""
+def rewrite_ranges(model: "onnx.ModelProto") -> None:
+    """Rewrite every Range whose limit is one dimension of a tensor, in place, so that TVM knows the result's size.
+
+    The positions of a transformer's tokens are `Range(0, size of a dimension, 1)`. TVM's importer makes a new symbol of
+    that size, cannot prove it equal to the dimension's, and then compiles no sum of the two. The running sum of as many
+    ones, each left out of its own sum, is the same numbers, and its size is the dimension's own symbol.
+    """
     from onnx import helper, numpy_helper
 
     graph = model.graph
@@ -79,7 +196,7 @@ def countable(model: "onnx.ModelProto") -> None:
 def _one_dimension(
     node: "onnx.NodeProto", made: dict[str, "onnx.NodeProto"], values: dict[str, "onnx.TensorProto"]
 ) -> str | None:
-    """The value that holds, as a vector of one, the size up to which `node` counts 0, 1, 2...; None for another."""
+    """The name of the value, a vector of one, up to which a Range counts 0, 1, 2...; None for other nodes."""
     if node.op_type != "Range" or [_scalar(values.get(node.input[index])) for index in (0, 2)] != [0, 1]:
         return None
     scalar = made.get(node.input[1])
@@ -102,144 +219,3 @@ def _scalar(tensor: "onnx.TensorProto | None") -> int | None:
         return None
     array = numpy_helper.to_array(tensor)
     return int(array) if array.size == 1 and array.dtype == np.int64 else None
-
-
-_LONGEST = 1000
-_REMEDY = "rewrite that part of the model, or use another backend"
-# No build id, no symbols: the linker would write the names of temporary files into the engine.
-_LINKER = ("-Wl,--build-id=none", "-s")
-
-
-def compile_model(
-    request: BuildRequest, model: Path, workdir: Path, *, fast_math: bool, tune_s: float
-) -> tuple[Path, tuple[str, ...]]:
-    """WORKDIR/engine.so, compiled from `model`, and notes; for a GPU with cubins of its generation, or not at all.
-
-    tune_s: how long a CPU's kernels are searched for (`builders.backends.tvm.tuning`), in seconds.
-    Raises ModelError when TVM refuses the model, naming the node where that is known; EngineryError when the GPU's code
-    cannot be compiled.
-    """
-    path = workdir / "engine.so"
-    if request.target.is_cpu:
-        target = {"kind": "llvm", "mcpu": level_of(request)}
-        search = _Search(workdir, tune_s)
-        _link_library(_compile_module(request, model, target, search if tune_s else None), path)
-        return path, search.notes
-    from builders.backends.tvm.cuda import CubinCompiler
-
-    compiler = CubinCompiler(request.target.sm, workdir, fast_math=fast_math)
-    host = {"kind": "llvm", "mcpu": level_of(request)}
-    _link_library(
-        _compile_module(request, model, {"kind": "cuda", "arch": request.target.sm, "host": host}, None), path
-    )
-    compiler.check_packed(path)
-    return path, ()
-
-
-@dataclass
-class _Search:
-    """Tuning for so long, and what came of it."""
-
-    workdir: Path
-    seconds: float
-    notes: tuple[str, ...] = ()
-
-    def __call__(self, module: Untyped, target: dict[str, Untyped]) -> Untyped:
-        import tvm
-
-        from builders.backends.tvm.tuning import schedule_kernels
-
-        counted = tvm.target.Target({**target, "num-cores": os.cpu_count() or 1})
-        module, self.notes = schedule_kernels(module, counted, self.workdir, self.seconds)
-        return module
-
-
-def _compile_module(
-    request: BuildRequest,
-    model: Path,
-    target: dict[str, Untyped],
-    search: Callable[[Untyped, dict[str, Untyped]], Untyped] | None,
-) -> Untyped:
-    import tvm
-    from tvm.relax.frontend.onnx import from_onnx
-
-    proto, names = plain(model)
-    _fix_sizes(proto, request, names)
-    check_heeded(proto, names)
-    countable(proto)
-    with _own_words(proto, names):
-        module = from_onnx(proto)
-        _no_empty_constants(module, proto, names)
-    if search:
-        module = search(module, target)
-    with _own_words(proto, names):
-        return tvm.compile(module, tvm.target.Target(target))
-
-
-@contextmanager
-def _own_words(proto: Untyped, names: Names) -> Iterator[None]:
-    """What TVM says of a model as a ModelError; of a compiler that TVM called as it is."""
-    try:
-        yield
-    except EngineryError:
-        raise
-    except Exception as error:  # its importer and passes raise all of Python's classes, AssertionError included
-        raise ModelError(f"TVM cannot compile the model: {_reason(error, proto, names)}; {_REMEDY}") from error
-
-
-def _no_empty_constants(module: Untyped, proto: Untyped, names: Names) -> None:
-    """TVM writes a constant without elements into an engine that it then cannot load."""
-    from tvm import relax
-    from tvm.ir.expr import GenericConst
-
-    found: list[tuple[int, ...]] = []
-
-    def note(value: Untyped) -> None:
-        if isinstance(value, GenericConst) and 0 in getattr(value.value, "shape", ()):
-            found.append(tuple(value.value.shape))
-
-    for function in module.functions.values():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function.body, note)
-    if found:
-        weight = next((names.restore(item.name) for item in proto.graph.initializer if 0 in item.dims), "a constant")
-        raise ModelError(f"TVM cannot compile the model: {weight} has shape {found[0]} and so no elements; {_REMEDY}")
-
-
-def _fix_sizes(proto: Untyped, request: BuildRequest, names: Names) -> None:
-    """A dim that every profile gives the same one size is that size: only such kernels can be tuned."""
-    fixed = {repr(dim): low for dim, (low, high) in shape_profiles.sizes(request).items() if low == high}
-    for value in (*proto.graph.input, *proto.graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param and (size := fixed.get(names.own.get(dim.dim_param, ""))):
-                dim.dim_value = size
-
-
-def _link_library(built: Untyped, path: Path) -> None:
-    try:
-        built.export_library(str(path), options=list(_LINKER))
-    except RuntimeError as error:
-        raise ModelError(f"TVM cannot link the engine: {_short(str(error))}") from error
-
-
-def _reason(error: Exception, proto: Untyped, names: Names) -> str:
-    words = names.restore(_short(str(error)) or type(error).__name__)
-    node = _at(error.__traceback__)
-    if node is None:
-        unknown = [node for node in proto.graph.node if "not supported" in words and node.op_type in words]
-        node = unknown[0] if unknown else None
-    return words if node is None else f"{names.restore(node.name)}: {words}"
-
-
-def _at(place: TracebackType | None) -> Untyped:
-    """The node that TVM's importer was at, which it tells nobody."""
-    found = None
-    while place is not None:
-        if place.tb_frame.f_code.co_name in ("_construct_nodes", "_convert_subgraph"):
-            found = place.tb_frame.f_locals.get("node", found)
-        place = place.tb_next
-    return found
-
-
-def _short(said: str) -> str:
-    return " ".join(said.split())[:_LONGEST]

@@ -1,15 +1,13 @@
-"""NVIDIA's CUDA compiler on a host that needs no GPU: where it is, what it compiles for, and a cubin from source.
-
-A cubin is an ELF file whose machine is EM_CUDA and whose flags name the generation, so that what came out can be held
-to what was asked for. Layout of the flags: as CUDA 12 (ELF ABI version 7) and CUDA 13 (8) write them, observed.
-
-Real GPU code in TVM's engines, made on a host without a GPU, and the proof that it is in there.
+"""GPU code in TVM's engines, compiled by NVIDIA's nvcc on a host without a GPU, and the check that it is in there.
 
 TVM puts a kernel's compiled code into an engine by its CUDA runtime. That library needs the driver's (libcuda.so.1) and
-CUDA's (libcudart); where either is missing it is not loaded, and TVM packs the kernels' source text without a word.
-So the runtime is loaded here, over a stand-in for libcuda where there is no driver: every function of it answers "no
+CUDA's (libcudart); where either is missing it is not loaded, and TVM packs the kernels' source text without a message.
+So the runtime is loaded here, over a stand-in for libcuda where there is no driver, each of whose functions returns "no
 device". TVM's own call of a compiler (which reads environment variables, and approximates) is replaced by one of nvcc
-that makes a cubin and looks at it; and the engine must hold those very bytes.
+that makes a cubin and checks its generation; and the engine must contain the bytes of that cubin.
+
+A cubin is an ELF file whose machine is EM_CUDA and whose flags name the generation. Layout of the flags: as CUDA 12
+(ELF ABI version 7) and CUDA 13 (8) write them, observed.
 """
 
 import ctypes
@@ -30,11 +28,18 @@ INSTALL = (
 _EM_CUDA = 190
 _ELF_ABI_VERSION, _ELF_MACHINE, _ELF_FLAGS = 8, 18, 48  # offsets into an ELF64 header
 _LONGEST = 2000
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+_FACTORY = "ffi.Module.create.cuda"
+_CALLBACK = "tvm_callback_cuda_compile"
+_DRIVER = "libcuda.so.1"
+# Names in a library's table of names, and functions of the driver that `hardware.cuda` and cudart call first of all.
+_DRIVER_CALL, _CUDART = re.compile(rb"(?<=\0)cu[A-Z]\w+(?=\0)"), re.compile(rb"(?<=\0)libcudart\.so\.\d+(?=\0)")
+_ALWAYS = ("cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuGetErrorName")
 
 
 @dataclass(frozen=True)
 class Nvcc:
-    """A compiler that was found. codes: generations it makes cubins for, as 'sm_89'."""
+    """An installed nvcc. codes: the generations that it makes cubins for, as 'sm_89'."""
 
     path: Path
     version: str
@@ -69,14 +74,10 @@ def generation(cubin: bytes) -> str | None:
 
 
 def find_nvcc() -> Nvcc | None:
-    """The compiler on PATH, else the one that wheels brought; None where there is none that answers."""
-    path = shutil.which("nvcc") or next(iter(_from_wheels()), None)
+    """The compiler on PATH, else the newest one of a wheel; None where there is none that tells its version."""
+    wheels = (place for entry in sys.path if entry for place in Path(entry).glob("nvidia/cu*/bin/nvcc"))
+    path = shutil.which("nvcc") or max(wheels, default=None)
     return None if path is None else _query_nvcc(Path(path), Path(path).stat().st_mtime_ns)
-
-
-def _from_wheels() -> list[Path]:
-    found = (place for entry in sys.path if entry for place in Path(entry).glob("nvidia/cu*/bin/nvcc"))
-    return sorted(found, reverse=True)
 
 
 @lru_cache
@@ -93,17 +94,8 @@ def _run_nvcc(path: Path, option: str) -> str:
         return ""
 
 
-_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
-_FACTORY = "ffi.Module.create.cuda"
-_CALLBACK = "tvm_callback_cuda_compile"
-_DRIVER = "libcuda.so.1"
-# As they stand in a library's table of names. What else a driver is asked for before anything: `hardware.cuda`, cudart.
-_DRIVER_CALL, _CUDART = re.compile(rb"(?<=\0)cu[A-Z]\w+(?=\0)"), re.compile(rb"(?<=\0)libcudart\.so\.\d+(?=\0)")
-_ALWAYS = ("cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuGetErrorName")
-
-
 class CubinCompiler:
-    """Compiles TVM's kernels for one generation from now on, for this process, and keeps what came out."""
+    """Compiles the kernels of all TVM builds in this process for one generation from now on. made: their cubins."""
 
     def __init__(self, sm: str, workdir: Path, *, fast_math: bool) -> None:
         nvcc = find_nvcc()
@@ -131,12 +123,15 @@ class CubinCompiler:
 
 
 def load_cuda_runtime(workdir: Path, nvcc: Nvcc) -> None:
-    """Have TVM's CUDA runtime in this process. Raises EngineryError where it does not load, with what it lacks."""
+    """Load TVM's CUDA runtime into this process. Raises EngineryError with what it lacks where it does not load."""
     import tvm
 
     if tvm.get_global_func(_FACTORY, allow_missing=True):
         return
-    library = _library(Path(tvm.__file__).parent)
+    libraries = sorted(Path(tvm.__file__).parent.glob("**/libtvm_runtime_cuda.so"))
+    if not libraries:
+        raise EngineryError("this apache-tvm has no CUDA runtime; pip install 'apache-tvm>=0.27' (Linux, x86-64)")
+    library = libraries[0]
     try:
         if not _loads(_DRIVER):
             ctypes.CDLL(str(_stand_in(library, workdir)), mode=ctypes.RTLD_GLOBAL)
@@ -148,15 +143,8 @@ def load_cuda_runtime(workdir: Path, nvcc: Nvcc) -> None:
         raise EngineryError(f"{library.name} of apache-tvm has no CUDA runtime in it; reinstall apache-tvm")
 
 
-def _library(package: Path) -> Path:
-    found = sorted(package.glob("**/libtvm_runtime_cuda.so"))
-    if not found:
-        raise EngineryError("this apache-tvm has no CUDA runtime; pip install 'apache-tvm>=0.27' (Linux, x86-64)")
-    return found[0]
-
-
 def _load_cudart(library: Path, nvcc: Nvcc) -> None:
-    """CUDA's runtime library, of the version that `library` asks for, from wherever a toolkit is."""
+    """Load CUDA's runtime library of the version that `library` needs, from a wheel or a toolkit."""
     name = _find_names(_CUDART, library)[0]
     if _loads(name):
         return
@@ -168,7 +156,7 @@ def _load_cudart(library: Path, nvcc: Nvcc) -> None:
 
 
 def _stand_in(library: Path, workdir: Path) -> Path:
-    """A libcuda.so.1 with every function that `library` takes from it; each answers that there is no device."""
+    """A libcuda.so.1 with every function that `library` needs of it; each returns that there is no device."""
     names = sorted({*_find_names(_DRIVER_CALL, library), *_ALWAYS})
     source, made = workdir / "no_device.c", workdir / _DRIVER
     source.write_text("".join(f"int {name}(void) {{ return {_NO_DEVICE}; }}\n" for name in names))

@@ -23,8 +23,14 @@ def open_engine(engine: Engine) -> Iterator[Session]:
 
     target = engine.request.target
     device = tvm.cpu() if target.is_cpu else tvm.cuda(cuda.index_of(target.compute_capability))
+    # At a new path: TVM unloads no library, and finds loaded ones by their path with links resolved. Where the file of
+    # an engine was replaced it would run the functions of the earlier one.
     with tempfile.TemporaryDirectory(prefix="enginery-tvm-") as folder:
-        path = _at_a_new_path(engine.path, Path(folder))
+        path = Path(folder) / engine.path.name
+        try:
+            path.hardlink_to(engine.path)
+        except OSError:  # another file system, or not ours to link to
+            shutil.copyfile(engine.path, path)
         try:
             main = relax.VirtualMachine(tvm.runtime.load_module(str(path)), device)["main"]
         except (RuntimeError, ValueError, AttributeError, OSError) as error:
@@ -34,17 +40,6 @@ def open_engine(engine: Engine) -> Iterator[Session]:
         yield session
     finally:
         session.close()
-
-
-def _at_a_new_path(engine: Path, folder: Path) -> Path:
-    """The engine's file in a folder of its own. TVM unloads no library and asks for them by their paths with links
-    resolved: where an engine was replaced it would answer with the functions of the one that was there before."""
-    path = folder / engine.name
-    try:
-        path.hardlink_to(engine)
-    except OSError:  # another file system, or not ours to link to
-        shutil.copyfile(engine, path)
-    return path
 
 
 class TvmSession(Session):
@@ -75,14 +70,11 @@ class TvmSession(Session):
         except (ValueError, RuntimeError, TypeError) as error:
             raise EngineryError(f"TVM failed while running: {words(error)}") from error
         results = list(found) if isinstance(found, Sequence) and not isinstance(found, tvm_ffi.Shape) else [found]
-        return shape_profiles.checked_outputs(self._request, [_array(value) for value in results], sizes, "TVM")
-
-
-def _array(value: Untyped) -> "np.ndarray":
-    """What TVM answers with as an array: of a shape that is an output, its sizes."""
-    return value.numpy() if hasattr(value, "numpy") else np.array(list(value), np.int64)
+        # An output that is a shape has no `numpy`, but sizes.
+        arrays = [item.numpy() if hasattr(item, "numpy") else np.array(list(item), np.int64) for item in results]
+        return shape_profiles.checked_outputs(self._request, arrays, sizes, "TVM")
 
 
 def words(error: Exception) -> str:
-    """The first line of what TVM says: the rest is its stack."""
+    """The first line of TVM's message; the rest is its stack."""
     return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,45 +1,61 @@
 """Faster kernels for a CPU by search: TVM's MetaSchedule, for a limited time.
 
 MetaSchedule (Shao et al., "Tensor Program Optimization with Probabilistic Programs", NeurIPS 2022, arXiv:2205.13603)
-draws schedules of a kernel, compiles them, measures them on this machine and breeds the best. It takes kernels of fixed
-sizes alone. What was measured goes from build to build (`timing_caches`); a known kernel is searched further.
+draws schedules of a kernel, compiles them, measures them on this machine and mutates the best. It takes kernels of
+fixed sizes only. Measurements are given from build to build (`TimingCached`), and the search goes on from them.
 
 Candidates are compiled in this process: TVM's own workers each parse the intrinsics of every GPU again for each round,
-which takes 20 s of CPU time, and are left to the measuring, where a kernel that hangs or crashes costs itself alone.
+which takes 20 s of CPU time. They are used for measuring, where a kernel that hangs or crashes ends only its worker.
+
+TVM keeps two files of JSON lines, one of kernels (`[hash, module]`) and one of measurements (`[number of the kernel,
+[trace, seconds, target, arguments]]`), and appends to them. A timing cache is one JSON document of both without
+repetitions, with at most `_BEST` schedules of a kernel.
 """
 
+import json
 import logging
 import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
 
 from builders.backends.optional_methods import GIVEN, GROWN
-from builders.backends.tvm import records
 from builders.execution.process import enter_phase
-from enginery.core.errors import EngineryError
+from enginery.core.codec import decode, encode
+from enginery.core.digest import canonical_json
+from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.types import Untyped
 
-# Schedules that are measured in one round of one kernel, and drawn for it (TVM's default is 512, for long searches).
+# Schedules of a kernel that are measured in one round, and that are drawn for it (TVM's 512 are for long searches).
 _ROUND = 8
 _POPULATION = 64
 _MOST = 100_000
-# A candidate that runs longer is given up; the first one's time holds the start of the process that measures.
+# A candidate that runs longer is given up; the time of the first one includes the start of the measuring process.
 _PATIENCE_S = 60.0
-# Rounds that are tried, whatever the time, until something was measured.
+# So many rounds are tried after the time is over where no candidate was measured yet.
 _LEAST_ROUNDS = 3
+FILES = ("database_workload.json", "database_tuning_record.json")
+_FORMAT = 1
+_BEST = 16
+# MetaSchedule's mark of a schedule that did not run, in seconds.
+_NEVER = 1e9
+# Of a kernel by its number: trace, seconds of each run, target, arguments.
+Measured = tuple[int, tuple[object, tuple[float, ...], object, object]]
 
 
 def schedule_kernels(
     module: Untyped, target: Untyped, workdir: Path, seconds: float
 ) -> tuple[Untyped, tuple[str, ...]]:
-    """The module lowered and its kernels of fixed sizes scheduled by the best that is known after `seconds`; and notes.
+    """The module lowered, its kernels of fixed sizes with the best schedules known after `seconds`; and notes.
 
-    module: Relax, as imported.  target: with num-cores.  The budget is looked at after every round of measurements;
-    what it takes to begin (about half a minute of CPU time) is within it.
+    module: Relax, as imported.  target: with num-cores.  The time is checked after every round of measurements; the
+    start of the search (about half a minute of CPU time) is part of it.
     """
     from tvm import relax, transform
+    from tvm.s_tir.analysis import estimate_tir_flops
     from tvm.s_tir.meta_schedule.relax_integration import extract_tasks
 
     end = time.monotonic() + seconds
@@ -51,20 +67,24 @@ def schedule_kernels(
     with target:
         lowered = transform.Sequential(passes)(module)
     found = extract_tasks(lowered, target, {})
-    fixed = sorted((task for task in found if _is_fixed(task)), key=_work, reverse=True)
+    fixed = sorted(
+        (task for task in found if _is_fixed(task)),
+        key=lambda task: float(estimate_tir_flops(task.dispatched[0])) * float(task.weight),
+        reverse=True,
+    )
     if not fixed:
         return lowered, (f"not tuned: all {len(found)} kernels have open sizes; give the dims one size (min = max)",)
     database, how = _search_schedules(fixed, workdir, end)
     with target, database, transform.PassContext(opt_level=3):
         tuned = relax.transform.MetaScheduleApplyDatabase()(lowered)
-    (workdir / GROWN).write_bytes(records.bundle(workdir / "tuning"))
+    (workdir / GROWN).write_bytes(bundle(workdir / "tuning"))
     known = sum(database.query_schedule(task.dispatched[0], target, task.task_name) is not None for task in fixed)
     left = f"; {len(found) - len(fixed)} have open sizes" if len(found) > len(fixed) else ""
     return tuned, (f"{known} of {len(found)} kernels tuned {how}{left}",)
 
 
 def _search_schedules(tasks: Sequence[Untyped], workdir: Path, end: float) -> tuple[Untyped, str]:
-    """The database after the search, and how it went."""
+    """The database after the search, and words on how many measurements were made."""
     from tvm.s_tir import meta_schedule as ms
 
     logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.WARNING)  # a table of all kernels after each round
@@ -89,7 +109,7 @@ def _search_schedules(tasks: Sequence[Untyped], workdir: Path, end: float) -> tu
             max_trials_global=_MOST,
             max_trials_per_task=_MOST,
             num_trials_per_iter=_ROUND,
-            builder=_builder(),
+            builder=_make_builder(),
             runner=ms.runner.LocalRunner(timeout_sec=_PATIENCE_S),
             database=database,
             cost_model="random",
@@ -98,23 +118,19 @@ def _search_schedules(tasks: Sequence[Untyped], workdir: Path, end: float) -> tu
     except Exception as error:  # the clock's way to end it goes through C++, which changes its class
         if not clock.is_over():
             raise EngineryError(f"TVM failed while tuning: {str(error).strip().splitlines()[-1][:500]}") from error
-    return database, _outcome(clock.measured, clock.said)
-
-
-def _outcome(measured: int, said: str) -> str:
-    if measured or not said:
-        return f"by {measured} measurements here"
-    return f"here; no candidate ran: {said.strip().splitlines()[-1][:300]}"
+    if clock.measured or not clock.said:
+        return database, f"by {clock.measured} measurements here"
+    return database, f"here; no candidate ran: {clock.said.strip().splitlines()[-1][:300]}"
 
 
 def _database(given: Path, folder: Path) -> Untyped:
     """TVM's database in a folder, with what was measured before; an empty one where that cannot be read."""
     from tvm.s_tir.meta_schedule.database import JSONDatabase
 
-    files = [folder / name for name in records.FILES]
+    files = [folder / name for name in FILES]
     if given.is_file():
         with suppress(Exception):  # whatever TVM says of the lines of a damaged one
-            records.unbundle(given.read_bytes(), folder)
+            unbundle(given.read_bytes(), folder)
             return JSONDatabase(*map(str, files))
     for path in files:
         path.unlink(missing_ok=True)
@@ -122,7 +138,7 @@ def _database(given: Path, folder: Path) -> Untyped:
 
 
 def _clock(end: float, count: int) -> Untyped:
-    """A measure callback that counts, tells how far it is, and ends the search when its time is up."""
+    """A measure callback that counts measurements, tells the phase, and ends the search when its time is up."""
     from tvm.ir.utils import derived_object
     from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
 
@@ -150,8 +166,8 @@ def _clock(end: float, count: int) -> Untyped:
     return BudgetClock()
 
 
-def _builder() -> Untyped:
-    """Compiles candidates in this process, one after the other."""
+def _make_builder() -> Untyped:
+    """A builder for MetaSchedule that compiles candidates in this process, one after the other."""
     from tvm.ir.utils import derived_object
     from tvm.s_tir.meta_schedule.builder import PyBuilder
 
@@ -164,7 +180,7 @@ def _builder() -> Untyped:
 
 
 def _build_candidate(item: Untyped) -> Untyped:
-    """The file of a candidate, or why there is none."""
+    """The `BuilderResult` of a candidate: its file, or the error."""
     from tvm import tirx
     from tvm.s_tir.meta_schedule.builder import BuilderResult
     from tvm.s_tir.meta_schedule.builder.local_builder import default_export
@@ -178,6 +194,7 @@ def _build_candidate(item: Untyped) -> Untyped:
 
 
 def _is_fixed(task: Untyped) -> bool:
+    """Whether a kernel's sizes are all numbers."""
     from tvm.tirx import IntImm
 
     function = task.dispatched[0]["main"]
@@ -185,7 +202,67 @@ def _is_fixed(task: Untyped) -> bool:
     return all(isinstance(size, int | IntImm) for size in sizes)
 
 
-def _work(task: Untyped) -> float:
-    from tvm.s_tir.analysis import estimate_tir_flops
+@dataclass(frozen=True)
+class TuningRecords:
+    """kernels: [hash, module] of each.  measured: by the place of its kernel in `kernels`."""
 
-    return float(estimate_tir_flops(task.dispatched[0])) * float(task.weight)
+    kernels: tuple[list[object], ...]
+    measured: tuple[Measured, ...]
+    format: int = _FORMAT
+
+
+def bundle(folder: Path) -> bytes:
+    """The two files of a folder as one document. Raises IntegrityError for other content."""
+    kernels, measured = (_lines(folder / name) for name in FILES)
+    return _shorten(decode({"kernels": kernels, "measured": measured}, TuningRecords))
+
+
+def unbundle(data: bytes, folder: Path) -> None:
+    """Write a document as the two files of `folder`. Raises EngineryError when `data` is no such document."""
+    found = _parse(data)
+    for name, items in zip(FILES, (found.kernels, found.measured), strict=True):
+        (folder / name).write_text("".join(json.dumps(item, separators=(",", ":")) + "\n" for item in items))
+
+
+def merge(older: bytes, newer: bytes) -> bytes:
+    """One document with the content of both. Raises EngineryError when one of them is no such document."""
+    first, second = _parse(older), _parse(newer)
+    moved = ((len(first.kernels) + at, rest) for at, rest in second.measured)
+    return _shorten(TuningRecords((*first.kernels, *second.kernels), (*first.measured, *moved)))
+
+
+def _shorten(found: TuningRecords) -> bytes:
+    """The document, each kernel and measurement once, and of each kernel the quickest measurements."""
+    numbers: dict[bytes, int] = {}
+    known: list[list[object]] = []
+    new: list[int] = []
+    for kernel in found.kernels:
+        text = canonical_json(kernel)
+        if text not in numbers:
+            numbers[text] = len(known)
+            known.append(kernel)
+        new.append(numbers[text])
+    ran = {canonical_json(item): item for at, rest in found.measured if _seconds(item := (new[at], rest)) < _NEVER}
+    best = sorted(ran.values(), key=lambda item: (item[0], _seconds(item), canonical_json(item[1])))
+    kept = [item for _, same in groupby(best, key=lambda item: item[0]) for item in islice(same, _BEST)]
+    return canonical_json(encode(TuningRecords(tuple(known), tuple(kept))))
+
+
+def _seconds(item: Measured) -> float:
+    runs = item[1][1]
+    return sum(runs) / len(runs) if runs else _NEVER
+
+
+def _lines(path: Path) -> list[object]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _parse(data: bytes) -> TuningRecords:
+    try:
+        found = decode(json.loads(data), TuningRecords)
+    except (ValueError, RecursionError, IntegrityError) as error:
+        raise EngineryError(f"no records of TVM's tuning: {error}") from error
+    fine = all(0 <= at < len(found.kernels) and all(run >= 0.0 for run in rest[1]) for at, rest in found.measured)
+    if found.format != _FORMAT or not fine:
+        raise EngineryError("no records of TVM's tuning; they are begun anew")
+    return found

@@ -2,9 +2,9 @@
 
 The graph becomes a function that JAX traces (`builders/onnx_ops`), with dynamic dims as symbolic sizes, and
 `jax.export` writes it down for one platform, CPU or CUDA; neither needs that hardware. What is stored is portable: a
-newer jaxlib reads it, on any CPU. It is not machine code. XLA compiles for exact sizes, so a session compiles when it
-is opened for the sizes that the profiles are tuned for, and for any other size within them when it first comes, which
-takes as long. Nothing is padded: a model may mix what shares a batch.
+newer jaxlib reads it, on any CPU. It is not machine code. XLA compiles for exact sizes: a session compiles for the
+sizes that the profiles are tuned for when it is opened, and for any other size within them at the first run with it,
+which then takes as long. Nothing is padded: in a model the samples of a batch may depend on each other.
 
 JAX's own `serialize_executable` would store machine code, and is a pickle: not used.
 """
@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from builders.backends import shape_profiles
 from builders.backends.compatibility import check_compatible
-from builders.backends.discovery import PackageNotFoundError, version
+from builders.backends.installed import versions_of
 from enginery.core.capabilities import Capabilities
 from enginery.core.errors import InputError
 from enginery.core.hardware import cuda
@@ -59,10 +59,7 @@ class Xla:
 
     def versions(self) -> dict[str, str]:
         """Versions of jax and jaxlib."""
-        try:
-            return {name: version(name) for name in ("jax", "jaxlib")}
-        except PackageNotFoundError:
-            return {}
+        return versions_of("jax", "jaxlib", together=True)
 
     def scheme(self) -> QuantizationScheme:
         """That of onnxruntime: XLA computes Q/DQ in floating point, and any scheme is as good."""
@@ -98,9 +95,7 @@ class Xla:
             return None
         if reason := cuda.explain_missing_gpu(target):
             return reason
-        if not any(map(_is_installed, _CUDA_PLUGINS)):
-            return "jax has no CUDA plugin here; pip install 'jax[cuda13]'"
-        return None
+        return None if versions_of(*_CUDA_PLUGINS) else "jax has no CUDA plugin here; pip install 'jax[cuda13]'"
 
     @contextmanager
     def open(self, engine: Engine) -> Iterator[Session]:
@@ -128,10 +123,3 @@ class Xla:
             if least < 1:
                 return f"dims.{dim}.min is {least}; XLA's open sizes begin with 1: set it to 1, or use onnxruntime"
         return None
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return bool(version(name))
-    except PackageNotFoundError:
-        return False

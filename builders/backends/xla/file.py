@@ -21,7 +21,7 @@ _PROGRAM = "program"
 
 @dataclass(frozen=True)
 class XlaFile:
-    """A program and its weights, in the order of the program's arguments."""
+    """A program as `jax.export` serializes it, and its weights in the order of its arguments."""
 
     program: bytes
     weights: tuple[np.ndarray, ...]
@@ -29,7 +29,7 @@ class XlaFile:
 
 @dataclass(frozen=True)
 class WeightHeader:
-    """A weight's name, dtype by numpy's or ml_dtypes' name, and shape."""
+    """A weight's name, shape, and the name of its dtype in numpy or ml_dtypes."""
 
     name: str
     dtype: str
@@ -37,7 +37,7 @@ class WeightHeader:
 
 
 def write_engine(path: Path, program: bytes, weights: Mapping[str, np.ndarray]) -> None:
-    """Write an engine. Equal content gives equal bytes."""
+    """Write an engine of a serialized program and its weights, by name. Equal content gives equal bytes."""
     from safetensors.numpy import save_file
 
     tensors = {_PROGRAM: np.frombuffer(program, np.uint8)}
@@ -49,7 +49,8 @@ def write_engine(path: Path, program: bytes, weights: Mapping[str, np.ndarray]) 
 
 
 def read_engine(path: Path) -> XlaFile:
-    """Read an engine. Raises IntegrityError when it is something else, or does not agree with itself."""
+    """Read an engine. Raises IntegrityError for a file that is none, or whose header and content do not agree."""
+    import ml_dtypes
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -57,18 +58,11 @@ def read_engine(path: Path) -> XlaFile:
             header = file.metadata() or {}
             if FORMAT not in header:
                 raise IntegrityError(f"{path.name} is no XLA engine of this release; build it again")
-            listed = json.loads(header[FORMAT])
-            heads = [decode(item, WeightHeader) for item in listed]
-            weights = [_array(file.get_tensor(f"weight.{index}"), head) for index, head in enumerate(heads)]
+            weights = []
+            for index, item in enumerate(json.loads(header[FORMAT])):
+                head = decode(item, WeightHeader)
+                dtype = np.dtype(getattr(ml_dtypes, head.dtype, head.dtype))
+                weights.append(file.get_tensor(f"weight.{index}").view(dtype).reshape(head.shape))
             return XlaFile(file.get_tensor(_PROGRAM).tobytes(), tuple(weights))
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise IntegrityError(f"{path.name} is damaged ({error}); fetch or build it again") from error
-
-
-def _array(found: np.ndarray, head: WeightHeader) -> np.ndarray:
-    import ml_dtypes
-
-    name = head.dtype
-    dtype = np.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else np.dtype(name)
-    shaped: np.ndarray = found.view(dtype).reshape(head.shape)
-    return shaped

@@ -1,12 +1,12 @@
-"""JAX under the names that the ONNX operators use. What JAX calls by the same name is not here.
+"""JAX's functions under the names and with the arguments that the ONNX operators use; see `ArrayLibrary`.
 
-An index out of range is an error in ONNX and cannot be one in XLA: floats then become NaN, which validation never lets
-pass; integers their least or greatest value.
+Functions that JAX itself has under the same name are not here. An index out of range is an error in ONNX and cannot be
+one in XLA: floats then become NaN, which never passes validation, integers their least or greatest value.
 """
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ rsqrt = lax.rsqrt
 hardswish = jax.nn.hard_swish
 softsign = jax.nn.soft_sign
 layer_norm = None
+branch = lax.cond
 Sizes = Sequence[int]
 Widths = list[tuple[Any, Any]]
 Where = tuple[jax.Array, ...]
@@ -47,11 +48,6 @@ def asarray(array: np.ndarray[Any, Any]) -> jax.Array:
     """The array on JAX's device. Raises ModelError as `dtype` does."""
     dtype(array.dtype)
     return jnp.asarray(array)
-
-
-def astype(x: jax.Array, wanted: np.dtype[Any]) -> jax.Array:
-    """In another type."""
-    return x.astype(wanted)
 
 
 def full(shape: Sequence[Any], value: Any, dtype: np.dtype[Any]) -> jax.Array:
@@ -75,7 +71,7 @@ def ends(of: Any) -> tuple[int, int]:
 
 
 def exact_dtype(terms: object) -> Any:  # noqa: ARG001 - torch's
-    """In which sums of products of 8-bit integers are exact."""
+    """The type in which sums of products of 8-bit integers are exact."""
     return jnp.int32
 
 
@@ -85,18 +81,13 @@ def same(a: Any, b: Any) -> bool:
 
 
 def numbers(x: jax.Array) -> list[Any]:
-    """Its numbers. Raises ModelError where they depend on data."""
+    """The numbers of x in a flat list. Raises ModelError where they depend on data."""
     _require_known(x, "a size or an axis depends on the data of the inputs, and XLA needs it ahead of time")
     return list(np.asarray(x).ravel().tolist())
 
 
 def _require_known(x: jax.Array, words: str) -> None:
     must(not isinstance(x, jax.core.Tracer), words)
-
-
-def branch(condition: jax.Array, then: Callable[[], Any], other: Callable[[], Any]) -> Any:
-    """What one of two functions gives, both of which are in the program."""
-    return lax.cond(condition, then, other)
 
 
 def gelu(x: jax.Array, approximate: str) -> jax.Array:
@@ -123,7 +114,7 @@ def cut(x: jax.Array, axis: int, start: Any, end: Any, step: int = 1) -> jax.Arr
 
 
 def pad_axes(x: jax.Array, widths: Widths, value: float) -> jax.Array:
-    """With a value before and after each axis; negative widths cut."""
+    """x with a value added before and after each axis; negative widths cut."""
     return lax.pad(x, jnp.asarray(value, x.dtype), [(before, after, 0) for before, after in widths])
 
 
@@ -155,12 +146,12 @@ def select(x: jax.Array, axis: int, index: Any) -> jax.Array:
 
 
 def at(x: jax.Array, where: Where) -> jax.Array:
-    """Numpy's indexing by arrays."""
+    """x[where], indexed by arrays as in numpy."""
     return x.at[where].get(mode="fill")
 
 
 def put(x: jax.Array, where: Where, updates: jax.Array, reduction: str) -> jax.Array:
-    """The array with what `at` gives replaced, or added to and the like."""
+    """The array with x[where] replaced, or with `reduction` added to and the like."""
     made: jax.Array = getattr(x.at[where], _METHODS[reduction])(updates, mode="drop")
     return made
 
@@ -173,7 +164,7 @@ def scatter(x: jax.Array, axis: int, indices: jax.Array, updates: jax.Array, red
 
 
 def indices_of(x: jax.Array) -> jax.Array:
-    """Where it is not zero: an index a row."""
+    """The indices of elements that are not zero, [n, axes]. Raises ModelError where they depend on data."""
     _require_known(x, "the shape of its output depends on data")
     return jnp.stack(jnp.nonzero(x), axis=-1)
 
@@ -197,7 +188,7 @@ def conv(
     x: jax.Array, weight: jax.Array, bias: jax.Array | None, strides: Sizes, before: Sizes, after: Sizes,
     dilations: Sizes, group: int,
 ) -> jax.Array:  # fmt: skip
-    """XLA's."""
+    """XLA's convolution."""
     pads = list(zip(before, after, strict=True))
     made = lax.conv_general_dilated(x, weight, strides, pads, rhs_dilation=dilations, feature_group_count=group)
     return _add_bias(made, bias)

@@ -8,6 +8,7 @@ from typing import Self
 
 import jax
 import jax.export
+import ml_dtypes
 import numpy as np
 
 from builders.backends.xla.file import read_engine
@@ -17,9 +18,9 @@ from enginery.core.types import Engine, Session, Shape, Target, Tensors, TensorS
 
 
 class XlaSession(Session):
-    """An engine with its weights on the device, and an executable for each size that was asked for.
+    """An engine with its weights on the device, and an executable for each combination of input shapes.
 
-    kept: how many sizes stay compiled. Raises IntegrityError for a damaged engine, EngineryError when XLA fails.
+    kept: how many combinations stay compiled. Raises IntegrityError for a damaged engine, EngineryError when XLA fails.
     """
 
     def __init__(self, engine: Engine, kept: int) -> None:
@@ -41,7 +42,7 @@ class XlaSession(Session):
         self._compiled: OrderedDict[tuple[Shape, ...], Untyped] = OrderedDict()
         self._lock = threading.Lock()
         for shapes in tuned_shapes(engine):
-            self._for(shapes)
+            self._executable(shapes)
 
     def __enter__(self) -> Self:
         return self
@@ -51,46 +52,48 @@ class XlaSession(Session):
         self._compiled.clear()
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
-        """Run once; a size that comes for the first time is compiled first. Raises DataError for arrays that do not fit
-        or lie outside the profiles."""
+        """Run once; for shapes that it was not run with before, XLA compiles first.
+
+        Raises DataError for arrays of other names, dtypes or shapes than the profiles have.
+        """
         if self._weights is None:
             raise EngineryError(f"{self._name}: the session is closed; open it again")
         self._check(inputs)
         given = [np.asarray(inputs[spec.name], order="C") for spec in self.inputs]
-        executable = self._for(tuple(array.shape for array in given))
+        executable = self._executable(tuple(array.shape for array in given))
         with jax.enable_x64(True):
             placed = [jax.device_put(array, self._device) for array in given]
             made = executable(self._weights, placed)
         return {spec.name: np.array(array) for spec, array in zip(self.outputs, made, strict=True)}
 
-    def _for(self, shapes: tuple[Shape, ...]) -> Untyped:
+    def _executable(self, shapes: tuple[Shape, ...]) -> Untyped:
+        """The program compiled for these shapes of the inputs, from the kept ones where it is there."""
         with self._lock:
             if found := self._compiled.get(shapes):
                 self._compiled.move_to_end(shapes)
                 return found
-        made = self._compile(shapes)  # without the lock: sizes that are there go on running meanwhile
+        place = jax.sharding.SingleDeviceSharding(self._device)
+        dtypes = [ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype for spec in self.inputs]
+        given = [
+            jax.ShapeDtypeStruct(shape, np.dtype(dtype), sharding=place)
+            for dtype, shape in zip(dtypes, shapes, strict=True)
+        ]
+        try:
+            with jax.enable_x64(True):  # without the lock: other threads run what is compiled meanwhile
+                made = self._program.lower(self._weights, given).compile()
+        except Exception as error:  # XLA's and JAX's classes alike
+            words = str(error).strip().splitlines()[0]
+            raise EngineryError(f"{self._name}: XLA cannot compile it for {shapes}: {words}; build it again") from error
         with self._lock:
             self._compiled[shapes] = made
             if len(self._compiled) > self._kept:
                 self._compiled.popitem(last=False)
         return made
 
-    def _compile(self, shapes: tuple[Shape, ...]) -> Untyped:
-        place = jax.sharding.SingleDeviceSharding(self._device)
-        given = [
-            jax.ShapeDtypeStruct(shape, np.dtype(_dtype(spec)), sharding=place)
-            for spec, shape in zip(self.inputs, shapes, strict=True)
-        ]
-        try:
-            with jax.enable_x64(True):
-                return self._program.lower(self._weights, given).compile()
-        except Exception as error:  # XLA's and JAX's classes alike
-            words = str(error).strip().splitlines()[0]
-            raise EngineryError(f"{self._name}: XLA cannot compile it for {shapes}: {words}; build it again") from error
-
 
 def tuned_shapes(engine: Engine) -> list[tuple[Shape, ...]]:
-    """The shapes of all inputs that each profile is tuned for; the one there is for a model without dynamic dims."""
+    """The shapes of all inputs that each profile is tuned for, each combination once; of a model without dynamic dims
+    its shapes."""
     request = engine.request
     if not request.profiles:
         return [tuple(tuple(int(size) for size in spec.shape) for spec in request.inputs)]
@@ -99,12 +102,6 @@ def tuned_shapes(engine: Engine) -> list[tuple[Shape, ...]]:
         best = {name: shape for name, _, shape, _ in profile.inputs}
         found.append(tuple(best[spec.name] for spec in request.inputs))
     return list(dict.fromkeys(found))
-
-
-def _dtype(spec: TensorSpec) -> Untyped:
-    import ml_dtypes
-
-    return ml_dtypes.bfloat16 if spec.dtype == "bfloat16" else spec.dtype
 
 
 def _device(target: Target) -> Untyped:

@@ -7,11 +7,9 @@ job's arguments must mean the same on every node (a shared file system).
 ::
 
     executor.py    RayExecutor: the protocol, retries, slots, cancelling
-    cluster.py     connecting to Ray; which nodes there are
-    placement.py   which node suits a job, and in which words none does; knows no Ray
-    listener.py    one thread that hears all tasks of an executor, and looks after those that cannot run or are lost
-    task.py        one job on Ray: starting it, what is known of it, ending it, what its loss means
-    worker.py      the worker's side
+    cluster.py     connecting to Ray; its nodes, and which of them suit a job
+    listener.py    one thread that hears all tasks of an executor, and ends those that cannot run or are lost
+    task.py        one job on Ray, on its worker and as its driver knows it
 """
 
 from builders.execution.ray.executor import RayExecutor

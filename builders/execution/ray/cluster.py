@@ -1,7 +1,4 @@
-"""Which nodes suit a job, what Ray is told of it, and in which words no node does.
-
-Connecting to Ray, and the nodes of its cluster.
-"""
+"""The nodes of a Ray cluster: connecting to them, which of them suit a job, and the message when none does."""
 
 import os
 import socket
@@ -16,11 +13,20 @@ from enginery.core.parsing import find, read
 
 # Ray gives every node this label.
 _NODE_ID = "ray.io/node-id"
+_REACH_S = 5.0
+# Ray has this machine's address in the place of these, also where a cluster listens on loopback alone.
+_LOOPBACK = ("localhost", "127.0.0.1")
+_ANSWER_S = 2.0
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns about CUDA_VISIBLE_DEVICES
+    "RAY_task_oom_retries": "0",  # else what its memory monitor kills is started again without end
+}
 
 
 @dataclass(frozen=True)
 class RayNode:
-    """A node of the cluster: its labels, and what it has in all, whoever uses it now.  address: of its raylet."""
+    """A node of the cluster, with its resources in all, used or not.  address: host and port of its raylet."""
 
     id: str
     name: str
@@ -32,94 +38,8 @@ class RayNode:
 
     @property
     def where(self) -> str:
-        """What to call it: its name, and its labels in brackets."""
+        """Its name for people: with its labels in brackets."""
         return f"{self.name} ({', '.join(self.labels.values())})" if self.labels else self.name
-
-
-def find_fitting(needs: Needs, nodes: Iterable[RayNode], avoid: str | None = None) -> list[RayNode]:
-    """The nodes that the job could run on if nothing else did. Memory excludes none (see `ray_options`).
-
-    avoid: the id of a node that will not do.
-    """
-    labels = needs.labels.items() if needs.required else set()
-    return [
-        node
-        for node in nodes
-        if node.id != avoid and node.cpus >= 1 and node.gpus >= needs.gpus and labels <= node.labels.items()
-    ]
-
-
-def ray_options(needs: Needs, nodes: Sequence[RayNode], avoid: str | None = None) -> dict[str, object]:
-    """The options of a Ray task with these needs: one CPU, its GPUs and memory, and label selectors.
-
-    What asks for more memory than any node that suits it has gets the whole of the largest. A preferred label is given
-    up as soon as only other nodes have room. avoid: the id of a node that is left out as long as another one suits.
-    """
-    possible = find_fitting(needs, nodes, avoid)
-    strict = dict(needs.labels) if needs.required else {}
-    if possible and avoid is not None:
-        strict[_NODE_ID] = f"!{avoid}"
-    options: dict[str, object] = {"num_cpus": 1, "num_gpus": needs.gpus, "label_selector": strict}
-    if needs.memory_mib:
-        most = max((node.memory_mib for node in possible), default=needs.memory_mib)
-        options["memory"] = min(needs.memory_mib, most) << 20
-    if any(_prefers(needs, node) for node in possible):
-        options["label_selector"] = {**needs.labels, **strict}
-        options["fallback_strategy"] = [{"label_selector": strict}]
-    return options
-
-
-def none_fits(needs: Needs, nodes: Iterable[RayNode], waited_s: float = 0.0) -> str:
-    """That no node suits: what was asked for, what there is, and the remedy."""
-    counted = Counter(_words(node.labels, node.gpus) for node in nodes)
-    there = ", ".join(f"{count} with {words}" for words, count in sorted(counted.items())) or "none"
-    labels = "".join(f" --labels {name}={value}" for name, value in _require(needs).items())
-    gpus = f" --num-gpus {needs.gpus}" if needs.gpus else ""
-    came = f" came in {_minutes(waited_s)}" if waited_s else ""
-    wait = "wait longer for it" if waited_s else "wait for it"
-    return (
-        f"no node with {_describe_needs(needs)}{came}; the cluster's nodes: {there}; start one with "
-        f"`ray start --address HEAD{labels}{gpus}`, or {wait} with --wait-for-nodes 15m where nodes come by themselves "
-        "(from the chart's `gpuGroups`: a group of that generation and product)"
-    )
-
-
-def countdown(needs: Needs, left_s: float) -> str:
-    """What is waited for when no node suits yet."""
-    return f"a node with {_describe_needs(needs)}: none yet, {_minutes(left_s)} left"
-
-
-def _describe_needs(needs: Needs) -> str:
-    return _words(_require(needs), needs.gpus)
-
-
-def _require(needs: Needs) -> Mapping[str, str]:
-    return needs.labels if needs.required else {}
-
-
-def _minutes(seconds: float) -> str:
-    return "{}:{:02d}".format(*divmod(max(0, round(seconds)), 60))
-
-
-def _prefers(needs: Needs, node: RayNode) -> bool:
-    return not needs.required and bool(needs.labels) and needs.labels.items() <= node.labels.items()
-
-
-def _words(labels: Mapping[str, str], gpus: float) -> str:
-    named = [f"{name}={value}" for name, value in sorted(labels.items())]
-    words = [*named, *([f"{gpus:g} GPU{'s' if gpus > 1 else ''}"] if gpus else [])]
-    return " and ".join(words) if words else "a CPU"
-
-
-_REACH_S = 5.0
-# Ray has this machine's address in the place of these, also where a cluster listens on loopback alone.
-_LOOPBACK = ("localhost", "127.0.0.1")
-_ANSWER_S = 2.0
-_QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns about CUDA_VISIBLE_DEVICES
-    "RAY_task_oom_retries": "0",  # else what its memory monitor kills is started again without end
-}
 
 
 def connect(address: str | None, jobs: int | None) -> bool:
@@ -163,7 +83,7 @@ def disconnect() -> None:
 
 
 def _let_raylets_print(allowed: bool) -> None:
-    """What raylets say of lost workers comes on stdout, which is for results, and is told by us in fewer words.
+    """Whether raylets print of lost workers on stdout, which is for results; `RayTask` makes errors of these.
 
     Ray 2.60 has no public switch for it: `log_to_driver` is about the workers' own output.
     """
@@ -197,7 +117,7 @@ def nodes() -> list[RayNode]:
     """The nodes that are alive, as far as Ray has noticed."""
     import ray
 
-    return [_node(found) for found in ray.nodes() if read(found, "Alive", bool)]
+    return [_parse_node(found) for found in ray.nodes() if read(found, "Alive", bool)]
 
 
 def answers(node: RayNode) -> bool:
@@ -209,11 +129,78 @@ def answers(node: RayNode) -> bool:
     return True
 
 
-def _node(found: Mapping[str, object]) -> RayNode:
-    """A node from an item of `nodes()`."""
+def _parse_node(found: Mapping[str, object]) -> RayNode:
+    """A node from an item of `ray.nodes()`."""
     labels = {name: value for name, value in read(found, "Labels", dict).items() if not name.startswith("ray.io/")}
     cpus, gpus, memory = (find(found, f"Resources.{name}", float, 0.0) for name in ("CPU", "GPU", "memory"))
     host = read(found, "NodeManagerAddress", str)
     address = (host, read(found, "NodeManagerPort", int))
     name = find(found, "NodeName", str, "") or host
     return RayNode(read(found, "NodeID", str), name, address, labels, cpus, gpus, int(memory) >> 20)
+
+
+def find_fitting(needs: Needs, nodes: Iterable[RayNode], avoid: str | None = None) -> list[RayNode]:
+    """The nodes that the job could run on if nothing else did. Memory excludes none (see `ray_options`).
+
+    avoid: the id of a node that will not do.
+    """
+    labels = needs.labels.items() if needs.required else set()
+    return [
+        node
+        for node in nodes
+        if node.id != avoid and node.cpus >= 1 and node.gpus >= needs.gpus and labels <= node.labels.items()
+    ]
+
+
+def ray_options(needs: Needs, nodes: Sequence[RayNode], avoid: str | None = None) -> dict[str, object]:
+    """The options of a Ray task with these needs: one CPU, its GPUs and memory, and label selectors.
+
+    What asks for more memory than any node that suits it has gets the whole of the largest. A preferred label is given
+    up as soon as only other nodes have room. avoid: the id of a node that is left out as long as another one suits.
+    """
+    possible = find_fitting(needs, nodes, avoid)
+    strict = dict(needs.labels) if needs.required else {}
+    if possible and avoid is not None:
+        strict[_NODE_ID] = f"!{avoid}"
+    options: dict[str, object] = {"num_cpus": 1, "num_gpus": needs.gpus, "label_selector": strict}
+    if needs.memory_mib:
+        most = max((node.memory_mib for node in possible), default=needs.memory_mib)
+        options["memory"] = min(needs.memory_mib, most) << 20
+    if not needs.required and needs.labels and any(needs.labels.items() <= node.labels.items() for node in possible):
+        options["label_selector"] = {**needs.labels, **strict}
+        options["fallback_strategy"] = [{"label_selector": strict}]
+    return options
+
+
+def none_fits(needs: Needs, nodes: Iterable[RayNode], waited_s: float = 0.0) -> str:
+    """The message that no node suits: what was asked for, what there is, and the remedy. waited_s: for one to come."""
+    counted = Counter(_describe(node.labels, node.gpus) for node in nodes)
+    there = ", ".join(f"{count} with {words}" for words, count in sorted(counted.items())) or "none"
+    labels = "".join(f" --labels {name}={value}" for name, value in needs.labels.items() if needs.required)
+    gpus = f" --num-gpus {needs.gpus}" if needs.gpus else ""
+    came = f" came in {_minutes(waited_s)}" if waited_s else ""
+    wait = "wait longer for it" if waited_s else "wait for it"
+    return (
+        f"no node with {_describe_needs(needs)}{came}; the cluster's nodes: {there}; start one with "
+        f"`ray start --address HEAD{labels}{gpus}`, or {wait} with --wait-for-nodes 15m where nodes come by themselves "
+        "(from the chart's `gpuGroups`: a group of that generation and product)"
+    )
+
+
+def countdown(needs: Needs, left_s: float) -> str:
+    """The message while no node suits yet: what is asked for, and how long it is still waited for."""
+    return f"a node with {_describe_needs(needs)}: none yet, {_minutes(left_s)} left"
+
+
+def _describe_needs(needs: Needs) -> str:
+    return _describe(needs.labels if needs.required else {}, needs.gpus)
+
+
+def _minutes(seconds: float) -> str:
+    return "{}:{:02d}".format(*divmod(max(0, round(seconds)), 60))
+
+
+def _describe(labels: Mapping[str, str], gpus: float) -> str:
+    named = [f"{name}={value}" for name, value in sorted(labels.items())]
+    words = [*named, *([f"{gpus:g} GPU{'s' if gpus > 1 else ''}"] if gpus else [])]
+    return " and ".join(words) if words else "a CPU"

@@ -16,7 +16,7 @@ from builders.execution.retries import run_with_retries
 from enginery.core.codec import decode
 from enginery.core.errors import EngineryError, StepError, UnavailableError, error_from_json
 
-# Between two looks for a cluster that was lost.
+# Between two attempts to reach a cluster that was lost.
 _AGAIN_S = 2.0
 
 
@@ -37,14 +37,11 @@ class RayExecutor:
         self, address: str | None = None, jobs: int | None = None, wait_s: float = 0.0, isolated: bool = True
     ) -> None:
         self._address = address or os.environ.get("RAY_ADDRESS")
-        self._jobs = jobs
+        self._jobs, self._wait_s, self._isolated = jobs, wait_s, isolated
         self._slots = threading.Semaphore(jobs) if jobs else None
-        self._wait_s = wait_s
-        self._isolated = isolated
         self._connecting = threading.Lock()
         self._listener: TaskListener | None = None
-        self._mine = False
-        self._cancelled = False  # a plain flag: safe from a signal handler
+        self._connected_here = self._cancelled = False  # plain flags: safe from a signal handler
 
     def __enter__(self) -> Self:
         return self
@@ -70,12 +67,12 @@ class RayExecutor:
         def attempt(job: Job[Result], elsewhere: bool) -> Result:
             return self._attempt(job, watch, listener, last, elsewhere)
 
-        with self._slots or nullcontext():  # nobody waits long after `cancel`: whoever holds one is killed
+        with self._slots or nullcontext():  # a short wait after `cancel`, which kills the jobs that hold slots
             self._refuse_when_cancelled(job)
             return run_with_retries(job, watch, attempt, clustered=True)
 
     def cancel(self) -> None:
-        """End what runs, within some seconds, and refuse what comes."""
+        """End the jobs that run, within some seconds, and refuse new ones."""
         self._cancelled = True
         if self._listener:
             self._listener.cancel()
@@ -86,16 +83,16 @@ class RayExecutor:
                 self._disconnect()
                 self._wait_for_head()
             if self._listener is None:
-                self._mine = cluster.connect(self._address, self._jobs)
+                self._connected_here = cluster.connect(self._address, self._jobs)
                 self._listener = TaskListener(self._wait_s)
             return self._listener
 
     def _disconnect(self) -> None:
         if self._listener:
             self._listener.close()
-        if self._mine:
+        if self._connected_here:
             cluster.disconnect()
-        self._listener, self._mine = None, False
+        self._listener, self._connected_here = None, False
 
     def _wait_for_head(self) -> None:
         """Wait for a cluster that was there to come back. Raises UnavailableError after `wait_s`."""
@@ -113,7 +110,12 @@ class RayExecutor:
         self, job: Job[Result], watch: Watch, listener: TaskListener, last: list[str | None], elsewhere: bool
     ) -> Result:
         try:
-            task = self._submit(job, listener, last[0] if elsewhere else None)
+            there = listener.nodes()
+            if not find_fitting(job.needs, there):
+                there = listener.nodes(fresh=True)
+                if not find_fitting(job.needs, there) and not self._wait_s:
+                    raise StepError(f"{job.name}: {none_fits(job.needs, there)}", "no-node")
+            task = RayTask(job, there, last[0] if elsewhere else None, self._isolated)
         except EngineryError:
             raise
         except Exception as error:  # Ray's client raises a plain one
@@ -127,21 +129,13 @@ class RayExecutor:
         finally:
             last[0] = task.node
 
-    def _submit(self, job: Job[object], listener: TaskListener, avoid: str | None) -> RayTask:
-        there = listener.nodes()
-        if not find_fitting(job.needs, there):
-            there = listener.nodes(fresh=True)
-            if not find_fitting(job.needs, there) and not self._wait_s:
-                raise StepError(f"{job.name}: {none_fits(job.needs, there)}", "no-node")
-        return RayTask(job, there, avoid, self._isolated)
-
     def _refuse_when_cancelled(self, job: Job[object]) -> None:
         if self._cancelled:
             raise StepError(f"{job.name}: cancelled before it started", "cancelled")
 
 
 def _follow(task: RayTask, watch: Watch, listener: TaskListener) -> object:
-    """Tell the watch what the task tells, until its answer."""
+    """The value of the task's answer; until then each of its events goes to the watch. Raises the error of either."""
     ended = False
     try:
         while True:
@@ -149,7 +143,9 @@ def _follow(task: RayTask, watch: Watch, listener: TaskListener) -> object:
                 case Exception() as error:
                     raise error
                 case TaskAnswer(data):
-                    return _value(data)
+                    if "error" in data:
+                        raise error_from_json(data)
+                    return data.get("value")
                 case Started(name, node):
                     watch(Started(name, _where(node, listener)))
                 case event:
@@ -167,9 +163,3 @@ def _where(node: str, listener: TaskListener) -> str:
             if known.id == node:
                 return known.where
     return node
-
-
-def _value(answer: dict[str, object]) -> object:
-    if "error" in answer:
-        raise error_from_json(answer)
-    return answer.get("value")

@@ -1,11 +1,11 @@
-"""One thread that hears all Ray tasks of an executor, and looks after those that cannot run or are lost.
+"""The thread that hears all Ray tasks of an executor, and ends those that no node can run and those that were lost.
 
 A thread per task that polls Ray would cost a core for a few hundred tasks.
 """
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from builders.execution.jobs import Waiting
 from builders.execution.ray.cluster import RayNode, answers, countdown, find_fitting, nodes, none_fits
@@ -18,13 +18,15 @@ _WAIT_S = 0.1
 _CHECK_S = 2.0
 _MANY = 16
 _GATHER_S = 0.01
-# Between a node that does not answer and one that is lost: a result may still be on its way.
+# How long a node may not answer before it counts as lost: a result may still be on its way.
 _LOST_S = 3.0
 _GRACE_S = 2.0
+# A worker ends its job at its limit; this much later the worker itself is taken for hung.
+LATE_S = 60.0
 
 
 class TaskListener:
-    """Hears tasks until they end. wait_s: how long a task may wait for a node that suits it to come."""
+    """Takes in what tasks tell until they end. wait_s: how long a task may wait for a node that suits it to come."""
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
@@ -32,7 +34,7 @@ class TaskListener:
         self._tasks: dict[Untyped, RayTask] = {}
         self._changed = threading.Condition()
         self._closed = self._cancelled = False  # plain flags: `cancel` is called by signal handlers
-        self.lost = False  # whether Ray is gone: nobody is heard any more, and another listener is needed
+        self.lost = False  # whether Ray is gone: no task is heard any more, and another listener is needed
         self._thread = threading.Thread(target=self._listen, daemon=True, name="ray listener")
         self._thread.start()
 
@@ -48,7 +50,7 @@ class TaskListener:
         return found
 
     def add(self, task: RayTask) -> None:
-        """Hear this task from now on. Raises UnavailableError where Ray was lost meanwhile."""
+        """Listen to this task from now on. Raises UnavailableError where Ray was lost meanwhile."""
         with self._changed:
             if self.lost:
                 raise UnavailableError(f"{task.job.name}: lost the Ray cluster; start it again, then run again")
@@ -60,18 +62,23 @@ class TaskListener:
         self._cancelled = True
 
     def drop(self, task: RayTask) -> None:
-        """End one task whose waiting thread has gone; returns when its processes are dead."""
+        """End one task that no thread waits for any more; returns when its processes are dead."""
         with self._changed:
             known = self._tasks.pop(task.ref, None)
         if known and not task.over:
             _end([task])
 
     def lose(self, error: Exception) -> UnavailableError:
-        """End all tasks, since Ray is gone: it raised `error`; what to raise for it."""
+        """End all tasks with the error that is returned, since Ray is gone: it raised `error`."""
         words = _details(error) or error
         lost = UnavailableError(f"lost the Ray cluster: {words}; start it again, then run again")
         self.lost = True
-        self._fail_all(lost)
+        with self._changed:
+            for task in self._tasks.values():
+                task.fail(lost)
+            self._tasks.clear()
+            self._closed = True
+            self._changed.notify()
         return lost
 
     def close(self) -> None:
@@ -84,7 +91,7 @@ class TaskListener:
     def _listen(self) -> None:
         try:
             self._hear()
-        except Exception as error:  # Ray is gone, or a bug: no thread may wait for ever for what nobody hears
+        except Exception as error:  # Ray is gone, or a bug: threads would wait for ever for events that no one takes in
             self.lose(error)
             if not (isinstance(error, ConnectionError | UnavailableError) or _details(error)):
                 raise
@@ -99,16 +106,13 @@ class TaskListener:
             if self._cancelled:
                 self._cancel_all()
             elif refs:
-                self._take(_ready(refs))
+                for ref in _ready(refs):
+                    task = self._tasks.get(ref)  # None: dropped meanwhile
+                    if task and task.take():
+                        self._forget(task)
             if refs and time.monotonic() > checked + _CHECK_S:
-                self._look_after(self.nodes(fresh=True))
+                self._end_lost(self.nodes(fresh=True))
                 checked = time.monotonic()
-
-    def _take(self, refs: Iterable[Untyped]) -> None:
-        for ref in refs:
-            task = self._tasks.get(ref)  # None: dropped meanwhile
-            if task and task.take():
-                self._forget(task)
 
     def _cancel_all(self) -> None:
         with self._changed:
@@ -118,20 +122,12 @@ class TaskListener:
             task.fail(StepError(f"{task.job.name}: cancelled", "cancelled"))
             self._forget(task)
 
-    def _fail_all(self, error: Exception) -> None:
-        with self._changed:
-            for task in self._tasks.values():
-                task.fail(error)
-            self._tasks.clear()
-            self._closed = True
-            self._changed.notify()
-
     def _forget(self, task: RayTask) -> None:
         with self._changed:
             self._tasks.pop(task.ref, None)
 
-    def _look_after(self, there: Sequence[RayNode]) -> None:
-        """End what can never run, what runs on a node that is gone, and what hangs."""
+    def _end_lost(self, there: Sequence[RayNode]) -> None:
+        """End tasks that no node can run, those on a node that is gone, and those that hang. there: the nodes."""
         with self._changed:
             tasks = list(self._tasks.values())
         used = {task.node for task in tasks}
@@ -144,17 +140,16 @@ class TaskListener:
 
     def _find_loss(self, task: RayTask, alive: set[str], now: float) -> StepError | None:
         name, peak = task.job.name, task.peak_mib
-        if task.late(now):
-            limits = task.job.limits
+        limits = task.job.limits
+        if task.started is not None and now > task.started + limits.timeout_s + LATE_S:  # its worker hangs
             told = f"no sign of it long after its limit of {limits.timeout_s:g} s; {limits.raise_timeout}"
             return StepError(f"{name}: {told}", "timeout", peak_mib=peak)
         if task.node in alive:
             task.lost_since = None
             return None
         task.lost_since = task.lost_since or now
-        return (
-            None if now < task.lost_since + _LOST_S else StepError(f"{name}: lost with its node", "node-lost", "", peak)
-        )
+        lost = now >= task.lost_since + _LOST_S
+        return StepError(f"{name}: lost with its node", "node-lost", "", peak) if lost else None
 
     def _find_placement(self, task: RayTask, there: Sequence[RayNode], now: float) -> StepError | None:
         needs = task.job.needs
@@ -176,14 +171,16 @@ class TaskListener:
 
 
 def _details(error: Exception) -> str:
-    """What an error of gRPC says, which Ray's client lets through where a new head does not know it; else nothing."""
+    """The details of an error of gRPC, which Ray's client raises where a new head does not know it; '' for others."""
     found = getattr(error, "details", None)
     return str(found()) if callable(found) else ""
 
 
 def _ready(refs: list[Untyped]) -> list[Untyped]:
-    """Those that have something to say, after a short wait for the first. Asking costs time for each task there is, so
-    where there are many they are left to gather for a moment."""
+    """The tasks that have something to tell, after a wait of up to `_WAIT_S` for the first.
+
+    `ray.wait` takes time for each task there is, so over `_MANY` are left to gather for `_GATHER_S`.
+    """
     import ray
 
     first, _ = ray.wait(refs, num_returns=1, timeout=_WAIT_S, fetch_local=False)
@@ -196,7 +193,7 @@ def _ready(refs: list[Untyped]) -> list[Untyped]:
 
 
 def _end(tasks: Sequence[RayTask]) -> None:
-    """Interrupt what runs and take back what does not yet; then kill what is not gone in time."""
+    """Interrupt tasks that run and take back the others; kill those that have not ended after `_GRACE_S`."""
     for task in tasks:
         task.cancel(force=task.started is None)
     until = time.monotonic() + _GRACE_S

@@ -1,9 +1,7 @@
-"""The worker's side of a job on Ray: runs it in a process of its own, and tells the driver what becomes of it.
+"""One job on Ray: what its worker runs, and what the driver knows of it: starting, events, cancelling, and its loss.
 
-A task is a generator of batches of events, a `TaskAnswer` the last one. For jobs that need no process of their own it
-is a plain function that returns one batch (`work_here`).
-
-One job on Ray: starting it, what is known of it, ending it, and what its loss means.
+The task is a generator of batches of events, a `TaskAnswer` the last one (`work`). For jobs that need no process of
+their own it is a plain function that returns one batch (`work_here`).
 """
 
 import signal
@@ -23,7 +21,7 @@ from enginery.core.codec import encode
 from enginery.core.errors import EngineryError, StepError, UnavailableError, error_to_json
 from enginery.core.types import Untyped
 
-# Batches are this far apart, the answer apart.
+# Seconds between two batches of events; the answer comes at once.
 _BATCH_S = 0.25
 
 
@@ -38,69 +36,53 @@ Event = JobEvent | TaskAnswer
 
 
 def work(job: Job[object]) -> Iterator[list[Event]]:
-    """Run a job in a process of its own within its limits."""
+    """Run a job in a process of its own within its limits; gives batches of its events."""
     # Ray interrupts a task as Ctrl-C would, which a Ray that was started in a shell's background has learnt to ignore.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield [Started(job.name, _node_id())]
-    running = _Running(job)
+    told: deque[Event] = deque()
+    done, cancelled = threading.Event(), threading.Event()
+
+    def call() -> Untyped:
+        with workdir() as folder:
+            return encode(run_job(job, folder, cancelled.is_set, told.append))
+
+    def run() -> None:
+        try:
+            told.append(_answer(job, call))
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=run, daemon=True)  # Ray interrupts the main thread alone
+    thread.start()
     try:
-        while not running.done.wait(_BATCH_S):
-            if batch := running.events():
-                yield batch
+        while not done.wait(_BATCH_S):
+            if told:
+                yield [told.popleft() for _ in range(len(told))]
     except BaseException:  # interrupted: the job's processes end before this worker does
-        running.cancel()
+        cancelled.set()
+        thread.join()
         raise
-    yield running.events()
+    yield list(told)
 
 
 def work_through(job: Job[object]) -> list[Event]:
-    """As `work`, all events at once: for Ray's client, which streams nothing."""
+    """As `work`, all events in one batch: for Ray's client, which streams nothing."""
     return [event for batch in work(job) for event in batch]
 
 
 def work_here(job: Job[object]) -> list[Event]:
-    """Run a job in this worker, whose next job sees what it leaves behind; without limits."""
-    return [Started(job.name, _node_id()), _answer(job, lambda: _call(job))]
+    """All events of a job that is run in this worker itself: without limits, and seeing what earlier ones left."""
 
-
-def _call(job: Job[object]) -> Untyped:
-    with workdir() as folder:
-        return encode(job.request.run(WorkerContext(folder, job.store)))
-
-
-class _Running:
-    """A job in a thread: Ray interrupts the main thread alone."""
-
-    def __init__(self, job: Job[object]) -> None:
-        self._job = job
-        self._events: deque[Event] = deque()
-        self._cancelled = False
-        self.done = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def events(self) -> list[Event]:
-        """What was told since the last call."""
-        return [self._events.popleft() for _ in range(len(self._events))]
-
-    def cancel(self) -> None:
-        """Kill the job's processes, and wait for that."""
-        self._cancelled = True
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            self._events.append(_answer(self._job, self._value))
-        finally:
-            self.done.set()
-
-    def _value(self) -> Untyped:
+    def call() -> Untyped:
         with workdir() as folder:
-            return encode(run_job(self._job, folder, lambda: self._cancelled, self._events.append))
+            return encode(job.request.run(WorkerContext(folder, job.store)))
+
+    return [Started(job.name, _node_id()), _answer(job, call)]
 
 
 def _answer(job: Job[object], function: Untyped) -> TaskAnswer:
-    """A value or an error as JSON, since Ray would wrap an exception."""
+    """What a function returns or raises, as JSON: Ray would wrap an exception."""
     try:
         return TaskAnswer({"value": function()})
     except EngineryError as error:
@@ -116,43 +98,44 @@ def _node_id() -> str:
     return node
 
 
-# A worker ends its job at its limit; this much later it is taken for hung itself.
-LATE_S = 60.0
-
-
 class RayTask:
-    """A job that was handed to Ray. The listener writes it, and the thread that waits for the job reads `told`.
+    """A job that was handed to Ray. The listener's thread writes it; the thread that waits for the job reads `told`.
 
-    told: events of the worker, and of the listener: `Waiting`, and the error that ends it.  over: whether the last one
-    is there.
+    told: events of the worker, and of the listener: `Waiting`, and the error that ends the task.
+    started, unplaced_since, lost_since: as `time.monotonic` tells.  queued: whether `Waiting` for room was told.
+    over: whether `told` has the last event.
     """
 
     def __init__(self, job: Job[object], nodes: Sequence[RayNode], avoid: str | None, isolated: bool) -> None:
-        self.job = job
-        self.avoid = avoid
+        self.job, self.avoid = job, avoid
         self.told: SimpleQueue[Event | Exception] = SimpleQueue()
-        self.started: float | None = None
         self.node: str | None = None
         self.peak_mib = 0.0
+        self.started: float | None = None
         self.unplaced_since: float | None = None
         self.lost_since: float | None = None
         self.queued = self.over = False
-        streams = isolated and not through_client()
-        function = _remote(isolated, streams)
+        self._streams = isolated and not through_client()
+        function = _remote(isolated, self._streams)
         self.ref = function.options(name=job.name, **ray_options(job.needs, nodes, avoid)).remote(job)
-        self._stream = streams
 
     def take(self) -> bool:
-        """Hand on what the task has ready; whether there is nothing more to come."""
+        """Put the events that the task has ready into `told`; whether there are no more to come."""
         import ray
 
         try:
-            batch: list[Event] = ray.get(next(self.ref) if self._stream else self.ref)
+            batch: list[Event] = ray.get(next(self.ref) if self._streams else self.ref)
         except (ray.exceptions.RayError, StopIteration) as error:
             self.fail(self._failure(error))
             return True
         for event in batch:
-            self._note(event)
+            match event:
+                case Started(_, node):
+                    self.node, self.started = node, time.monotonic()
+                case MemoryHeld(_, mib):
+                    self.peak_mib = mib
+                case TaskAnswer():
+                    self.over = True
             self.told.put(event)
         return self.over
 
@@ -162,12 +145,8 @@ class RayTask:
         self.told.put(error)
 
     def usage(self) -> Usage:
-        """What it took as far as was heard: for a task whose worker cannot say it any more."""
+        """Seconds since its start and its peak memory as far as was told: for a task whose worker is gone."""
         return Usage(time.monotonic() - (self.started or time.monotonic()), self.peak_mib)
-
-    def late(self, now: float) -> bool:
-        """Whether it runs far beyond its limit: then its worker hangs."""
-        return self.started is not None and now > self.started + self.job.limits.timeout_s + LATE_S
 
     def cancel(self, force: bool) -> None:
         """Interrupt the worker, which then kills the job's processes and removes its folder; or kill it (force).
@@ -178,33 +157,22 @@ class RayTask:
 
         ray.cancel(self.ref, force=force)
 
-    def _note(self, event: Event) -> None:
-        match event:
-            case Started(_, node):
-                self.node, self.started = node, time.monotonic()
-            case MemoryHeld(_, mib):
-                self.peak_mib = mib
-            case TaskAnswer():
-                self.over = True
-
     def _failure(self, error: Exception) -> Exception:
-        """What Ray says of a task that it lost, as an error of ours."""
+        """The StepError or UnavailableError for what Ray raised of a task."""
         import ray.exceptions as said
 
         name, words = self.job.name, str(error)
         if isinstance(error, said.OutOfMemoryError):
+            reason = "killed by Ray, its node ran out of memory"
             held = f"; it held {self.peak_mib:.0f} MiB" if self.peak_mib else ""
-            return StepError(
-                f"{name}: killed by Ray, its node ran out of memory{held}", "node-memory", words, self.peak_mib
-            )
+            return StepError(f"{name}: {reason}{held}", "node-memory", words, self.peak_mib)
         if isinstance(error, said.LocalRayletDiedError | said.RaySystemError):
             return UnavailableError(f"{name}: lost the Ray cluster: {words}; start it again, then run again")
         if isinstance(error, said.TaskCancelledError):
             return StepError(f"{name}: cancelled", "cancelled")
         if isinstance(error, said.RayTaskError | said.RuntimeEnvSetupError | said.TaskUnschedulableError):
-            return StepError(
-                f"{name}: its Ray worker could not run it: {words.strip().splitlines()[-1]}", "error", words
-            )
+            last = words.strip().splitlines()[-1]
+            return StepError(f"{name}: its Ray worker could not run it: {last}", "error", words)
         if self.node is not None and not any(node.id == self.node and answers(node) for node in nodes()):
             return StepError(f"{name}: lost with its node", "node-lost", words, self.peak_mib)
         return StepError(f"{name}: lost with its Ray worker: {type(error).__name__}", "crash", words, self.peak_mib)
@@ -214,7 +182,7 @@ class RayTask:
 def _remote(isolated: bool, streams: bool) -> Untyped:
     import ray
 
-    # Never twice by Ray itself, which would not say so: what is tried again is up to `builders.execution.retries`.
+    # Ray itself tries nothing again, which it would not tell: `builders.execution.retries` decides that.
     if isolated:  # in a fresh worker each
         returns, function = ("streaming", work) if streams else (1, work_through)
         return ray.remote(num_returns=returns, max_calls=1, max_retries=0)(function)

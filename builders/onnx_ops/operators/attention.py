@@ -17,14 +17,15 @@ def attention(
     qk_matmul_output_mode: int = 0, right_window_size: int = -1, scale: float | None = None, softcap: float = 0.0,
     softmax_precision: int | None = None, outputs: int,
 ) -> tuple[Array | None, ...]:  # fmt: skip
-    """[batch, heads, length, size], or heads and size in one axis. A row that attends to nothing is zero.
+    """Attention of [batch, heads, length, size] or [batch, length, heads * size]; 0 for a query without keys.
 
-    filled: how many keys of each sample are no padding, where the cache is kept outside.
+    filled: how many keys of each sample are no padding, where the caller keeps the cache.
     """
     flat = q.ndim == 3
     if flat:
         must(bool(q_num_heads and kv_num_heads), "its inputs have 3 axes and it does not say how many heads there are")
-        q, k, v = (_heads(xp, x, n or 1) for x, n in ((q, q_num_heads), (k, kv_num_heads), (v, kv_num_heads)))
+        heads = ((q, q_num_heads or 1), (k, kv_num_heads or 1), (v, kv_num_heads or 1))
+        q, k, v = (xp.swapaxes(x.reshape((x.shape[0], x.shape[1], n, -1)), 1, 2) for x, n in heads)
     k = k if past_key is None else xp.concat([past_key, k], 2)
     v = v if past_value is None else xp.concat([past_value, v], 2)
     groups = q.shape[1] // k.shape[1]
@@ -48,7 +49,7 @@ def attention(
 def _weights(
     xp: ArrayLibrary, scores: Array, bias: Array | None, softcap: float, precision: int | None
 ) -> tuple[Array, ...]:
-    """The product of queries and keys, capped, with the bias, and as weights: what `qk_matmul_output_mode` counts."""
+    """The scores at the four stages that `qk_matmul_output_mode` names: twice capped, with the bias, as weights."""
     capped = softcap * xp.tanh(scores / softcap) if softcap else scores
     biased = capped if bias is None else capped + bias
     wide = xp.astype(biased, xp.dtype(tensor_dtype_to_np_dtype(precision))) if precision else biased
@@ -58,10 +59,6 @@ def _weights(
         weights = xp.where(nothing, xp.zeros_like(weights), weights)
     # Mode 0 is documented as the bare product, and the reference gives it capped.
     return capped, capped, biased, xp.astype(weights, scores.dtype)
-
-
-def _heads(xp: ArrayLibrary, x: Array, heads: int) -> Array:
-    return xp.swapaxes(x.reshape((x.shape[0], x.shape[1], heads, -1)), 1, 2)
 
 
 class _Window(NamedTuple):
@@ -102,7 +99,7 @@ def rotary_embedding(
     xp: ArrayLibrary, x: Array, cos: Array, sin: Array, positions: Array | None = None,
     *, interleaved: int = 0, num_heads: int | None = None, rotary_embedding_dim: int = 0,
 ) -> Array:  # fmt: skip
-    """[batch, heads, length, size], or [batch, length, heads * size] with `num_heads`."""
+    """Rotary positions of [batch, heads, length, size], or of [batch, length, heads * size] with `num_heads`."""
     flat = x.ndim == 3
     must(not flat or bool(num_heads), "its input has 3 axes and it does not say how many heads there are")
     parts = x.reshape((x.shape[0], x.shape[1], num_heads or 1, -1)) if flat else xp.swapaxes(x, 1, 2)

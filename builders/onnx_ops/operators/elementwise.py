@@ -11,66 +11,21 @@ from onnx.helper import tensor_dtype_to_np_dtype
 from builders.onnx_ops.library import Array, ArrayLibrary, DType
 from builders.onnx_ops.table import Known, Lookups, Value, must, operator
 
-# ONNX's names where they are not the libraries' own in capitals.
-_UNARY = {
-    "BitwiseNot": "bitwise_not",
-    "HardSwish": "hardswish",
-    "IsNaN": "isnan",
-    "Neg": "negative",
-    "Not": "logical_not",
-}
+# ONNX's name -> the libraries'. Round is half to even, as ONNX asks.
+_UNARY = {"BitwiseNot": "bitwise_not", "Neg": "negative", "Not": "logical_not"}
 _UNARY |= {
     name: name.lower()
     for name in (
-        *(
-            "Abs",
-            "Acos",
-            "Acosh",
-            "Asin",
-            "Asinh",
-            "Atan",
-            "Atanh",
-            "Ceil",
-            "Cos",
-            "Cosh",
-            "Erf",
-            "Exp",
-            "Floor",
-            "Log",
-        ),
-        *(
-            "Mish",
-            "Reciprocal",
-            "Relu",
-            "Sigmoid",
-            "Sign",
-            "Sin",
-            "Sinh",
-            "Softplus",
-            "Softsign",
-            "Sqrt",
-            "Tan",
-            "Tanh",
-        ),
-        "Round",  # half to even, as ONNX asks
+        *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor"),
+        *("HardSwish", "IsNaN", "Log", "Mish", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sinh"),
+        *("Softplus", "Softsign", "Sqrt", "Tan", "Tanh"),
     )
 }
-_BINARY: dict[str, Callable[[Array, Array], Array]] = {
-    "Add": python.add,
-    "And": python.and_,
-    "BitwiseAnd": python.and_,
-    "BitwiseOr": python.or_,
-    "BitwiseXor": python.xor,
-    "Equal": python.eq,
-    "Greater": python.gt,
-    "GreaterOrEqual": python.ge,
-    "Less": python.lt,
-    "LessOrEqual": python.le,
-    "Mul": python.mul,
-    "Or": python.or_,
-    "Sub": python.sub,
-    "Xor": python.xor,
-}
+_BINARY: dict[str, Callable[[Array, Array], Array]] = {"Add": python.add, "Mul": python.mul, "Sub": python.sub}
+_BINARY |= {"Equal": python.eq, "Greater": python.gt, "GreaterOrEqual": python.ge}
+_BINARY |= {"Less": python.lt, "LessOrEqual": python.le}
+_BINARY |= {"And": python.and_, "Or": python.or_, "Xor": python.xor}
+_BINARY |= {"BitwiseAnd": python.and_, "BitwiseOr": python.or_, "BitwiseXor": python.xor}
 _FP8_LARGEST = {"float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0, "float8_e5m2": 57344.0, "float8_e5m2fnuz": 57344.0}
 
 
@@ -88,13 +43,13 @@ def _binary(name: str, function: Callable[[Array, Array], Array]) -> None:
 
 for _name, _function in _UNARY.items():
     _unary(_name, _function)
-for _name, _function2 in _BINARY.items():
-    _binary(_name, _function2)
+for _name, _operation in _BINARY.items():
+    _binary(_name, _operation)
 
 
 @operator("Div")
 def div(xp: ArrayLibrary, a: Array, b: Value, *, lookups: Lookups) -> Array:
-    """Integers are cut towards zero; the lowest divided by -1, which processors refuse, is itself."""
+    """a / b. Integer quotients are truncated; the lowest integer divided by -1, a fault of processors, is itself."""
     by = b.on(xp) if isinstance(b, Known) else b
     if xp.is_floating(a):
         return a / by
@@ -108,7 +63,7 @@ def div(xp: ArrayLibrary, a: Array, b: Value, *, lookups: Lookups) -> Array:
 
 @operator("Mod")
 def mod(xp: ArrayLibrary, a: Array, b: Value, *, fmod: int = 0, lookups: Lookups) -> Array:
-    """The sign is the divisor's, with `fmod` the dividend's."""
+    """The remainder of a / b, with the divisor's sign, or with `fmod` the dividend's."""
     by = b.on(xp) if isinstance(b, Known) else b
     if not xp.is_floating(a) and not _harmless(b):
         by = lookups.divisor(by)
@@ -116,13 +71,13 @@ def mod(xp: ArrayLibrary, a: Array, b: Value, *, fmod: int = 0, lookups: Lookups
 
 
 def _harmless(divisor: Value) -> bool:
-    """Whether integers can be divided by it: sizes, and constants that are neither 0 nor -1."""
+    """Whether every integer can be divided by it: it is of sizes, or of constants that are neither 0 nor -1."""
     return isinstance(divisor, Known) and (divisor.symbolic or not {0, -1} & set(divisor.each))
 
 
 @operator("Pow")
 def power(xp: ArrayLibrary, a: Array, b: Value) -> Array:
-    """The type is the base's. Squares and cubes are products: exact, and what other runtimes do."""
+    """a ** b in the type of a. Squares and cubes are products, which is exact and what other runtimes do."""
     if isinstance(b, Known) and b.numbers.ndim == 0 and b.first in (2, 3):
         return reduce(python.mul, [a] * int(b.first))
     return xp.astype(xp.pow(a, b.on(xp) if isinstance(b, Known) else b), a.dtype)
@@ -130,43 +85,43 @@ def power(xp: ArrayLibrary, a: Array, b: Value) -> Array:
 
 @operator("BitShift")
 def bit_shift(xp: ArrayLibrary, a: Array, b: Array, *, direction: str) -> Array:
-    """Of unsigned integers."""
+    """Unsigned integers shifted by b bits, to the left or to the right."""
     return xp.bitwise_left_shift(a, b) if direction == "LEFT" else xp.bitwise_right_shift(a, b)
 
 
 @operator("Max")
 def maximum(xp: ArrayLibrary, *xs: Array) -> Array:
-    """Of any number of arrays; NaN wins."""
+    """The greatest of any number of arrays; NaN where one is NaN."""
     return reduce(xp.maximum, xs)
 
 
 @operator("Min")
 def minimum(xp: ArrayLibrary, *xs: Array) -> Array:
-    """Of any number of arrays; NaN wins."""
+    """The least of any number of arrays; NaN where one is NaN."""
     return reduce(xp.minimum, xs)
 
 
 @operator("Sum")
 def sum_of(xp: ArrayLibrary, *xs: Array) -> Array:  # noqa: ARG001
-    """Of any number of arrays."""
+    """The sum of any number of arrays."""
     return reduce(python.add, xs)
 
 
 @operator("Mean")
 def mean_of(xp: ArrayLibrary, *xs: Array) -> Array:  # noqa: ARG001
-    """Of any number of arrays."""
+    """The mean of any number of arrays."""
     return reduce(python.add, xs) / len(xs)
 
 
 @operator("Where")
 def where(xp: ArrayLibrary, condition: Array, a: Array, b: Array) -> Array:
-    """Numpy's where."""
+    """a where the condition holds, else b."""
     return xp.where(condition, a, b)
 
 
 @operator("Identity")
 def identity(xp: ArrayLibrary, x: Value) -> Value:  # noqa: ARG001
-    """The same."""
+    """x itself."""
     return x
 
 
@@ -175,7 +130,7 @@ def dropout(
     xp: ArrayLibrary, x: Array, _ratio: Value | None = None, training: Value | None = None,
     *, ratio: float = 0.5, seed: int = 0, outputs: int,
 ) -> tuple[Array, ...]:  # fmt: skip
-    """Of inference: everything stays."""
+    """x itself, and a mask of true: dropout at inference."""
     del ratio, seed
     off = training is None or (isinstance(training, Known) and not training.first)
     must(off, "it drops values at random, as in training; export the model for inference")
@@ -184,7 +139,7 @@ def dropout(
 
 @operator("Clip")
 def clip(xp: ArrayLibrary, x: Array, low: Value | None = None, high: Value | None = None) -> Array:
-    """With numbers where they are known, so that a compiler sees them."""
+    """x within bounds; known bounds are passed as numbers, so that a compiler sees them."""
     if low is not None:
         x = xp.clip(x, low.first, None) if isinstance(low, Known) else xp.maximum(x, low)
     if high is not None:
@@ -194,19 +149,19 @@ def clip(xp: ArrayLibrary, x: Array, low: Value | None = None, high: Value | Non
 
 @operator("LeakyRelu")
 def leaky_relu(xp: ArrayLibrary, x: Array, *, alpha: float = 0.01) -> Array:
-    """With a slope below zero."""
+    """x, and alpha * x below zero."""
     return xp.leaky_relu(x, alpha)
 
 
 @operator("PRelu")
 def prelu(xp: ArrayLibrary, x: Array, slope: Array) -> Array:
-    """With a slope of any shape that broadcasts to x."""
+    """x, and slope * x below zero; the slope broadcasts to x."""
     return xp.where(x < 0, slope * x, x)
 
 
 @operator("ThresholdedRelu")
 def thresholded_relu(xp: ArrayLibrary, x: Array, *, alpha: float = 1.0) -> Array:
-    """Zero up to alpha."""
+    """x above alpha, else 0."""
     return xp.where(x > alpha, x, xp.zeros_like(x))
 
 
@@ -226,26 +181,26 @@ def celu(xp: ArrayLibrary, x: Array, *, alpha: float = 1.0) -> Array:
 def selu(
     xp: ArrayLibrary, x: Array, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
 ) -> Array:
-    """With alpha and gamma of its own."""
+    """gamma * x, and gamma * alpha * (exp(x) - 1) below zero."""
     return gamma * xp.where(x > 0, x, alpha * xp.expm1(x))
 
 
 @operator("HardSigmoid")
 def hard_sigmoid(xp: ArrayLibrary, x: Array, *, alpha: float = 0.2, beta: float = 0.5) -> Array:
-    """With ONNX's slope, which is not the libraries' 1/6."""
+    """alpha * x + beta within 0..1; the libraries' own has a slope of 1/6."""
     return xp.clip(alpha * x + beta, 0, 1)
 
 
 @operator("Shrink")
 def shrink(xp: ArrayLibrary, x: Array, *, bias: float = 0.0, lambd: float = 0.5) -> Array:
-    """Towards zero by bias, zero within lambd."""
+    """x moved towards zero by bias; 0 within -lambd..lambd."""
     made = xp.where(x < -lambd, x + bias, xp.where(x > lambd, x - bias, xp.zeros_like(x)))
     return xp.astype(made, x.dtype)
 
 
 @operator("Gelu")
 def gelu(xp: ArrayLibrary, x: Array, *, approximate: str = "none") -> Array:
-    """By erf, or by tanh."""
+    """The Gaussian error linear unit by erf, or with `approximate` 'tanh' by tanh."""
     return xp.gelu(x, approximate=approximate)
 
 
@@ -257,7 +212,7 @@ def swish(xp: ArrayLibrary, x: Array, *, alpha: float = 1.0) -> Array:
 
 @operator("IsInf")
 def is_inf(xp: ArrayLibrary, x: Array, *, detect_negative: int = 1, detect_positive: int = 1) -> Array:
-    """Of either sign or of one."""
+    """Whether an element is infinite, of either sign or of one."""
     found = xp.zeros_like(x, dtype=xp.bool)
     found = found | (x == math.inf) if detect_positive else found
     return found | (x == -math.inf) if detect_negative else found
@@ -265,14 +220,14 @@ def is_inf(xp: ArrayLibrary, x: Array, *, detect_negative: int = 1, detect_posit
 
 @operator("Cast")
 def cast(xp: ArrayLibrary, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
-    """Into FP8 values beyond the largest become the largest, unless `saturate` is 0."""
+    """x in ONNX's type `to`. In FP8, values beyond the largest become the largest, unless `saturate` is 0."""
     del round_mode  # of float8e8m0
     return convert(xp, x, xp.dtype(tensor_dtype_to_np_dtype(to)), saturate=bool(saturate))
 
 
 @operator("CastLike")
 def cast_like(xp: ArrayLibrary, x: Array, like: Array, *, saturate: int = 1, round_mode: str = "up") -> Array:
-    """See `cast`."""
+    """x in the type of another array, as `cast` does it."""
     del round_mode
     return convert(xp, x, like.dtype, saturate=bool(saturate))
 

@@ -1,6 +1,6 @@
 """Operators that read and write by index. Negative indices count from the end, in ONNX as in numpy.
 
-What an index out of range does is the library's affair, see `table.Lookups`.
+`table.Lookups` says what becomes of an index out of range.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from builders.onnx_ops.table import Known, Lookups, Numbers, Value, must, operat
 
 @operator("Gather")
 def gather(xp: ArrayLibrary, data: Array, indices: Value, *, axis: int = 0, lookups: Lookups) -> Array:
-    """Numpy's take."""
+    """data.take(indices, axis), as in numpy."""
     axis = axis % data.ndim
     size = data.shape[axis]
     if not isinstance(indices, Known):
@@ -30,18 +30,18 @@ def gather_elements(xp: ArrayLibrary, data: Array, indices: Array, *, axis: int 
 
 @operator("GatherND")
 def gather_nd(xp: ArrayLibrary, data: Array, indices: Array, *, batch_dims: int = 0, lookups: Lookups) -> Array:
-    """The last axis of the indices is a path into the data."""
+    """Slices of the data; the last axis of the indices holds the index of each slice, one number an axis."""
     batch = [_along(xp, data.shape[axis], axis, indices.ndim - 1) for axis in range(batch_dims)]
     return xp.at(data, (*batch, *_path(data.shape[batch_dims:], indices, lookups)))
 
 
 def _along(xp: ArrayLibrary, size: Any, axis: int, rank: int) -> Array:
-    """0, 1, ... laid along one of so many axes."""
+    """0, 1, ... size - 1 along `axis` of an array of `rank` axes, the others of size 1."""
     return xp.arange(size).reshape(tuple(-1 if at == axis else 1 for at in range(rank)))
 
 
 def _path(sizes: Any, indices: Array, lookups: Lookups) -> tuple[Array, ...]:
-    """The last axis of indices into axes of these sizes, each by itself."""
+    """An array of indices for each axis, from the last axis of `indices`; sizes: of the axes."""
     return tuple(lookups.into(indices[..., at], sizes[at]) for at in range(indices.shape[-1]))
 
 
@@ -50,7 +50,7 @@ def scatter_elements(
     xp: ArrayLibrary, data: Array, indices: Array, updates: Array,
     *, axis: int = 0, reduction: str = "none", lookups: Lookups,
 ) -> Array:  # fmt: skip
-    """Elements written along an axis, or added, multiplied and the like with what is there."""
+    """The data with updates at the indices along an axis, or with `reduction` their sum, product and the like."""
     return xp.scatter(data, axis % data.ndim, lookups.into(indices, data.shape[axis]), updates, reduction)
 
 
@@ -58,13 +58,13 @@ def scatter_elements(
 def scatter_nd(
     xp: ArrayLibrary, data: Array, indices: Array, updates: Array, *, reduction: str = "none", lookups: Lookups
 ) -> Array:
-    """Slices written by path."""
+    """The data with slices replaced, or with `reduction` added to and the like; indices as of GatherND."""
     return xp.put(data, _path(data.shape, indices, lookups), updates, reduction)
 
 
 @operator("OneHot")
 def one_hot(xp: ArrayLibrary, indices: Array, depth: Numbers, values: Array, *, axis: int = -1) -> Array:
-    """off everywhere, on at the index; an index out of range is nowhere."""
+    """values[1] at the index along a new axis of size `depth`, else values[0]; none for an index out of range."""
     count = int(depth[0])
     at = xp.where(indices < 0, indices + count, indices)
     axis = axis % (indices.ndim + 1)
@@ -73,13 +73,13 @@ def one_hot(xp: ArrayLibrary, indices: Array, depth: Numbers, values: Array, *, 
 
 @operator("NonZero")
 def non_zero(xp: ArrayLibrary, x: Array) -> Array:
-    """The indices of what is not zero, an axis a row."""
+    """The indices of elements that are not zero, as [axes, n]."""
     return xp.indices_of(x).T
 
 
 @operator("Compress")
 def compress(xp: ArrayLibrary, x: Array, condition: Array, *, axis: int | None = None) -> Array:
-    """What the condition is true for, along an axis or of the flat array."""
+    """The slices along an axis, or the elements of the flat array, for which the condition is true."""
     x, along = (x.reshape((-1,)), 0) if axis is None else (x, axis % x.ndim)
     return xp.take(x, xp.indices_of(condition).reshape((-1,)), along)
 
@@ -88,7 +88,7 @@ def compress(xp: ArrayLibrary, x: Array, condition: Array, *, axis: int | None =
 def reverse_sequence(
     xp: ArrayLibrary, x: Array, lengths: Array, *, batch_axis: int = 1, time_axis: int = 0, lookups: Lookups
 ) -> Array:
-    """The first `length` steps of each row, backwards."""
+    """x with the first `length` steps of each sample in reverse order."""
     must({batch_axis, time_axis} == {0, 1}, f"batch_axis {batch_axis} and time_axis {time_axis} are not 0 and 1")
     time = _along(xp, x.shape[time_axis], time_axis, 2)
     ends = xp.unsqueeze(lengths, time_axis)
@@ -106,7 +106,7 @@ def grid_sample(
     mode: str = "linear",
     padding_mode: str = "zeros",
 ) -> Array:
-    """The library's, for images and volumes."""
+    """The library's sampling of images and volumes at the grid's points."""
     kinds = {"linear": "bilinear", "nearest": "nearest", "cubic": "bicubic"}
     kind = kinds.get(mode, mode)
     must(kind in kinds.values(), f"mode {mode!r} is none of ONNX's; use linear, nearest or cubic")
@@ -118,7 +118,7 @@ def tensor_scatter(
     xp: ArrayLibrary, past: Array, update: Array, write_indices: Array | None = None,
     *, axis: int = -2, mode: str = "linear", lookups: Lookups,
 ) -> Array:  # fmt: skip
-    """A cache written at each row's own place; 'circular' goes around its end."""
+    """A cache with the update written from each sample's index on; in mode 'circular' from its end on to its start."""
     axis = axis % past.ndim
     batch, size, count = past.shape[0], past.shape[axis], update.shape[axis]
     start = xp.zeros((batch,), dtype=xp.int64) if write_indices is None else write_indices

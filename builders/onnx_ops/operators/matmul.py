@@ -6,7 +6,7 @@ from builders.onnx_ops.table import operator
 
 @operator("MatMul")
 def matmul(xp: ArrayLibrary, a: Array, b: Array) -> Array:
-    """Numpy's matmul."""
+    """a @ b."""
     return xp.matmul(a, b)
 
 
@@ -15,7 +15,7 @@ def gemm(
     xp: ArrayLibrary, a: Array, b: Array, c: Array | None = None,
     *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0,  # noqa: N803 - ONNX's names
 ) -> Array:  # fmt: skip
-    """alpha * a @ b + beta * c; the plain case as a linear layer, which compilers know best."""
+    """alpha * a @ b + beta * c; without factors as a linear layer, for which compilers have the best kernels."""
     a = a.T if transA else a
     if alpha == 1 and beta == 1 and (c is None or c.ndim == 1) and xp.is_floating(a):
         return xp.linear(a, b if transB else b.T, c)
@@ -28,7 +28,7 @@ def gemm(
 
 @operator("Einsum")
 def einsum(xp: ArrayLibrary, *xs: Array, equation: str) -> Array:
-    """The libraries' own."""
+    """The library's einsum."""
     return xp.einsum(equation.replace(" ", ""), *xs)
 
 
@@ -36,7 +36,7 @@ def einsum(xp: ArrayLibrary, *xs: Array, equation: str) -> Array:
 def matmul_integer(
     xp: ArrayLibrary, a: Array, b: Array, a_zero: Array | None = None, b_zero: Array | None = None
 ) -> Array:
-    """Of 8-bit integers, into int32."""
+    """The product of 8-bit integers less their zero points, in int32."""
     return integer_product(xp, subtract_zero_point(xp, a, a_zero, -2), subtract_zero_point(xp, b, b_zero, -1))
 
 
@@ -50,6 +50,6 @@ def subtract_zero_point(xp: ArrayLibrary, x: Array, zero: Array | None, axis: in
 
 
 def integer_product(xp: ArrayLibrary, a: Array, b: Array) -> Array:
-    """a @ b of differences of 8-bit integers, in int32: by sums of a type that holds every such integer."""
+    """a @ b of differences of 8-bit integers, in int32; computed in a type in which these sums are exact."""
     wide = xp.exact_dtype(a.shape[-1])
     return xp.astype(xp.matmul(xp.astype(a, wide), xp.astype(b, wide)), xp.int32)

@@ -10,14 +10,14 @@ from builders.onnx_ops.table import must, operator
 
 @operator("Softmax")
 def softmax(xp: ArrayLibrary, x: Array, *, axis: int = -1, opset: int) -> Array:
-    """Along an axis, as it is from opset 13 on."""
+    """Softmax along an axis, as defined from opset 13 on."""
     must(opset >= 13, "its axis means another thing before opset 13; use onnx.version_converter")
     return xp.softmax(x, axis)
 
 
 @operator("LogSoftmax")
 def log_softmax(xp: ArrayLibrary, x: Array, *, axis: int = -1, opset: int) -> Array:
-    """Along an axis, as it is from opset 13 on."""
+    """The logarithm of softmax along an axis, as defined from opset 13 on."""
     must(opset >= 13, "its axis means another thing before opset 13; use onnx.version_converter")
     return xp.log_softmax(x, axis)
 
@@ -27,7 +27,7 @@ def batch_normalization(
     xp: ArrayLibrary, x: Array, scale: Array, bias: Array, mean: Array, variance: Array,
     *, epsilon: float = 1e-5, momentum: float = 0.9, training_mode: int = 0,
 ) -> Array:  # fmt: skip
-    """Of inference."""
+    """Batch normalization at inference, with the given mean and variance."""
     del momentum
     must(not training_mode, "it is in training mode; export the model for inference")
     return xp.batch_norm(x, *(xp.astype(part, x.dtype) for part in (mean, variance, scale, bias)), epsilon)
@@ -38,7 +38,7 @@ def layer_normalization(
     xp: ArrayLibrary, x: Array, scale: Array, bias: Array | None = None,
     *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1, outputs: int,
 ) -> tuple[Array, ...]:  # fmt: skip
-    """Over the axes from `axis` on; the library's own where it has one that does the same."""
+    """Normalized over the axes from `axis` on; by the library's function where it has one that does the same."""
     axis = axis % x.ndim
     sizes = list(x.shape[axis:])
     plain = all(isinstance(size, int) for size in sizes) and list(scale.shape) == sizes
@@ -51,7 +51,7 @@ def layer_normalization(
 
 
 def _standardize(xp: ArrayLibrary, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
-    """x less its mean, over its deviation; the mean; and one over the deviation."""
+    """(x - mean) / deviation over some axes, the mean, and 1 / deviation."""
     mean = xp.mean(x, axis=axes, keepdims=True)
     centred = x - mean
     inverse = xp.rsqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + epsilon)
@@ -62,7 +62,7 @@ def _standardize(xp: ArrayLibrary, x: Array, axes: tuple[int, ...], epsilon: flo
 def rms_normalization(
     xp: ArrayLibrary, x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Array:
-    """By the root of the mean square over the axes from `axis` on."""
+    """x over the root of its mean square over the axes from `axis` on, times the scale."""
     wide = xp.astype(x, xp.dtype(tensor_dtype_to_np_dtype(stash_type)))
     axes = tuple(range(axis % x.ndim, x.ndim))
     inverse = xp.rsqrt(xp.mean(wide * wide, axis=axes, keepdims=True) + epsilon)
@@ -71,7 +71,7 @@ def rms_normalization(
 
 @operator("InstanceNormalization")
 def instance_normalization(xp: ArrayLibrary, x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5) -> Array:
-    """Each channel of each sample; of 16-bit floats, in float32."""
+    """Normalized within each channel of each sample; 16-bit floats are computed in float32."""
     wide = x if x.dtype == xp.float64 else xp.astype(x, xp.float32)
     normal = xp.astype(_by_groups(xp, wide, x.shape[1], epsilon), x.dtype)
     return normal * _channels(scale, x) + _channels(bias, x)
@@ -82,7 +82,7 @@ def group_normalization(
     xp: ArrayLibrary, x: Array, scale: Array, bias: Array,
     *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1, opset: int,
 ) -> Array:  # fmt: skip
-    """Scale and bias are per group up to opset 20, per channel from 21 on."""
+    """Normalized within groups of channels; scale and bias are per group up to opset 20, per channel from 21 on."""
     wide = xp.astype(x, xp.dtype(tensor_dtype_to_np_dtype(stash_type)))
     normal = xp.astype(_by_groups(xp, wide, num_groups, epsilon), x.dtype)
     if opset < 21:
@@ -97,7 +97,7 @@ def _by_groups(xp: ArrayLibrary, x: Array, groups: int, epsilon: float) -> Array
 
 
 def _channels(scale: Array, x: Array) -> Array:
-    """A value per channel, laid along axis 1."""
+    """A value per channel in the shape that broadcasts along axis 1 of x."""
     return scale.reshape((-1, *[1] * (x.ndim - 2)))
 
 
@@ -105,7 +105,8 @@ def _channels(scale: Array, x: Array) -> Array:
 def local_response(
     xp: ArrayLibrary, x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
 ) -> Array:
-    """By the mean square of neighbouring channels; of an even number, the odd one out comes after."""
+    """Local response normalization: over a power of the squares of `size` neighbouring channels (for an even `size` one
+    more after than before)."""
     squares = xp.pad_axes(x * x, [(0, 0), ((size - 1) // 2, size // 2), *[(0, 0)] * (x.ndim - 2)], 0)
     around = [xp.cut(squares, 1, start, start + x.shape[1]) for start in range(size)]
     return x / (bias + alpha / size * reduce(xp.add, around)) ** beta
@@ -113,7 +114,7 @@ def local_response(
 
 @operator("LpNormalization")
 def lp_normalization(xp: ArrayLibrary, x: Array, *, axis: int = -1, p: int = 2) -> Array:
-    """By the norm along an axis; where that is zero, zero."""
+    """x over its L1 or L2 norm along an axis; 0 where the norm is 0."""
     sums = xp.sum(xp.abs(x) if p == 1 else x * x, axis=(axis,), keepdims=True)
     norm = sums if p == 1 else xp.sqrt(sums)
     return xp.where(norm == 0, xp.zeros_like(x), x / norm)
@@ -121,7 +122,7 @@ def lp_normalization(xp: ArrayLibrary, x: Array, *, axis: int = -1, p: int = 2) 
 
 @operator("MeanVarianceNormalization")
 def mean_variance(xp: ArrayLibrary, x: Array, *, axes: list[int] | None = None) -> Array:
-    """To mean 0 and deviation 1, with the 1e-9 that ONNX's function has."""
+    """Normalized to mean 0 and deviation 1; 1e-9 is added to the deviation, as in ONNX's definition."""
     along = tuple([0, 2, 3] if axes is None else axes)
     mean = xp.mean(x, axis=along, keepdims=True)
     return (x - mean) / (xp.sqrt(xp.mean(x * x, axis=along, keepdims=True) - mean * mean) + 1e-9)

@@ -1,18 +1,15 @@
 """Quantization: Q/DQ per array, per axis and in blocks, and the integer operators.
 
-Into 4 bits the values saturate at the type's ends, also where a library keeps them one to a byte.
+4-bit values saturate at the ends of their type, also where a library holds each in a byte.
 """
 
-from typing import Any
-
 import ml_dtypes
-import numpy as np
 from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from builders.onnx_ops.library import Array, ArrayLibrary, DType
 from builders.onnx_ops.operators.elementwise import convert
-from builders.onnx_ops.operators.matmul import integer_product, subtract_zero_point
+from builders.onnx_ops.operators.matmul import matmul_integer, subtract_zero_point
 from builders.onnx_ops.operators.windows import conv
 from builders.onnx_ops.table import must, operator
 
@@ -39,13 +36,10 @@ def quantize_linear(
         scaled = scaled + xp.astype(laid_out(xp, zero, x, axis, block_size), wide)
     if not whole:
         return convert(xp, scaled, dtype, saturate=bool(saturate))
-    low, high = xp.ends(dtype) if output_dtype not in _NARROW else _ends(made)
-    clipped = xp.clip(scaled, low, high)
-    return xp.astype(xp.astype(clipped, xp.int32) if output_dtype in _NARROW else clipped, dtype)
-
-
-def _ends(dtype: np.dtype[Any]) -> tuple[int, int]:
-    return int(ml_dtypes.iinfo(dtype).min), int(ml_dtypes.iinfo(dtype).max)
+    if output_dtype not in _NARROW:
+        return xp.astype(xp.clip(scaled, *xp.ends(dtype)), dtype)
+    ends = ml_dtypes.iinfo(made)
+    return xp.astype(xp.astype(xp.clip(scaled, int(ends.min), int(ends.max)), xp.int32), dtype)
 
 
 @operator("DequantizeLinear")
@@ -76,7 +70,7 @@ def laid_out(xp: ArrayLibrary, scale: Array, x: Array, axis: int, block: int) ->
 
 @operator("DynamicQuantizeLinear")
 def dynamic_quantize_linear(xp: ArrayLibrary, x: Array) -> tuple[Array, Array, Array]:
-    """uint8 over the array's own range, zero included: values, scale, zero point."""
+    """Values in uint8, scale and zero point, for the range of the array with zero."""
     axes = tuple(range(x.ndim))
     low, high = xp.clip(xp.amin(x, axis=axes), None, 0.0), xp.clip(xp.amax(x, axis=axes), 0.0, None)
     scale = (high - low) / 255.0
@@ -91,10 +85,8 @@ def qlinear_matmul(
     xp: ArrayLibrary, a: Array, a_scale: Array, a_zero: Array, b: Array, b_scale: Array, b_zero: Array,
     y_scale: Array, y_zero: Array,
 ) -> Array:  # fmt: skip
-    """The product of integers, scaled and rounded back to integers."""
-    sums = xp.astype(
-        integer_product(xp, subtract_zero_point(xp, a, a_zero, -2), subtract_zero_point(xp, b, b_zero, -1)), xp.float32
-    )
+    """The product of quantized matrices, quantized."""
+    sums = xp.astype(matmul_integer(xp, a, b, a_zero, b_zero), xp.float32)
     rows = xp.unsqueeze(a_scale, -1) if a_scale.ndim == 1 and a_scale.shape[0] != 1 else a_scale
     scaled = sums * xp.astype(rows * b_scale, xp.float32)
     return quantize_linear(xp, scaled, xp.astype(y_scale, xp.float32), y_zero, axis=-1)
@@ -106,7 +98,7 @@ def conv_integer(
     *, auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1,
     kernel_shape: list[int] | None = None, pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Array:  # fmt: skip
-    """Of 8-bit integers, into int32."""
+    """The convolution of 8-bit integers less their zero points, in int32."""
     zero = weight_zero
     if zero is not None and zero.ndim == 1 and zero.shape[0] != 1:
         zero = zero.reshape((-1, *[1] * (weight.ndim - 1)))
@@ -126,7 +118,7 @@ def qlinear_conv(
     *, auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1,
     kernel_shape: list[int] | None = None, pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Array:  # fmt: skip
-    """The convolution of integers, scaled and rounded back to integers."""
+    """The convolution of quantized arrays, quantized."""
     sums = conv_integer(
         xp, x, weight, x_zero, weight_zero, auto_pad=auto_pad, dilations=dilations, group=group,
         kernel_shape=kernel_shape, pads=pads, strides=strides,

@@ -1,4 +1,4 @@
-"""Operators that fold axes: sums, extremes, norms, running sums."""
+"""Operators that reduce axes: sums, extremes, norms; and running sums, the greatest elements and their places."""
 
 import math
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from builders.onnx_ops.library import Array, ArrayLibrary
 from builders.onnx_ops.table import Numbers, must, operator
 
-# Of an array along some axes: the axes stay, with size 1, when the flag says so.
+# (library, array, axes to reduce, whether they stay with size 1) -> array.
 Axes = tuple[int, ...]
 Fold = Callable[[ArrayLibrary, Array, Axes, bool], Array]
 
@@ -27,7 +27,7 @@ def _product(xp: ArrayLibrary, x: Array, axes: Axes, keep: bool) -> Array:
 
 
 def _extreme(name: str) -> Fold:
-    """Of nothing it is the type's other end, as ONNX says."""
+    """The reduction 'amax' or 'amin'; over no elements it gives the type's least or greatest value, as ONNX says."""
     greatest = name == "amax"
 
     def run(xp: ArrayLibrary, x: Array, axes: Axes, keep: bool) -> Array:
@@ -44,7 +44,8 @@ def _extreme(name: str) -> Fold:
     return run
 
 
-def _root(xp: ArrayLibrary, x: Array) -> Array:
+def _norm(xp: ArrayLibrary, x: Array, axes: Axes, keep: bool) -> Array:
+    x = _sum(xp, x * x, axes, keep)
     return xp.sqrt(x) if xp.is_floating(x) else xp.astype(xp.sqrt(xp.astype(x, xp.float64)), x.dtype)
 
 
@@ -55,7 +56,7 @@ _FOLDS: dict[str, Fold] = {
     "ReduceMax": _extreme("amax"),
     "ReduceMin": _extreme("amin"),
     "ReduceL1": lambda xp, x, axes, keep: _sum(xp, xp.abs(x), axes, keep),
-    "ReduceL2": lambda xp, x, axes, keep: _root(xp, _sum(xp, x * x, axes, keep)),
+    "ReduceL2": _norm,
     "ReduceSumSquare": lambda xp, x, axes, keep: _sum(xp, x * x, axes, keep),
     "ReduceLogSum": lambda xp, x, axes, keep: xp.log(_sum(xp, x, axes, keep)),
     "ReduceLogSumExp": lambda xp, x, axes, keep: xp.logsumexp(x, axis=axes, keepdims=keep),
@@ -84,13 +85,13 @@ for _name, _fold in _FOLDS.items():
 
 @operator("ArgMax")
 def arg_max(xp: ArrayLibrary, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
-    """The first of equals, or the last."""
+    """The index of the greatest element along an axis: the first of equals, or the last."""
     return _index_of(xp, xp.argmax, x, axis, keepdims, select_last_index)
 
 
 @operator("ArgMin")
 def arg_min(xp: ArrayLibrary, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
-    """The first of equals, or the last."""
+    """The index of the least element along an axis: the first of equals, or the last."""
     return _index_of(xp, xp.argmin, x, axis, keepdims, select_last_index)
 
 
@@ -102,13 +103,13 @@ def _index_of(xp: ArrayLibrary, find: Callable[..., Array], x: Array, axis: int,
 
 @operator("CumSum")
 def cum_sum(xp: ArrayLibrary, x: Array, axis: Numbers, *, exclusive: int = 0, reverse: int = 0) -> Array:
-    """Running sums; `exclusive` leaves an element out of its own."""
+    """Running sums along an axis; with `exclusive` of the elements before each."""
     return _accumulate(xp, xp.cumsum, x, axis, xp.zeros_like if exclusive else None, reverse)
 
 
 @operator("CumProd")
 def cum_prod(xp: ArrayLibrary, x: Array, axis: Numbers, *, exclusive: int = 0, reverse: int = 0) -> Array:
-    """Running products; `exclusive` leaves an element out of its own."""
+    """Running products along an axis; with `exclusive` of the elements before each."""
     return _accumulate(xp, xp.cumprod, x, axis, xp.ones_like if exclusive else None, reverse)
 
 
@@ -131,7 +132,7 @@ def _accumulate(
 
 @operator("Hardmax")
 def hardmax(xp: ArrayLibrary, x: Array, *, axis: int = -1, opset: int) -> Array:
-    """One at the first greatest element, zero elsewhere."""
+    """1 at the first greatest element along an axis, 0 elsewhere."""
     must(opset >= 13, "its axis means another thing before opset 13; use onnx.version_converter")
     axis %= x.ndim
     places = xp.arange(x.shape[axis]).reshape((-1, *[1] * (x.ndim - 1 - axis)))
@@ -142,7 +143,7 @@ def hardmax(xp: ArrayLibrary, x: Array, *, axis: int = -1, opset: int) -> Array:
 def top_k(
     xp: ArrayLibrary, x: Array, k: Numbers, *, axis: int = -1, largest: int = 1, sorted: int = 1  # noqa: A002
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Values and indices; of equals the lower index first."""
+    """The k greatest or least elements along an axis and their indices; of equals the lower index first."""
     del sorted
     must(len(k) == 1, f"k has {len(k)} numbers; it takes one")
     return xp.top_k(x, k[0], axis, bool(largest))

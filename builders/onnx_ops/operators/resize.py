@@ -1,7 +1,4 @@
-"""Resize: each axis by itself, as a weighted sum of neighbours.
-
-One form for all of ONNX's coordinate rules, with sizes that may be symbolic. Antialiasing is refused.
-"""
+"""Resize: one axis after the other, as a weighted sum of neighbours; sizes may be symbolic, antialiasing is refused."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +10,8 @@ from builders.onnx_ops.table import Numbers, must, operator
 
 
 class _ResizedAxis(NamedTuple):
-    """One axis to be resized. scale: output over input; start, end: of the region of interest, in 0..1."""
+    """One axis to be resized. size: of the input.  made: of the output.  scale: output over input.  start, end: of the
+    region of interest, in 0..1."""
 
     axis: int
     size: int
@@ -42,7 +40,7 @@ def resize(
     nearest_mode: str = "round_prefer_floor",
     opset: int,
 ) -> Array:
-    """Nearest, linear and cubic, with ONNX's coordinate rules."""
+    """x in other sizes, by nearest, linear or cubic interpolation with ONNX's coordinate rules."""
     must(opset >= 11, "it is of an opset before 11; use onnx.version_converter")
     must(not antialias, "it asks for antialiasing; leave that out, or use the backend onnxruntime")
     must(coordinate_transformation_mode in _RULES, f"coordinate rule {coordinate_transformation_mode!r} is not known")
@@ -50,7 +48,7 @@ def resize(
     cropped = coordinate_transformation_mode == "tf_crop_and_resize"
     outside: Array | None = None
     for each in _axes(xp, x, roi if cropped else None, scales, sizes, axes, keep_aspect_ratio_policy):
-        if not cropped and _is_unchanged(each):
+        if not cropped and isinstance(each.scale, (int, float)) and each.scale == 1:
             continue
         with xp.at_once() if isinstance(each.size, int) and isinstance(each.made, int) else nullcontext():
             # Traced, XLA would divide by multiplying, and round another way.
@@ -67,7 +65,7 @@ def resize(
 
 @operator("Upsample")
 def upsample(xp: ArrayLibrary, x: Array, scales: Numbers, *, mode: str = "nearest") -> Array:
-    """What Resize was before opset 10."""
+    """Resize as it was before opset 10."""
     rule = "asymmetric"
     return resize(xp, x, None, scales, mode=mode, coordinate_transformation_mode=rule, nearest_mode="floor", opset=11)
 
@@ -100,47 +98,21 @@ def _scale_size(size: Any, factor: Any) -> Any:
     return math.floor(size * factor)
 
 
-def _is_unchanged(each: _ResizedAxis) -> bool:
-    return isinstance(each.scale, (int, float)) and each.scale == 1
-
-
-Rule = Callable[[Array, _ResizedAxis], Array]
-
-
-def _half_pixel(at: Array, each: _ResizedAxis) -> Array:
-    return (at + 0.5) / each.scale - 0.5
-
-
-def _half_pixel_symmetric(at: Array, each: _ResizedAxis) -> Array:
-    adjusted = each.made / (each.size * each.scale)
-    centre = each.size / 2
-    return centre * (1 - adjusted) + (at + 0.5) / each.scale - 0.5
-
-
-def _pytorch_half_pixel(at: Array, each: _ResizedAxis) -> Array:
-    return _half_pixel(at, each) if each.made > 1 else at * 0.0
-
-
-def _align_corners(at: Array, each: _ResizedAxis) -> Array:
-    return at * ((each.size - 1) / (each.made - 1)) if each.made > 1 else at * 0.0
-
-
-def _asymmetric(at: Array, each: _ResizedAxis) -> Array:
-    return at / each.scale
-
-
 def _crop(at: Array, each: _ResizedAxis) -> Array:
     if each.made > 1:
         return each.start * (each.size - 1) + at * (each.end - each.start) * ((each.size - 1) / (each.made - 1))
     return at * 0.0 + 0.5 * (each.start + each.end) * (each.size - 1)
 
 
-_RULES: dict[str, Rule] = {
-    "half_pixel": _half_pixel,
-    "half_pixel_symmetric": _half_pixel_symmetric,
-    "pytorch_half_pixel": _pytorch_half_pixel,
-    "align_corners": _align_corners,
-    "asymmetric": _asymmetric,
+# ONNX's coordinate rules: places in the output -> places in the input.
+_RULES: dict[str, Callable[[Array, _ResizedAxis], Array]] = {
+    "half_pixel": lambda at, axis: (at + 0.5) / axis.scale - 0.5,
+    "half_pixel_symmetric": lambda at, axis: (
+        axis.size / 2 * (1 - axis.made / (axis.size * axis.scale)) + (at + 0.5) / axis.scale - 0.5
+    ),
+    "pytorch_half_pixel": lambda at, axis: (at + 0.5) / axis.scale - 0.5 if axis.made > 1 else at * 0.0,
+    "align_corners": lambda at, axis: at * ((axis.size - 1) / (axis.made - 1)) if axis.made > 1 else at * 0.0,
+    "asymmetric": lambda at, axis: at / axis.scale,
     "tf_crop_and_resize": _crop,
 }
 
@@ -157,7 +129,8 @@ def _nearest(xp: ArrayLibrary, at: Array, mode: str) -> Array:
 def _interpolate(
     xp: ArrayLibrary, x: Array, each: _ResizedAxis, at: Array, mode: str, cubic: float, exclude: bool
 ) -> Array:
-    """The sum over neighbours (2 of 'linear', 4 of 'cubic'); those outside are the edge's, or left out."""
+    """The weighted sum of neighbours (2 for 'linear', 4 for 'cubic') at the coordinates `at`; places outside have the
+    edge's value, or with `exclude` no weight."""
     base = xp.floor(at)
     offset = at - base
     taps = (0, 1) if mode == "linear" else (-1, 0, 1, 2)
@@ -183,7 +156,7 @@ def _take_clipped(xp: ArrayLibrary, x: Array, each: _ResizedAxis, places: Array)
 
 
 def _cubic(xp: ArrayLibrary, distance: Array, a: float) -> Array:
-    """Keys' kernel (IEEE Trans. ASSP 29, 1981) with parameter a."""
+    """The weight at a distance by Keys' kernel (IEEE Trans. ASSP 29, 1981) with parameter a."""
     d = xp.abs(distance)
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a

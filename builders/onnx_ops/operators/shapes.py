@@ -1,4 +1,4 @@
-"""Operators that move elements or count them, and those that make arrays out of sizes."""
+"""Operators that move elements, give sizes, or make arrays of given sizes."""
 
 import math
 from itertools import accumulate
@@ -13,7 +13,7 @@ from builders.onnx_ops.table import Known, Numbers, Value, make_known, must, ope
 
 @operator("Shape")
 def shape_of(xp: ArrayLibrary, x: Array, *, start: int = 0, end: int | None = None) -> Known:  # noqa: ARG001
-    """The sizes, as numbers."""
+    """The sizes of the axes start..end, as numbers."""
     sizes = list(x.shape)[start:end]
     return make_known(sizes, (len(sizes),), np.int64)
 
@@ -26,7 +26,7 @@ def size_of(xp: ArrayLibrary, x: Array) -> Known:  # noqa: ARG001
 
 @operator("Reshape")
 def reshape(xp: ArrayLibrary, x: Array, shape: Numbers, *, allowzero: int = 0) -> Array:  # noqa: ARG001
-    """0 takes the size over, unless `allowzero`; -1 is what remains."""
+    """x in another shape, where 0 is the size of x (unless `allowzero`) and -1 is what remains."""
     if allowzero:
         return x.reshape(tuple(shape))
     copied = [axis for axis, size in enumerate(shape) if _is(size, 0)]
@@ -46,20 +46,20 @@ def _is(size: Any, number: int) -> bool:
 
 @operator("Flatten")
 def flatten(xp: ArrayLibrary, x: Array, *, axis: int = 1) -> Array:  # noqa: ARG001
-    """Two axes: what is before `axis`, and the rest."""
+    """x with two axes: those before `axis` as one, and the rest as one."""
     axis = axis + x.ndim if axis < 0 else axis
     return x.reshape((math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
 @operator("Transpose")
 def transpose(xp: ArrayLibrary, x: Array, *, perm: list[int] | None = None) -> Array:
-    """By default the axes in reverse."""
+    """x with its axes in the order `perm`, by default in reverse."""
     return xp.permute(x, tuple(perm if perm is not None else range(x.ndim)[::-1]))
 
 
 @operator("Squeeze")
 def squeeze(xp: ArrayLibrary, x: Array, given: Numbers | None = None, *, axes: list[int] | None = None) -> Array:
-    """Without axes: every one of size 1."""
+    """x without the given axes, by default without every axis of size 1."""
     chosen = given if given is not None else axes
     if chosen is None:
         chosen = [axis for axis, size in enumerate(x.shape) if size == 1]
@@ -71,7 +71,7 @@ def squeeze(xp: ArrayLibrary, x: Array, given: Numbers | None = None, *, axes: l
 
 @operator("Unsqueeze")
 def unsqueeze(xp: ArrayLibrary, x: Array, axes: Numbers) -> Array:
-    """Axes count in the result."""
+    """x with new axes of size 1, at these places of the result."""
     rank = x.ndim + len(axes)
     for axis in sorted(axis % rank for axis in axes):
         x = xp.unsqueeze(x, axis)
@@ -80,7 +80,7 @@ def unsqueeze(xp: ArrayLibrary, x: Array, axes: Numbers) -> Array:
 
 @operator("Concat")
 def concat(xp: ArrayLibrary, *xs: Array, axis: int) -> Array:
-    """Numpy's."""
+    """Arrays joined along an axis."""
     return xp.concat(xs, axis)
 
 
@@ -89,7 +89,7 @@ def split(
     xp: ArrayLibrary, x: Array, sizes: Numbers | None = None,
     *, axis: int = 0, num_outputs: int | None = None, outputs: int,
 ) -> tuple[Array, ...]:  # fmt: skip
-    """In given sizes, or in equal ones of which the last may be smaller."""
+    """Parts of x along an axis, of given sizes, or of equal ones of which the last may be smaller."""
     if sizes is None:
         parts = num_outputs or outputs
         each = -(-x.shape[axis] // parts)
@@ -100,7 +100,7 @@ def split(
 
 @operator("Expand")
 def expand(xp: ArrayLibrary, x: Array, shape: Numbers) -> Array:
-    """Broadcasting both ways: a 1 takes the array's own size."""
+    """x broadcast with a shape; a 1 in the shape takes the size of x."""
     rank = max(x.ndim, len(shape))
     own = [1] * (rank - x.ndim) + list(x.shape)
     asked = [1] * (rank - len(shape)) + list(shape)
@@ -109,7 +109,7 @@ def expand(xp: ArrayLibrary, x: Array, shape: Numbers) -> Array:
 
 @operator("Tile")
 def tile(xp: ArrayLibrary, x: Array, repeats: Numbers) -> Array:
-    """Numpy's."""
+    """x repeated along each axis."""
     return xp.tile(x, tuple(repeats))
 
 
@@ -122,7 +122,7 @@ def slice_(
     axes: Numbers | None = None,
     steps: Numbers | None = None,
 ) -> Array:
-    """Python's slices, steps backwards too."""
+    """Slices along some axes as in Python, with negative steps too."""
     along = [axis % x.ndim for axis in axes] if axes is not None else list(range(len(starts)))
     strides = steps if steps is not None else [1] * len(along)
     for axis, start, end, step in zip(along, starts, ends, strides, strict=True):
@@ -146,7 +146,7 @@ def pad(
     xp: ArrayLibrary, x: Array, pads: Numbers, value: Value | None = None, axes: Numbers | None = None,
     *, mode: str = "constant",
 ) -> Array:  # fmt: skip
-    """With a value, the edge, a reflection, or around (wrap). Negative pads cut."""
+    """x padded with a value, its edge, its reflection, or its other end (wrap). Negative pads cut."""
     along = [axis % x.ndim for axis in axes] if axes is not None else list(range(x.ndim))
     for axis, before, after in zip(along, pads[: len(along)], pads[len(along) :], strict=True):
         if not (_is(before, 0) and _is(after, 0)):
@@ -176,14 +176,14 @@ def _pad_axis(xp: ArrayLibrary, x: Array, axis: int, before: Any, after: Any, mo
 
 @operator("ConstantOfShape")
 def constant_of_shape(xp: ArrayLibrary, shape: Numbers, *, value: Any = None) -> Array:
-    """Zeros of float32 unless told otherwise."""
+    """An array of one value, by default 0.0 in float32."""
     value = np.zeros(1, np.float32) if value is None else value
     return xp.full(tuple(shape), value.item(), dtype=xp.dtype(value.dtype))
 
 
 @operator("Range")
 def range_(xp: ArrayLibrary, start: Value, limit: Value, delta: Value) -> Array:
-    """From start to before limit."""
+    """start, start + delta, ... below limit."""
     first, last, step = (v.first if isinstance(v, Known) else xp.numbers(v)[0] for v in (start, limit, delta))
     dtype = xp.dtype(start.dtype) if isinstance(start, Known) else start.dtype
     return xp.arange(first, last, step, dtype=dtype)
@@ -191,26 +191,26 @@ def range_(xp: ArrayLibrary, start: Value, limit: Value, delta: Value) -> Array:
 
 @operator("EyeLike")
 def eye_like(xp: ArrayLibrary, x: Array, *, dtype: int | None = None, k: int = 0) -> Array:
-    """Ones on the k-th diagonal."""
+    """An array in the shape of x with 1 on the k-th diagonal, 0 elsewhere."""
     made = x.dtype if dtype is None else xp.dtype(tensor_dtype_to_np_dtype(dtype))
     return xp.astype(_above(xp, x) == k, made)
 
 
 def _above(xp: ArrayLibrary, x: Array) -> Array:
-    """How far each place of the last two axes is above the diagonal."""
+    """How far each place of the last two axes is above the diagonal, [rows, columns]."""
     return xp.arange(x.shape[-1]) - xp.unsqueeze(xp.arange(x.shape[-2]), 1)
 
 
 @operator("Trilu")
 def trilu(xp: ArrayLibrary, x: Array, k: Numbers | None = None, *, upper: int = 1) -> Array:
-    """The upper or the lower triangle of the last two axes."""
+    """The upper or the lower triangle of the last two axes, 0 elsewhere."""
     above, diagonal = _above(xp, x), k[0] if k else 0
     return xp.where(above >= diagonal if upper else above <= diagonal, x, xp.zeros((), dtype=x.dtype))
 
 
 @operator("DepthToSpace")
 def depth_to_space(xp: ArrayLibrary, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
-    """Depth-column-row or column-row-depth."""
+    """Blocks of channels moved to height and width, in the order depth, column, row, or column, row, depth."""
     n, c, h, w = x.shape
     depth = c // (blocksize * blocksize)
     if mode == "DCR":
@@ -222,7 +222,7 @@ def depth_to_space(xp: ArrayLibrary, x: Array, *, blocksize: int, mode: str = "D
 
 @operator("SpaceToDepth")
 def space_to_depth(xp: ArrayLibrary, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
-    """Its inverse."""
+    """Blocks of height and width moved to channels: the inverse of DepthToSpace."""
     n, c, h, w = x.shape
     parts = x.reshape((n, c, h // blocksize, blocksize, w // blocksize, blocksize))
     parts = xp.permute(parts, (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4))
@@ -231,7 +231,7 @@ def space_to_depth(xp: ArrayLibrary, x: Array, *, blocksize: int, mode: str = "D
 
 @operator("CenterCropPad")
 def center_crop_pad(xp: ArrayLibrary, x: Array, shape: Numbers, *, axes: list[int] | None = None) -> Array:
-    """Cut or filled with zeros on both sides alike, the odd one at the end of a pad and the start of a cut's rest."""
+    """x cut, or padded with zeros, to a shape, as much on both sides; of an odd amount one more at the end."""
     for axis, size in zip(axes if axes is not None else range(x.ndim), shape, strict=True):
         axis, have = axis % x.ndim, x.shape[axis]
         if have > size:

@@ -1,18 +1,20 @@
-"""What operators do to numbers that are known while a graph is traced: sizes, axes, pads.
+"""Operators on numbers that are known while a graph is traced: sizes, axes, pads.
 
-Any rank, on numpy's object arrays, whose elements may be a library's symbolic sizes.
+Each function gives a `Known`, or None where the operator has to be done on arrays. The numbers are in numpy's object
+arrays of any rank, whose elements may be a library's symbolic sizes.
 """
 
 import math
 import operator as python
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from builders.onnx_ops.library import ArrayLibrary
-from builders.onnx_ops.table import Known, ObjectArray, on_numbers
+from builders.onnx_ops.table import ON_NUMBERS, Known, ObjectArray, on_numbers
 
 _SIZES = (np.dtype(np.int64), np.dtype(np.int32))
 _BOOL = np.dtype(bool)
@@ -20,7 +22,7 @@ Function = Callable[..., Any]
 
 
 def _of(array: Any, dtype: Any) -> Known:
-    """The array, which numpy gives back as a bare element when it has no axes."""
+    """A `Known` of an array, which numpy gives as a bare element when it has no axes."""
     if isinstance(array, np.ndarray):
         return Known(array, dtype)
     single: ObjectArray = np.empty((), dtype=object)
@@ -40,70 +42,59 @@ def _quotient(a: Any, b: Any) -> Any:
 
 
 def _countable(value: Known) -> bool:
-    """Integers, and numbers that were computed from sizes; a float constant is data, rounded in its own type."""
+    """Whether it is of integers, or computed from sizes; a float constant is data, rounded in its own type."""
     return value.dtype in _SIZES or value.symbolic
 
 
-def _arithmetic(name: str, function: Function) -> None:
-    @on_numbers(name)
-    def run(xp: ArrayLibrary, *values: Known, **_: object) -> Known | None:  # noqa: ARG001
-        return _of(_each(function, *values), values[0].dtype) if all(map(_countable, values)) else None
+def _arithmetic(function: Function, _xp: ArrayLibrary, *values: Known, **_: object) -> Known | None:
+    return _of(_each(function, *values), values[0].dtype) if all(map(_countable, values)) else None
 
 
-def _truth(name: str, function: Function) -> None:
-    @on_numbers(name)
-    def run(xp: ArrayLibrary, *values: Known) -> Known:  # noqa: ARG001
-        return _of(_each(lambda *numbers: bool(function(*numbers)), *values), _BOOL)
+def _truth(function: Function, _xp: ArrayLibrary, *values: Known) -> Known:
+    return _of(_each(lambda *numbers: bool(function(*numbers)), *values), _BOOL)
 
 
-_ARITHMETIC: dict[str, Function] = {
-    "Add": python.add,
-    "Sub": python.sub,
-    "Mul": python.mul,
-    "Neg": python.neg,
-    "Div": _quotient,
-}
-_TRUTHS: dict[str, Function] = {
-    "Equal": python.eq,
-    "Greater": python.gt,
-    "GreaterOrEqual": python.ge,
-    "Less": python.lt,
-    "LessOrEqual": python.le,
-    "Not": python.not_,
-    "And": lambda a, b: a and b,
-    "Or": lambda a, b: a or b,
-}
-for _name, _function in _ARITHMETIC.items():
-    _arithmetic(_name, _function)
-for _name, _function in _TRUTHS.items():
-    _truth(_name, _function)
+def _extreme(choose: str, xp: ArrayLibrary, a: Known, *others: Known) -> Known | None:
+    if len(others) != 1 or not _countable(a):
+        return None
+    return _of(_each(getattr(xp, choose), a, *others), a.dtype)
 
 
-def _extreme(name: str, choose: str) -> None:
-    @on_numbers(name)
-    def run(xp: ArrayLibrary, a: Known, *others: Known) -> Known | None:
-        if len(others) != 1 or not _countable(a):
-            return None
-        return _of(_each(getattr(xp, choose), a, *others), a.dtype)
+def _round_sizes(function: Function, _xp: ArrayLibrary, x: Known) -> Known | None:
+    return _of(_each(function, x), x.dtype) if x.symbolic else None
 
 
-_extreme("Min", "sym_min")
-_extreme("Max", "sym_max")
-
-
-def _register_rounding(name: str, function: Function) -> None:
-    @on_numbers(name)
-    def run(xp: ArrayLibrary, x: Known) -> Known | None:  # noqa: ARG001
-        return _of(_each(function, x), x.dtype) if x.symbolic else None
-
-
-_register_rounding("Floor", math.floor)
-_register_rounding("Ceil", math.ceil)
+ON_NUMBERS.update(
+    Add=partial(_arithmetic, python.add),
+    Sub=partial(_arithmetic, python.sub),
+    Mul=partial(_arithmetic, python.mul),
+    Neg=partial(_arithmetic, python.neg),
+    Div=partial(_arithmetic, _quotient),
+    Equal=partial(_truth, python.eq),
+    Greater=partial(_truth, python.gt),
+    GreaterOrEqual=partial(_truth, python.ge),
+    Less=partial(_truth, python.lt),
+    LessOrEqual=partial(_truth, python.le),
+    Not=partial(_truth, python.not_),
+    And=partial(_truth, lambda a, b: a and b),
+    Or=partial(_truth, lambda a, b: a or b),
+    Min=partial(_extreme, "sym_min"),
+    Max=partial(_extreme, "sym_max"),
+    Floor=partial(_round_sizes, math.floor),
+    Ceil=partial(_round_sizes, math.ceil),
+    Identity=lambda _xp, x: x,
+    Where=lambda _xp, condition, a, b: _of(_each(lambda c, x, y: x if c else y, condition, a, b), a.dtype),
+    Concat=lambda _xp, *xs, axis: _of(np.concatenate([x.numbers for x in xs], axis=axis), xs[0].dtype),
+    Transpose=lambda _xp, x, perm=None: _of(np.transpose(x.numbers, perm), x.dtype),
+    Unsqueeze=lambda _xp, x, axes: _of(np.expand_dims(x.numbers, tuple(axes.each)), x.dtype),
+    Squeeze=lambda _xp, x, given=None, **_: _of(np.squeeze(x.numbers, given and tuple(given.each)), x.dtype),
+    Tile=lambda _xp, x, repeats: None if repeats.symbolic else _of(np.tile(x.numbers, tuple(repeats.each)), x.dtype),
+)
 
 
 @on_numbers("Cast")
 def cast(xp: ArrayLibrary, x: Known, *, to: int, **_: object) -> Known | None:  # noqa: ARG001
-    """Between integers, bool, and the fractions that torch's sizes can become."""
+    """Between integers and bool, and to floating point of torch's sizes."""
     dtype = tensor_dtype_to_np_dtype(to)
     if dtype in _SIZES:
         return _of(_each(_whole, x), dtype) if _countable(x) or x.dtype == _BOOL else None
@@ -120,18 +111,6 @@ def _whole(number: Any) -> Any:
 
 def _fraction(number: Any) -> Any:
     return number.__sym_float__() if hasattr(number, "__sym_float__") else float(number)
-
-
-@on_numbers("Where")
-def where(xp: ArrayLibrary, condition: Known, a: Known, b: Known) -> Known:  # noqa: ARG001
-    """Numpy's."""
-    return _of(_each(lambda c, x, y: x if c else y, condition, a, b), a.dtype)
-
-
-@on_numbers("Identity")
-def identity(xp: ArrayLibrary, x: Known) -> Known:  # noqa: ARG001
-    """The same."""
-    return x
 
 
 @on_numbers("Gather")
@@ -157,24 +136,6 @@ def slice_(xp: ArrayLibrary, data: Known, starts: Known, ends: Known, *more: Kno
     return _of(data.numbers[tuple(cut)], data.dtype)
 
 
-@on_numbers("Concat")
-def concat(xp: ArrayLibrary, *xs: Known, axis: int) -> Known:  # noqa: ARG001
-    """Numpy's."""
-    return _of(np.concatenate([x.numbers for x in xs], axis=axis), xs[0].dtype)
-
-
-@on_numbers("Unsqueeze")
-def unsqueeze(xp: ArrayLibrary, x: Known, axes: Known) -> Known:  # noqa: ARG001
-    """Numpy's expand_dims."""
-    return _of(np.expand_dims(x.numbers, tuple(axes.each)), x.dtype)
-
-
-@on_numbers("Squeeze")
-def squeeze(xp: ArrayLibrary, x: Known, axes: Known | None = None, /, **_: object) -> Known:  # noqa: ARG001
-    """Numpy's."""
-    return _of(np.squeeze(x.numbers, None if axes is None else tuple(axes.each)), x.dtype)
-
-
 @on_numbers("Reshape")
 def reshape(xp: ArrayLibrary, x: Known, shape: Known, *, allowzero: int = 0) -> Known | None:  # noqa: ARG001
     """Numpy's, with ONNX's 0."""
@@ -182,12 +143,6 @@ def reshape(xp: ArrayLibrary, x: Known, shape: Known, *, allowzero: int = 0) -> 
         return None
     sizes = [x.numbers.shape[axis] if size == 0 and not allowzero else size for axis, size in enumerate(shape.each)]
     return _of(x.numbers.reshape(sizes), x.dtype)
-
-
-@on_numbers("Transpose")
-def transpose(xp: ArrayLibrary, x: Known, *, perm: list[int] | None = None) -> Known:  # noqa: ARG001
-    """Numpy's."""
-    return _of(np.transpose(x.numbers, perm), x.dtype)
 
 
 @on_numbers("Expand")
@@ -199,15 +154,9 @@ def expand(xp: ArrayLibrary, x: Known, shape: Known) -> Known | None:  # noqa: A
     return _of(np.broadcast_to(x.numbers, target), x.dtype)
 
 
-@on_numbers("Tile")
-def tile(xp: ArrayLibrary, x: Known, repeats: Known) -> Known | None:  # noqa: ARG001
-    """Numpy's."""
-    return None if repeats.symbolic else _of(np.tile(x.numbers, tuple(repeats.each)), x.dtype)
-
-
 @on_numbers("ConstantOfShape")
 def constant_of_shape(xp: ArrayLibrary, shape: Known, *, value: Any = None) -> Known | None:  # noqa: ARG001
-    """Of integers, when its own shape is known."""
+    """An array of up to 64 integers, when its shape is known."""
     if shape.symbolic or value is None or value.dtype not in _SIZES or math.prod(shape.each) > 64:
         return None
     filled: ObjectArray = np.full(tuple(shape.each), value.item(), dtype=object)
@@ -216,7 +165,7 @@ def constant_of_shape(xp: ArrayLibrary, shape: Known, *, value: Any = None) -> K
 
 @on_numbers("ReduceProd")
 def reduce_prod(xp: ArrayLibrary, x: Known, axes: Known | None = None, /, **given: Any) -> Known | None:  # noqa: ARG001
-    """Of integers."""
+    """The product of integers, or of numbers computed from sizes."""
     if not _countable(x):
         return None
     along = given["axes"] if axes is None else tuple(axes.each)

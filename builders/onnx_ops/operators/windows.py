@@ -1,4 +1,4 @@
-"""Convolutions and pooling: ONNX's rules for where windows lie. What runs over them is the library's."""
+"""Convolutions and pooling: ONNX's rules for the places of windows, over the library's kernels."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def conv(
     *, auto_pad: str = "NOTSET", dilations: Sizes | None = None, group: int = 1, kernel_shape: Sizes | None = None,
     pads: Sizes | None = None, strides: Sizes | None = None,
 ) -> Array:  # fmt: skip
-    """The library's, with pads that may differ before and after."""
+    """The library's convolution, with pads that may differ before and after."""
     ones = [1] * (x.ndim - 2)
     dilations, strides = dilations or ones, strides or ones
     before, after = _pads(xp, x, kernel_shape or list(weight.shape[2:]), strides, dilations, pads, auto_pad)
@@ -48,7 +48,7 @@ def conv_transpose(
     output_padding: Sizes | None = None, output_shape: Sizes | None = None, pads: Sizes | None = None,
     strides: Sizes | None = None,
 ) -> Array:  # fmt: skip
-    """The library's, of which the pads are cut; where `output_shape` is beyond it, zeros are added."""
+    """The library's transposed convolution with the pads cut off; zeros are added where `output_shape` is larger."""
     ones = [1] * (x.ndim - 2)
     dilations, strides, extra = dilations or ones, strides or ones, output_padding or [0] * len(ones)
     full = [
@@ -116,7 +116,7 @@ def max_pool(
     *, kernel_shape: Sizes, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Sizes | None = None,
     pads: Sizes | None = None, storage_order: int = 0, strides: Sizes | None = None, outputs: int,
 ) -> Array | tuple[Array, ...]:  # fmt: skip
-    """The indices, where they are asked for, count in the whole array."""
+    """The greatest of each window, and where they are asked for their indices in the flat array."""
     strides, dilations, before, after = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     if outputs == 1:
         return xp.max_pool(x, kernel_shape, strides, before, _drop_negative(after), dilations)
@@ -126,7 +126,7 @@ def max_pool(
 
 
 def _drop_negative(after: Sizes) -> Sizes:
-    """Pads of which a negative one (of ceil_mode) is what no window reaches, and stays."""
+    """The pads, 0 for negative ones: those of `ceil_mode` are elements that no window reaches."""
     return [max(width, 0) if isinstance(width, int) else width for width in after]
 
 
@@ -136,7 +136,8 @@ def average_pool(
     *, kernel_shape: Sizes, auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
     dilations: Sizes | None = None, pads: Sizes | None = None, strides: Sizes | None = None,
 ) -> Array:  # fmt: skip
-    """Over what lies inside, or with `count_include_pad` over the pads too (not over what ceil_mode adds)."""
+    """The mean of each window over elements of x, or with `count_include_pad` over the pads too (not over those that
+    `ceil_mode` adds)."""
     ones = [1] * len(kernel_shape)
     plain = _pads(xp, x, kernel_shape, strides or ones, dilations or ones, pads, auto_pad)
     strides, dilations, before, after = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
@@ -157,7 +158,7 @@ def average_pool(
 
 
 def _widths(before: Sizes, after: Sizes) -> list[tuple[Any, Any]]:
-    """Pads of all axes, those of the samples and the channels included."""
+    """(before, after) of all axes: none of samples and channels."""
     return [(0, 0), (0, 0), *zip(before, after, strict=True)]
 
 
@@ -167,7 +168,7 @@ def lp_pool(
     *, kernel_shape: Sizes, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Sizes | None = None, p: int = 2,
     pads: Sizes | None = None, strides: Sizes | None = None,
 ) -> Array:  # fmt: skip
-    """The p-th root of sums of p-th powers."""
+    """The p-norm of each window."""
     strides, dilations, before, after = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     return xp.window_sums(xp.abs(x) ** p, kernel_shape, strides, before, _drop_negative(after), dilations) ** (1.0 / p)
 

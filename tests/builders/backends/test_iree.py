@@ -25,7 +25,7 @@ def compiler():
 @pytest.fixture
 def installed(monkeypatch):
     """As if IREE were here."""
-    monkeypatch.setattr(iree, "version", lambda name: "3.13.0")
+    monkeypatch.setattr(iree, "versions_of", lambda *names, together: dict.fromkeys(names, "3.13.0"))
 
 
 def own_request(target="cpu", precision="fp32", backend=IREE, **changes):
@@ -58,10 +58,7 @@ def test_what_it_has_is_not_refused(installed, target, precision):
 
 
 def test_not_installed_is_refused_with_the_remedy(monkeypatch):
-    def missing(name):
-        raise iree.PackageNotFoundError(name)
-
-    monkeypatch.setattr(iree, "version", missing)
+    monkeypatch.setattr(iree, "versions_of", lambda *names, together: {})
     assert IREE.versions() == {}
     assert IREE.refuses(own_request()) == "IREE is not installed; pip install 'enginery[iree]'"
 

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
-from builders.backends.onnxruntime import cpu as module
+from builders.backends.onnxruntime import session as module
 from enginery.core.errors import DataError, EngineryError, ModelError
 from enginery.core.hardware.targets import CpuKind, this_kind
 from enginery.core.types import ShapeProfile, TensorSpec

@@ -27,7 +27,7 @@ def gpu_wheel(monkeypatch, tmp_path):
     library = tmp_path / "provider.so"
     library.touch()
     monkeypatch.setattr(onnxruntime_gpu, "_library", lambda provider: library)
-    monkeypatch.setattr(onnxruntime_gpu, "_read_versions", installed("onnxruntime", "onnxruntime-gpu"))
+    monkeypatch.setattr(onnxruntime_gpu, "versions_of", installed("onnxruntime", "onnxruntime-gpu"))
     monkeypatch.setattr(cuda, "gpus", lambda: L4)
     return library
 
@@ -68,7 +68,7 @@ def test_wheels_installed_over_each_other_are_refused(gpu_wheel, monkeypatch):
     gpu_wheel.unlink()
     assert "onnxruntime was installed over onnxruntime-gpu" in made.refuses(request(made))
     found = {"onnxruntime": "1.30.0", "onnxruntime-gpu": "1.31.1"}
-    monkeypatch.setattr(onnxruntime_gpu, "_read_versions", lambda *names: {name: found[name] for name in names})
+    monkeypatch.setattr(onnxruntime_gpu, "versions_of", lambda *names: {name: found[name] for name in names})
     assert "onnxruntime-gpu 1.31.1 and onnxruntime 1.30.0" in made.refuses(request(made))
 
 

@@ -10,8 +10,8 @@ import pytest
 from onnx import ModelProto, parser
 
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
-from builders.backends.onnxruntime.cpu import open_model, session_options
-from builders.backends.onnxruntime.rewrites import swap_in_place
+from builders.backends.onnxruntime.rewrites import cast_first
+from builders.backends.onnxruntime.session import open_model, session_options
 from enginery.core.types import BuildRequest, Target
 from pipeline.quantization.schemes.cast import cast_float
 from tests.pipeline.quantization.small_nets import build
@@ -86,17 +86,17 @@ def test_the_cast_comes_first_and_every_reader_gets_what_it_got(
 ) -> None:
     model = chain("[1,0,2]", more, f"float[b,a,5] z{outputs}")
     before = answers(model, tmp_path / "before.onnx")
-    assert swap_in_place(model) == operators.count("Cast")
+    assert cast_first(model) == operators.count("Cast")
     onnx.checker.check_model(model)
     assert [node.op_type for node in model.graph.node] == operators
     after = answers(model, tmp_path / "after.onnx")
     assert all((after[name] == before[name]).all() for name in before)
-    assert not swap_in_place(model)
+    assert not cast_first(model)
 
 
 @pytest.mark.parametrize("perm", ["[0,2,1]", "[2,1,0]", "[0,1,2]"])
 def test_transposes_that_leave_the_first_axis_or_that_no_fusion_takes_stay(perm: str) -> None:
-    assert not swap_in_place(chain(perm))
+    assert not cast_first(chain(perm))
 
 
 BODIES = """<ir_version: 8, opset_import: ["": 20]>
@@ -112,6 +112,6 @@ g (bool yes, float16[a,b,16] x, float[16,5] w) => (float[b,a,5] y) {
 
 def test_the_body_of_a_node_is_rewritten_too() -> None:
     model = parser.parse_model(BODIES)
-    assert swap_in_place(model) == 1
+    assert cast_first(model) == 1
     then = next(item.g for item in model.graph.node[0].attribute if item.name == "then_branch")
     assert [node.op_type for node in then.node] == ["Cast", "Transpose", "MatMul"]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from builders.backends import discovery
-from builders.backends.tensorrt import TensorRT, TensorRTRTX, editions, loading
+from builders.backends.tensorrt import TensorRT, TensorRTRTX, base, editions, loading
 from builders.backends.tensorrt.build import monitor, parse_network
 from builders.backends.tensorrt.loading import refit
 from builders.backends.tensorrt.words import recorder
@@ -105,11 +105,11 @@ def test_a_compatible_engine_begins_with_ampere():
 
 
 def test_a_release_that_breaks_refittable_engines_is_refused(monkeypatch):
-    monkeypatch.setattr("builders.backends.tensorrt.base.version", lambda name: "11.3.0.99")
+    monkeypatch.setattr(base, "versions_of", lambda *names: dict.fromkeys(names, "11.3.0.99"))
     assert "11.3 drops GEMM biases" in TensorRT(refittable=True).refuses(REQUEST)
     assert "11.3 drops GEMM biases" in TensorRT(strip_weights=True).refuses(REQUEST)
     assert TensorRT().refuses(REQUEST) is None
-    monkeypatch.setattr("builders.backends.tensorrt.base.version", lambda name: "11.4.0.106")
+    monkeypatch.setattr(base, "versions_of", lambda *names: dict.fromkeys(names, "11.4.0.106"))
     assert TensorRT(refittable=True).refuses(REQUEST) is None
 
 

@@ -36,7 +36,7 @@ def compiler():
 @pytest.fixture
 def installed(monkeypatch):
     """As if TVM, a C++ compiler and CUDA 12.8 were here."""
-    monkeypatch.setattr(tvm, "version", lambda name: "0.27")
+    monkeypatch.setattr(tvm, "versions_of", lambda *names, together: dict.fromkeys(names, "0.27"))
     monkeypatch.setattr(tvm, "find_nvcc", lambda: NVCC)
     monkeypatch.setattr(tvm.shutil, "which", lambda name: f"/usr/bin/{name}")
 
@@ -71,11 +71,7 @@ def test_missing_tools_are_refused_with_the_remedy(installed, monkeypatch):
     assert TVM.refuses(own_request()) is None, "a CPU engine needs no nvcc"
     monkeypatch.setattr(tvm.shutil, "which", lambda name: None)
     assert TVM.refuses(own_request()).endswith("install g++")
-
-    def missing(name):
-        raise tvm.PackageNotFoundError(name)
-
-    monkeypatch.setattr(tvm, "version", missing)
+    monkeypatch.setattr(tvm, "versions_of", lambda *names, together: {})
     assert TVM.versions() == {}
     assert TVM.refuses(own_request()) == "TVM is not installed; pip install 'enginery[tvm]'"
 
@@ -112,11 +108,7 @@ def test_an_engine_computes_what_its_model_computes_at_every_batch(compiler, tmp
     assert engine.path == tmp_path / "engine.so" and engine.suffix == ".so"
     (tmp_path / "again").mkdir()
     again = TVM.build(own_request(), model, tmp_path / "again")  # its bytes are others now and then
-    with (
-        TVM.open(engine) as session,
-        TVM.open(again) as rebuilt,
-        OrtSession(model, optimized=False) as reference,
-    ):
+    with TVM.open(engine) as session, TVM.open(again) as rebuilt, OrtSession(model, optimized=False) as reference:
         for batch in (1, 3, 16):
             x = {"image": np.random.default_rng(batch).standard_normal((batch, 8)).astype("f")}
             np.testing.assert_allclose(session.run(x)["logits"], reference.run(x)["logits"], rtol=1e-5, atol=1e-5)

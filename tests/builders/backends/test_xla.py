@@ -27,7 +27,7 @@ def image(batch, width=8):
 
 @pytest.fixture
 def as_installed(monkeypatch):
-    monkeypatch.setattr(xla, "version", lambda name: "0.10.2")
+    monkeypatch.setattr(xla, "versions_of", lambda *names, together=False: dict.fromkeys(names, "0.10.2"))
 
 
 @pytest.mark.usefixtures("as_installed")
@@ -44,10 +44,7 @@ def test_what_xla_cannot_take_is_refused_with_the_remedy():
 
 
 def test_without_jax_the_refusal_says_how_to_get_it(monkeypatch):
-    def absent(name):
-        raise xla.PackageNotFoundError(name)
-
-    monkeypatch.setattr(xla, "version", absent)
+    monkeypatch.setattr(xla, "versions_of", lambda *names, together: {})
     assert (
         Xla().versions() == {} and Xla().refuses(xla_request()) == "jax is not installed; pip install 'enginery[xla]'"
     )

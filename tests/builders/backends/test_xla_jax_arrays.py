@@ -21,10 +21,7 @@ from builders.onnx_ops.reading import read  # noqa: E402
 from builders.onnx_ops.table import Lookups  # noqa: E402
 
 # Given as onnxruntime gives it, where the reference takes the unrounded length; see onnx_torch/test_node_cases.py.
-OTHERWISE = {
-    "test_resize_downsample_scales_linear_align_corners",
-    "test_resize_downsample_scales_cubic_align_corners",
-}
+OTHERWISE = {"test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners"}
 
 
 def read_graph(path):
@@ -32,7 +29,7 @@ def read_graph(path):
 
 
 def run(program, given):
-    return program.run(given, Lookups(JAX, clamped=False), JAX)
+    return program.run(given, Lookups(JAX, clamped=False))
 
 
 @pytest.fixture(scope="session")

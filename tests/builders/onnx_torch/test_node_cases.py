@@ -9,10 +9,7 @@ from tests.builders.onnx_torch import node_cases
 
 # The expected outputs are of a reference that takes scale * size, unrounded, for the resized length; onnxruntime, whose
 # graphs are the yardstick here, and PyTorch take the length itself, and give what is given here.
-OTHERWISE = {
-    "test_resize_downsample_scales_linear_align_corners",
-    "test_resize_downsample_scales_cubic_align_corners",
-}
+OTHERWISE = {"test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners"}
 # Of them every case of opset 13 and later is to pass, as far as torch has the types.
 WHOLE = ("test_add", "test_relu", "test_softmax", "test_conv_", "test_gather", "test_layer_normalization", "test_slice")
 

@@ -8,7 +8,7 @@ import onnx
 import onnxruntime as ort
 from onnx import ModelProto, numpy_helper
 
-from builders.backends.onnxruntime.cpu import open_model, session_options
+from builders.backends.onnxruntime.session import open_model, session_options
 from enginery.core.types import Dim, QuantizationScheme, TensorSpec
 from pipeline.quantization.ranges import Ranges
 from validation.data.samples import Samples

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builders.backends.compatibility import check_compatible
-from builders.backends.discovery import PackageNotFoundError, version
+from builders.backends.installed import PackageNotFoundError, version
 from enginery.core.capabilities import Capabilities
 from enginery.core.requirements import Requirement, for_target, same_versions
 from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from builders.backends.onnxruntime import OrtSession
-from builders.backends.onnxruntime.reasons import why_unreadable, words_of
+from builders.backends.onnxruntime.session import why_unreadable, words_of
 from enginery.core.errors import ModelError
 
 SOURCE = "/onnxruntime_src/onnxruntime/core"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders.backends.tvm import records
+from builders.backends.tvm import tuning
 from enginery.core.errors import EngineryError
 
 KERNELS = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=4, unique=True)
@@ -30,28 +30,28 @@ def known(data):
 
 @given(KERNELS, KERNELS, st.sets(st.floats(1e-6, 1.0), max_size=5), st.sets(st.floats(1e-6, 1.0), max_size=5))
 def test_merging_keeps_what_both_know_under_one_number_for_each_kernel(first, second, times, others):
-    merged = records.merge(document(first, times), document(second, others))
+    merged = tuning.merge(document(first, times), document(second, others))
     assert known(merged) == known(document(first, times)) | known(document(second, others))
     hashes = [kernel[0] for kernel in json.loads(merged)["kernels"]]
     assert sorted(hashes) == sorted({*first, *second})
-    assert records.merge(merged, document(second, others)) == merged
+    assert tuning.merge(merged, document(second, others)) == merged
 
 
 def test_the_quickest_of_each_kernel_are_kept_and_none_that_did_not_run():
     many = [float(number) for number in range(1, 40)]
-    merged = records.merge(document(["a"], many), document(["b"], [1e10, 5.0]))
+    merged = tuning.merge(document(["a"], many), document(["b"], [1e10, 5.0]))
     assert known(merged) == {("a", second) for second in many[:16]} | {("b", 5.0)}
 
 
 def test_files_and_document_are_the_same(tmp_path):
-    data = records.merge(document(["a", "b"], [2.0, 1.0]), document(["c"], [3.0]))
-    records.unbundle(data, tmp_path)
-    assert all((tmp_path / name).read_text().endswith("\n") for name in records.FILES)
-    assert records.bundle(tmp_path) == data
+    data = tuning.merge(document(["a", "b"], [2.0, 1.0]), document(["c"], [3.0]))
+    tuning.unbundle(data, tmp_path)
+    assert all((tmp_path / name).read_text().endswith("\n") for name in tuning.FILES)
+    assert tuning.bundle(tmp_path) == data
 
 
 def test_a_search_that_found_nothing_leaves_an_empty_document(tmp_path):
-    assert json.loads(records.bundle(tmp_path)) == {"format": 1, "kernels": [], "measured": []}
+    assert json.loads(tuning.bundle(tmp_path)) == {"format": 1, "kernels": [], "measured": []}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_search_that_found_nothing_leaves_an_empty_document(tmp_path):
 )  # fmt: skip
 def test_what_is_no_document_is_an_error_and_writes_nothing(data, tmp_path):
     with pytest.raises(EngineryError, match="no records of TVM's tuning"):
-        records.unbundle(data, tmp_path)
+        tuning.unbundle(data, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,4 +77,4 @@ def test_what_is_no_document_is_an_error_and_writes_nothing(data, tmp_path):
 )
 def test_any_json_is_a_document_or_an_error(value):
     with pytest.raises(EngineryError, match="no records"):
-        records.merge(json.dumps(value).encode(), document(["a"], [1.0]))
+        tuning.merge(json.dumps(value).encode(), document(["a"], [1.0]))
