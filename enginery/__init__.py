@@ -20,18 +20,7 @@ if TYPE_CHECKING:
     from pipeline.api import build
     from pipeline.spec.model import load_spec
 
-__all__ = [
-    "Client",
-    "Command",
-    "Machine",
-    "ObservationLog",
-    "Policy",
-    "Post",
-    "Recorder",
-    "build",
-    "load_spec",
-    "pull",
-]
+__all__ = ["Client", "Command", "Machine", "ObservationLog", "Policy", "Post", "Recorder", "build", "load_spec", "pull"]
 
 _CLIENT = "enginery.client.client"
 

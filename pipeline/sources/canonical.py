@@ -33,13 +33,7 @@ MOST_NODES, DEEPEST = 1_000_000, 30
 OLDEST_IR_VERSION = 8
 # The memory that checking may take beside a few copies of the model. The largest of our examples takes 0.1 GiB.
 _CHECKING_BYTES = 2 << 30
-_REFUSALS = (
-    onnx.checker.ValidationError,
-    onnx.shape_inference.InferenceError,
-    ProtobufError,
-    ValueError,
-    RuntimeError,
-)
+_REFUSALS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ProtobufError, ValueError, RuntimeError)
 
 _Name = tuple[str, str, str]
 

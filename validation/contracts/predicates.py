@@ -145,11 +145,7 @@ class StructureLimits:
     boxes: BoxLimits | None = None
 
     def broken(
-        self,
-        expected: Array,
-        actual: Array,
-        sizes: Mapping[str, int],
-        beside: tuple[Tensors, Tensors] = ({}, {}),
+        self, expected: Array, actual: Array, sizes: Mapping[str, int], beside: tuple[Tensors, Tensors] = ({}, {})
     ) -> list[tuple[str, float, float]]:
         """(predicate, amount by which it is broken, limit of that) for each predicate that is set.
 

@@ -203,9 +203,7 @@ class Noise:
 
 
 def noise_floor(
-    exact: Callable[[Tensors], Tensors],
-    single: Callable[[Tensors], Tensors],
-    cases: Mapping[str, Iterable[Tensors]],
+    exact: Callable[[Tensors], Tensors], single: Callable[[Tensors], Tensors], cases: Mapping[str, Iterable[Tensors]]
 ) -> Noise:
     """Compare two ways to run one model. exact: in float64.  single: in float32.  cases: inputs by kind of case.
 

@@ -77,11 +77,7 @@ def quantize_fp8(
 
 
 def _quantize(
-    model: ModelProto,
-    ranges: Ranges,
-    scheme: QuantizationScheme,
-    grid: str,
-    overrides: Mapping[str, OverridePrecision],
+    model: ModelProto, ranges: Ranges, scheme: QuantizationScheme, grid: str, overrides: Mapping[str, OverridePrecision]
 ) -> tuple[ModelProto, QuantizationNotes]:
     if carries_qdq(model):
         return model, QuantizationNotes(passed_through=True)

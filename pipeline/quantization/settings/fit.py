@@ -82,11 +82,7 @@ def fit(
 
 
 def _judge(
-    statistics: Statistics,
-    weights: Sequence[Floats],
-    activation: str,
-    strengths: Sequence[float | None],
-    levels: int,
+    statistics: Statistics, weights: Sequence[Floats], activation: str, strengths: Sequence[float | None], levels: int
 ) -> Iterator[tuple[float, _Setting]]:
     """(error, setting) for every strength and clip; the error is summed over nodes and folds, relative to outputs."""
     tried = [(seen, judge.rows[:: max(1, 2 * len(judge.rows) // _TRIED_ROWS)]) for seen, judge in statistics.folds]

@@ -95,12 +95,7 @@ class Tapped:
 
 @contextmanager
 def open_source(
-    root: Path,
-    data: str,
-    digest: str,
-    inputs: Sequence[TensorSpec],
-    dims: Sequence[Dim],
-    labels: str | None = None,
+    root: Path, data: str, digest: str, inputs: Sequence[TensorSpec], dims: Sequence[Dim], labels: str | None = None
 ) -> Iterator[SampleSource]:
     """The samples of a file or folder below `root`, or of 'file.py:function', which is called inside this context.
 

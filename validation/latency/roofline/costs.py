@@ -163,7 +163,7 @@ def _bits(dtype: str) -> int:
     if dtype.startswith("float8"):
         return 8
     digits = "".join(character for character in dtype if character.isdigit())
-    return int(digits) * (2 if dtype.startswith("complex") else 1) if digits else 32
+    return int(digits) if digits else 32
 
 
 def cost_of(
