@@ -44,7 +44,7 @@ class Canned:
 
     def run(self, job: Job[Any], watch: Watch = ignore_event) -> Any:
         fields = encode(job.request)
-        what = f"{job.name} {fields.get('flavour') or fields.get('precision')}"
+        what = f"{job.name} {fields.get('variant') or fields.get('precision')}"
         if what not in self._known:
             self._known[what] = json.dumps(encode(self._real.run(job, watch)))
         known = self._known[what]

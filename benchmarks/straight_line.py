@@ -41,10 +41,10 @@ def main(spec_path: Path, folder: Path) -> None:
     seen = calibrated(spec, model)
     graphs: dict[GraphVariant, Path] = {}
     for item in candidates(spec, Selection()):
-        if item.flavour not in graphs:
-            graphs[item.flavour] = written(spec, item.flavour, model, seen, golden, folder)
+        if item.variant not in graphs:
+            graphs[item.variant] = written(spec, item.variant, model, seen, golden, folder)
         try:
-            build_and_check(spec, item, graphs[item.flavour], golden, folder)
+            build_and_check(spec, item, graphs[item.variant], golden, folder)
         except EngineryError as error:
             print(f"{item.target.name} {item.precision}: {error}", file=sys.stderr)
 
@@ -77,16 +77,16 @@ def calibrated(spec: ModelSpec, model: Path) -> Observations:
 
 
 def written(
-    spec: ModelSpec, flavour: GraphVariant, model: Path, seen: Observations, golden: GoldenSet, folder: Path
+    spec: ModelSpec, variant: GraphVariant, model: Path, seen: Observations, golden: GoldenSet, folder: Path
 ) -> Path:
-    """The graph of a flavour, compared with the fp32 graph."""
-    if flavour.precision == "fp32":
+    """The graph of a variant, compared with the fp32 graph."""
+    if variant.precision == "fp32":
         return model
-    activation = flavour.scheme.activation if flavour.scheme else "int8"
-    graph, _ = write(onnx.load(model), flavour.precision, flavour.scheme, ranges(seen, MinMax(), activation))
-    path = folder / f"{flavour.precision}-{activation}.onnx"
+    activation = variant.scheme.activation if variant.scheme else "int8"
+    graph, _ = write(onnx.load(model), variant.precision, variant.scheme, ranges(seen, MinMax(), activation))
+    path = folder / f"{variant.precision}-{activation}.onnx"
     save_onnx(graph, path)
-    check(spec, "quantization", flavour.precision, model, shown(path, flavour.precision), golden)
+    check(spec, "quantization", variant.precision, model, shown(path, variant.precision), golden)
     return path
 
 

@@ -206,7 +206,7 @@ class Graph:
     recipe: of graphs that were written here.
     """
 
-    flavour: GraphVariant
+    variant: GraphVariant
     model: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

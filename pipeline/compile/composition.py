@@ -78,10 +78,10 @@ def prepare(spec: ModelSpec, selection: Selection, context: RunContext, run: Ste
         context.progress.emit(Finished(name, reason=reason, words=f"left out: {reason}"))
     exported = run.call(export, spec, context)
     ranges = calibrate(spec, exported, context, run)
-    flavours = dict.fromkeys(item.flavour for item in candidates(spec, selection))
-    kinds = find_searched_kinds(flavours, spec, exported)
+    variants = dict.fromkeys(item.variant for item in candidates(spec, selection))
+    kinds = find_searched_kinds(variants, spec, exported)
     choices = dict(zip(kinds, run.map(choose, kinds, spec, exported, ranges, context), strict=True))
-    graphs = run.map(quantize, flavours, spec, exported, ranges, choices, context)
+    graphs = run.map(quantize, variants, spec, exported, ranges, choices, context)
     plan = run.call(plan_builds, spec, exported, graphs, selection, context)
     return Prepared(exported, tuple(graphs), plan)
 

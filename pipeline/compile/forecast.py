@@ -56,19 +56,19 @@ def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnR
     if exported is None:
         return OnRecord(missing=("export",))
     missing = [] if exported.golden else ["golden set"]
-    flavours = list(dict.fromkeys(item.flavour for item in candidates(spec, selection)))
+    variants = list(dict.fromkeys(item.variant for item in candidates(spec, selection)))
     ranges, choices = None, dict[Searched, SearchResult]()
     try:
         ranges = calibrate(spec, exported, context, InProcess())
-        for kind in find_searched_kinds(flavours, spec, exported):
+        for kind in find_searched_kinds(variants, spec, exported):
             choices[kind] = choose(kind, spec, exported, ranges, context)
     except NotOnRecord as step:
         missing.append(str(step))
-        flavours = [flavour for flavour in flavours if flavour.precision == "fp32"]
+        variants = [variant for variant in variants if variant.precision == "fp32"]
     graphs: list[Graph] = []
-    for flavour in flavours:
+    for variant in variants:
         try:
-            graphs.append(write_graph(flavour, spec, exported, ranges, choices, context))
+            graphs.append(write_graph(variant, spec, exported, ranges, choices, context))
         except NotOnRecord as step:
             missing.append(str(step))
     return OnRecord(exported, tuple(graphs), tuple(dict.fromkeys(missing)))

@@ -52,7 +52,7 @@ class PlanCandidate:
         return f"{self.target.name} {self.precision} {self.backend.name}"
 
     @property
-    def flavour(self) -> GraphVariant:
+    def variant(self) -> GraphVariant:
         """The graph variant that this unit is built from."""
         scheme = self.backend.scheme() if self.precision in QUANTIZED else None
         return GraphVariant(self.precision, scheme, self.native_io and self.precision == "fp16")
@@ -88,11 +88,11 @@ def plan_builds(
     spec: ModelSpec, exported: Exported, graphs: Sequence[Graph], selection: Selection, context: RunContext
 ) -> BuildPlan:
     """Decide for every unit whose graph is known whether it is built, already there, or refused, and say why."""
-    by_flavour, causes = {graph.flavour: graph for graph in graphs}, causes_of(spec, context)
+    by_variant, causes = {graph.variant: graph for graph in graphs}, causes_of(spec, context)
     units = [
-        _unit(spec, exported, item, by_flavour[item.flavour], causes, context)
+        _unit(spec, exported, item, by_variant[item.variant], causes, context)
         for item in candidates(spec, selection)
-        if item.flavour in by_flavour
+        if item.variant in by_variant
     ]
     return BuildPlan(spec.model, tuple(units))
 

@@ -97,11 +97,11 @@ def _find_built(manifest: Manifest, entry: EngineEntry, context: RunContext) -> 
     built = as_built(entry)
     if built.digest is None and (found := recall_engine(built.unit.request, context)):
         built = Built.from_record(built.unit, found)
-    flavours = [name for name, digest in manifest.sources.items() if digest == entry.graph and name != "onnx"]
-    name = next((name.removeprefix("graph ") for name in flavours if name.startswith("graph ")), entry.precision)
+    variants = [name for name, digest in manifest.sources.items() if digest == entry.graph and name != "onnx"]
+    name = next((name.removeprefix("graph ") for name in variants if name.startswith("graph ")), entry.precision)
     recipe = manifest.sources.get(f"{RECIPE} {name}")
-    flavour = _NamedVariant(built.unit.request.precision, said=name)
-    graph = replace(built.unit.graph, flavour=flavour, recipe=Recipe(recipe) if recipe else None)
+    variant = _NamedVariant(built.unit.request.precision, said=name)
+    graph = replace(built.unit.graph, variant=variant, recipe=Recipe(recipe) if recipe else None)
     return replace(built, unit=replace(built.unit, graph=graph))
 
 

@@ -74,7 +74,7 @@ def _choice(activation: str, spec: "ModelSpec", context: "RunContext") -> "tuple
     from pipeline.quantization.search.choice import SearchDocument
     from pipeline.values import Searched
 
-    found = [item.flavour.searched for item in candidates(spec, Selection())]
+    found = [item.variant.searched for item in candidates(spec, Selection())]
     whole = Searched("int8" if activation == "int8" else "uint8")
     kind = next((kind for kind in found if kind and kind.activation == activation), whole)
     exported = export(spec, context)

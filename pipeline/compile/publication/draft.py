@@ -76,14 +76,14 @@ def draft_version(
 
 
 def _draft_manifest(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[JudgedUnit]) -> Manifest:
-    graphs = {unit.graph.flavour: unit.graph for unit in plan.units}.values()
+    graphs = {unit.graph.variant: unit.graph for unit in plan.units}.values()
     sources = {"onnx": exported.model.digest, "golden": exported.golden}
-    sources |= {f"graph {graph.flavour.name}": graph.model for graph in graphs if graph.model != exported.model.digest}
+    sources |= {f"graph {graph.variant.name}": graph.model for graph in graphs if graph.model != exported.model.digest}
     resolved = resolved_spec(spec)
     # How long engines are timed changes nothing about what they are.
     said = resolved | {"validation": {k: v for k, v in resolved["validation"].items() if k != "latency"}}
     # One method chooses other ranges for other schemes, so that each int8 graph has scales of its own.
-    scales = {f"scales {graph.flavour.name}": graph.scales for graph in graphs if graph.scales}
+    scales = {f"scales {graph.variant.name}": graph.scales for graph in graphs if graph.scales}
     provenance = {"spec": digest_of(said), **_digest_files(spec), **scales}
     units = [[item.built.unit.name, item.built.unit.request.key] for item in judged]
     refused = [[unit.name, unit.reason] for unit in plan.refused]
@@ -99,7 +99,7 @@ def _draft_manifest(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged
         provenance=provenance | list_refitted(judged),
         toolchain=versions("enginery", "torch", "onnx", "onnxscript", "onnxruntime", "numpy"),
         host=describe_host(),
-        metrics={graph.flavour.name: dict(graph.proof.metrics) for graph in graphs if graph.proof.metrics},
+        metrics={graph.variant.name: dict(graph.proof.metrics) for graph in graphs if graph.proof.metrics},
     )
 
 
@@ -129,10 +129,10 @@ def _digest_files(spec: ModelSpec) -> dict[str, str]:
 def _blobs_beside(graphs: Collection[Graph], judged: Sequence[JudgedUnit]) -> dict[str, str]:
     """What quantizing did, how graphs were written (with the float models that a search wrote: attribution rewrites
     them), and which node drifted."""
-    found = {f"{RECORD} {graph.flavour.name}": graph.record for graph in graphs if graph.record}
-    recipes = [(graph.flavour.name, graph.recipe) for graph in graphs if graph.recipe]
-    found |= {f"{RECIPE} {flavour}": recipe.digest for flavour, recipe in recipes}
-    found |= {f"searched model of {flavour}": recipe.model for flavour, recipe in recipes if recipe.model}
+    found = {f"{RECORD} {graph.variant.name}": graph.record for graph in graphs if graph.record}
+    recipes = [(graph.variant.name, graph.recipe) for graph in graphs if graph.recipe]
+    found |= {f"{RECIPE} {variant}": recipe.digest for variant, recipe in recipes}
+    found |= {f"searched model of {variant}": recipe.model for variant, recipe in recipes if recipe.model}
     attributed = [each for item in judged for each in item.attributed]
     return found | {f"{ATTRIBUTION} {each.name}": each.digest for each in attributed if each.digest}
 

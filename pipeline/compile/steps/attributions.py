@@ -199,8 +199,8 @@ def _propose(
     from pipeline.quantization.search.proposal import QuantizationRecipe, propose
     from pipeline.sources.onnx_model import save_onnx
 
-    flavour, ranges = written.flavour, Ranges.from_json(written.ranges) if written.ranges else None
-    rewriting = flavour.precision, flavour.scheme, ranges, written.overrides, written.left, not flavour.native_io
+    variant, ranges = written.variant, Ranges.from_json(written.ranges) if written.ranges else None
+    rewriting = variant.precision, variant.scheme, ranges, written.overrides, written.left, not variant.native_io
     recipe = QuantizationRecipe(onnx.load(model), *rewriting)
 
     def judge(graph: "ModelProto") -> Sequence[Check]:
@@ -235,7 +235,7 @@ class Suspect:
     def name(self) -> str:
         """'graph int8 (...)', or the unit."""
         unit = self.built.unit
-        return f"graph {unit.graph.flavour.name}" if self.joint == "quantization" else unit.name
+        return f"graph {unit.graph.variant.name}" if self.joint == "quantization" else unit.name
 
 
 def suspects(judged: Sequence[JudgedUnit]) -> list[Suspect]:

@@ -127,7 +127,7 @@ def _store(place: Store, seen: "Observations", inputs: bytes) -> Observed:
 
 
 def chosen_ranges(
-    place: Store, flavour: GraphVariant, observations: str | None, calibration: CalibrationMethod | None
+    place: Store, variant: GraphVariant, observations: str | None, calibration: CalibrationMethod | None
 ) -> "Ranges | None":
     """The ranges of the variant's scheme, chosen from the observations (a blob's digest); None without these.
 
@@ -139,10 +139,10 @@ def chosen_ranges(
     if observations is None or calibration is None:
         return None
     seen = Observations.from_bytes(place.read_blob(observations))
-    if flavour.precision != "int8" or flavour.scheme is None:
+    if variant.precision != "int8" or variant.scheme is None:
         return ranges(seen, MinMax(), "int8")
     chosen = method(calibration.method, calibration.percentile)
-    return ranges(seen, chosen, flavour.scheme.activation)
+    return ranges(seen, chosen, variant.scheme.activation)
 
 
 def parts_of(spec: "ModelSpec", exported: Exported) -> tuple[Part, ...]:

@@ -39,7 +39,7 @@ class GraphRecipe:
     """
 
     model: str
-    flavour: GraphVariant
+    variant: GraphVariant
     ranges: Json | None
     overrides: tuple[Override, ...]
     left: Mapping[str, str]
@@ -78,7 +78,7 @@ class WriteGraph:
     """
 
     model: str
-    flavour: GraphVariant
+    variant: GraphVariant
     observations: str | None
     calibration: CalibrationMethod | None
     overrides: tuple[Override, ...]
@@ -94,24 +94,24 @@ class WriteGraph:
         from pipeline.quantization.statistics.observations import Observations
         from pipeline.sources.onnx_model import save_onnx, specs_of
 
-        place, workdir, flavour, choice = open_store(context.store), context.workdir, self.flavour, self.choice
+        place, workdir, variant, choice = open_store(context.store), context.workdir, self.variant, self.choice
         source = choice.model if choice else self.model
         model = onnx.load(fetch(place, source, workdir / "model.onnx"))
-        measured = chosen_ranges(place, flavour, self.observations, self.calibration)
+        measured = chosen_ranges(place, variant, self.observations, self.calibration)
         if choice:
             measured = Ranges.from_json(json.loads(place.read_blob(choice.ranges)))
         left = choice.left if choice else {}
-        how = flavour.scheme, measured, self.overrides
-        written, notes = write_variant(model, flavour.precision, *how, keep_io=not flavour.native_io, left=left)
+        how = variant.scheme, measured, self.overrides
+        written, notes = write_variant(model, variant.precision, *how, keep_io=not variant.native_io, left=left)
         inputs, outputs = specs_of(written)
         save_onnx(written, workdir / "graph.onnx")
         ranges = measured.to_json() if measured else None
-        recipe = GraphRecipe(source, flavour, ranges, self.overrides, left, choice is not None)
-        calibrated = flavour.precision in CALIBRATED
+        recipe = GraphRecipe(source, variant, ranges, self.overrides, left, choice is not None)
+        calibrated = variant.precision in CALIBRATED
         record = None
         if measured and self.observations and calibrated:
             seen = Observations.from_bytes(place.read_blob(self.observations))
-            record = _record(place, (model, written), flavour, notes, measured, seen, choice)
+            record = _record(place, (model, written), variant, notes, measured, seen, choice)
         return WrittenGraph(
             model=place.put_file(workdir / "graph.onnx"),
             inputs=tuple(inputs),
@@ -128,7 +128,7 @@ class WriteGraph:
 def _record(
     place: Store,
     models: "tuple[ModelProto, ModelProto]",
-    flavour: GraphVariant,
+    variant: GraphVariant,
     notes: "QuantizationNotes | CastNotes",
     ranges: "Ranges",
     seen: "Observations",
@@ -143,7 +143,7 @@ def _record(
     if not isinstance(notes, QuantizationNotes):
         return None
     model, written = models
-    levels = flavour.scheme.weight_levels if flavour.scheme else 127
+    levels = variant.scheme.weight_levels if variant.scheme else 127
     evidence = Evidence(model, ranges, seen, weight_levels=levels)
     if choice:
         found = decode(json.loads(place.read_blob(choice.choice)), SearchDocument)
@@ -197,7 +197,7 @@ class CheckGraph:
 
 
 def quantize(
-    flavour: GraphVariant,
+    variant: GraphVariant,
     spec: "ModelSpec",
     exported: Exported,
     ranges: Observed | None,
@@ -205,12 +205,12 @@ def quantize(
     context: RunContext,
 ) -> Graph:
     """`write_graph`, with the checks of the graph against the exported model (the quantization stage)."""
-    graph = write_graph(flavour, spec, exported, ranges, choices, context)
+    graph = write_graph(variant, spec, exported, ranges, choices, context)
     return graph if graph.recipe is None else replace(graph, proof=_check_graph(spec, exported, graph, ranges, context))
 
 
 def write_graph(
-    flavour: GraphVariant,
+    variant: GraphVariant,
     spec: "ModelSpec",
     exported: Exported,
     ranges: Observed | None,
@@ -223,37 +223,37 @@ def write_graph(
     Raises DataError where real samples are needed, InputError for overrides of a model that carries Q/DQ of its own.
     """
     model = exported.model
-    if model.carries_qdq and spec.quantization.overrides and flavour.precision != "fp32":
+    if model.carries_qdq and spec.quantization.overrides and variant.precision != "fp32":
         raise InputError(
             f"quantization.overrides: {spec.quantization.overrides[0].match!r} changes nothing, since the model "
             "carries Q/DQ of its own, which stays as it is; remove the overrides, or give the float model"
         )
-    if flavour.precision == "fp32" or model.carries_qdq:
-        return Graph(flavour, model.digest, model.inputs, model.outputs, proof=Proof(metrics=exported.proof.metrics))
-    if flavour.precision in CALIBRATED and ranges is None:
+    if variant.precision == "fp32" or model.carries_qdq:
+        return Graph(variant, model.digest, model.inputs, model.outputs, proof=Proof(metrics=exported.proof.metrics))
+    if variant.precision in CALIBRATED and ranges is None:
         raise DataError(
-            f"{flavour.precision} needs real samples, and the model carries no Q/DQ of its own; add calibration.data"
+            f"{variant.precision} needs real samples, and the model carries no Q/DQ of its own; add calibration.data"
         )
     request = WriteGraph(
         model.digest,
-        flavour,
+        variant,
         ranges.observations if ranges else None,
         calibration_method(spec),
         node_overrides(spec),
-        choices.get(flavour.searched) if flavour.searched else None,
+        choices.get(variant.searched) if variant.searched else None,
     )
     key = {**encode(request), "observations": ranges.seen if ranges else None, **code_key(WriteGraph)}
     job = Job("quantize", request, context.store.uri, step_limits(spec, "quantization"))
-    found = context.once("quantize", f"write {flavour.name}", key, job, lambda written: written.blobs)
+    found = context.once("quantize", f"write {variant.name}", key, job, lambda written: written.blobs)
     recipe = Recipe(found.recipe, found.written_from if found.written_from != model.digest else None)
     shown = found.inputs, found.outputs, found.scales, found.notes
-    return Graph(flavour, found.model, *shown, record=found.record, recipe=recipe)
+    return Graph(variant, found.model, *shown, record=found.record, recipe=recipe)
 
 
 def _check_graph(
     spec: "ModelSpec", exported: Exported, graph: Graph, ranges: Observed | None, context: RunContext
 ) -> Proof:
-    precision = graph.flavour.precision
+    precision = graph.variant.precision
     samples = None
     if precision in CALIBRATED and ranges and exported.golden_inputs:
         samples = SampleDigests(exported.golden_inputs, ranges.inputs)
@@ -268,4 +268,4 @@ def _check_graph(
     )
     key = {**encode(check), **code_key(CheckGraph)}
     job = Job("check graph", check, context.store.uri, step_limits(spec, "proof"))
-    return context.once("check-graph", f"check {graph.flavour.name}", key, job)
+    return context.once("check-graph", f"check {graph.variant.name}", key, job)

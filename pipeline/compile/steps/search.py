@@ -195,12 +195,12 @@ def node_overrides(spec: "ModelSpec") -> tuple[Override, ...]:
 
 
 def find_searched_kinds(
-    flavours: Iterable[GraphVariant], spec: "ModelSpec", exported: Exported
+    variants: Iterable[GraphVariant], spec: "ModelSpec", exported: Exported
 ) -> tuple[Searched, ...]:
     """The kinds of int8 that the spec wants searched for these graph variants, each once."""
     if not spec.quantization.searches or exported.model.carries_qdq:
         return ()
-    return tuple(dict.fromkeys(flavour.searched for flavour in flavours if flavour.searched))
+    return tuple(dict.fromkeys(variant.searched for variant in variants if variant.searched))
 
 
 def _find_judged_output(spec: "ModelSpec", exported: Exported) -> str | None:

@@ -1,4 +1,4 @@
-"""Options of both flavours. What full TensorRT would be told is told to the configuration of TensorRT-RTX, whose calls
+"""Options of both editions. What full TensorRT would be told is told to the configuration of TensorRT-RTX, whose calls
 are the same; no full TensorRT is here."""
 
 import dataclasses

@@ -91,7 +91,7 @@ def test_equal_graphs_are_one_build_whatever_ranges_and_method_they_came_from() 
         }
     )
     (unit,) = candidates(spec, Selection())
-    graph = Graph(unit.flavour, "a" * 64, REQUEST.inputs, REQUEST.outputs, scales="b" * 64)
+    graph = Graph(unit.variant, "a" * 64, REQUEST.inputs, REQUEST.outputs, scales="b" * 64)
     first, second = (plan._request(spec, unit, replace(graph, scales=digit * 64)) for digit in "bc")
     assert first.key == second.key
 

@@ -101,8 +101,8 @@ def test_each_kind_of_int8_is_searched_once() -> None:
     exported = SimpleNamespace(model=SimpleNamespace(carries_qdq=False))
     schemes = [QuantizationScheme("uint8", bias, "fp32", levels) for bias in (True, False) for levels in (127, 64)]
     schemes.append(QuantizationScheme("int8", False, "fp16"))
-    flavours = [GraphVariant(precision, scheme) for precision in ("int8", "int8-dynamic") for scheme in schemes]
-    kinds = find_searched_kinds([GraphVariant("fp32"), *flavours], spec, exported)  # type: ignore[arg-type]
+    variants = [GraphVariant(precision, scheme) for precision in ("int8", "int8-dynamic") for scheme in schemes]
+    kinds = find_searched_kinds([GraphVariant("fp32"), *variants], spec, exported)  # type: ignore[arg-type]
     assert kinds == (Searched("uint8"), Searched("uint8", 64), Searched("int8"))
     assert len({kind.name for kind in kinds}) == 3
 
