@@ -30,7 +30,7 @@ NAMES = {
     "pipeline/spec/model.py": "the backends of a spec that names none",
     "validation/gpu/tasks.py": "a question about TensorRT-RTX alone, which no backend's request asks",
     "pipeline/cli/options.py": "--tensorrt and --tensorrt-rtx; any other runtime is stated with --runtime",
-    "pipeline/compile/publication/publish.py": "a version's toolchain has the reference interpreter's distribution",
+    "pipeline/compile/publication/draft.py": "a version's toolchain has the reference interpreter's distribution",
     "enginery/client/pull.py": "--fallback onnx gives the model itself, which ONNX Runtime runs",
 }
 
