@@ -119,7 +119,7 @@ class OnnxGraph:
 
 
 def _name(node: "NodeProto") -> str:
-    """The node's name, or the one that a rewrite gives it (`pipeline.graphs`)."""
+    """The node's name, or the one that a rewrite gives it (`pipeline.quantization.graph`)."""
     return node.name or f"{node.op_type}_{next((name for name in node.output if name), '')}"
 
 

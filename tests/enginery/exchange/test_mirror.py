@@ -16,7 +16,7 @@ from enginery.registry.versions.lookup import locate
 from enginery.registry.versions.policies import ChannelPolicy
 from enginery.registry.versions.publish import attach_page
 from tests.enginery.registries import engine, flip, on_each_store, publish_engines, pull, report
-from tests.enginery.registry.retention.memory import Actor, Killed, MemoryStore, interleave
+from tests.enginery.registry.memory import Actor, Killed, MemoryStore, interleave
 from tests.enginery.registry.versions.test_policies import passed
 
 

@@ -7,7 +7,7 @@ from enginery.core.names import parse_reference
 from enginery.registry.store.layout import channel_key, manifest_key
 from enginery.registry.versions.views import list_models, list_versions, show_version
 from tests.enginery.registries import engine, publish_engines
-from tests.enginery.registry.retention.memory import MemoryStore
+from tests.enginery.registry.memory import MemoryStore
 
 MODELS, VERSIONS = 100, 20
 

@@ -18,7 +18,7 @@ from enginery.registry.verification import verify
 from enginery.registry.versions import channels, lookup
 from enginery.registry.versions.publish import find_published
 from tests.enginery.registries import engine, publish_engines
-from tests.enginery.registry.retention.memory import Actor, Killed, MemoryStore, after, in_turns, interleave, seeded
+from tests.enginery.registry.memory import Actor, Killed, MemoryStore, after, in_turns, interleave, seeded
 
 RULES = Rules(versions=1, moves=1)
 GRACE = timedelta(days=1)

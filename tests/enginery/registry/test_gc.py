@@ -26,7 +26,7 @@ from enginery.registry.verification import verify
 from enginery.registry.versions import channels, lookup
 from enginery.registry.versions.publish import attach_page
 from tests.enginery.registries import engine, in_child, on_each_store, publish_engines, report
-from tests.enginery.registry.retention.memory import MemoryStore
+from tests.enginery.registry.memory import MemoryStore
 
 ONE = Rules(versions=1, moves=1)
 AT_ONCE = timedelta(0)
