@@ -28,7 +28,7 @@ from torch import nn
 
 from builders.backends.onnxruntime import OnnxRuntime
 from builders.backends.onnxruntime.session import open_model, session_options
-from enginery.core.hardware.targets import EXACT_SESSION, this_kind
+from enginery.core.hardware.cpu_kinds import EXACT_SESSION, this_kind
 from enginery.core.types import BuildRequest, Target
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
 from pipeline.quantization.ranges import Ranges

@@ -17,7 +17,7 @@ import yaml
 
 from charts import readme, renders
 from charts.values_schema import values_schema
-from enginery.core.hardware.targets import GENERATIONS
+from enginery.core.hardware.gpu_generations import GENERATIONS
 
 ROOT = Path(__file__).parents[1]
 CHART = renders.CHART

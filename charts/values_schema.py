@@ -21,7 +21,8 @@ from charts.kubernetes_names import (
     ref,
 )
 from charts.kubernetes_schema import DEFINITIONS, EGRESS
-from enginery.core.hardware.targets import GENERATIONS, names
+from enginery.core.hardware.gpu_generations import GENERATIONS
+from enginery.core.hardware.targets import names
 from enginery.core.types import PRECISIONS
 
 # A whole number of CPUs may be given as one. So few bytes may not: `16` and `512m` were never meant. Nothing is none.

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.machine import describe_host
-from enginery.core.hardware.targets import this_kind
 from enginery.core.reports.proof import Report, Verdict, judge
 from enginery.core.text import now
 from enginery.core.types import BuildFailure

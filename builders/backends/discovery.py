@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError, InputError, UnknownNameError
-from enginery.core.hardware.targets import HOST, kind_named, kind_of
+from enginery.core.hardware.cpu_kinds import HOST, kind_named, kind_of
 from enginery.core.text import suggest
 from enginery.core.types import CPU_KIND, Backend, BuildRequest, Scalar, Target, Untyped
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from enginery.core.errors import IntegrityError, UnknownNameError
 from enginery.core.hardware.evaluation import evaluate
+from enginery.core.hardware.gpu_generations import generation_of
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.targets import generation_of
 from enginery.core.requirements import Gpu, SessionOption, hardware_of
 from enginery.core.text import join_first
 from enginery.registry.evidence.attestations import JudgedEntry

@@ -79,7 +79,7 @@ def mirror(
 def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:
     """The digests of the blobs and the keys of the documents of a version, without its manifest.
 
-    Blobs are those that the manifest needs, and all that its documents name and the store has, as `registry.garbage`
+    Blobs are those that the manifest needs, and all that its documents name and the store has, as `registry.retention`
     keeps them. Raises IntegrityError when one that is needed is lost.
     """
     keys = list(store.list(version_prefix(manifest.model, manifest.version)))

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from enginery.core.errors import ConflictError
-from enginery.registry import build_lock, garbage, leases
-from enginery.registry.garbage import Garbage, Rules, find_garbage
+from enginery.registry import build_lock, leases, retention
 from enginery.registry.leases import Sweeper, Tombstone, Tombstones
 from enginery.registry.records import read_record
+from enginery.registry.retention import Garbage, Rules, find_garbage
 from enginery.registry.runs import prune, surplus
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import BLOBS, RECORDS, blob_key, lease_key, manifest_key, version_prefix
@@ -139,9 +139,9 @@ class _Sweep:
         references: a writer whose lease is over by then has written its references, which are then found."""
         now = leases.now()
         oldest = min((lease.seen for lease in leases.list_leases(self.store) if lease.is_held(now)), default=None)
-        known = garbage.inventory(self.store)
-        kept = garbage.find_kept_versions(self.store, known, self.rules)
-        needed = {f"{model}@{version}" for model, version in kept} | garbage.find_needed_digests(
+        known = retention.inventory(self.store)
+        kept = retention.find_kept_versions(self.store, known, self.rules)
+        needed = {f"{model}@{version}" for model, version in kept} | retention.find_needed_digests(
             self.store, known, kept
         )
         free = (name for name, item in taken.items() if oldest is None or item.generation <= oldest)

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from enginery.core.digest import is_digest
 from enginery.core.errors import EngineryError, IntegrityError
 from enginery.core.names import Reference, is_name
-from enginery.registry import garbage, leases
+from enginery.registry import leases, retention
 from enginery.registry.evidence.attestations import attestations
 from enginery.registry.evidence.canaries import canaries
 from enginery.registry.evidence.latencies import latency_reports
-from enginery.registry.garbage import inventory
 from enginery.registry.manifest import Manifest, Misplaced
 from enginery.registry.records import read_record
 from enginery.registry.registered_specs import registrations
+from enginery.registry.retention import inventory
 from enginery.registry.store.base import Store
 from enginery.registry.store.files import new_blake3_hasher
 from enginery.registry.store.layout import BLOBS, LEASES, MODELS, RECORDS, blob_key, lease_key, registered_key
@@ -199,7 +199,7 @@ def _check_blobs(found: _Findings, digests: list[str]) -> None:
 def _check_litter(found: _Findings, stored: list[str]) -> None:
     known = inventory(found.store)
     # By the rules of garbage collection: what it keeps is no orphan, though no manifest names it.
-    remembered = garbage.find_needed_digests(found.store, known, known.versions, damaged=True)
+    remembered = retention.find_needed_digests(found.store, known, known.versions, damaged=True)
     for key in found.store.list(RECORDS):
         record = read_record(found.store.read(key))
         if record is None or not all(map(found.store.has, record.blobs)):

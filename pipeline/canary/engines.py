@@ -9,9 +9,9 @@ from builders.backends import discovery
 from builders.backends.compatibility import open_engine
 from enginery.client.resolve import Policy, rank_engines
 from enginery.core.errors import InputError
+from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.cuda import DEFAULT_MODE, gpus
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.targets import this_kind
 from enginery.core.names import Reference
 from enginery.core.types import Target
 from enginery.registry.evidence.attestations import judge_entries

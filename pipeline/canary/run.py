@@ -11,7 +11,7 @@ from pathlib import Path
 from enginery.core.codec import encode
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import InputError
-from enginery.core.hardware.targets import this_kind
+from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.names import Reference
 from enginery.core.types import Session, Target
 from enginery.recording.json_lines import LineFile

@@ -31,8 +31,9 @@ from enginery.registry.store.layout import registered_key
 from enginery.registry.versions.lookup import DEFAULT_CHANNELS, catalogue
 from pipeline.fleet.groups import Hardware
 from pipeline.fleet.inventory import RuntimeName, Version
-from pipeline.spec.document import Kind, load_document
-from pipeline.spec.fields import Channel, ModelName, SpecPart, TargetName, VersionName
+from pipeline.spec.document import load_document
+from pipeline.spec.mistakes import Kind
+from pipeline.spec.value_types import Channel, ModelName, SpecPart, TargetName, VersionName
 
 GPUS = parse_targets("gpu")
 # What the chart's `helm test` leaves in the registry; no machine serves it.

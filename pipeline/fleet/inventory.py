@@ -20,12 +20,14 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from enginery.core.errors import InputError, SpecError, UnknownNameError
+from enginery.core.hardware.gpu_generations import GENERATIONS, generation_of
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.targets import GENERATIONS, generation_of, parse_targets
+from enginery.core.hardware.targets import parse_targets
 from pipeline.fleet.groups import Fleet, GpuPart, Hardware, LeftOut, NodeGroup, group_nodes
 from pipeline.fleet.labels import parts_of
-from pipeline.spec.document import Kind, parse_document
-from pipeline.spec.fields import SpecPart as Closed
+from pipeline.spec.document import parse_document
+from pipeline.spec.mistakes import Kind
+from pipeline.spec.value_types import SpecPart as Closed
 
 # 500 nodes with all their labels, annotations and images are about 10 MB.
 MOST_BYTES = 512 << 20

@@ -17,7 +17,7 @@ from pathlib import Path
 from builders.execution.jobs import Job, WorkerContext
 from builders.execution.process import run_job
 from enginery.core.errors import DataError, InputError, IntegrityError, UnknownNameError
-from enginery.core.hardware.targets import product_of
+from enginery.core.hardware.gpu_generations import product_of
 from enginery.core.names import Reference
 from enginery.core.parsing import parse_json
 from enginery.core.reports.proof import Check

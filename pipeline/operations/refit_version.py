@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from builders.backends import discovery
 from enginery.core.digest import canonical_json, digest_of
-from enginery.core.hardware.targets import why_no_proof
+from enginery.core.hardware.cpu_kinds import why_no_proof
 from enginery.core.origin import user
 from enginery.core.parsing import parse_json
 from enginery.core.reports.proof import Approved, Report, approve

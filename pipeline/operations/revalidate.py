@@ -15,7 +15,8 @@ from builders.backends import discovery
 from builders.backends.compatibility import find_incompatibility
 from enginery.core.digest import digest_of
 from enginery.core.errors import EngineryError, IntegrityError
-from enginery.core.hardware.targets import parse_targets, this_kind
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import check_model, check_version, version_order
 from enginery.core.origin import this_process
 from enginery.core.parsing import parse_json

@@ -13,8 +13,12 @@ from builders.backends import discovery as backends
 from enginery.core.errors import EngineryError, InputError, SpecError
 from enginery.core.hardware import targets
 from enginery.core.types import CALIBRATED, PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
-from pipeline.spec.document import Kind, line_of, load_document
-from pipeline.spec.fields import (
+from pipeline.spec.document import load_document
+from pipeline.spec.mistakes import Kind, line_of
+from pipeline.spec.quantization import Calibration, Quantization
+from pipeline.spec.source import DimRange, Input, Source
+from pipeline.spec.validation import Golden, StageLimits, Validation
+from pipeline.spec.value_types import (
     Channel,
     DimName,
     Loc,
@@ -26,9 +30,6 @@ from pipeline.spec.fields import (
     VersionName,
     format_value,
 )
-from pipeline.spec.quantization import Calibration, Quantization
-from pipeline.spec.source import DimRange, Input, Source
-from pipeline.spec.validation import Golden, StageLimits, Validation
 
 DEFAULT_BACKENDS: dict[str, dict[str, Scalar]] = {"onnxruntime": {}, "tensorrt-rtx": {}}
 

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from enginery.core.names import inside
-from pipeline.spec.fields import Loc, Mistakes, SpecPart
+from pipeline.spec.value_types import Loc, Mistakes, SpecPart
 
 
 class Calibration(SpecPart):

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from enginery.core.names import inside
 from enginery.core.types import Dim, Scalar
-from pipeline.spec.fields import Axis, File, Mistakes, Size, SpecPart
+from pipeline.spec.value_types import Axis, File, Mistakes, Size, SpecPart
 
 
 class Source(SpecPart):

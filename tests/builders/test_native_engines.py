@@ -40,7 +40,7 @@ def test_an_engine_for_a_better_cpu_is_not_opened(compiler, tmp_path, monkeypatc
     options, toolchain = discovery.options_of(compiler), discovery.toolchain_of(compiler)
     request = graphs.request("cpu", backend=compiler.name, options=options, toolchain=toolchain)
     engine = compiler.build(request, graphs.mlp(tmp_path / "m.onnx"), tmp_path)
-    monkeypatch.setattr("enginery.core.hardware.targets.machine_flags", frozenset)
+    monkeypatch.setattr("enginery.core.hardware.cpu_kinds.machine_flags", frozenset)
     with (
         pytest.raises(EngineryError, match=r"compiled for x86-64-v3, and this CPU has no .*avx2"),
         compiler.open(engine),

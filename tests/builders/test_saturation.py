@@ -13,7 +13,7 @@ from builders.backends.onnxruntime import OnnxRuntime
 from builders.backends.onnxruntime.cpu import SATURATES
 from builders.backends.onnxruntime.saturation import exact_source, file_may_saturate
 from builders.backends.onnxruntime.session import session_options
-from enginery.core.hardware.targets import EXACT_SESSION, KINDS
+from enginery.core.hardware.cpu_kinds import EXACT_SESSION, KINDS
 from enginery.core.requirements import Cpu, SessionOption
 from tests.builders import graphs
 

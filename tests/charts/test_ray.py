@@ -12,7 +12,7 @@ import pytest
 
 from charts import renders
 from enginery.core.errors import InputError
-from enginery.core.hardware.targets import GENERATIONS
+from enginery.core.hardware.gpu_generations import GENERATIONS
 from pipeline.orchestration.kuberay.changes import RAY_VERSION
 from tests.charts.kube import EXAMPLES, Object, everything, label, objects_in, sample_objects
 

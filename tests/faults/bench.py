@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 from builders.backends import discovery
 from builders.execution.jobs import Request, Result, WorkerContext
-from enginery.core.hardware.targets import CPU
+from enginery.core.hardware.cpu_kinds import CPU
 from enginery.core.reports.proof import Check
 from enginery.core.types import BuildRequest, Dim, Precision, ShapeProfile, TensorSpec
 from enginery.registry.store.base import open_store

@@ -10,7 +10,8 @@ from pathlib import Path
 from builders.backends.installed import PackageNotFoundError, version
 from enginery.core.errors import UnavailableError
 from enginery.core.hardware import cuda
-from enginery.core.hardware.targets import CPU, product_of
+from enginery.core.hardware.cpu_kinds import CPU
+from enginery.core.hardware.gpu_generations import product_of
 from enginery.core.types import Target
 
 _DISTRIBUTIONS = ("enginery", "torch", "triton", "numpy", "onnx")

@@ -16,7 +16,7 @@ from pathlib import Path
 from builders.backends import discovery
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
-from enginery.core.hardware.targets import GENERATIONS
+from enginery.core.hardware.gpu_generations import GENERATIONS
 from enginery.core.types import Backend, BuildRequest, Engine, Scalar, Target
 from validation.gpu.devices import KitDevice
 from validation.gpu.models import KitModel

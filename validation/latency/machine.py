@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from enginery.core.hardware.cpu_kinds import cpu_name, this_kind
 from enginery.core.hardware.cuda import gpus
-from enginery.core.hardware.targets import cpu_name, this_kind
 from enginery.core.reports.latency import MachineKind, SystemLoad
 
 

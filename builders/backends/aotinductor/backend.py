@@ -30,8 +30,8 @@ from builders.backends.installed import versions_of
 from builders.execution.workdir import require_plain
 from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import EngineryError, InputError
-from enginery.core.hardware import cuda, targets
-from enginery.core.hardware.targets import HOST, host_level, level_of
+from enginery.core.hardware import cpu_kinds, cuda
+from enginery.core.hardware.cpu_kinds import HOST, host_level, level_of
 from enginery.core.requirements import Instructions, Requirement, for_target, same_versions
 from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Untyped
 
@@ -233,7 +233,7 @@ def check_members(path: Path) -> None:
 def _cpu_refusal(request: BuildRequest) -> str | None:
     if request.target.is_cpu and level_of(request) not in _INSTRUCTIONS:
         return f"the code is built for x86-64 with AVX2 at least, and {request.target.name} has not; use onnxruntime"
-    return targets.refusal(request, "AOTInductor")
+    return cpu_kinds.refusal(request, "AOTInductor")
 
 
 @contextmanager

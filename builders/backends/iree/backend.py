@@ -17,8 +17,8 @@ from builders.backends.installed import versions_of
 from builders.execution.workdir import require_plain
 from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import InputError
-from enginery.core.hardware import cuda, targets
-from enginery.core.hardware.targets import HOST, LEVELS, host_level, level_of
+from enginery.core.hardware import cpu_kinds, cuda
+from enginery.core.hardware.cpu_kinds import HOST, LEVELS, host_level, level_of
 from enginery.core.requirements import Instructions, Requirement, for_target, same_versions
 from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target
 
@@ -78,7 +78,7 @@ class Iree:
         return (
             _target_refusal(request)
             or shape_profiles.refusal(request, _TITLE)
-            or targets.refusal(request, _TITLE)
+            or cpu_kinds.refusal(request, _TITLE)
             or (None if self.versions() else f"IREE is not installed; {self.install}")
         )
 

@@ -28,7 +28,7 @@ from builders.backends.onnxruntime.session import OrtSession, open_model, sessio
 from builders.backends.optional_methods import RunProfile
 from enginery.core.capabilities import Capabilities
 from enginery.core.errors import InputError
-from enginery.core.hardware.targets import EXACT_SESSION, this_kind, why_no_proof
+from enginery.core.hardware.cpu_kinds import EXACT_SESSION, this_kind, why_no_proof
 from enginery.core.requirements import Requirement, SessionOption, for_target, later_versions
 from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors, WeightLevels
 

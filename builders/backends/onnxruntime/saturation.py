@@ -17,7 +17,7 @@ from google.protobuf.message import Error  # type: ignore[import-untyped]
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from builders.onnx_graphs.bodies import walk_graphs
-from enginery.core.hardware.targets import EXACT_SESSION
+from enginery.core.hardware.cpu_kinds import EXACT_SESSION
 from enginery.core.types import Untyped
 
 # Operator -> (activation's zero point, weight, weight's zero point), as places among its inputs. ConvInteger is none of

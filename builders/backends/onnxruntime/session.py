@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from enginery.core.errors import EngineryError, ModelError
-from enginery.core.hardware.targets import this_kind
+from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.types import Session, ShapeProfile, Tensors, TensorSpec, Untyped
 
 if TYPE_CHECKING:

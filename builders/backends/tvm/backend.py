@@ -19,8 +19,8 @@ from builders.backends.tvm import tuning
 from builders.backends.tvm.cuda import INSTALL, find_nvcc
 from enginery.core.capabilities import Capabilities, SharedOptions
 from enginery.core.errors import InputError
-from enginery.core.hardware import cuda, targets
-from enginery.core.hardware.targets import HOST, LEVELS, cpu_name, find_missing_flags, host_level, level_of
+from enginery.core.hardware import cpu_kinds, cuda
+from enginery.core.hardware.cpu_kinds import HOST, LEVELS, cpu_name, find_missing_flags, host_level, level_of
 from enginery.core.requirements import Instructions, Requirement, driver_for, for_target, same_versions
 from enginery.core.types import BuildRequest, Engine, Precision, QuantizationScheme, Session, Target
 
@@ -86,7 +86,7 @@ class Tvm:
         return (
             _REFUSED_PRECISIONS.get(request.precision)
             or shape_profiles.refusal(request, _TITLE)
-            or targets.refusal(request, _TITLE)
+            or cpu_kinds.refusal(request, _TITLE)
             or _empty_refusal(request)
             or self._tuning_refusal(request)
             or (None if self.versions() else f"TVM is not installed; {self.install}")

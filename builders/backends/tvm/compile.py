@@ -12,7 +12,7 @@ from builders.backends import shape_profiles
 from builders.onnx_graphs.bodies import walk_nodes
 from builders.onnx_graphs.plain_names import Names, plain
 from enginery.core.errors import EngineryError, ModelError
-from enginery.core.hardware.targets import level_of
+from enginery.core.hardware.cpu_kinds import level_of
 from enginery.core.types import BuildRequest, Untyped
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Self
 
 from builders.execution.jobs import Job, ProcessEnded, Result, Started, Watch, ignore_event, result_type
 from builders.execution.ray import cluster
-from builders.execution.ray.cluster import find_fitting, none_fits
 from builders.execution.ray.listener import TaskListener
+from builders.execution.ray.placement import find_fitting, none_fits
 from builders.execution.ray.task import RayTask, TaskAnswer
 from builders.execution.retries import run_with_retries
 from enginery.core.codec import decode

@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 
 from builders.execution.jobs import Waiting
-from builders.execution.ray.cluster import RayNode, answers, countdown, find_fitting, nodes, none_fits
+from builders.execution.ray.cluster import RayNode, answers, nodes
+from builders.execution.ray.placement import countdown, find_fitting, none_fits
 from builders.execution.ray.task import RayTask
 from enginery.core.errors import StepError, UnavailableError
 from enginery.core.text import pluralize

@@ -15,7 +15,8 @@ from queue import SimpleQueue
 
 from builders.execution.jobs import Job, JobEvent, MemoryHeld, Started, Usage, WorkerContext
 from builders.execution.process import run_job
-from builders.execution.ray.cluster import RayNode, answers, nodes, ray_options, through_client
+from builders.execution.ray.cluster import RayNode, answers, nodes, through_client
+from builders.execution.ray.placement import ray_options
 from builders.execution.workdir import workdir
 from enginery.core.codec import encode
 from enginery.core.errors import EngineryError, StepError, UnavailableError, error_to_json

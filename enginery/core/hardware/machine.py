@@ -17,9 +17,11 @@ from pathlib import Path
 
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import InputError, UnknownNameError
-from enginery.core.hardware import cuda, targets
+from enginery.core.hardware import cpu_kinds, cuda
+from enginery.core.hardware.cpu_kinds import CPU, kind_named, this_kind
 from enginery.core.hardware.cuda import GpuDevice
-from enginery.core.hardware.targets import CPU, kind_named, parse_targets, product_of, this_kind
+from enginery.core.hardware.gpu_generations import product_of
+from enginery.core.hardware.targets import parse_targets
 from enginery.core.requirements import Library, Requirement, Runtime
 from enginery.core.text import format_bytes
 from enginery.core.types import CPU_KIND, Target
@@ -34,7 +36,7 @@ _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 class Machine:
     """A machine that engines are chosen for. None means unknown (for compute_capability: no GPU).
 
-    cpu: the name of the kind of CPU (`targets.CpuKind`).
+    cpu: the name of the kind of CPU (`cpu_kinds.CpuKind`).
     product: short name as in `targets` ('l4').  driver: the GPU driver's version, '580.65.06'.  cuda: the newest
     version that the driver supports, '13.0'.  memory_bytes: of the GPU.
     runtimes: versions by the distribution's name ('tensorrt-rtx'); a missing key is unknown.
@@ -103,7 +105,7 @@ class Machine:
         Empty if it has all; None where the kind of CPU is unknown.
         """
         if self.here:
-            return targets.find_missing_flags(level) or tuple(sorted(set(flags) - targets.machine_flags()))
+            return cpu_kinds.find_missing_flags(level) or tuple(sorted(set(flags) - cpu_kinds.machine_flags()))
         kind = kind_named(self.cpu) if self.cpu else None
         if kind is None:
             return None

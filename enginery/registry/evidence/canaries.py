@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
 from enginery.core.errors import InputError, IntegrityError
+from enginery.core.hardware.cpu_kinds import kind_named
 from enginery.core.hardware.evaluation import judge
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.targets import kind_named, parse_targets
+from enginery.core.hardware.targets import parse_targets
 from enginery.core.parsing import Malformed
 from enginery.core.requirements import hardware_of
 from enginery.core.types import Target

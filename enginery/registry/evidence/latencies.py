@@ -12,8 +12,8 @@ from enginery.core import parsing
 from enginery.core.codec import decode
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError
+from enginery.core.hardware.gpu_generations import product_of
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.targets import product_of
 from enginery.core.parsing import Malformed
 from enginery.core.reports.latency import FORMAT, BucketLatency, LatencyReport, MachineKind
 from enginery.registry.manifest import EngineEntry, Manifest

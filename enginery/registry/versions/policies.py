@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from enginery.core import parsing
 from enginery.core.digest import canonical_json
 from enginery.core.errors import ConflictError, InputError, IntegrityError, UndecidedError
-from enginery.core.hardware.targets import kind_named, parse_targets
+from enginery.core.hardware.cpu_kinds import kind_named
+from enginery.core.hardware.targets import parse_targets
 from enginery.core.parsing import Malformed
 from enginery.core.text import join_first, now
 from enginery.registry.evidence.attestations import JudgedEntry

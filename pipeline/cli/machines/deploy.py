@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from enginery.core.errors import InputError, UnknownNameError
-from enginery.core.hardware.targets import GENERATIONS
+from enginery.core.hardware.gpu_generations import GENERATIONS
 from pipeline.cli.options import Duration, emit_json, executor_options, json_option, registry_option_with, say
 from pipeline.cli.tables import echo, print_table
 from pipeline.orchestration.deployments.plan import FLEET, FLEET_CRON, FLOWS, KINDS, NAME, POOL, DeploymentPlan

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.hardware.targets import EXACT_SESSION, CpuKind, this_kind
+from enginery.core.hardware.cpu_kinds import EXACT_SESSION, CpuKind, this_kind
 from enginery.core.text import format_bytes, pluralize
 from enginery.core.types import Scalar
 from pipeline.cli.options import emit_json, json_option, registry_option

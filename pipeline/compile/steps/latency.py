@@ -14,7 +14,7 @@ from builders.execution.jobs import Job, Needs, WorkerContext
 from enginery.core.codec import encode
 from enginery.core.digest import canonical_json
 from enginery.core.errors import EngineryError, StepError, UnavailableError
-from enginery.core.hardware.targets import why_no_proof
+from enginery.core.hardware.cpu_kinds import why_no_proof
 from enginery.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms, PairedBenchmark
 from enginery.core.text import now
 from enginery.core.types import Backend, Engine

@@ -10,8 +10,8 @@ from builders.backends import discovery, shape_profiles
 from builders.execution.jobs import Job, WorkerContext
 from enginery.core.codec import encode
 from enginery.core.errors import EngineryError
+from enginery.core.hardware.cpu_kinds import this_kind, why_no_proof
 from enginery.core.hardware.cuda import gpus
-from enginery.core.hardware.targets import this_kind, why_no_proof
 from enginery.core.reports.proof import Check
 from enginery.core.text import now
 from enginery.core.types import BuildRequest, Dim, Session

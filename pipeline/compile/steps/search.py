@@ -11,7 +11,7 @@ from builders.backends.shape_profiles import profiles
 from builders.execution.jobs import Job, WorkerContext
 from enginery.core.codec import encode
 from enginery.core.errors import DataError, IntegrityError
-from enginery.core.hardware.targets import this_kind, why_no_proof
+from enginery.core.hardware.cpu_kinds import this_kind, why_no_proof
 from enginery.core.types import BuildRequest, QuantizationScheme
 from enginery.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root

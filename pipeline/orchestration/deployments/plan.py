@@ -7,7 +7,7 @@ limits, which `enginery deploy` makes.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from enginery.core.hardware.targets import GENERATIONS
+from enginery.core.hardware.gpu_generations import GENERATIONS
 from pipeline.orchestration.payloads import JUDGED, PUBLISHED, REGISTERED, UNPROVEN
 
 NAME = "enginery"

@@ -7,8 +7,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from enginery.core.text import pluralize
-from enginery.registry.garbage import Rules
 from enginery.registry.gc import Collected, GarbageItem, collect
+from enginery.registry.retention import Rules
 from enginery.registry.store.base import open_store
 from enginery.registry.store.layout import DEFAULT_REGISTRY
 from pipeline.orchestration.artifacts import show_table

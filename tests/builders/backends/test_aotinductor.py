@@ -19,7 +19,7 @@ from builders.backends.aotinductor import AotInductor
 from builders.backends.aotinductor import backend as module
 from builders.backends.onnxruntime import OrtSession
 from enginery.core.errors import DataError, EngineryError, InputError
-from enginery.core.hardware.targets import host_level
+from enginery.core.hardware.cpu_kinds import host_level
 from enginery.core.requirements import Cpu, Instructions, Runtime
 from enginery.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
@@ -210,7 +210,7 @@ def test_another_cpu_another_torch_and_a_closed_session_are_refused(engine, monk
     wrong = replace(engine, request=replace(engine.request, toolchain=other))
     with pytest.raises(EngineryError, match=r"needs torch 9.9, found 2"), AotInductor().open(wrong):
         pass
-    monkeypatch.setattr("enginery.core.hardware.targets.machine_flags", frozenset)
+    monkeypatch.setattr("enginery.core.hardware.cpu_kinds.machine_flags", frozenset)
     with pytest.raises(EngineryError, match=r"compiled for x86-64-v\d, and this CPU has no .*fma"):
         AotInductor().open(engine).__enter__()
 

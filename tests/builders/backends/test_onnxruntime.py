@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
 from builders.backends.onnxruntime import session as module
 from enginery.core.errors import DataError, EngineryError, ModelError
-from enginery.core.hardware.targets import CpuKind, this_kind
+from enginery.core.hardware.cpu_kinds import CpuKind, this_kind
 from enginery.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
 

@@ -14,7 +14,7 @@ from builders.backends.optional_methods import NodeTime, element_name
 from builders.backends.tensorrt import TensorRTRTX
 from builders.backends.tensorrt.session import EngineSession, profile_layers
 from enginery.core.errors import ModelError
-from enginery.core.hardware.targets import this_kind
+from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.types import Engine
 from tests.builders import graphs
 

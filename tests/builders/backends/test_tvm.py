@@ -253,7 +253,7 @@ def test_tuning_is_for_cpus_of_that_level(installed, monkeypatch):
     place = tuning.timing_place()
     assert place is not None and place[1] == "tvm-0.27-x86-64-v3"
     assert TVM.timing_place() is None
-    monkeypatch.setattr("enginery.core.hardware.targets.machine_flags", frozenset)
+    monkeypatch.setattr("enginery.core.hardware.cpu_kinds.machine_flags", frozenset)
     assert re.search(r"this CPU has no .*avx2.*, and kernels are tuned by running them", tuning.refuses(own_request()))
 
 

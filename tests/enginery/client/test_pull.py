@@ -5,8 +5,9 @@ import pytest
 
 from enginery.core.errors import IntegrityError, UnavailableError, UnknownNameError
 from enginery.core.hardware import machine
+from enginery.core.hardware.cpu_kinds import CPU
 from enginery.core.hardware.cuda import GpuDevice
-from enginery.core.hardware.targets import CPU, parse_targets
+from enginery.core.hardware.targets import parse_targets
 from enginery.core.names import Reference
 from enginery.core.types import Target
 from enginery.registry.evidence.attestations import attest

@@ -5,10 +5,10 @@ import pytest
 
 from enginery.client.resolve import FALLBACK, PORTABLE, Policy, rank_engines, rejection, remarks
 from enginery.core.errors import UnknownNameError
+from enginery.core.hardware import cpu_kinds
 from enginery.core.hardware import machine as module
-from enginery.core.hardware import targets
+from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.targets import this_kind
 from enginery.core.requirements import Gpu, Runtime
 from enginery.registry.manifest import EngineEntry
 from tests.enginery.registries import with_requirements
@@ -211,8 +211,8 @@ def test_on_this_very_machine_what_is_installed_is_looked_up(monkeypatch: pytest
         return dict(found.rejected).get(entry.unit, ""), "; ".join(*[each.remarks for each in found.candidates] or [()])
 
     monkeypatch.setattr("enginery.core.hardware.targets.platform.machine", lambda: "x86_64")
-    flags = targets._ADDED["x86-64-v2"] | targets._ADDED["x86-64-v3"]
-    monkeypatch.setattr("enginery.core.hardware.targets.machine_flags", lambda: flags)
+    flags = cpu_kinds._ADDED["x86-64-v2"] | cpu_kinds._ADDED["x86-64-v3"]
+    monkeypatch.setattr("enginery.core.hardware.cpu_kinds.machine_flags", lambda: flags)
     assert judged(TORCH, {"torch": "2.13.0"}) == ("", "")
     assert judged(TORCH, {"torch": "2.12"})[0] == "needs torch 2.13.0, found 2.12"
     assert judged(TORCH, {}) == ("", "needs torch 2.13.0; it is not installed here")

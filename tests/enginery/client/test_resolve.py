@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 
 from enginery.client.resolve import PORTABLE, Policy, Resolution, rank_engines
 from enginery.core.errors import UnknownNameError
+from enginery.core.hardware.cpu_kinds import EXACT_SESSION
+from enginery.core.hardware.gpu_generations import GENERATIONS
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.targets import EXACT_SESSION, GENERATIONS, parse_targets
+from enginery.core.hardware.targets import parse_targets
 from enginery.core.requirements import Cpu, Gpu, SessionOption, for_target
 from enginery.core.types import PRECISIONS, Target
 from enginery.registry.evidence.attestations import JudgedEntry

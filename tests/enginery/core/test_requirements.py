@@ -106,8 +106,8 @@ def test_what_is_only_a_remark_rules_nothing_out_and_is_said_of_every_other_vers
 
 
 def test_a_machine_here_asks_its_own_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("enginery.core.hardware.targets.platform.machine", lambda: "x86_64")
-    monkeypatch.setattr("enginery.core.hardware.targets.machine_flags", lambda: frozenset(["popcnt"]))
+    monkeypatch.setattr("enginery.core.hardware.cpu_kinds.platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("enginery.core.hardware.cpu_kinds.machine_flags", lambda: frozenset(["popcnt"]))
     (found,) = evaluate((Instructions("x86-64", ("popcnt", "amx_int8")),), Machine(here=True))
     assert found.words == "compiled for x86-64, and this CPU has no amx_int8"
 

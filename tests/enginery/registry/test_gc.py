@@ -7,11 +7,11 @@ import pytest
 from enginery.core.errors import ConflictError, IntegrityError, UnknownNameError
 from enginery.registry import leases
 from enginery.registry.evidence.attestations import attest
-from enginery.registry.garbage import Rules, list_pinned, pin, unpin
 from enginery.registry.gc import collect
 from enginery.registry.leases import take_lease
 from enginery.registry.manifest import Manifest
 from enginery.registry.records import recall, remember
+from enginery.registry.retention import Rules, list_pinned, pin, unpin
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import (
     LEASES,

@@ -20,8 +20,8 @@ from enginery.core.errors import EngineryError, InputError
 from enginery.core.names import parse_reference
 from enginery.exchange.oci import export_oci
 from enginery.registry import leases
-from enginery.registry.garbage import Rules, list_pinned, pin
 from enginery.registry.gc import collect
+from enginery.registry.retention import Rules, list_pinned, pin
 from enginery.registry.store.base import open_store
 from enginery.registry.store.cache import VerificationCache
 from enginery.registry.store.download import Fill, download, journal_of

@@ -10,8 +10,8 @@ from enginery.client.fetch import BlobFetcher
 from enginery.client.resolve import Policy
 from enginery.client.watch import ChannelWatcher
 from enginery.core.errors import IntegrityError
+from enginery.core.hardware.cpu_kinds import CPU
 from enginery.core.hardware.machine import Machine
-from enginery.core.hardware.targets import CPU
 from enginery.core.names import Reference
 from enginery.registry.manifest import EngineEntry, Manifest
 from enginery.registry.store.base import FileStore, Store

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from enginery.core.errors import UnavailableError
-from enginery.core.hardware import targets
-from enginery.core.hardware.targets import this_kind
+from enginery.core.hardware import cpu_kinds
+from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.recording.recorder import ObservationLog
 from enginery.registry.evidence.canaries import canaries
 from enginery.registry.manifest import Manifest
@@ -106,7 +106,7 @@ def test_recorded_traffic_gives_a_verdict_for_each_kind_of_machine_that_the_regi
     with ObservationLog(tmp_path / "tiny.observed.jsonl") as log:
         for index in range(9):
             log.append(0.0025, time_s=index / 1000)
-    other = targets.CpuKind("arm64-i8mm", "aarch64")
+    other = cpu_kinds.CpuKind("arm64-i8mm", "aarch64")
     for module in (engines, run):
         monkeypatch.setattr(module, "this_kind", lambda: other)
     again = canary(store, CanaryRequest("tiny", "2", traffic=str(tmp_path), target="cpu"), lambda _: None)

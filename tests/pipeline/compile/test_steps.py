@@ -21,7 +21,7 @@ from enginery.core.errors import (
     StepError,
     UnavailableError,
 )
-from enginery.core.hardware.targets import kind_named
+from enginery.core.hardware.cpu_kinds import kind_named
 from enginery.core.types import BuildRequest, Target, TensorSpec
 from enginery.registry.store.base import open_store
 from pipeline.compile.run_context import RunContext

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from builders.backends.onnxruntime import OnnxRuntime
 from builders.backends.onnxruntime.cpu import SATURATES
-from enginery.core.hardware.targets import this_kind
+from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.types import Engine, QuantizationScheme
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
 from pipeline.quantization.ranges import Ranges

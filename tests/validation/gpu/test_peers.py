@@ -11,7 +11,7 @@ import pytest
 from builders.backends import discovery
 from builders.execution.jobs import WorkerContext
 from enginery.core.errors import DataError, StepError, UnavailableError
-from enginery.core.hardware.targets import CPU
+from enginery.core.hardware.cpu_kinds import CPU
 from enginery.core.types import BuildRequest
 from validation.golden.golden_set import freeze
 from validation.gpu import trials

@@ -9,7 +9,7 @@ import pytest
 from builders.execution.jobs import WorkerContext
 from enginery.core.codec import decode, encode
 from enginery.core.errors import UnknownNameError
-from enginery.core.hardware.targets import CPU
+from enginery.core.hardware.cpu_kinds import CPU
 from enginery.core.types import BuildRequest
 from tests.validation.gpu.fakes import HOPPER, Fake, register
 from validation.golden.golden_set import freeze

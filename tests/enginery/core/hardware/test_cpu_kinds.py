@@ -12,18 +12,18 @@ from onnx import TensorProto, helper
 
 from builders.backends import discovery
 from builders.backends.onnxruntime import OnnxRuntime, OrtSession
-from enginery.core.hardware import targets
-from enginery.core.hardware.targets import (
+from enginery.core.hardware import cpu_kinds
+from enginery.core.hardware.cpu_kinds import (
     CPU,
     KINDS,
     flags_of_level,
     kind_named,
     kind_of,
-    parse_targets,
     refusal,
     this_kind,
     why_no_proof,
 )
+from enginery.core.hardware.targets import parse_targets
 from enginery.core.types import CPU_KIND, Target
 from tests import emulated_cpu
 from tests.builders import graphs
@@ -33,7 +33,7 @@ EXACT = DEPTH * 255 * 127
 
 
 def has(monkeypatch: pytest.MonkeyPatch, *flags: str, machine: str = "x86_64") -> None:
-    monkeypatch.setattr("enginery.core.hardware.targets.machine_flags", lambda: frozenset(flags))
+    monkeypatch.setattr("enginery.core.hardware.cpu_kinds.machine_flags", lambda: frozenset(flags))
     monkeypatch.setattr("platform.machine", lambda: machine)
 
 
@@ -65,7 +65,7 @@ def test_arm_cpus_are_told_apart_too(monkeypatch):
 def test_the_flags_of_an_arm_cpu_are_read(tmp_path, monkeypatch):
     text = "processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd asimddp i8mm\n"
     monkeypatch.setattr(Path, "read_text", lambda self: text)
-    assert targets.machine_flags.__wrapped__() == {"fp", "asimd", "asimddp", "i8mm"}
+    assert cpu_kinds.machine_flags.__wrapped__() == {"fp", "asimd", "asimddp", "i8mm"}
 
 
 def test_code_for_a_level_runs_on_the_kinds_that_have_it():

@@ -4,8 +4,8 @@ import pytest
 
 from builders.backends.compatibility import find_incompatibility
 from builders.backends.tvm import Tvm
-from enginery.core.hardware import targets
-from enginery.core.hardware.targets import LEVELS, find_missing_flags, host_level, level_of
+from enginery.core.hardware import cpu_kinds
+from enginery.core.hardware.cpu_kinds import LEVELS, find_missing_flags, host_level, level_of
 from enginery.core.requirements import Instructions
 from tests.builders import graphs
 
@@ -20,7 +20,7 @@ def cpu(monkeypatch):
 
     def become(flags, machine="x86_64"):
         monkeypatch.setattr(platform, "machine", lambda: machine)
-        monkeypatch.setattr(targets, "machine_flags", lambda: frozenset(flags))
+        monkeypatch.setattr(cpu_kinds, "machine_flags", lambda: frozenset(flags))
 
     return become
 

@@ -12,7 +12,7 @@ from enginery.client.fetch import BlobFetcher
 from enginery.client.pull import Pulled
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import InputError, IntegrityError
-from enginery.core.hardware.targets import CPU
+from enginery.core.hardware.cpu_kinds import CPU
 from enginery.core.names import Reference, parse_reference
 from enginery.exchange.mirror import mirror
 from enginery.registry.manifest import Manifest

@@ -21,7 +21,7 @@ from enginery.client.pull import download_engine
 from enginery.client.resolve import Resolution
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError, ModelError
-from enginery.core.hardware.targets import this_kind
+from enginery.core.hardware.cpu_kinds import this_kind
 from enginery.core.names import parse_reference
 from enginery.core.types import CPU_KIND
 from enginery.registry.manifest import EngineEntry, Manifest, request_of

@@ -11,7 +11,8 @@ import pytest
 
 from builders.backends import discovery
 from enginery.core.codec import decode, encode_document
-from enginery.core.hardware.targets import CPU, parse_targets
+from enginery.core.hardware.cpu_kinds import CPU
+from enginery.core.hardware.targets import parse_targets
 from enginery.core.reports.proof import Check, judge
 from enginery.core.types import BuildRequest
 from pipeline.compile.steps import proofs

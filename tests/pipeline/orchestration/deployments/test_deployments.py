@@ -13,7 +13,7 @@ from prefect.settings import get_current_settings
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.templating import apply_values, find_placeholders
 
-from enginery.core.hardware.targets import GENERATIONS
+from enginery.core.hardware.gpu_generations import GENERATIONS
 from pipeline.cli import enginery
 from pipeline.orchestration.deployments.deploy import SILENT, automation, flow_of, template
 from pipeline.orchestration.deployments.plan import KINDS, REGISTRY, DeploymentPlan, WantedDeployment, text

@@ -1,0 +1,71 @@
+"""NVIDIA GPU generations: compute capabilities, products and their memory.
+
+From NVIDIA's CUDA GPU list (compute capabilities) and GPU feature discovery's node labels
+(`nvidia.com/gpu.compute.major`, `.minor`, `nvidia.com/gpu.product`). Never select nodes by the `family` label: it
+merges A100 with A10 and B200 with RTX PRO 6000.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One compute capability. products: short product name -> values of the node label `nvidia.com/gpu.product`."""
+
+    compute_capability: tuple[int, int]
+    family: str
+    products: dict[str, tuple[str, ...]]
+
+    @property
+    def sm(self) -> str:
+        """The architecture's name, such as 'sm_89'."""
+        return "sm_{}{}".format(*self.compute_capability)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The node labels that select this generation on Kubernetes, with string values."""
+        major, minor = self.compute_capability
+        return {"nvidia.com/gpu.compute.major": str(major), "nvidia.com/gpu.compute.minor": str(minor)}
+
+
+GENERATIONS: tuple[Generation, ...] = (
+    Generation((7, 5), "turing", {"t4": ("Tesla-T4",)}),
+    Generation(
+        (8, 0),
+        "ampere",
+        {"a100": ("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-PCIE-40GB", "NVIDIA-A100-80GB-PCIe")},
+    ),
+    Generation((8, 6), "ampere", {"a10": ("NVIDIA-A10",), "a10g": ("NVIDIA-A10G",), "a40": ("NVIDIA-A40",)}),
+    Generation(
+        (8, 9), "ada", {"l4": ("NVIDIA-L4",), "l40s": ("NVIDIA-L40S",), "rtx4090": ("NVIDIA-GeForce-RTX-4090",)}
+    ),
+    Generation(
+        (9, 0),
+        "hopper",
+        {
+            "h100": ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H100-PCIe", "NVIDIA-H100-NVL"),
+            "h200": ("NVIDIA-H200",),
+            "gh200": ("NVIDIA-GH200-480GB",),
+        },
+    ),
+    Generation((10, 0), "blackwell", {"b200": ("NVIDIA-B200",)}),
+    Generation((10, 3), "blackwell", {"b300": ("NVIDIA-B300-SXM6-AC",)}),
+    Generation(
+        (12, 0),
+        "blackwell",
+        {"rtxpro6000": ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",), "rtx5090": ("NVIDIA-GeForce-RTX-5090",)},
+    ),
+    Generation((12, 1), "blackwell", {"gb10": ("NVIDIA-GB10",)}),
+)
+
+
+def generation_of(compute_capability: tuple[int, int]) -> Generation | None:
+    """The generation of a compute capability; None if the table does not have it."""
+    return next((g for g in GENERATIONS if g.compute_capability == compute_capability), None)
+
+
+def product_of(compute_capability: tuple[int, int], label: str) -> str | None:
+    """The short name of the product that node labels call `label`; None for one that the table does not have."""
+    generation = generation_of(compute_capability)
+    products = generation.products if generation else {}
+    return next((product for product, labels in products.items() if label in labels), None)
