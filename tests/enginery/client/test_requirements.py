@@ -210,7 +210,7 @@ def test_on_this_very_machine_what_is_installed_is_looked_up(monkeypatch: pytest
         assert found.machine.runtimes == versions
         return dict(found.rejected).get(entry.unit, ""), "; ".join(*[each.remarks for each in found.candidates] or [()])
 
-    monkeypatch.setattr("enginery.core.hardware.targets.platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("enginery.core.hardware.cpu_kinds.platform.machine", lambda: "x86_64")
     flags = cpu_kinds._ADDED["x86-64-v2"] | cpu_kinds._ADDED["x86-64-v3"]
     monkeypatch.setattr("enginery.core.hardware.cpu_kinds.machine_flags", lambda: flags)
     assert judged(TORCH, {"torch": "2.13.0"}) == ("", "")
