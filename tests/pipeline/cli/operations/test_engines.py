@@ -52,7 +52,7 @@ def test_an_engine_from_another_version_fails_and_each_failure_names_the_command
 
 def test_profile_times_one_engine_and_races_two(built: Project) -> None:
     words = ("profile", "tiny", "--target", "cpu", "--quiet", "--json")
-    asked = ("--precision", "fp32", "--seconds", 0.005, "--bucket", "batch=3", "--streams", 2)
+    asked = ("--precision", "fp32", "--seconds", 0.05, "--bucket", "batch=3", "--streams", 2)
     report = built.run(*words, *asked).json
     (bucket,) = report["buckets"]
     assert bucket["name"] == "batch=3" and bucket["streams"] == 2 and bucket["streams_items_per_s"] > 0
