@@ -107,7 +107,8 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors | object) -> dict[
 def _check(spec: TensorSpec, array: np.ndarray, sizes: dict[str, int]) -> None:
     if not isinstance(array, np.ndarray):
         raise DataError(
-            f"input {spec.name!r} is a {type(array).__name__}; the model needs a numpy array of {spec.dtype}"
+            f"input {spec.name!r} is of type {type(array).__name__}; the model needs a numpy array of {spec.dtype}: "
+            "numpy.asarray makes one"
         )
     if not array.dtype.isnative:  # dtype.name does not tell, and a runtime would read other numbers
         raise DataError(

@@ -20,7 +20,7 @@ from pipeline.cli.streams import code_of_lost, leave, prepare_streams, say
 # Where a command's file is, and what it does, by section of `enginery --help`; those of every day first.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Every day": {
-        "init": ("models.specs", "Write a commented starter spec."),
+        "init": ("models.init", "Write a spec by looking at a model."),
         "plan": ("models.build", "Show what would be built, and why."),
         "build": ("models.build", "Build, prove and publish a model's engines."),
         "status": ("models.status", "Show builds and their units, with phases and logs."),

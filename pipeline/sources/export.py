@@ -207,5 +207,5 @@ def random_groups(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[
         for spec in specs:
             shape, floats = spec.at(sizes), np.dtype(spec.dtype).kind == "f"
             drawn = generator.standard_normal(shape) if floats else generator.integers(0, 2, shape)
-            group[spec.name] = drawn.astype(spec.dtype)
+            group[spec.name] = np.asarray(drawn, spec.dtype)  # for a shape of no axes numpy draws a number
         yield group

@@ -142,7 +142,22 @@ def load_onnx(path: Path, root: Path) -> onnx.ModelProto:
             tensor.raw_data = stream.read(length)
         tensor.ClearField("data_location")
         del tensor.external_data[:]
+    _forget_unknown_sizes(model)
     return model
+
+
+def _forget_unknown_sizes(model: onnx.ModelProto) -> None:
+    """In place: leave an axis without a size where its size says that it is unknown.
+
+    Paddle writes -1, and "?" as a name, which would make all such axes one dim; others write "None" or "-1".
+    """
+    for graph in all_graphs(model):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+                name = dim.dim_param
+                unknown = name and (name == "None" or not any(letter.isalpha() for letter in name))
+                if dim.dim_value < 0 or unknown:
+                    dim.Clear()
 
 
 def external_files(path: Path, root: Path) -> tuple[Path, ...]:

@@ -116,7 +116,8 @@ class Samples:
             for name, block in group.items():
                 _check_finite(block, self.arrays[name], start)
             start += len(blocks[0])
-            yield start, {name: block[0] for name, block in group.items()} if self.complete else group
+            # `[0, ...]` keeps a scalar input an array, of no axes; `[0]` would make it a number.
+            yield start, {name: block[0, ...] for name, block in group.items()} if self.complete else group
 
     def _check_arrays(self) -> None:
         seen: dict[str, int] = {}

@@ -1,15 +1,13 @@
-"""Commands about specs: `enginery init`, `schema`, `register`, `watch-specs` and `catalog`."""
+"""Commands about specs: `enginery schema`, `register`, `watch-specs` and `catalog`."""
 
 import json
 import threading
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from enginery.core.errors import InputError
 from enginery.core.text import pluralize
 from pipeline.cli.options import (
     collect_run_options,
@@ -29,22 +27,6 @@ from pipeline.cli.tables import echo, print_table
 if TYPE_CHECKING:
     from pipeline.orchestration.run import RunOptions
     from pipeline.orchestration.watch import WatchedSpec
-
-
-@click.command()
-@click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default="model.yaml")
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
-def init(path: Path, force: bool) -> None:
-    """Write a commented starter spec to PATH (default: model.yaml)."""
-    text = files("pipeline.spec").joinpath("starter.yaml").read_text(encoding="utf-8")
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as stream:
-            stream.write(text)
-    except FileExistsError:
-        raise InputError(f"{path} exists; choose another name, or overwrite it with --force") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from None
-    say(f"wrote {path}; fill in the files it names, then: enginery plan {path}")
 
 
 @click.command()

@@ -196,7 +196,7 @@ def test_an_unnamed_dim_gets_a_name_of_its_own(tmp_path):
         ({"image": np.zeros(8, "f")}, r"has shape \(8,\)"),
         ({"image": np.zeros((1, 9), "f")}, "size 9 on axis 1"),
         ({"image": np.zeros((1, 8), ">f4")}, "bytes in the other order"),
-        ({"image": [[0.0] * 8]}, "is a list; the model needs a numpy array of float32"),
+        ({"image": [[0.0] * 8]}, "is of type list; the model needs a numpy array of float32"),
     ],
 )
 def test_arrays_that_do_not_fit_are_data_errors(tmp_path, inputs, words):

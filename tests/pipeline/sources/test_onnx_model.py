@@ -118,6 +118,19 @@ class TestLoading:
             load_onnx(saved(tmp_path, model), tmp_path)
 
 
+    @pytest.mark.parametrize("unknown", [-1, "?", "None", ""])
+    def test_axes_of_unknown_size_are_dims_of_their_own(self, tmp_path, unknown):
+        node = helper.make_node("Relu", ["x"], ["y"])
+        shape = [unknown, 3, unknown, unknown]
+        model = model_of([node], [value("x", shape)], [value("y", shape)])
+        loaded = load_onnx(saved(tmp_path, model), tmp_path)
+        assert specs_of(loaded)[0][0].shape == ("?", 3, "?", "?")
+        (spec,) = (TensorSpec("x", "float32", ("batch", 3, 48, "width")),)
+        fitted = canonical(loaded, [spec])
+        dims = fitted.graph.input[0].type.tensor_type.shape.dim
+        assert [dim.dim_param or dim.dim_value for dim in dims] == ["batch", 3, 48, "width"]
+
+
 class TestExternalData:
     def test_it_is_read_into_the_model(self, tmp_path):
         path = external(tmp_path)

@@ -260,3 +260,11 @@ def test_parts_are_disjoint_cover_everything_and_end_where_runs_do(tmp_path_fact
     assert all(before[1] == after[0] for before, after in itertools.pairwise(parts))
     assert all(edge % group == 0 for part in parts for edge in part)
     assert max(stop - start for start, stop in parts) - min(stop - start for start, stop in parts) <= group
+
+
+def test_a_scalar_input_is_an_array_of_no_axes(tmp_path):
+    rate, signal = TensorSpec("rate", "int64", ()), TensorSpec("signal", "float32", ("batch", 4))
+    path = saved(tmp_path, rate=np.full(3, 16000), signal=np.ones((3, 1, 4), "f4"))
+    runs = [inputs for _, inputs in opened(path, inputs=[rate, signal]).runs()]
+    assert [type(inputs["rate"]) for inputs in runs] == [np.ndarray] * 3
+    assert [(inputs["rate"].shape, int(inputs["rate"])) for inputs in runs] == [((), 16000)] * 3

@@ -1,0 +1,110 @@
+"""`enginery init`: a first spec, by looking at a model or as a commented starter."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from enginery.core.errors import InputError
+from enginery.core.names import inside
+from enginery.core.text import pluralize
+from pipeline.cli.options import say
+
+if TYPE_CHECKING:
+    from pipeline.drafts.found import FoundModel
+    from pipeline.drafts.requests import Scaling
+
+_SCALINGS = ("imagenet", "unit", "symmetric", "bytes")
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write; default: beside the model."
+)
+@click.option(
+    "--from-requests",
+    "requests",
+    type=click.Path(path_type=Path, exists=True),
+    help="Saved requests to make calibration and golden data of: .jsonl of `enginery record`, .npz, .npy, JSON, "
+    "Parquet, a folder of images.",
+)
+@click.option(
+    "--scaling",
+    type=click.Choice(_SCALINGS),
+    default="imagenet",
+    show_default=True,
+    help="What is done with pixels of images: ImageNet's mean and deviation, 0..1, -1..1, nothing.",
+)
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
+def init(model: str | None, out: Path | None, requests: Path | None, scaling: "Scaling", force: bool) -> None:
+    """Write a spec for MODEL by looking at it: names, types, shapes, sizes at which it runs.
+
+    MODEL: an ONNX file, or Triton's config.pbtxt beside one. Without MODEL a commented starter is written.
+    """
+    if model is None or model.endswith((".yaml", ".yml")):
+        if requests:
+            raise InputError("--from-requests needs a MODEL to know the inputs; give its file")
+        path = out or Path(model or "model.yaml")
+        _write(path, files("pipeline.spec").joinpath("starter.yaml").read_text(encoding="utf-8"), force)
+        say(f"wrote {path}; fill in the files it names, then: enginery plan {path}")
+        return
+    from pipeline.drafts.text import write_spec
+
+    found, path = _look(Path(model), out)
+    for file in (path, *((path.parent / f"{kind}.npz") for kind in ("calibration", "golden") if requests)):
+        if file.exists() and not force:
+            raise InputError(f"{file} exists; choose another name with --out, or overwrite it with --force")
+    data = _write_data(found, requests, path.parent, scaling) if requests else (None, None)
+    _write(path, write_spec(found, *data), force)
+    say(f"wrote {path}: {pluralize(len(found.inputs), 'input')}, {pluralize(len(found.dims), 'dim')}")
+    for name, dim in found.dims.items():
+        say(f"  {name} {dim.min}..{dim.max}: {dim.why}")
+    say(f"read it, then: enginery plan {path}")
+
+
+def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
+    """What a model file holds, and where its spec goes."""
+    from pipeline.drafts.onnx_model import look_at_onnx
+    from pipeline.drafts.triton import look_at_triton
+
+    if not model.is_file():
+        raise InputError(f"{model} is no file; name an ONNX file, or Triton's config.pbtxt")
+    folder = (out or model).parent
+    if not model.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{model} is outside {folder}, where the spec goes; a spec names files of its own folder")
+    shown = str(model.resolve().relative_to(folder.resolve()))
+    if model.suffix == ".pbtxt":
+        found = look_at_triton(model, folder)
+    elif model.suffix == ".onnx":
+        inside(shown)
+        found = look_at_onnx(model, shown)
+    else:
+        raise InputError(f"{model}: the ending {model.suffix or 'none'} is unknown; .onnx and .pbtxt are known")
+    return found, out or folder / f"{found.name}.yaml"
+
+
+def _write_data(found: "FoundModel", requests: Path, folder: Path, scaling: "Scaling") -> tuple[str, str]:
+    """Write calibration.npz and golden.npz; their names."""
+    from enginery.core.types import Dim
+    from pipeline.drafts.requests import split_requests, write_samples
+
+    dims = [Dim(name, dim.min, dim.opt, dim.max) for name, dim in found.dims.items()]
+    split = split_requests(requests, found.inputs, dims, scaling)
+    for name, part in (("calibration", split.calibration), ("golden", split.golden)):
+        write_samples(folder / f"{name}.npz", part)
+        say(f"wrote {folder / name}.npz: {pluralize(len(part), 'request')}")
+    for note in split.left_out:
+        say(f"  {note}")
+    return "calibration.npz", "golden.npz"
+
+
+def _write(path: Path, text: str, force: bool) -> None:
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise InputError(f"{path} exists; choose another name, or overwrite it with --force") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None

@@ -1,0 +1,100 @@
+"""What a look at a model finds, and the spec that follows from it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from enginery.core.types import TensorSpec
+
+# How large a dim may become where nothing in the model says it; the first dim of a tensor is the samples of a batch.
+LARGEST_BATCH = 8
+LARGEST_SIZE = 128
+
+
+@dataclass(frozen=True)
+class FoundDim:
+    """A dynamic dim: the sizes that the spec will allow, and why these. tried: whether the model ran at both ends."""
+
+    min: int
+    opt: int
+    max: int
+    why: str
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model as it was found.
+
+    name: for the registry.  source: the spec's `source`, with paths as they will stand in the spec.
+    inputs, outputs: in the model's order; a name of a dim is one that a spec can have.
+    precisions: that make sense, with the reason for each.  notes: on the whole model, each one line of a comment.
+    """
+
+    name: str
+    source: Mapping[str, str]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[str, ...]
+    dims: Mapping[str, FoundDim] = field(default_factory=dict)
+    precisions: tuple[tuple[str, str], ...] = (("fp32", ""),)
+    notes: tuple[str, ...] = ()
+
+    def with_dims(self, dims: Mapping[str, FoundDim]) -> "FoundModel":
+        """The same with other dims."""
+        return replace(self, dims=dict(dims))
+
+
+def model_name(text: str) -> str:
+    """A name for the registry out of a file's name: lower case, every run of other characters as one '-'."""
+    plain = re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-._")
+    return re.sub(r"\.{2,}", ".", plain)[:63].rstrip("-._") or "model"
+
+
+def name_axes(inputs: tuple[TensorSpec, ...], unknown: str = "?") -> tuple[TensorSpec, ...]:
+    """Inputs whose dims have names that a spec can have, equal ones for equal names of the model.
+
+    An axis that the model leaves without a name (`unknown`) gets one of its own, what such an axis is usually called:
+    `batch` for axis 0, `height` and `width` of [n, c, h, w], `length` of a sequence; with the input's name before it
+    where that name is taken.
+    """
+    taken: dict[str, str] = {}
+    named = []
+    for spec in inputs:
+        shape: list[int | str] = []
+        for axis, dim in enumerate(spec.shape):
+            if isinstance(dim, int):
+                shape.append(dim)
+            elif dim != unknown and dim in taken:
+                shape.append(taken[dim])
+            else:
+                own = _identifier(dim) if dim != unknown else None
+                name = _free(own or _usual_name(spec, axis), spec.name, taken)
+                taken[dim if dim != unknown else f"{spec.name}\0{axis}"] = name
+                shape.append(name)
+        named.append(replace(spec, shape=tuple(shape)))
+    return tuple(named)
+
+
+def _identifier(text: str) -> str | None:
+    """A dim's own name where it says something: not the counted names that converters give."""
+    plain = re.sub(r"\W+", "_", text).strip("_")
+    counted = re.fullmatch(r"(?:unk_+|dynamic_axes_|p2o_DynamicDimension_|s|d|dim_?)\d+", plain)
+    return plain if plain.isidentifier() and not counted else None
+
+
+def _usual_name(spec: TensorSpec, axis: int) -> str:
+    rank = len(spec.shape)
+    if axis == 0:
+        return "batch"
+    if rank == 4 and axis >= 2 and spec.dtype.startswith(("float", "uint8")):
+        return ("height", "width")[axis - 2]
+    return "length" if axis == 1 or rank == 3 else f"axis{axis}"
+
+
+def _free(name: str, owner: str, taken: Mapping[str, str]) -> str:
+    """The name, or one that nothing has yet."""
+    used = set(taken.values())
+    if name not in used:
+        return name
+    base = re.sub(r"\W+", "_", f"{owner}_{name}").strip("_")
+    base = base if base.isidentifier() else f"_{base}"
+    return next(text for text in (base, *(f"{base}_{n}" for n in range(2, 1000))) if text not in used)

@@ -1,0 +1,138 @@
+"""The sizes at which a graph runs, found by running it."""
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx
+
+from builders.reference import open_interpreter, words_of
+from enginery.core.errors import ModelError
+from enginery.core.types import TensorSpec
+from pipeline.drafts.found import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel
+
+# Sizes that are tried for a dim that is no batch, the likeliest first: multiples of 32 suit networks that halve five
+# times; 512 and 576 are windows of audio.
+_SIZES = (64, 128, 32, 256, 16, 224, 320, 512, 576, 640, 1024, 48, 8, 4, 3, 2, 1)
+_STEPS = (1, 2, 4, 8, 16, 32, 64)
+_SECONDS = 20
+
+
+def find_dims(found: FoundModel, model: onnx.ModelProto) -> FoundModel:
+    """The model with the sizes that its dims may have, and with one name for dims that must be equal.
+
+    Where the graph does not load, or runs at no size that is tried, sizes are guessed and the reason says so.
+    """
+    names = list(dict.fromkeys(dim for spec in found.inputs for dim in spec.shape if isinstance(dim, str)))
+    if not names:
+        return found
+    try:
+        probe = _Probe(model, found.inputs, found.name)
+    except ModelError as error:
+        return found.with_dims({name: _guess(name, f"not tried: {str(error)[:160]}") for name in names})
+    sizes = probe.find_running(names)
+    if sizes is None:
+        reason = f"a guess: the graph ran at no size that was tried ({probe.last_error})"
+        return found.with_dims({name: _guess(name, reason) for name in names})
+    equal = probe.find_equal(names, sizes)
+    inputs = tuple(
+        replace(spec, shape=tuple(equal.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape))
+        for spec in found.inputs
+    )
+    probe.take_inputs(inputs)
+    dims = {name: probe.bounds(name, sizes) for name in names if name not in equal}
+    return replace(found, inputs=inputs, dims=dims)
+
+
+class _Probe:
+    """Runs a graph at sizes of its dims, for `_SECONDS` in all."""
+
+    def __init__(self, model: onnx.ModelProto, inputs: Sequence[TensorSpec], what: str) -> None:
+        self._session, self._inputs = open_interpreter(model.SerializeToString(), what), inputs
+        self._until = time.monotonic() + _SECONDS
+        self._generator = np.random.default_rng(0)
+        self.last_error = ""
+
+    def runs(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the graph ends without an error at these sizes. False when the time is over."""
+        if time.monotonic() > self._until:
+            return False
+        try:
+            self._session.run(None, {spec.name: self._array(spec, sizes) for spec in self._inputs})
+        except Exception as error:  # onnxruntime's errors share no base class of their own
+            self.last_error = words_of(error).splitlines()[0][:160]
+            return False
+        return True
+
+    def find_running(self, names: Sequence[str]) -> dict[str, int] | None:
+        """Sizes at which the graph runs; None where none of those that are tried do."""
+        for sizes in _candidates(names):
+            if self.runs(sizes):
+                return sizes
+        return None
+
+    def find_equal(self, names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, str]:
+        """Dims that must be as large as an earlier one, and that one: the graph runs when both grow, and with neither
+        alone."""
+        equal: dict[str, str] = {}
+        stuck = [name for name in names if not self._grows((name,), sizes)]
+        for first, second in itertools.combinations(stuck, 2):
+            alike = second not in equal and first not in equal and sizes[first] == sizes[second]
+            if alike and self._grows((first, second), sizes):
+                equal[second] = first
+        return equal
+
+    def _grows(self, names: Sequence[str], sizes: Mapping[str, int]) -> bool:
+        return any(self.runs({**sizes, **{name: sizes[name] + step for name in names}}) for step in _STEPS)
+
+    def take_inputs(self, inputs: Sequence[TensorSpec]) -> None:
+        """From now on the inputs have these dims."""
+        self._inputs = inputs
+
+    def bounds(self, name: str, sizes: Mapping[str, int]) -> FoundDim:
+        """The smallest and largest size that were seen to run, all other dims staying as they are."""
+        at, most = sizes[name], LARGEST_BATCH if _is_batch(name) else LARGEST_SIZE
+        step = next((step for step in _STEPS if at % step == 0 and self.runs({**sizes, name: at + step})), 0)
+        if not step:
+            return FoundDim(at, at, at, f"only {at} ran of the sizes that were tried")
+        low = next(
+            size for size in sorted({step, 2 * step, 4 * step, at}) if size <= at and self.runs({**sizes, name: size})
+        )
+        high = max(at, most // step * step, low)
+        high = high if self.runs({**sizes, name: high}) else at
+        if low == high:
+            return FoundDim(low, low, low, f"only {low} ran of the sizes that were tried")
+        tried = f"the graph ran at {low} and {high}"
+        only = "" if step == 1 else f", and in steps of {step} alone"
+        return FoundDim(low, min(max(at, low), high) if not _is_batch(name) else low, high, tried + only)
+
+    def _array(self, spec: TensorSpec, sizes: Mapping[str, int]) -> np.ndarray:
+        shape = spec.at(sizes)
+        if np.dtype(spec.dtype).kind == "f":
+            return np.asarray(self._generator.standard_normal(shape), spec.dtype)
+        return np.ones(shape, spec.dtype)
+
+
+def _candidates(names: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Sizes to try: 1 for batches and for ever more of the other dims, one size for all that are left; then others."""
+    batches = [name for name in names if _is_batch(name)]
+    others = [name for name in names if name not in batches]
+    ones = dict.fromkeys(names, 1)
+    for count in range(len(others), 0, -1):
+        for chosen in itertools.combinations(others, count):
+            yield from ({**ones, **dict.fromkeys(chosen, size)} for size in _SIZES[:-1])
+    yield ones
+    for sizes in itertools.product(_SIZES[:8], repeat=len(others)):
+        if len(set(sizes)) > 1:
+            yield {**ones, **dict(zip(others, sizes, strict=True))}
+
+
+def _is_batch(name: str) -> bool:
+    return "batch" in name.lower() or name in ("n", "N")
+
+
+def _guess(name: str, why: str) -> FoundDim:
+    top = LARGEST_BATCH if _is_batch(name) else LARGEST_SIZE
+    return FoundDim(1, 1 if _is_batch(name) else top, top, why)

@@ -1,0 +1,59 @@
+"""The YAML of a spec that was written by looking at a model, with what was found as comments."""
+
+from collections.abc import Iterable, Iterator
+
+import yaml
+
+from pipeline.drafts.found import FoundModel
+
+_HEAD = """\
+# Written by `enginery init`; what was found stands in the comments. Every path is relative to this file.
+# `enginery plan THIS_FILE` shows what would be built and why; `enginery schema` prints all keys.
+"""
+
+
+def write_spec(found: FoundModel, calibration: str | None = None, golden: str | None = None) -> str:
+    """The text of the spec. calibration, golden: files of samples; without the first, int8 is left to a comment."""
+    return _HEAD + "\n" + "\n".join(_sections(found, calibration, golden)) + "\n"
+
+
+def quote(value: object) -> str:
+    """A value as YAML has it in one line, quoted where it would be read as something else."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=1 << 30, allow_unicode=False)
+    return text.removesuffix("\n").removesuffix("...").rstrip("\n")
+
+
+def _sections(found: FoundModel, calibration: str | None, golden: str | None) -> Iterator[str]:
+    yield from (f"# {note}" for note in found.notes)
+    yield f"model: {quote(found.name)}"
+    yield f"source: {quote(dict(found.source))}"
+    yield ""
+    yield "inputs:                       # numbers are fixed sizes, names are dims"
+    for spec in found.inputs:
+        yield f"  {quote(spec.name)}: {{dtype: {spec.dtype}, shape: [{', '.join(str(dim) for dim in spec.shape)}]}}"
+    yield f"# outputs: [{', '.join(map(quote, found.outputs))}]   # the model's own; or other names, in this order"
+    if found.dims:
+        yield ""
+        yield "dims:                         # sizes that engines must take; the smaller the range, the faster they are"
+        for name, dim in found.dims.items():
+            yield f"  {name}: {{min: {dim.min}, opt: {dim.opt}, max: {dim.max}}}   # {dim.why}"
+    yield ""
+    yield from _precisions(found, calibration)
+    yield "targets: [cpu]                # or a generation (ampere), a product (l4), sm_89, gpu (each generation), all"
+    yield ""
+    yield from _data(
+        "calibration", calibration, "real inputs that int8's ranges are measured on: add int8 to precisions"
+    )
+    yield from _data("golden", golden, "real inputs, others than those, that engines are proven with; random ones else")
+
+
+def _precisions(found: FoundModel, calibration: str | None) -> Iterable[str]:
+    names = [name for name, _ in found.precisions]
+    if calibration and "fp16" in names:
+        names.append("int8")
+    why = "; ".join(f"{name}: {why}" for name, why in found.precisions if why)
+    return (f"precisions: [{', '.join(names)}]   # {why}" if why else f"precisions: [{', '.join(names)}]",)
+
+
+def _data(key: str, path: str | None, why: str) -> Iterable[str]:
+    return (f"{key}: {{data: {quote(path)}}}" if path else f"# {key}: {{data: {key}.npz}}   # {why}",)

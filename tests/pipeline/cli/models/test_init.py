@@ -1,0 +1,59 @@
+"""`enginery init`: a starter, and specs by looking at models."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.spec.model import load_spec
+from tests.pipeline.drafts.graphs import halving, value, write
+
+
+def init(*words: object) -> int:
+    from pipeline.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["init", *map(str, words)])
+    return int(ended.value.code or 0)
+
+
+def test_the_spec_lies_beside_the_model_and_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    model = halving(tmp_path / "net.onnx")
+    assert init(model) == 0
+    spec = load_spec(tmp_path / "net.yaml")
+    assert (spec.model, spec.source.onnx) == ("net", "net.onnx")
+    assert "enginery plan" in capsys.readouterr().err
+    assert init(model) == 2 and "exists" in capsys.readouterr().err
+    assert init(model, "--force") == 0
+
+
+def test_requests_become_calibration_and_golden_data(tmp_path: Path) -> None:
+    from onnx import helper
+
+    model = write(tmp_path / "net.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], [value("x", ["n", 2])], w=[[1, 2], [3, 4]])  # fmt: skip # noqa: E501
+    np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((30, 2)).astype("f4"))
+    assert init(model, "--from-requests", tmp_path / "requests.npz") == 0
+    spec = load_spec(tmp_path / "net.yaml")
+    assert spec.precisions == ("fp32", "fp16", "int8")
+    assert spec.calibration and spec.golden
+    golden, calibration = (np.load(tmp_path / f"{name}.npz")["x"] for name in ("golden", "calibration"))
+    assert len(golden) == 6 and len(calibration) == 24
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["none.onnx"], "is no file"),
+        (["model.bin"], "the ending .bin is unknown"),
+        (["--from-requests", "model.bin"], "needs a MODEL"),
+        (["net.onnx", "--out", "other/spec.yaml"], "is outside"),
+    ],
+)
+def test_mistakes_are_told(
+    tmp_path: Path, words: list[str], told: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.bin").touch()
+    halving(tmp_path / "net.onnx")
+    assert init(*words) == 2
+    assert told in capsys.readouterr().err

@@ -1,0 +1,102 @@
+"""A spec by looking at an ONNX file."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from enginery.core.errors import ModelError
+from enginery.core.names import is_name
+from enginery.core.types import TensorSpec
+from pipeline.drafts.found import model_name, name_axes
+from pipeline.drafts.onnx_model import look_at_onnx
+from pipeline.drafts.text import write_spec
+from pipeline.spec.model import load_spec
+from tests.pipeline.drafts.graphs import halving, value, with_state, write
+
+
+def test_dims_without_names_get_them_and_steps_are_found(tmp_path: Path) -> None:
+    found = look_at_onnx(halving(tmp_path / "m.onnx"), "m.onnx")
+    assert [spec.shape for spec in found.inputs] == [("batch", 3, "height", "width")]
+    assert (found.dims["batch"].min, found.dims["batch"].max) == (1, 8)
+    for name in ("height", "width"):
+        dim = found.dims[name]
+        assert dim.min % 4 == dim.opt % 4 == dim.max % 4 == 0 and dim.min < dim.max
+        assert "in steps of 4 alone" in dim.why
+
+
+def test_dims_that_must_be_equal_are_one(tmp_path: Path) -> None:
+    found = look_at_onnx(with_state(tmp_path / "m.onnx"), "m.onnx")
+    assert [spec.shape for spec in found.inputs] == [("batch", 5), (2, "batch", 3)]
+    assert list(found.dims) == ["batch"]
+
+
+def test_the_spec_that_is_written_is_a_good_one(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["387", "no:0"], ["y"])]
+    write(tmp_path / "My Model.onnx", nodes, [value("387", ["N", 2]), value("no:0", [1, 2])])
+    found = look_at_onnx(tmp_path / "My Model.onnx", "My Model.onnx")
+    path = tmp_path / "spec.yaml"
+    path.write_text(write_spec(found))
+    spec = load_spec(path)
+    assert spec.model == "my-model" and spec.precisions == ("fp32",)
+    assert list(spec.inputs) == ["387", "no:0"], "numbers and colons are quoted"
+
+
+@pytest.mark.parametrize(
+    ("kind", "precisions"),
+    [("MatMul", ["fp32", "fp16"]), ("Relu", ["fp32"]), ("DynamicQuantizeLinear", ["fp32"])],
+)
+def test_precisions_follow_from_what_the_graph_is_made_of(tmp_path: Path, kind: str, precisions: list[str]) -> None:
+    more = {"MatMul": ["w"]}.get(kind, [])
+    outputs = ["y", "s", "z"] if kind == "DynamicQuantizeLinear" else ["y"]
+    node = helper.make_node(kind, ["x", *more], outputs)
+    write(tmp_path / "m.onnx", [node], [value("x", ["n", 2])], w=[[1, 2], [3, 4]])
+    found = look_at_onnx(tmp_path / "m.onnx", "m.onnx")
+    assert [name for name, _ in found.precisions] == precisions
+
+
+def test_a_graph_that_runs_at_no_size_gets_guesses_that_say_so(tmp_path: Path) -> None:
+    node = helper.make_node("Reshape", ["x", "to"], ["y"])
+    graph = helper.make_graph(
+        [node], "g", [value("x", [None, "k"])], [value("y", [7919, 7919])],
+        [helper.make_tensor("to", TensorProto.INT64, [2], [7919, 7919])],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    found = look_at_onnx(tmp_path / "m.onnx", "m.onnx")
+    assert all(dim.why.startswith("a guess: the graph ran at no size") for dim in found.dims.values())
+
+
+def test_what_is_no_onnx_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"\x00 nothing")
+    with pytest.raises(ModelError):
+        look_at_onnx(tmp_path / "m.onnx", "m.onnx")
+
+
+@given(st.text(max_size=100))
+def test_any_text_becomes_a_name_of_the_registry(text: str) -> None:
+    assert is_name(model_name(text))
+
+
+AXES = st.one_of(st.integers(1, 9), st.sampled_from(["?", "N", "unk__1", "a b", "class", "p2o.DynamicDimension.0"]))
+SHAPES = st.lists(st.lists(AXES, max_size=5), min_size=1, max_size=4)
+
+
+@given(SHAPES)
+def test_names_of_axes_are_names_of_dims_and_equal_where_the_models_were(shapes: list[list[int | str]]) -> None:
+    specs = tuple(TensorSpec(f"in put{index}", "float32", tuple(shape)) for index, shape in enumerate(shapes))
+    named = name_axes(specs)
+    before = [dim for spec in specs for dim in spec.shape]
+    after = [dim for spec in named for dim in spec.shape]
+    of: dict[int | str, int | str] = {}
+    for old, new in zip(before, after, strict=True):
+        if isinstance(old, int):
+            assert new == old
+            continue
+        assert isinstance(new, str) and new.isidentifier()
+        if old != "?":
+            assert of.setdefault(old, new) == new
+    unknown = [new for old, new in zip(before, after, strict=True) if old == "?"]
+    assert len({*unknown, *of.values()}) == len(unknown) + len(of), "no two dims of the model became one"

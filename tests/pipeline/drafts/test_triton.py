@@ -1,0 +1,85 @@
+"""A spec out of Triton's configuration."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enginery.core.errors import InputError
+from pipeline.drafts.triton import Message, look_at_triton, parse
+from tests.pipeline.drafts.graphs import halving
+
+CONFIG = """
+name: "detector"   # as the server calls it
+platform: "onnxruntime_onnx"
+max_batch_size: 16
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 3, -1, -1 ] } ]
+dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100 }
+"""
+
+
+def repository(folder: Path, text: str = CONFIG) -> Path:
+    (folder / "2").mkdir(parents=True)
+    halving(folder / "2" / "model.onnx")
+    (folder / "config.pbtxt").write_text(text)
+    return folder / "config.pbtxt"
+
+
+def test_name_and_batch_sizes_are_the_configurations(tmp_path: Path) -> None:
+    found = look_at_triton(repository(tmp_path / "m"), tmp_path / "m")
+    assert (found.name, found.source) == ("detector", {"onnx": "2/model.onnx"})
+    batch = found.dims["batch"]
+    assert (batch.min, batch.opt, batch.max, batch.why) == (1, 8, 16, "max_batch_size is 16")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('platform: "tensorrt_plan"', "platform 'tensorrt_plan'"),
+        ('default_model_filename: "other.onnx"', "no other.onnx beside it"),
+        ("input [ { name: 'x' ", "the list has no end|ends before"),
+        ("a: }", "a value is missing"),
+        ("\x00", "cannot be read"),
+        ("a " + "{ a " * 50, "deep"),
+    ],
+)
+def test_mistakes_are_told(tmp_path: Path, text: str, words: str) -> None:
+    config = repository(tmp_path / "m", text)
+    with pytest.raises(InputError, match=words):
+        look_at_triton(config, tmp_path / "m")
+
+
+@given(st.text(alphabet="ab{}[]<>:,;\"' #\n\\1", max_size=60))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        parse(text)
+    except ValueError:
+        return
+
+
+WORDS = st.text(alphabet="abc_", min_size=1, max_size=4)
+MESSAGES = st.recursive(
+    st.dictionaries(WORDS, st.lists(WORDS, min_size=1, max_size=3), max_size=3),
+    lambda inner: st.dictionaries(WORDS, st.lists(inner, min_size=1, max_size=2), max_size=2),
+    max_leaves=8,
+)
+
+
+def as_text(message: object) -> str:
+    if isinstance(message, str):
+        return f'"{message}"'
+    assert isinstance(message, dict)
+    return "{" + " ".join(f"{name}: [{', '.join(map(as_text, items))}]" for name, items in message.items()) + "}"
+
+
+def as_plain(message: Message) -> object:
+    return {
+        name: [item if isinstance(item, str) else as_plain(item) for item in items]
+        for name, items in message.fields.items()
+    }
+
+
+@given(MESSAGES)
+def test_what_is_written_is_read(message: dict[str, object]) -> None:
+    assert as_plain(parse(as_text(message)[1:-1])) == message
