@@ -134,7 +134,9 @@ def _names(names: set[str]) -> str:
 
 
 def find_profile(profiles: Sequence[ShapeProfile], inputs: Tensors) -> int:
-    """Index of the first profile whose ranges hold every input's shape. Raises DataError when there is none."""
+    """Index of the first profile whose ranges hold every input's shape. Raises DataError when there is none, and for a
+    size that is not one of its multiples."""
+    _check_multiples(profiles, inputs)
     for index, shapes in enumerate(profiles):
         ranges = ((inputs[name].shape, low, high) for name, low, _, high in shapes.inputs if name in inputs)
         if all(a <= size <= b for shape, low, high in ranges for size, a, b in zip(shape, low, high, strict=True)):
@@ -142,6 +144,19 @@ def find_profile(profiles: Sequence[ShapeProfile], inputs: Tensors) -> int:
     given = ", ".join(f"{name} {array.shape}" for name, array in inputs.items())
     built = "; ".join(f"{name} {low}..{high}" for shapes in profiles for name, low, _, high in shapes.inputs)
     raise DataError(f"no optimization profile holds {given}; the engine was built for {built}; widen dims")
+
+
+def _check_multiples(profiles: Sequence[ShapeProfile], inputs: Tensors) -> None:
+    """Raise DataError for a size that is no multiple of the axis's; all profiles have the same multiples."""
+    for name, multiples in profiles[0].multiples if profiles else ():
+        shape = inputs[name].shape if name in inputs else ()
+        for axis, (size, multiple) in enumerate(zip(shape, multiples, strict=False)):
+            if size % multiple:
+                near = " or ".join(str(size // multiple * multiple + more) for more in (0, multiple) if size + more)
+                raise DataError(
+                    f"input {name!r} has size {size} on axis {axis} (shape {shape}); the model takes multiples of "
+                    f"{multiple} there: pad, crop or scale it to {near}"
+                )
 
 
 def check_finite(weights: Iterable[tuple[str, Array]]) -> None:

@@ -20,11 +20,20 @@ def profiles(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Shap
     """One optimization profile for every combination of buckets; none for a model without dynamic dims."""
     if not dims:
         return
+    every = {dim.name: dim.multiple for dim in dims}
+    axes = ((item.name, tuple(every.get(str(size), 1) for size in item.shape)) for item in inputs)
+    multiples = tuple((name, found) for name, found in axes if set(found) - {1})
     for buckets in itertools.product(*(dim.buckets() for dim in dims)):
         low, opt, high = (
             dict(zip((dim.name for dim in dims), sizes, strict=True)) for sizes in zip(*buckets, strict=True)
         )
-        yield ShapeProfile(tuple((item.name, item.at(low), item.at(opt), item.at(high)) for item in inputs))
+        ranges = tuple((item.name, item.at(low), item.at(opt), item.at(high)) for item in inputs)
+        yield ShapeProfile(ranges, multiples)
+
+
+def unbounded(profiles: Sequence[ShapeProfile]) -> tuple[ShapeProfile, ...]:
+    """What is left of profiles for an engine that takes any size: the multiples that sizes must be of, if any."""
+    return tuple({ShapeProfile((), item.multiples): None for item in profiles if item.multiples})
 
 
 def refusal(request: BuildRequest, title: str) -> str | None:

@@ -33,10 +33,12 @@ def ranges_of(request: BuildRequest) -> dict[str, tuple[int, int]]:
 
 def examples(request: BuildRequest) -> tuple[Tensor, ...]:
     """Zeros for each input, at sizes that no compiler takes for special: never 0 or 1 where a dim has others."""
+    ranges, every = ranges_of(request), request.multiples
     sizes = {
         dim: high if low == high or high <= 2 else max(low, min(high, (low + high) // 2), 2)
-        for dim, (low, high) in ranges_of(request).items()
+        for dim, (low, high) in ranges.items()
     }
+    sizes |= {dim: max(sizes[dim] // multiple * multiple, ranges[dim][0]) for dim, multiple in every.items()}
     for spec in request.inputs:
         if spec.dtype not in _DTYPES:
             raise ModelError(f"input {spec.name!r} is {spec.dtype}, for which torch has no operators; cast it to int64")
@@ -53,10 +55,18 @@ def order_as_requested(body: Body, request: BuildRequest) -> Body:
     return replace(body, inputs=inputs, outputs=outputs)
 
 
+def dim_of(name: str, low: int, high: int, multiple: int) -> torch.export.Dim:
+    """A dim of torch's exporter from `low` to `high`: itself, or `multiple` times one of this name."""
+    if multiple == 1:
+        return torch.export.Dim(name, min=low, max=high)
+    return multiple * torch.export.Dim(name, min=low // multiple, max=high // multiple)
+
+
 def program_of(module: torch.nn.Module, request: BuildRequest) -> torch.export.ExportedProgram:
     """Export an `OnnxModule` with the request's dynamic dims. Raises ModelError, see `onnx_torch.to_program`."""
+    every = request.multiples
     symbols = {
-        name: torch.export.Dim(f"d{index}", min=low, max=high)
+        name: dim_of(f"d{index}", low, high, every.get(name, 1))
         for index, (name, (low, high)) in enumerate(ranges_of(request).items())
         if low != high
     }

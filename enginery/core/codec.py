@@ -44,6 +44,8 @@ _FLOAT, _NOT_JSON = "float", ("nan", "inf", "-inf")
 _COMMON = (str, float, int, bool)
 # Metadata of a dataclass's field, default None, that is left out of the JSON while it is None.
 OMIT_NONE: Mapping[str, object] = {"omit_none": True}
+# The same of a field with another default, for fields that came after documents had been written.
+OMIT_DEFAULT: Mapping[str, object] = {"omit_default": True}
 
 
 class _Mismatch(Exception):  # noqa: N818 - `decode` raises it as an IntegrityError
@@ -77,11 +79,13 @@ def encode_fields(value: object) -> dict[str, object]:
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"{type(value).__name__} cannot be written as JSON: {value!r:.80}")
     found = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
-    return {
-        _key(field): encode(item)
-        for field, item in found
-        if item is not None or not OMIT_NONE.items() <= field.metadata.items()
-    }
+    return {_key(field): encode(item) for field, item in found if not _is_omitted(field, item)}
+
+
+def _is_omitted(field: "dataclasses.Field[object]", value: object) -> bool:
+    if value is None and OMIT_NONE.items() <= field.metadata.items():
+        return True
+    return value == field.default and OMIT_DEFAULT.items() <= field.metadata.items()
 
 
 def encode_document(value: "DataclassInstance") -> dict[str, object]:

@@ -5,13 +5,14 @@ Every value is frozen and small. Bytes (models, engines, reports) are named by d
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from enginery.core.capabilities import Capabilities
+from enginery.core.codec import OMIT_DEFAULT
 from enginery.core.digest import digest_of, digest_of_file
 from enginery.core.requirements import GpuMemory, Requirement
 
@@ -44,7 +45,8 @@ Tensors = Mapping[str, "np.ndarray"]
 class Dim:
     """A named dynamic dimension. `edges` are the upper ends of its buckets, rising; the last one is `max`.
 
-    Without explicit buckets there is one bucket, min..max, tuned for `opt`.
+    Without explicit buckets there is one bucket, min..max, tuned for `opt`. Every size is a multiple of `multiple`, and
+    so are all of these numbers.
     """
 
     name: str
@@ -52,17 +54,28 @@ class Dim:
     opt: int
     max: int
     edges: tuple[int, ...] = ()
+    multiple: int = field(default=1, metadata=OMIT_DEFAULT)
 
     @property
     def static(self) -> bool:
         """Whether only one size is allowed."""
         return self.min == self.max
 
+    @property
+    def sizes(self) -> range:
+        """All the sizes that are allowed, rising."""
+        return range(self.min, self.max + 1, self.multiple)
+
+    @property
+    def words(self) -> str:
+        """The sizes for people: '1..8', or '64..160 in steps of 32'."""
+        return f"{self.min}..{self.max}" + (f" in steps of {self.multiple}" if self.multiple > 1 else "")
+
     def buckets(self) -> tuple[tuple[int, int, int], ...]:
         """The (min, opt, max) of each bucket. With explicit edges each bucket is tuned for its upper edge."""
         if not self.edges:
             return ((self.min, self.opt, self.max),)
-        starts = (self.min, *(edge + 1 for edge in self.edges[:-1]))
+        starts = (self.min, *(edge + self.multiple for edge in self.edges[:-1]))
         return tuple((low, high, high) for low, high in zip(starts, self.edges, strict=True))
 
     def test_sizes(self) -> tuple[int, ...]:
@@ -85,9 +98,18 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ShapeProfile:
-    """One optimization profile: per input its (min, opt, max) shapes, in the order of the model's inputs."""
+    """One optimization profile: per input its (min, opt, max) shapes, in the order of the model's inputs.
+
+    multiples: for each input where one is not 1, what the size on each axis must be a multiple of. Compilers have no
+    such notion; sessions refuse other sizes.
+    """
 
     inputs: tuple[tuple[str, Shape, Shape, Shape], ...]
+    multiples: tuple[tuple[str, Shape], ...] = field(default=(), metadata=OMIT_DEFAULT)
+
+    def to_json(self) -> dict[str, object]:
+        """The fields; without `multiples` where there are none, as profiles were written before those came."""
+        return {"inputs": self.inputs, **({"multiples": self.multiples} if self.multiples else {})}
 
 
 @dataclass(frozen=True)
@@ -169,12 +191,19 @@ class BuildRequest:
     def to_json(self) -> dict[str, object]:
         """A JSON object that `enginery.core.codec` reads back: what `asdict` gives, in a tenth of its time."""
         return {
-            **{field.name: getattr(self, field.name) for field in fields(self)},
+            **{each.name: getattr(self, each.name) for each in fields(self)},
             "target": dict(vars(self.target)),
             "inputs": tuple(dict(vars(tensor)) for tensor in self.inputs),
             "outputs": tuple(dict(vars(tensor)) for tensor in self.outputs),
-            "profiles": tuple(dict(vars(profile)) for profile in self.profiles),
+            "profiles": tuple(profile.to_json() for profile in self.profiles),
         }
+
+    @property
+    def multiples(self) -> dict[str, int]:
+        """Dim -> what its sizes must be multiples of, for each named dim of the inputs where that is not 1."""
+        of = dict(self.profiles[0].multiples) if self.profiles else {}
+        pairs = (pair for spec in self.inputs for pair in zip(spec.shape, of.get(spec.name, ()), strict=False))
+        return {dim: multiple for dim, multiple in pairs if isinstance(dim, str) and multiple > 1}
 
     def with_option(self, name: str, value: Scalar) -> "BuildRequest":
         """This request with another value of an option that it has."""

@@ -99,7 +99,11 @@ class EngineEntry:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object that `read_entry` reads; unknown requirements stay as they were written."""
-        return {**asdict(self), "requires": [to_json(item) for item in self.requires]}
+        return {
+            **asdict(replace(self, profiles=())),
+            "profiles": [profile.to_json() for profile in self.profiles],
+            "requires": [to_json(item) for item in self.requires],
+        }
 
 
 @dataclass(frozen=True)
@@ -234,7 +238,9 @@ def read_entry(value: object, path: str) -> EngineEntry:
         return read(data, name, reader, path)
 
     def profile(item: object, where: str) -> ShapeProfile:
-        return ShapeProfile(read(parsing.mapping(item, where), "inputs", parsing.many(_ranges), where))
+        found = parsing.mapping(item, where)
+        multiples = read(found, "multiples", parsing.many(_multiples), where) if "multiples" in found else ()
+        return ShapeProfile(read(found, "inputs", parsing.many(_ranges), where), multiples)
 
     entry = EngineEntry(
         target=get("target", parsing.name),
@@ -291,6 +297,16 @@ def _ranges(value: object, path: str) -> tuple[str, Shape, Shape, Shape]:
         raise Malformed(f"{path} has {len(items)} items; it must have a name and three shapes")
     low, opt, high = (parsing.many(parsing.count)(item, path) for item in items[1:])
     return parsing.text(items[0], path), low, opt, high
+
+
+def _multiples(value: object, path: str) -> tuple[str, Shape]:
+    items = parsing.many(lambda item, _: item)(value, path)
+    if len(items) != 2:
+        raise Malformed(f"{path} has {len(items)} items; it must have a name and a multiple for each axis")
+    multiples = parsing.many(parsing.count)(items[1], path)
+    if not all(multiples):
+        raise Malformed(f"{path} has the multiple 0; the least is 1")
+    return parsing.text(items[0], path), multiples
 
 
 def read_requirement(value: object, path: str) -> Requirement:

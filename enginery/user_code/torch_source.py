@@ -189,7 +189,7 @@ def capture(
         )
     sizes = {dim.name: dim.max if dim.static else max(TRACE_AT_LEAST, dim.opt) for dim in dims}
     example = {spec.name: torch.from_numpy(np.zeros(spec.at(sizes), spec.dtype)) for spec in inputs}
-    dynamic = {dim.name: torch.export.Dim(dim.name, min=dim.min, max=dim.max) for dim in dims if not dim.static}
+    dynamic = {dim.name: _symbol(dim) for dim in dims if not dim.static}
     shapes = {
         spec.name: {axis: dynamic[name] for axis, name in enumerate(spec.shape) if name in dynamic} for spec in inputs
     }
@@ -201,6 +201,16 @@ def capture(
             f"{place(error, root) or 'torch.export'}: the model cannot be captured: {reason(_first(error))}; "
             "avoid Python branches on tensor values, or narrow the dims in the spec"
         ) from error
+
+
+def _symbol(dim: Dim) -> "torch.export.Dim":
+    """A dim of torch's exporter; of a dim with steps, `multiple` times another."""
+    import torch
+
+    if dim.multiple == 1:
+        return torch.export.Dim(dim.name, min=dim.min, max=dim.max)
+    steps = torch.export.Dim(f"{dim.name}_steps", min=dim.min // dim.multiple, max=dim.max // dim.multiple)
+    return dim.multiple * steps
 
 
 def named_outputs(result: Any) -> dict[str, "torch.Tensor"]:

@@ -13,12 +13,13 @@ LARGEST_SIZE = 128
 
 @dataclass(frozen=True)
 class FoundDim:
-    """A dynamic dim: the sizes that the spec will allow, and why these. tried: whether the model ran at both ends."""
+    """A dynamic dim: the sizes that the spec will allow, multiples of `multiple` alone, and why these."""
 
     min: int
     opt: int
     max: int
     why: str
+    multiple: int = 1
 
 
 @dataclass(frozen=True)

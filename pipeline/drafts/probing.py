@@ -106,7 +106,8 @@ class _Probe:
             return FoundDim(low, low, low, f"only {low} ran of the sizes that were tried")
         tried = f"the graph ran at {low} and {high}"
         only = "" if step == 1 else f", and in steps of {step} alone"
-        return FoundDim(low, min(max(at, low), high) if not _is_batch(name) else low, high, tried + only)
+        opt = low if _is_batch(name) else min(max(at, low), high)
+        return FoundDim(low, opt, high, tried + only, step)
 
     def _array(self, spec: TensorSpec, sizes: Mapping[str, int]) -> np.ndarray:
         shape = spec.at(sizes)

@@ -36,7 +36,8 @@ def _sections(found: FoundModel, calibration: str | None, golden: str | None) ->
         yield ""
         yield "dims:                         # sizes that engines must take; the smaller the range, the faster they are"
         for name, dim in found.dims.items():
-            yield f"  {name}: {{min: {dim.min}, opt: {dim.opt}, max: {dim.max}}}   # {dim.why}"
+            multiple = f", multiple: {dim.multiple}" if dim.multiple > 1 else ""
+            yield f"  {name}: {{min: {dim.min}, opt: {dim.opt}, max: {dim.max}{multiple}}}   # {dim.why}"
     yield ""
     yield from _precisions(found, calibration)
     yield "targets: [cpu]                # or a generation (ampere), a product (l4), sm_89, gpu (each generation), all"

@@ -2,7 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from enginery.core.names import inside
 from enginery.core.types import Dim, Scalar
@@ -70,6 +70,17 @@ class DimRange(SpecPart):
     opt: Size | None = Field(None, description="the size to tune for; defaults to max")
     max: Size | None = Field(None, description="needed unless buckets are given")
     buckets: tuple[Size, ...] | None = Field(None, description="rising upper edges, e.g. [32, 64, 128]")
+    multiple: Size = Field(
+        1,
+        description="the model takes multiples of this size alone; so are min (default: this), opt, max and buckets",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _least(cls, given: object) -> object:
+        if isinstance(given, dict) and given.get("multiple") is not None and "min" not in given:
+            return {**given, "min": given["multiple"]}
+        return given
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -79,7 +90,14 @@ class DimRange(SpecPart):
             raise ValueError("has no max; compilers need one; add max, or buckets")
         elif not self.min <= (self.opt or self.max) <= self.max:
             raise ValueError(f"needs min <= opt <= max, found {self.min}, {self.opt or self.max}, {self.max}")
+        self._check_multiples()
         return self
+
+    def _check_multiples(self) -> None:
+        given = [("min", self.min), ("opt", self.opt), ("max", self.max), *(("buckets", x) for x in self.buckets or ())]
+        wrong = [f"{key} {size}" for key, size in given if size is not None and size % self.multiple]
+        if wrong:
+            raise ValueError(f"takes multiples of {self.multiple} alone, which {', '.join(wrong)} is not; change it")
 
     def _check_buckets(self) -> None:
         edges = self.buckets or ()
@@ -88,9 +106,14 @@ class DimRange(SpecPart):
         if not edges or list(edges) != sorted(set(edges)) or edges[0] < self.min:
             raise ValueError(f"buckets must rise from min={self.min}, found {list(edges)}")
 
+    @model_serializer(mode="wrap")
+    def _omit_multiple(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        # Versions are named by the content of their spec, and specs of older ones have no such key.
+        return {key: value for key, value in write(self).items() if key != "multiple" or value != 1}
+
     def to_dim(self, name: str) -> Dim:
         """As a `Dim`."""
         if self.buckets:
-            return Dim(name, self.min, self.buckets[-1], self.buckets[-1], self.buckets)
+            return Dim(name, self.min, self.buckets[-1], self.buckets[-1], self.buckets, self.multiple)
         top = self.max or self.min
-        return Dim(name, self.min, self.opt or top, top)
+        return Dim(name, self.min, self.opt or top, top, multiple=self.multiple)

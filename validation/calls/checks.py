@@ -107,7 +107,7 @@ def inner_sizes(
     seen = {tuple(size for _, size in sizes) for sizes in known}
     for block in (_latin, _rest):
         for row in block(_lengths(dims), generator).tolist():
-            point = tuple(dim.min + place for dim, place in zip(dims, row, strict=True))
+            point = tuple(dim.sizes[place] for dim, place in zip(dims, row, strict=True))
             if point not in seen:
                 seen.add(point)
                 yield {dim.name: size for dim, size in zip(dims, point, strict=True)}
@@ -115,7 +115,7 @@ def inner_sizes(
 
 def _lengths(dims: Sequence[Dim]) -> list[int]:
     """How many sizes each dim can have."""
-    return [dim.max - dim.min + 1 for dim in dims]
+    return [len(dim.sizes) for dim in dims]
 
 
 def _latin(lengths: Sequence[int], generator: np.random.Generator) -> Array:

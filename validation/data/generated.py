@@ -49,8 +49,8 @@ class GeneratedSamples:
         except DataError as error:
             raise DataError(f"{where}: {error}") from error
         for dim in self.dims:
-            if (size := sizes.get(dim.name, dim.min)) < dim.min or size > dim.max:
-                raise DataError(f"{where}: {dim.name} is {size}, outside {dim.min}..{dim.max}; widen dims.{dim.name}")
+            if (size := sizes.get(dim.name, dim.min)) not in dim.sizes:
+                raise DataError(f"{where}: {dim.name} is {size}, outside {dim.words}; widen dims.{dim.name}")
         return batch
 
 

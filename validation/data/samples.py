@@ -133,9 +133,9 @@ class Samples:
                         raise DataError(f"{shape}: axis {axis} must be {declared}; reshape or crop it")
                     continue
                 dim = self._dim(declared)
-                if not dim.min <= length <= dim.max:
+                if length not in dim.sizes:
                     remedy = f"crop or pad it, or widen dims.{declared}"
-                    raise DataError(f"{here}, outside {dim.min}..{dim.max}; {remedy}")
+                    raise DataError(f"{here}, outside {dim.words}; {remedy}")
                 if seen.setdefault(declared, length) != length:
                     raise DataError(f"{here} and {seen[declared]} elsewhere; make equal")
 
@@ -156,17 +156,19 @@ class Samples:
         count = self.count if among is None else max(among, 0)
         if self.complete:
             return [1] * count
-        low, size = self._group(wanted)
+        low, size, multiple = self._group(wanted)
         full, rest = divmod(count, size)
-        if rest and rest < low:
+        if rest and (rest < low or rest % multiple):
+            needs = f"{low} or more" + (f" in steps of {multiple}" if multiple > 1 else "")
+            more = low - rest if rest < low else -rest % multiple
             raise DataError(
-                f"{self.path}: {count} samples in groups of {size} leave {rest}, but a group needs {low} or more; "
-                f"drop {rest} or add {low - rest}"
+                f"{self.path}: {count} samples in groups of {size} leave {rest}, but a group needs {needs}; "
+                f"drop {rest % multiple if rest > low else rest} or add {more}"
             )
         return [size] * full + ([rest] if rest else [])
 
-    def _group(self, wanted: int | None) -> tuple[int, int]:
-        """The least and the usual length of a group."""
+    def _group(self, wanted: int | None) -> tuple[int, int, int]:
+        """The least and the usual length of a group, and what every length is a multiple of."""
         firsts = {spec.shape[0] for spec in self.inputs}
         if len(firsts) > 1:
             raise DataError(
@@ -175,12 +177,13 @@ class Samples:
             )
         leading = firsts.pop()
         if isinstance(leading, int):
-            return leading, leading
+            return leading, leading, 1
         inner = {dim: length for spec in self.inputs for _, length, dim in self._axes(spec) if isinstance(dim, str)}
         if leading in inner:
-            return inner[leading], inner[leading]
+            return inner[leading], inner[leading], 1
         dim = self._dim(leading)
-        return dim.min, max(dim.min, min(wanted or dim.opt, dim.max))
+        size = max(dim.min, min(wanted or dim.opt, dim.max))
+        return dim.min, size // dim.multiple * dim.multiple, dim.multiple
 
 
 def resize(tensors: Tensors, specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> dict[str, Array]:

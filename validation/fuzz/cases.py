@@ -71,19 +71,21 @@ def boundaries(dims: Sequence[Dim]) -> Iterator[dict[str, int]]:
     yield from islice(sizes_product(dims, {dim.name: sorted({dim.min, dim.max}) for dim in dims}), MOST_CORNERS)
     middle = dict(_opt(dims))
     for dim in dims:
-        near = {size + step for size in dim.test_sizes() for step in (-1, 0, 1)}
+        near = {size + step for size in dim.test_sizes() for step in (-dim.multiple, 0, dim.multiple)}
         for size in sorted(near):
-            if dim.min <= size <= dim.max:
+            if size in dim.sizes:
                 yield middle | {dim.name: size}
 
 
 def just_outside(dims: Sequence[Dim]) -> Iterator[dict[str, int]]:
-    """One step beyond each end of each dim, the others at opt."""
+    """One step beyond each end of each dim, and one size between two multiples, the others at opt."""
     middle = dict(_opt(dims))
     for dim in dims:
-        yield middle | {dim.name: dim.max + 1}
-        if dim.min > 1:
-            yield middle | {dim.name: dim.min - 1}
+        yield middle | {dim.name: dim.max + dim.multiple}
+        if dim.min > dim.multiple:
+            yield middle | {dim.name: dim.min - dim.multiple}
+        if dim.multiple > 1:
+            yield middle | {dim.name: dim.min + dim.multiple // 2}
 
 
 def parse_only(text: str, dims: Sequence[Dim]) -> FuzzCase:
@@ -97,7 +99,7 @@ def parse_only(text: str, dims: Sequence[Dim]) -> FuzzCase:
     if not (nth.isdecimal() and all(size.isdecimal() and int(size) > 0 for size in given.values())):
         raise InputError(f"case {text!r}: sizes are whole numbers from 1 up, and a draw is one from 0")
     sizes = tuple((dim.name, int(given[dim.name])) for dim in dims)
-    outside = any(not dim.min <= size <= dim.max for dim, (_, size) in zip(dims, sizes, strict=True))
+    outside = any(size not in dim.sizes for dim, (_, size) in zip(dims, sizes, strict=True))
     return FuzzCase(sizes, values, outside, int(nth))
 
 
@@ -118,9 +120,9 @@ def _check_histogram(histogram: Histogram, dims: Sequence[Dim]) -> None:
         if name not in known:
             raise InputError(f"histogram: dim {name!r} is not one of the model's: {', '.join(known) or 'it has none'}")
         dim = known[name]
-        wrong = [size for size in counts if not dim.min <= size <= dim.max]
+        wrong = [size for size in counts if size not in dim.sizes]
         if wrong:
-            raise InputError(f"histogram: {name} = {wrong[0]} is outside {dim.min}..{dim.max}; widen dims.{name}")
+            raise InputError(f"histogram: {name} = {wrong[0]} is outside {dim.words}; widen dims.{name}")
         if not all(np.isfinite(count) and count >= 0 for count in counts.values()) or not sum(counts.values()) > 0:
             raise InputError(f"histogram: the counts of {name} must be finite, not negative, and not all 0")
 
@@ -131,7 +133,7 @@ def _opt(dims: Sequence[Dim]) -> tuple[tuple[str, int], ...]:
 
 def _size(generator: np.random.Generator, dim: Dim, counts: Mapping[int, float]) -> int:
     if not counts:
-        return int(generator.integers(dim.min, dim.max + 1))
+        return dim.sizes[int(generator.integers(len(dim.sizes)))]
     sizes = sorted(counts)
     weights = np.array([counts[size] for size in sizes])
     return int(generator.choice(sizes, p=weights / weights.sum()))

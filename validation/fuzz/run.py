@@ -252,9 +252,10 @@ def _smaller(case: FuzzCase, specs: Sequence[TensorSpec], dims: Sequence[Dim]) -
     sizes = dict(case.sizes)
     for dim in dims:
         least = max(dim.min, 2) if case.values == "nan" and dim.name == leading_dim(specs) else dim.min
-        gap = sizes[dim.name] - least
+        least = -(-least // dim.multiple) * dim.multiple
+        gap = (sizes[dim.name] - least) // dim.multiple
         gaps = range(gap, 0, -1) if gap <= 16 else [gap >> shift for shift in range(gap.bit_length())]
-        for size in (sizes[dim.name] - item for item in gaps):
+        for size in (sizes[dim.name] - item * dim.multiple for item in gaps):
             yield replace(case, sizes=tuple((sizes | {dim.name: size}).items()))
     if case.values != "realistic":
         yield replace(case, values="realistic")

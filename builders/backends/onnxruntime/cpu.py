@@ -26,6 +26,7 @@ from builders.backends.compatibility import check_compatible
 from builders.backends.installed import versions_of
 from builders.backends.onnxruntime.session import OrtSession, open_model, session_options
 from builders.backends.optional_methods import RunProfile
+from builders.backends.shape_profiles import unbounded
 from enginery.core.capabilities import Capabilities
 from enginery.core.errors import InputError
 from enginery.core.hardware.cpu_kinds import EXACT_SESSION, this_kind, why_no_proof
@@ -144,7 +145,8 @@ class OnnxRuntime:
     def open(self, engine: Engine) -> Iterator[Session]:
         """Load the engine. Raises as `check_compatible` does, and ModelError when it cannot be read."""
         check_compatible(self, engine)
-        with self.open_part(engine.path) as session:
+        level, shapes = _LEVELS[self.graph_optimization][1], unbounded(engine.request.profiles)
+        with OrtSession(engine.path, level=level, threads=self.intra_op_threads, profiles=shapes) as session:
             yield session
 
     def load_runtime(self) -> None:

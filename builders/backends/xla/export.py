@@ -69,10 +69,11 @@ def _without_paths() -> Iterator[None]:
 
 def input_shapes(request: BuildRequest) -> list[jax.ShapeDtypeStruct]:
     """The inputs, with a symbolic size within the profiles' bounds for every dim that has more than one size."""
-    ranges = sizes(request)
+    ranges, every = sizes(request), request.multiples
     # 'd0' and so on: a dim's own name may be no identifier
-    written = {dim: str(low) if low == high else f"d{at}" for at, (dim, (low, high)) in enumerate(ranges.items())}
-    bounds = [(f"d{at}", ends) for at, ends in enumerate(ranges.values())]
+    symbols = {dim: f"{every[dim]}*d{at}" if dim in every else f"d{at}" for at, dim in enumerate(ranges)}
+    written = {dim: str(low) if low == high else symbols[dim] for dim, (low, high) in ranges.items()}
+    bounds = [(f"d{at}", [end // every.get(dim, 1) for end in ends]) for at, (dim, ends) in enumerate(ranges.items())]
     limits = [f"{dim} {bound}" for dim, (low, high) in bounds for bound in (f">= {low}", f"<= {high}")]
     scope = jax.export.SymbolicScope(limits)
     made = []

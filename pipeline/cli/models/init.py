@@ -90,7 +90,7 @@ def _write_data(found: "FoundModel", requests: Path, folder: Path, scaling: "Sca
     from enginery.core.types import Dim
     from pipeline.drafts.requests import split_requests, write_samples
 
-    dims = [Dim(name, dim.min, dim.opt, dim.max) for name, dim in found.dims.items()]
+    dims = [Dim(name, dim.min, dim.opt, dim.max, multiple=dim.multiple) for name, dim in found.dims.items()]
     split = split_requests(requests, found.inputs, dims, scaling)
     for name, part in (("calibration", split.calibration), ("golden", split.golden)):
         write_samples(folder / f"{name}.npz", part)

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
 from builders.execution.jobs import ProcessLimits
+from enginery.core.codec import encode
 from enginery.core.types import Precision
 from pipeline.compile.closure.code import Root, find_code
 from pipeline.compile.run_context import versions
@@ -81,5 +82,5 @@ def shapes_of(spec: "ModelSpec") -> Json:
     return {
         "inputs": [asdict(tensor) for tensor in spec.tensors()],
         "outputs": list(spec.outputs) if spec.outputs else None,
-        "dims": [asdict(dim) for dim in spec.named_dims()],
+        "dims": [encode(dim) for dim in spec.named_dims()],
     }

@@ -55,15 +55,15 @@ def sizes_within(dims: Sequence[Dim]) -> list[dict[str, int]]:
     """For each dim a size that no bucket ends at and none is tuned for, the other dims at what they are tuned for."""
     found = []
     for dim in dims:
-        between = [size for size in range(dim.min, min(dim.max, dim.min + 4096)) if size not in dim.test_sizes()]
+        between = [size for size in dim.sizes[:4096] if size not in dim.test_sizes()]
         if between:
             found.append({**{each.name: each.opt for each in dims}, dim.name: between[len(between) // 2]})
     return found
 
 
 def sizes_outside(dims: Sequence[Dim]) -> list[dict[str, int]]:
-    """For each dim one more than its largest size, the other dims at what they are tuned for."""
-    return [{**{each.name: each.opt for each in dims}, dim.name: dim.max + 1} for dim in dims]
+    """For each dim the next size after its largest, the other dims at what they are tuned for."""
+    return [{**{each.name: each.opt for each in dims}, dim.name: dim.max + dim.multiple} for dim in dims]
 
 
 def _is_right(expected: Session, actual: Session, request: BuildRequest, inputs: Tensors) -> bool | None:

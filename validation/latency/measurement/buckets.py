@@ -57,8 +57,8 @@ def parse_sizes(text: str, dims: Sequence[Dim]) -> dict[str, int]:
     for name, size in given.items():
         if name not in known:
             raise InputError(f"bucket {text!r}: the model has no dim {name!r}; write {example}")
-        if not known[name].min <= size <= known[name].max:
-            raise InputError(f"bucket {text!r}: {name} goes from {known[name].min} to {known[name].max}")
+        if size not in known[name].sizes:
+            raise InputError(f"bucket {text!r}: {name} has the sizes {known[name].words}")
     return {dim.name: given.get(dim.name, dim.opt) for dim in dims}
 
 
