@@ -152,7 +152,8 @@ def _check_multiples(profiles: Sequence[ShapeProfile], inputs: Tensors) -> None:
         shape = inputs[name].shape if name in inputs else ()
         for axis, (size, multiple) in enumerate(zip(shape, multiples, strict=False)):
             if size % multiple:
-                near = " or ".join(str(size // multiple * multiple + more) for more in (0, multiple) if size + more)
+                below = size - size % multiple
+                near = f"{below} or {below + multiple}" if below else str(multiple)
                 raise DataError(
                     f"input {name!r} has size {size} on axis {axis} (shape {shape}); the model takes multiples of "
                     f"{multiple} there: pad, crop or scale it to {near}"

@@ -215,7 +215,11 @@ def _match(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
             f"input {spec.name!r} is {_format(shape)} in the model and {_format(spec.shape)} in the spec; "
             "correct the spec, or export the model with that axis dynamic"
         )
-    return {own: dim for own, dim in zip(shape, spec.shape, strict=True) if isinstance(own, str)}
+    named = {own: dim for own, dim in zip(shape, spec.shape, strict=True) if isinstance(own, str)}
+    for own, dim in tuple(named.items()):  # torch calls a dim of multiples of 32 '32*s40'
+        if step := re.fullmatch(r"(\d+)\*([A-Za-z_]\w*)", own):
+            named[step[2]] = dim // int(step[1]) if isinstance(dim, int) else f"({dim}//{step[1]})"
+    return named
 
 
 def _format(shape: Sequence[int | str | None]) -> str:
@@ -227,6 +231,8 @@ def _rename(dim: int | ir.SymbolicDim, names: Mapping[str, int | str]) -> int | 
     """A dim, or an expression of dims such as 's40*4', with the spec's names."""
     if isinstance(dim, int) or dim.value is None:
         return dim if isinstance(dim, int) else None
+    if dim.value in names:
+        return names[dim.value]
     text = re.sub(r"[A-Za-z_]\w*", lambda word: str(names.get(word[0], word[0])), dim.value)
     return int(text) if text.isdigit() else text
 

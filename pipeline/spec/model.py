@@ -21,6 +21,7 @@ from pipeline.spec.validation import Golden, StageLimits, Validation
 from pipeline.spec.value_types import (
     Channel,
     DimName,
+    GraphName,
     Loc,
     Mistakes,
     ModelName,
@@ -68,8 +69,8 @@ class ModelSpec(SpecPart):
     model: ModelName = Field(description="name in the registry: lower-case letters, digits, '.', '_' and '-'")
     version: VersionName | None = Field(None, description="a version name of your own; default: the next number")
     source: Source
-    inputs: dict[str, Input] = Field(min_length=1)
-    outputs: tuple[str, ...] | None = Field(
+    inputs: dict[GraphName, Input] = Field(min_length=1)
+    outputs: tuple[GraphName, ...] | None = Field(
         None, description="names of the outputs, in order; default: the model's own"
     )
     dims: dict[DimName, DimRange] = Field({})

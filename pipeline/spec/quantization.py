@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from enginery.core.names import inside
-from pipeline.spec.value_types import Loc, Mistakes, SpecPart
+from pipeline.spec.value_types import GraphName, Loc, Mistakes, SpecPart
 
 
 class Calibration(SpecPart):
@@ -24,7 +24,7 @@ class Calibration(SpecPart):
         1, ge=1, le=256, description="observe stored samples in so many parts, side by side, each kept once it is done"
     )
 
-    labels: str | None = Field(
+    labels: GraphName | None = Field(
         None, description="name of the array of class indices in stored data, for a floor of accuracy"
     )
 
@@ -65,7 +65,9 @@ class Calibration(SpecPart):
 class NodeOverride(SpecPart):
     """The precision of some nodes, by hand."""
 
-    match: str = Field(min_length=1, description="a node's name, an operator type, or a glob over names: '*/attn/*'")
+    match: GraphName = Field(
+        min_length=1, description="a node's name, an operator type, or a glob over names: '*/attn/*'"
+    )
     precision: Literal["fp32", "fp16", "int8"] = Field(
         description="fp32 and fp16 leave the nodes in float; int8 takes back an earlier rule"
     )

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from enginery.core.types import Precision
-from pipeline.spec.value_types import File, Mistakes, SpecPart, as_value_error, off
+from pipeline.spec.value_types import File, GraphName, Mistakes, SpecPart, as_value_error, off
 from validation.canary.judging.thresholds import MOST_BURST, Thresholds
 from validation.comparison.terms import ALPHA, BRIER, DRAWS, ECE, FLIPS, JS, KL, TOP_K
 
@@ -65,8 +65,8 @@ class Boxes(SpecPart):
     """Boxes (.., n, 4) are the graph's: matched within a class by intersection over union, in any order."""
 
     form: Literal["xyxy", "xywh", "cxcywh"] = "xyxy"
-    classes: str | None = Field(None, description="the output (.., n) with each box's class; default: one class")
-    scores: str | None = Field(None, description="the output (.., n) with each box's score")
+    classes: GraphName | None = Field(None, description="the output (.., n) with each box's class; default: one class")
+    scores: GraphName | None = Field(None, description="the output (.., n) with each box's score")
     iou: float = Field(0.9, gt=0, le=1, description="least overlap of two boxes that match")
     matched: float = Field(0.99, gt=0, le=1, description="least share of the boxes of both sides that match")
     score: float | None = Field(None, ge=0, description="greatest difference of the scores of two that match")
@@ -154,8 +154,10 @@ class Rows(SpecPart):
 class Seeds(SpecPart):
     """Draws of a stochastic model come from the graph's distribution: a two-sample test per output."""
 
-    outputs: tuple[str, ...] = Field(min_length=1)
-    vary: str | None = Field(None, description="the input that is a seed or noise; null: runs differ by themselves")
+    outputs: tuple[GraphName, ...] = Field(min_length=1)
+    vary: GraphName | None = Field(
+        None, description="the input that is a seed or noise; null: runs differ by themselves"
+    )
     draws: int = Field(DRAWS, ge=20, le=2000, description="of each side")
     alpha: float = Field(ALPHA, ge=1e-5, lt=0.5, description="rate of false alarms, over all outputs together")
 
@@ -163,7 +165,7 @@ class Seeds(SpecPart):
 class Distributional(SpecPart):
     """Outputs as distributions: along the last axis, and over seeds."""
 
-    rows: dict[str, Rows] = Field({}, description="by output")
+    rows: dict[GraphName, Rows] = Field({}, description="by output")
     seeds: Seeds | None = None
 
     @model_validator(mode="before")
@@ -178,7 +180,7 @@ class Contract(SpecPart):
     """Checked on every engine that runs; one that breaks it has failed (docs/concepts/validation.md)."""
 
     bitwise: Bitwise | None = None
-    structured: dict[str, Structure] = Field({}, description="by output")
+    structured: dict[GraphName, Structure] = Field({}, description="by output")
     distributional: Distributional | None = None
 
     def outputs(self) -> list[tuple[tuple[str, ...], str]]:
@@ -198,7 +200,7 @@ class Metric(SpecPart):
     """A task metric over the golden set, with the lowest value that passes."""
 
     name: Literal["accuracy"] = "accuracy"
-    output: str = Field(description="the output whose argmax over the last axis is the predicted class")
+    output: GraphName = Field(description="the output whose argmax over the last axis is the predicted class")
     floor: float = Field(ge=0, le=1, description="lowest value that passes, e.g. 0.95")
 
 
@@ -206,7 +208,7 @@ class Golden(SpecPart):
     """Real inputs with which every engine is proven. Expected outputs come from the source model itself."""
 
     data: File
-    labels: str | None = Field(None, description="name of the array of class indices in the data file")
+    labels: GraphName | None = Field(None, description="name of the array of class indices in the data file")
     metric: Metric | None = None
     frozen: str | None = Field(
         None,

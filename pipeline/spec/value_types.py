@@ -79,12 +79,19 @@ def _check_axis(value: object) -> object:
     return value
 
 
+def _as_name(value: object) -> object:
+    """A whole number as text: PyTorch's older exporters call tensors 387, which YAML takes for a number."""
+    return str(value) if type(value) is int else value
+
+
 ModelName = Annotated[str, _validator(check_model)]
 VersionName = Annotated[str, _validator(check_version)]
 Channel = Annotated[str, _validator(check_channel)]
 UnitPattern = Annotated[str, _validator(_check_unit_pattern)]
 TargetName = Annotated[str, _validator(targets.parse_targets)]
 File = Annotated[str, AfterValidator(inside)]
+# Of a tensor or a node, or of an array of data for it.
+GraphName = Annotated[str, BeforeValidator(_as_name)]
 DimName = Annotated[str, _validator(_check_dim_name)]
 Size = Annotated[int, Field(strict=True, ge=1, lt=LARGEST_SIZE)]
 Axis = Annotated[int | str, BeforeValidator(_check_axis)]

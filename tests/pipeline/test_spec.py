@@ -9,6 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from enginery.core.codec import encode
 from enginery.core.errors import SpecError
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.pipeline.projects import SPEC, Project
@@ -37,6 +38,38 @@ def test_buckets_become_ranges_tuned_for_their_upper_edge(project: Project) -> N
     assert dim.test_sizes() == (1, 2, 3, 8)
 
 
+def test_a_dim_may_take_multiples_alone_and_starts_at_the_first(project: Project) -> None:
+    project.change_spec(dims={"batch": {"buckets": [8, 16], "multiple": 4}})
+    (dim,) = load_spec(project.spec).named_dims()
+    assert dim.buckets() == ((4, 8, 8), (12, 16, 16)) and list(dim.sizes) == [4, 8, 12, 16]
+    project.change_spec(dims={"batch": {"min": 4, "opt": 8, "max": 16, "multiple": 4}})
+    (dim,) = load_spec(project.spec).named_dims()
+    assert (dim.min, dim.opt, dim.max, dim.multiple) == (4, 8, 16, 4) and dim.words == "4..16 in steps of 4"
+
+
+def test_a_spec_without_multiples_is_written_as_before_they_came(project: Project) -> None:
+    project.change_spec(dims={"batch": {"min": 1, "opt": 4, "max": 8, "multiple": 1}})
+    spec = load_spec(project.spec)
+    assert spec.model_dump(mode="json")["dims"] == {"batch": {"min": 1, "opt": 4, "max": 8, "buckets": None}}
+    assert encode(spec.named_dims()[0]).keys() == {"name", "min", "opt", "max", "edges"}
+    project.change_spec(dims={"batch": {"max": 8, "multiple": 4}})
+    assert load_spec(project.spec).model_dump(mode="json")["dims"]["batch"]["multiple"] == 4
+
+
+def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> None:
+    project.change_spec(
+        inputs={387: {"shape": ["batch", 8]}, "a/b:0": {"shape": ["batch", 8]}},
+        outputs=[388, "StatefulPartitionedCall:0"],
+        golden={**SPEC["golden"], "metric": {"output": 388, "floor": 0.5}},
+        validation={"contract": {"structured": {388: {"finite": True}}}},
+    )
+    spec = load_spec(project.spec)
+    assert list(spec.inputs) == ["387", "a/b:0"] and spec.outputs == ("388", "StatefulPartitionedCall:0")
+    assert list(spec.validation.contract.structured) == ["388"]
+    assert spec.golden and spec.golden.metric and spec.golden.metric.output == "388"
+    assert "must be text" in mistakes(project, inputs={True: {"shape": [1]}})[0]
+
+
 @pytest.mark.parametrize(
     ("parts", "wanted"),
     [
@@ -55,6 +88,9 @@ def test_buckets_become_ranges_tuned_for_their_upper_edge(project: Project) -> N
         ({"dims": {}}, "inputs name dim 'batch', which dims does not define; add dims.batch.max"),
         ({"dims": {"batch": {"min": 1}}}, "dims.batch: has no max; compilers need one; add max, or buckets"),
         ({"dims": {"batch": {"min": 9, "max": 8}}}, "dims.batch: needs min <= opt <= max, found 9, 8, 8"),
+        ({"dims": {"batch": {"max": 9, "multiple": 4}}}, "takes multiples of 4 alone, which max 9 is not"),
+        ({"dims": {"batch": {"min": 1, "buckets": [4, 6], "multiple": 4}}}, "4 alone, which min 1, buckets 6 is not"),
+        ({"dims": {"batch": {"max": 8, "multiple": 0}}}, "dims.batch.multiple: 0: "),
         ({"dims": {"batch": {"buckets": [4, 2]}}}, "dims.batch: buckets must rise from min=1, found [4, 2]"),
         ({"dims": {"batch": {"max": 8}, "seq": {"max": 2}}}, "dims.seq is used by no input; remove it"),
         ({"source": {"onnx": "../tiny.onnx"}}, "source.onnx: '../tiny.onnx': must be a relative path inside"),

@@ -74,10 +74,17 @@ def find_arrays(path: Path, inputs: Sequence[str]) -> dict[str, Stored]:
 
 
 def _in_folder(path: Path, inputs: Sequence[str]) -> dict[str, Stored]:
+    # An input may be called 'encoder/x:0', whose file lies in a folder of this one; none may lead out of it.
+    if outside := [name for name in inputs if name.startswith("/") or ".." in name.split("/")]:
+        raise DataError(f"{path}: no file in a folder can be called {outside[0]!r}; store the inputs in one .npz")
+    nested = [name for name in inputs if "/" in name]
     if all((path / f"{name}.npy").is_file() for name in inputs):
-        return {file.stem: stored_arrays(file)[""] for file in sorted(path.glob("*.npy"))}
+        whole = [file.stem for file in sorted(path.glob("*.npy"))] + nested
+        return {name: stored_arrays(path / f"{name}.npy")[""] for name in whole}
     if all((path / name).is_dir() for name in inputs):
-        return {folder.name: _series(folder) for folder in sorted(path.iterdir()) if folder.is_dir()}
+        above = {name.split("/")[0] for name in nested} - set(inputs)
+        whole = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name not in above]
+        return {name: _series(path / name) for name in whole + nested}
     if len(inputs) > 1:
         named = ", ".join(f"{name}.npy" for name in inputs)
         raise DataError(f"{path} must hold {named}, or a folder of .npy files for each of {', '.join(inputs)}")

@@ -35,6 +35,15 @@ def test_an_engine_computes_what_its_model_computes_at_every_batch(tmp_path, lev
             np.testing.assert_allclose(session.run(image(batch))["logits"], expected, rtol=1e-5, atol=1e-5)
 
 
+def test_an_engine_takes_any_size_but_those_between_multiples(tmp_path):
+    profile = ShapeProfile((("image", (4, 8), (8, 8), (16, 8)),), (("image", (4, 1)),))
+    engine = OnnxRuntime().build(ort_request(profiles=(profile,)), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+    with OnnxRuntime().open(engine) as session:
+        assert len(session.run(image(32))["logits"]) == 32
+        with pytest.raises(DataError, match="multiples of 4 there: pad, crop or scale it to 4 or 8"):
+            session.run(image(6))
+
+
 def test_building_twice_gives_the_same_digest(tmp_path):
     model = graphs.convnet(tmp_path / "model.onnx")
     digests = set()

@@ -3,8 +3,9 @@ import pytest
 
 from builders.backends import shape_profiles
 from enginery.arrays import InputCheck
+from enginery.core.codec import decode, encode
 from enginery.core.errors import DataError, EngineryError
-from enginery.core.types import ShapeProfile, TensorSpec
+from enginery.core.types import Dim, ShapeProfile, TensorSpec
 from tests.builders import graphs
 
 REQUEST = graphs.request("cpu", backend="tvm")
@@ -32,6 +33,34 @@ def test_every_other_shape_type_and_name_is_a_data_error(inputs):
 
 def test_without_profiles_any_size_will_do():
     shape_profiles.checked_inputs(check(graphs.request("cpu", profiles=())), image(1000))
+
+
+def steps():
+    """A request whose image has a width of 32, 64 or 96."""
+    dims = [Dim("batch", 1, 2, 4), Dim("width", 32, 64, 96, multiple=32)]
+    inputs = (TensorSpec("image", "float32", ("batch", "width")), TensorSpec("mask", "float32", ("batch",)))
+    return graphs.request("cpu", inputs=inputs, profiles=tuple(shape_profiles.profiles(inputs, dims)))
+
+
+def test_sizes_between_multiples_are_refused_with_the_nearest():
+    request = steps()
+    assert request.multiples == {"width": 32} and request.profiles[0].multiples == (("image", (1, 32)),)
+    for width in (32, 64, 96):
+        check(request)({**image(3, width), "mask": np.zeros(3, "f")})
+    with pytest.raises(DataError, match=r"size 80 on axis 1 \(shape \(3, 80\)\).*multiples of 32.* to 64 or 96"):
+        check(request)({**image(3, 80), "mask": np.zeros(3, "f")})
+    free = InputCheck(request.inputs, shape_profiles.unbounded(request.profiles))
+    free({**image(9, 320), "mask": np.zeros(9, "f")})
+    with pytest.raises(DataError, match="multiples of 32 there: pad, crop or scale it to 32"):
+        free({**image(9, 20), "mask": np.zeros(9, "f")})
+    assert shape_profiles.unbounded(REQUEST.profiles) == ()
+
+
+def test_profiles_without_multiples_are_written_as_before_they_came():
+    (profile,) = REQUEST.to_json()["profiles"]
+    assert profile.keys() == {"inputs"} and encode(REQUEST.profiles[0]).keys() == {"inputs"}
+    assert decode(encode(steps().profiles[0]), ShapeProfile) == steps().profiles[0]
+    assert decode(encode(steps()), type(REQUEST)).key == steps().key
 
 
 def test_arrays_come_in_the_requests_order_contiguous_and_scalars_stay_scalars():

@@ -135,6 +135,25 @@ def test_an_engine_computes_what_its_model_computes_at_every_size_within_its_pro
 
 
 @pytest.mark.usefixtures("jax")
+def test_a_dim_of_multiples_is_open_in_steps(tmp_path):
+    nodes = [
+        graphs.helper.make_node("Reshape", ["image", "pairs"], ["a"]),
+        graphs.helper.make_node("Reshape", ["a", "rows"], ["y"]),
+    ]
+    sizes = [("pairs", np.array([-1, 4, 8])), ("rows", np.array([-1, 8]))]
+    kind = graphs.TensorProto.FLOAT
+    model = graphs.save(tmp_path / "m.onnx", nodes, [("image", kind, ("n", 8))], [("y", kind, ("n", 8))], sizes)
+    profile = ShapeProfile((("image", (4, 8), (8, 8), (16, 8)),), (("image", (4, 1)),))
+    specs = {"inputs": (TensorSpec("image", "float32", ("n", 8)),), "outputs": (TensorSpec("y", "float32", ("n", 8)),)}
+    engine = built(tmp_path, model, xla_request(profiles=(profile,), **specs))
+    with Xla().open(engine) as session:
+        for rows in (4, 12):
+            np.testing.assert_array_equal(session.run(image(rows))["y"], image(rows)["image"])
+        with pytest.raises(DataError, match="multiples of 4"):
+            session.run(image(6))
+
+
+@pytest.mark.usefixtures("jax")
 def test_building_twice_gives_the_same_bytes_and_the_machines_paths_are_not_in_them(tmp_path):
     model = graphs.convnet(tmp_path / "model.onnx")
     shapes = {"inputs": (TensorSpec("image", "float32", ("batch", 3, 16, 16)),)}

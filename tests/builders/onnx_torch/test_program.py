@@ -53,6 +53,26 @@ def request(inputs, outputs, profiles):
     return graphs.request("cpu", inputs=inputs, outputs=outputs, profiles=profiles)
 
 
+HALVES = """
+    <ir_version: 10, opset_import: ["": 20]>
+    g (float[n, 3] x) => (float[n, 3] y) <int64[3] pairs = {-1, 4, 3}, int64[2] rows = {-1, 3}>
+    { a = Reshape (x, pairs)  b = Neg (a)  y = Reshape (b, rows) }
+"""
+
+
+def test_a_dim_of_multiples_is_one_for_torch_too(tmp_path):
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(HALVES), path)
+    inputs, outputs = (TensorSpec("x", "float32", ("n", 3)),), (TensorSpec("y", "float32", ("n", 3)),)
+    ranges = (("x", (8, 3), (8, 3), (28, 3)),)
+    with pytest.raises(ModelError, match=r"shape '\[-1, 4, 3\]' is invalid"):
+        to_program(path, request(inputs, outputs, (ShapeProfile(ranges),)))
+    program = to_program(path, request(inputs, outputs, (ShapeProfile(ranges, (("x", (4, 1)),)),)))
+    for rows in (8, 12, 28):
+        x = torch.ones(rows, 3)
+        assert torch.equal(program.module()(x)[0], -x)
+
+
 def test_sizes_computed_from_sizes_stay_dynamic(tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(onnx.parser.parse_model(SHAPES), path)

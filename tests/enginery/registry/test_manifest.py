@@ -68,6 +68,10 @@ def test_it_reads_back_and_always_gives_the_same_bytes() -> None:
     data = MANIFEST.to_bytes()
     assert parse(data) == MANIFEST and parse(data).to_bytes() == data
     assert json.loads(data)["digest"] == MANIFEST.digest
+    assert [list(profile) for profile in json.loads(data)["engines"][0]["profiles"]] == [["inputs"]]
+    profile = ShapeProfile(ENTRY.profiles[0].inputs, (("image", (1, 1, 4, 4)),))
+    stepped = replace(MANIFEST, engines=(replace(ENTRY, profiles=(profile,)),))
+    assert parse(stepped.to_bytes()) == stepped
 
 
 @given(st.integers(0, 2000), st.integers(1, 255))
@@ -128,6 +132,8 @@ def entry_without(name: str) -> list[Any]:
         ({"engines": entry_with(compute_capability=[8])}, "compute_capability"),
         ({"engines": entry_with(inputs=[{"name": "x", "dtype": "float32", "shape": [None]}])}, "shape"),
         ({"engines": entry_with(profiles=[{"inputs": [["x", [1]]]}])}, "profiles"),
+        ({"engines": entry_with(profiles=[{"inputs": [], "multiples": [["x"]]}])}, "multiples"),
+        ({"engines": entry_with(profiles=[{"inputs": [], "multiples": [["x", [0]]]}])}, "has the multiple 0"),
         ({"engines": entry_with(options={"x": [1]})}, "options.x"),
         ({"engines": entry_without("requires")}, r"engines\[0\].requires is missing"),
         ({"engines": entry_with(requires=[])}, "unproven and does not say which processor it requires"),

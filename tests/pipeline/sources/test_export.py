@@ -187,6 +187,17 @@ class TestCapture:
     def test_a_dim_that_the_code_fixes_is_told_in_torchs_words(self, tmp_path):
         fails(torch_request(tmp_path, net("return x + torch.ones(4, 3)")), r"batch as dynamic.*constant \(4\)")
 
+    def test_a_dim_of_multiples_is_exported_where_torch_asks_for_them(self, tmp_path):
+        body = "y = x.reshape(-1, 4, 3); return (y * 2).reshape(-1, 3) + x, y[:, 0], y[:, :2].reshape(-1, 3)"
+        request = torch_request(tmp_path, net(body))
+        fails(request, r"Constraints violated \(batch\)|divisible|4\*_batch")
+        steps = ExportRequest(**{**vars(request), "dims": (Dim("batch", 4, 8, 16, multiple=4),)})
+        exported = run(steps)
+        assert failed(exported) == []
+        graph = onnx.load(exported.onnx)
+        shapes = [spec.shape for specs in specs_of(graph) for spec in specs]
+        assert shapes == [("batch", 3), ("batch", 3), ("(batch//4)", 3), ("2*(batch//4)", 3)]
+
     def test_a_branch_on_values_is_told_with_its_line(self, tmp_path):
         fails(
             torch_request(tmp_path, net("return x if x.sum() > 0 else -x")),

@@ -61,6 +61,13 @@ def test_an_answer_that_is_wrong_at_one_inner_size_fails_and_fuzz_repeats_it(siz
     assert again.verdict == "failed" and again.reason in found.note
 
 
+def test_inner_sizes_are_multiples() -> None:
+    dims = (Dim("height", 64, 96, 192, multiple=32), Dim("batch", 1, 1, 2))
+    known = [tuple(sizes.items()) for sizes in edge_sizes([TensorSpec("x", "float32", ("height", "batch"))], dims)]
+    found = list(inner_sizes(dims, known, 0))
+    assert {sizes["height"] for sizes in found} == {128, 160} and len(found) == 4
+
+
 class Detector(Linear):
     """20 boxes of 0 to 640 with a score of 0 to 1, or logits of 288 to 289, of each sample. at: sizes with a fault."""
 

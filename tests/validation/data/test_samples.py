@@ -60,6 +60,39 @@ def test_a_static_leading_size_groups_by_it(tmp_path):
         opened(saved(tmp_path, image=images(13)), inputs=[static], dims=[])
 
 
+def test_sizes_of_samples_and_of_groups_are_multiples(tmp_path):
+    dims = [Dim("batch", 2, 6, 8, multiple=2), Dim("side", 32, 32, 96, multiple=32)]
+    spec = TensorSpec("image", "float32", ("batch", "side"))
+    data = np.zeros((10, 64), np.float32)
+    samples = opened(saved(tmp_path, image=data), inputs=[spec], dims=dims)
+    assert [len(batch["image"]) for batch in samples.batches()] == [6, 4]
+    assert [len(batch["image"]) for batch in samples.batches(5)] == [4, 4, 2]
+    with pytest.raises(DataError, match=r"side = 80 on axis 1, outside 32\.\.96 in steps of 32; crop or pad"):
+        opened(saved(tmp_path, image=data.repeat(2, 1)[:, :80]), inputs=[spec], dims=dims)
+    with pytest.raises(DataError, match=r"leave 3, but a group needs 2 or more in steps of 2; drop 1 or add 1"):
+        opened(saved(tmp_path, image=data[:9]), inputs=[spec], dims=dims)
+
+
+def test_a_folder_holds_inputs_whose_names_have_slashes(tmp_path):
+    inputs = [TensorSpec(name, "float32", ("batch", 2)) for name in ("387", "encoder/x:0")]
+    (tmp_path / "encoder").mkdir()
+    for index, spec in enumerate(inputs):
+        np.save(tmp_path / f"{spec.name}.npy", np.full((4, 2), index, np.float32))
+    (batch,) = opened(tmp_path, inputs=inputs).batches()
+    assert batch["387"].max() == 0 and batch["encoder/x:0"].min() == 1
+    for name in ("../data", "/data"):
+        with pytest.raises(DataError, match=r"store the inputs in one \.npz"):
+            opened(tmp_path, inputs=[inputs[0], TensorSpec(name, "float32", ("batch", 2))])
+
+
+def test_a_folder_holds_a_folder_for_each_input_whose_names_have_slashes(tmp_path):
+    inputs = [TensorSpec(name, "float32", (1, 2)) for name in ("387", "encoder/x:0")]
+    for spec in inputs:
+        (tmp_path / spec.name).mkdir(parents=True)
+        np.save(tmp_path / spec.name / "0.npy", np.zeros((1, 2), np.float32))
+    assert opened(tmp_path, inputs=inputs, dims=[]).count == 1
+
+
 def test_one_rank_more_holds_complete_inputs(tmp_path):
     path = saved(tmp_path, image=images(6).reshape(3, 2, 1, 4, 4))
     samples = opened(path)

@@ -10,7 +10,7 @@ from enginery.core.errors import InputError, ModelError
 from enginery.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Fault, Linear
 from validation.fuzz.cases import VALUES, FuzzCase, boundaries, draw, just_outside, make, parse_histogram, parse_only
-from validation.fuzz.run import FuzzRun, FuzzSides, fuzz
+from validation.fuzz.run import FuzzOutcome, FuzzRun, FuzzSides, fuzz, shrink
 from validation.limits.budget import StagedLimits, default_budget
 
 BUDGET = default_budget("engine", "fp32")
@@ -39,6 +39,25 @@ def test_every_edge_of_a_bucket_and_its_neighbours_are_tried_and_one_step_outsid
     assert {"batch": 16, "length": 8} in list(boundaries((*DIMS, length)))
     assert {"batch": 4, "length": 7} in list(just_outside((*DIMS, length)))
     assert {case.values for case in draw(DIMS, 0, 0)} == set(VALUES)
+
+
+def test_sizes_are_multiples_where_a_dim_takes_those_alone() -> None:
+    dim = Dim("height", 64, 96, 160, multiple=32)
+    assert {sizes["height"] for sizes in boundaries([dim])} == {64, 96, 128, 160}
+    assert [sizes["height"] for sizes in just_outside([dim])] == [192, 32, 80]
+    drawn = Counter(dict(case.sizes)["height"] for case in draw([dim], 0, 200) if case.draw)
+    assert set(drawn) == {64, 96, 128, 160}
+    assert parse_only("height=80", [dim]).outside and not parse_only("height=96", [dim]).outside
+    with pytest.raises(InputError, match=r"height = 80 is outside 64\.\.160 in steps of 32"):
+        draw([dim], 0, 1, {"height": {80: 1.0}})
+    tried = []
+
+    def fails(case: FuzzCase) -> FuzzOutcome:
+        tried.append(dict(case.sizes)["height"])
+        return FuzzOutcome(case, "failed" if tried[-1] > 96 else "ok", "")
+
+    found = shrink(fails(FuzzCase((("height", 160),))), [TensorSpec("x", "float32", (1, "height"))], [dim], fails)
+    assert dict(found.case.sizes) == {"height": 128} and set(tried) == {64, 96, 128, 160}
 
 
 def test_a_histogram_weights_the_random_sizes() -> None:

@@ -76,6 +76,8 @@ def test_sizes_are_tried_that_no_bucket_ends_at_and_beyond_the_last():
     assert within[0]["n"] not in (1, 4, 8) and within[1]["t"] not in (1, 32, 33, 64)
     assert sizes_within((Dim("n", 1, 1, 2),)) == [] and sizes_within((Dim("n", 3, 3, 3),)) == []
     assert sizes_outside(dims) == [{"n": 9, "t": 64}, {"n": 4, "t": 65}]
+    steps = (Dim("h", 32, 32, 128, multiple=32),)
+    assert sizes_within(steps) == [{"h": 96}] and sizes_outside(steps) == [{"h": 160}]
 
 
 FOUND = BackendComparison(
