@@ -145,7 +145,7 @@ def page(known: Mapping[str, Any]) -> str:
         "",
         "What `enginery init` and `enginery build` make of graphs that nobody here wrote. `make zoo` downloads the",
         "packages, checks them by digest and writes this page; no graph is kept in the repository. Inputs are rendered",
-        "text, photographs, this project's own files and text, and synthetic voiced sounds (`benchmarks/zoo/inputs.py`).",
+        "text, photographs, files, this project's own text and synthetic voiced sounds (`benchmarks/zoo/inputs.py`).",
         "Times are of two cores with other work beside them: they are no benchmark.",
         "",
         "| graph | package (licence) | kind | seconds | target | precision | what came of it | MiB | checks |",

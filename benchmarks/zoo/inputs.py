@@ -134,10 +134,14 @@ def _bytes(generator: np.random.Generator, shape: Shape) -> Array:
         Path(matplotlib.get_data_path()),
         Path(np.__file__).parent,
     )
-    known = {path.suffix: path for place in places for path in sorted(place.rglob("*")) if path.is_file()}
-    files = sorted(path for path in known.values() if path.stat().st_size > shape[-1])
-    chosen = [files[int(index)].read_bytes()[: shape[-1]] for index in generator.integers(0, len(files), shape[0])]
-    return np.stack([np.frombuffer(data, "u1") for data in chosen])
+    known: dict[str, list[Path]] = {}
+    for path in (path for place in places for path in sorted(place.rglob("*"))):
+        if path.is_file() and path.stat().st_size > shape[-1] and path.suffix != ".pyc":
+            known.setdefault(path.suffix, []).append(path)
+    kinds = sorted(known)
+    chosen = [known[kinds[int(index)]] for index in generator.integers(0, len(kinds), shape[0])]
+    files = [paths[int(generator.integers(len(paths)))] for paths in chosen]
+    return np.stack([np.frombuffer(file.read_bytes()[: shape[-1]], "u1") for file in files])
 
 
 def _speech(generator: np.random.Generator, shape: Shape) -> Array:
