@@ -84,7 +84,7 @@ def fleet(ctx: click.Context, /, apply: bool, as_json: bool, **chosen: Any) -> N
     else:
         print_reconciled(found)
     if apply:
-        _tell(found)
+        _send(found)
     ctx.exit(0 if found.good else 1)
 
 
@@ -148,16 +148,16 @@ def _runtimes(chosen: dict[str, Any]) -> dict[str, str]:
     return stated
 
 
-def _tell(found: "Reconciled") -> None:
+def _send(found: "Reconciled") -> None:
     """Send the events for what is missing, each once the Prefect server has the one before."""
-    from pipeline.orchestration.fleet import messages, tell
+    from pipeline.orchestration.fleet import messages, send
 
     events = messages(found.work, found.registry)
     for message in events:
-        say(f"told {message.event} of {message.model}: {tell(message)}")
+        say(f"sent {message.event} of {message.model}: {send(message)}")
     left = [item for item in found.work if not item.ready]
     if not events:
-        say("nothing to tell: " + ("what is missing needs a person first" if left else "nothing is missing"))
+        say("nothing to send: " + ("what is missing needs a person first" if left else "nothing is missing"))
 
 
 def print_reconciled(found: "Reconciled") -> None:
