@@ -18,7 +18,7 @@ from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph,
 from pipeline.compile.steps.engines import BuildEngine
 from pipeline.compile.steps.exports import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph
-from pipeline.compile.steps.proofs import Calls, CheckEngine, ContractTerms
+from pipeline.compile.steps.proofs import CheckEngine, ContractTerms, ExtraCalls
 from pipeline.operations.fuzz import FuzzEngine, FuzzTerms
 from pipeline.sources.request import ExportRequest
 from pipeline.values import EngineBlob, ModelShapes
@@ -118,7 +118,7 @@ class BuiltEngine:
     ) -> list[Check]:
         """The engine stage, with a contract and the task metric. seconds: for calls beside the golden set."""
         promised = None if contract is None else ContractTerms(dict(contract), self.shapes)
-        calls = Calls(seconds, bool(contract and "bitwise" in contract), self.shapes)
+        calls = ExtraCalls(seconds, bool(contract and "bitwise" in contract), self.shapes)
         check = CheckEngine(self.blob, self.bench.golden, limits or {}, self.bench.metric, promised, calls)  # type: ignore[arg-type]
         return [*self.bench.run(check).checks]
 
