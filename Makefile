@@ -6,6 +6,7 @@
 # conformance  installs every compiler that pip has, holds all to one suite, and writes what came out into docs/reference/conformance.md
 # node-tests   ONNX's own 1,900 backend node tests through the CPU engine, and built by TensorRT-RTX; the same page
 # proof  plants every fault over networks, seeds and precisions, counts false alarms and the canary's errors; the tables of the docs
+# zoo    graphs out of 19 packages, downloaded, built and proven; docs/zoo.md
 # house  the figures that the redesign is measured by, into docs/house.md
 # gpu-check  the GPU proof kit on this machine's GPU, with PYTHON and what it has installed
 # cluster-test  the chart on a real Kubernetes control plane on loopback, of the programs in the folder KUBE_ASSETS
@@ -19,7 +20,7 @@ INSTALL = $(BIN)/python examples/logged.py $(VENV)/pip.log $(BIN)/pip install --
 SOURCES := builders validation pipeline enginery tests benchmarks examples charts docs
 SPHINX = $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --jobs auto
 
-.PHONY: demo demo-cluster test check format bench proof docs site chart hunt house conformance node-tests gpu-check cluster-test clean
+.PHONY: demo demo-cluster test check format bench proof docs site chart hunt house zoo conformance node-tests gpu-check cluster-test clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -56,6 +57,9 @@ proof: $(VENV)/.installed
 	$(BIN)/python -m tests.faults --write
 	$(BIN)/python -m benchmarks.bench_proof --write
 	$(BIN)/python -m benchmarks.bench_canary --write
+
+zoo: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.zoo --write
 
 house: $(VENV)/.installed
 	$(BIN)/python -m tests.house --write

@@ -25,6 +25,8 @@ Chunks = dict[str, int]
 
 def main() -> None:
     words = sys.argv[1:]
+    if len(words) % 2 or not words:
+        sys.exit(__doc__)
     engines: dict[str, tuple[str, int, Chunks]] = {}
     for registry, reference in zip(words[::2], words[1::2], strict=True):
         engines |= engines_of(open_store(registry), reference, registry)

@@ -3,7 +3,7 @@
 
 The first table: `OrtSession.run(inputs)` less `onnxruntime.InferenceSession.run(names, inputs)` of a session with ONNX
 Runtime's own defaults, for nets of 1 and of 8 inputs, in blocks that take turns: the differences of the blocks'
-medians, their median over the rounds and their quartiles. Beside it the call that `OrtSession.prepared` gives.
+medians, their median over the rounds and their quartiles. Beside it the call that `OrtSession.prepare_call` gives.
 
 The second. Bare: the mean over a plain loop that reads the clock twice in all. Ours: the mean of what
 `measurement.loop` measures, and the wall-clock time that it takes for each run. Interleaved, round by round; the
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _print_sessions(seconds: float, rounds: int) -> None:
-    print("| inputs | onnxruntime, µs | Session.run adds, µs | prepared adds, µs |\n|---|---|---|---|")
+    print("| inputs | onnxruntime, µs | Session.run adds, µs | prepare_call adds, µs |\n|---|---|---|---|")
     for count in (1, 8):
         given = ", ".join(f"float[batch,8] x{index}" for index in range(count))
         net = build(given, "float[batch,8] y", f"y = Sum({', '.join(f'x{index}' for index in range(count))})", {})

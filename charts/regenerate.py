@@ -1,6 +1,6 @@
 """Makes everything that follows from the chart and the code: `make chart`. With `--check` it says what is out of date.
 
-files/gpus.yaml         generations and products, from enginery/core/hardware/targets.py
+files/gpus.yaml         generations and products, from enginery/core/hardware/gpu_generations.py
 files/dashboard.json    the Grafana dashboard, from manifests/grafana
 values.schema.json      from values.yaml and charts/values_schema.py
 README.md               the table of values, from the comments of values.yaml
@@ -30,7 +30,7 @@ def inputs() -> Iterator[tuple[Path, str]]:
         item.sm: {"labels": item.labels, "products": {name: list(labels) for name, labels in item.products.items()}}
         for item in GENERATIONS
     }
-    head = "# Made from enginery/core/hardware/targets.py by `make chart`.\n"
+    head = "# Made from enginery/core/hardware/gpu_generations.py by `make chart`.\n"
     yield CHART / "files/gpus.yaml", head + yaml.safe_dump(gpus, sort_keys=False)
     if DASHBOARD.exists():
         yield CHART / "files/dashboard.json", DASHBOARD.read_text()

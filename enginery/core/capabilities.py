@@ -35,7 +35,7 @@ class Capabilities:
     tunes_on_target: whether `build` measures kernels on a GPU of its target: it then needs a node that has one, and
     that GPU for itself. Else it builds on hosts without its target's hardware.
     refits: whether it gives an engine other weights (`builders.backends.optional_methods.Refitting`).
-    timing_cache: whether a build takes and leaves what its tuner measured (`timing_caches.TimingCached`).
+    timing_cache: whether a build takes and leaves what its tuner measured (`optional_methods.TimingCached`).
     times_nodes: whether it times the nodes of an engine (`builders.backends.optional_methods.Profiling`).
     opens_parts: whether an engine's file is an ONNX graph, any part of which can be opened (`backends.parts`): inner
     tensors of such an engine can be tapped.

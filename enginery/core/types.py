@@ -30,7 +30,7 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "fp8", "int8", "int
 QUANTIZED: tuple[Precision, ...] = ("int8", "fp8", "int8-dynamic", "int4")
 CALIBRATED: tuple[Precision, ...] = ("int8", "fp8")
 
-# The entry of a CPU engine's toolchain that holds the kind of CPU it is built for (`hardware.targets.CpuKind`).
+# The entry of a CPU engine's toolchain that holds the kind of CPU it is built for (`hardware.cpu_kinds.CpuKind`).
 CPU_KIND = "enginery-cpu"
 # How a note of an engine begins that says why nothing is on record of its layers.
 NO_LAYERS = "layers and tactics are not on record"
@@ -116,7 +116,7 @@ class ShapeProfile:
 class Target:
     """What an engine is built for: a CPU (`compute_capability` None), a GPU generation, or one product of it.
 
-    name: of a CPU 'cpu', which is this machine's, or that of a `hardware.targets.CpuKind`.
+    name: of a CPU 'cpu', which is this machine's, or that of a `hardware.cpu_kinds.CpuKind`.
     """
 
     name: str

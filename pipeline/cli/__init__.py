@@ -33,13 +33,13 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Quality and speed": {
         "report": ("models.report", "Write the HTML page of a version or a canary."),
-        "profile": ("operations.engines", "Time an engine here by bucket and node, or against another."),
+        "profile": ("operations.engines", "Time an engine by bucket and node, or against another."),
         "compare": ("operations.compare", "Build with every backend, compare, and recommend one."),
         "fuzz": ("operations.engines", "Compare an engine with its graph on random inputs."),
         "attribute": ("operations.attribute", "Find the nodes of a graph or an engine that drifted."),
         "sensitivity": ("models.sensitivity", "Rank parts of a model by their error in int8."),
         "golden": ("models.golden", "Make, show, compare and freeze golden sets."),
-        "rebuild": ("operations.engines", "Build an engine again: same bytes, same outputs?"),
+        "check-reproducible": ("operations.engines", "Build an engine again: same bytes, same outputs?"),
         "refit": ("operations.refit", "Give engines new weights without building them."),
     },
     "Serving": {
@@ -76,13 +76,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
 # Commands whose name is taken by something else in Python.
-FUNCTIONS = {
-    "list": "list_models",
-    "verify-signature": "verify_signature",
-    "watch-specs": "watch_specs",
-    "backends": "list_backends",
-    "export-oci": "export_oci",
-}
+FUNCTIONS = {"list": "list_models", "backends": "list_backends"}
 
 
 class LazyGroup(click.Group):
@@ -97,7 +91,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"pipeline.cli.{COMMANDS[cmd_name][0]}")
-        command = getattr(module, FUNCTIONS.get(cmd_name, cmd_name))
+        command = getattr(module, FUNCTIONS.get(cmd_name, cmd_name.replace("-", "_")))
         assert isinstance(command, click.Command)  # noqa: S101 - our own table
         return command
 

@@ -78,7 +78,7 @@ def name_axes(inputs: tuple[TensorSpec, ...], unknown: str = "?") -> tuple[Tenso
 def _identifier(text: str) -> str | None:
     """A dim's own name where it says something: not the counted names that converters give."""
     plain = re.sub(r"\W+", "_", text).strip("_")
-    counted = re.fullmatch(r"(?:unk_+|dynamic_axes_|p2o_DynamicDimension_|s|d|dim_?)\d+", plain)
+    counted = re.fullmatch(r"(?:unk_+|dynamic_axes_|(?:p2o_)?DynamicDimension_|s|d|dim_?)\d+", plain)
     return plain if plain.isidentifier() and not counted else None
 
 

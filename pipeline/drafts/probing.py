@@ -131,7 +131,7 @@ def _candidates(names: Sequence[str]) -> Iterator[dict[str, int]]:
 
 
 def _is_batch(name: str) -> bool:
-    return "batch" in name.lower() or name in ("n", "N")
+    return "batch" in name.lower() or name in ("n", "b", "B")
 
 
 def _guess(name: str, why: str) -> FoundDim:

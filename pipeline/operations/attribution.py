@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttributionAnswer:
-    """One graph or engine that was asked about. found: None where there is no attribution; `told.headline` says why.
+    """What was found of one graph or engine. found: None without an attribution; `attributed.headline` says why.
 
     failed: whether the attribution was tried and did not end; an engine that cannot be opened by parts has not failed.
     """
 
-    told: Attributed
+    attributed: Attributed
     found: "Attribution | None" = None
     failed: bool = False
 
     def to_json(self) -> dict[str, object]:
         """An item of `enginery attribute --json`."""
         found = encode_document(self.found) if self.found else None
-        return {**encode(self.told), "attribution": found, "failed": self.failed}
+        return {**encode(self.attributed), "attribution": found, "failed": self.failed}
 
 
 def attribute_version(
@@ -50,9 +50,9 @@ def attribute_version(
         if isinstance(item, Attributed):
             yield AttributionAnswer(item)
             continue
-        told = attribute(item, spec, manifest.onnx, manifest.golden, context)
-        found = read_attribution(context.store, told.digest) if told.digest else None
-        yield AttributionAnswer(told, found, failed=found is None)
+        done = attribute(item, spec, manifest.onnx, manifest.golden, context)
+        found = read_attribution(context.store, done.digest) if done.digest else None
+        yield AttributionAnswer(done, found, failed=found is None)
 
 
 def _choose(manifest: Manifest, targets: Collection[str], precision: str | None) -> list[EngineEntry]:

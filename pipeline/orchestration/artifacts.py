@@ -64,7 +64,7 @@ def artifacts_of(document: "VersionDocument | CanaryReport", page: str | None) -
         yield Artifact(f"result-{name}", f"Report of {reference}", version_markdown(document, page))
         yield Artifact(f"engines-{name}", f"Engines of {reference}", table=engines)
         if drift := drift_rows(document):
-            yield Artifact(f"drift-{name}", f"Drift by joint of {reference}", table=drift)
+            yield Artifact(f"drift-{name}", f"Drift by stage of {reference}", table=drift)
     else:
         name = _clean("-".join(filter(None, (document.candidate.model or "unnamed", document.target))))
         title, key = f"Canary{_on(document)}: {document.verdict}", "page-canary"
@@ -112,7 +112,7 @@ def version_markdown(document: "VersionDocument", page: str | None) -> str:
     lines += [f"- **failed**: {plain_text(engine.unit)}: {plain_text(engine.reason)}" for engine in failed]
     lines += [f"- page: `{page}`"] if page else []
     if rows := drift_rows(document):
-        lines += ["", "## Drift by joint", "", *_table(rows)]
+        lines += ["", "## Drift by stage", "", *_table(rows)]
     if seen.attributions:
         lines += ["", "## Which node drifted", ""]
         lines += [f"- {plain_text(item.name)}: {plain_text(item.headline)}" for item in seen.attributions]

@@ -56,12 +56,14 @@ def send_published_once(store: Store, model: str, version: str, manifest: str) -
 
     Of several runs that end with the same version at once, one sends it. Raises UnavailableError.
     """
-    with hold_build_lock(store, digest_of({"telling": PUBLISHED, "of": manifest}), f"telling of {model}@{version}"):
+    with hold_build_lock(
+        store, digest_of({"telling": PUBLISHED, "of": manifest}), f"sending the event of {model}@{version}"
+    ):
         if was_sent(store, PUBLISHED, manifest):
             return None
-        told = send_published(store, model, version, manifest)
-        remember_sent(store, PUBLISHED, manifest, told.id)
-        return told
+        sent = send_published(store, model, version, manifest)
+        remember_sent(store, PUBLISHED, manifest, sent.id)
+        return sent
 
 
 def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEvent:
@@ -70,7 +72,7 @@ def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEve
     PAYLOADS[event].check(event, {"model", *payload})
     server = PREFECT_API_URL.value()
     if not server:
-        raise UnavailableError(f"{event} cannot be told: no Prefect server is configured; set PREFECT_API_URL")
+        raise UnavailableError(f"{event} cannot be sent: no Prefect server is configured; set PREFECT_API_URL")
     run = FlowRunContext.get()
     related = []
     if run is not None and run.flow_run is not None:  # the flow run that sends it

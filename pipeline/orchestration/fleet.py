@@ -58,7 +58,7 @@ def messages(work: Iterable[FleetWork], registry: str) -> tuple[Message, ...]:
     return tuple(found)
 
 
-def tell(message: Message) -> str:
+def send(message: Message) -> str:
     """Send an event, and wait until the Prefect server has taken it; its id.
 
     Raises UnavailableError without a server (PREFECT_API_URL), or when it does not answer.

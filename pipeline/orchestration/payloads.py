@@ -25,11 +25,11 @@ _REGISTRY = {"registry": ""}
 class Payload:
     """The fields of an event. fields: those that are always in it, each with a description or ''.
 
-    sometimes: optional fields in the same way.  told: what sends the event, and how often.
+    sometimes: optional fields in the same way.  sent: what sends the event, and how often.
     """
 
     fields: Mapping[str, str]
-    told: str
+    sent: str
     sometimes: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, event: str, given: Collection[str]) -> None:
@@ -69,10 +69,10 @@ def markdown() -> str:
     def list_fields(fields: Mapping[str, str]) -> str:
         return ", ".join(f"`{name}`" + (f" ({what})" if what else "") for name, what in fields.items())
 
-    lines = ["| event | payload | told |", "|---|---|---|"]
+    lines = ["| event | payload | sent |", "|---|---|---|"]
     for event, item in PAYLOADS.items():
         also = f"; sometimes {list_fields(item.sometimes)}" if item.sometimes else ""
-        lines.append(f"| `{event}` | {list_fields(item.fields)}{also} | {item.told} |")
+        lines.append(f"| `{event}` | {list_fields(item.fields)}{also} | {item.sent} |")
     return "\n".join(lines)
 
 
@@ -81,9 +81,9 @@ def was_sent(store: Store, event: str, about: str) -> bool:
     return recall(store, _RECORD, _key(event, about)) is not None
 
 
-def remember_sent(store: Store, event: str, about: str, told: str) -> None:
-    """Record that an event about a digest was sent. told: the event's id on the server."""
-    remember(store, _RECORD, _key(event, about), {"id": told})
+def remember_sent(store: Store, event: str, about: str, event_id: str) -> None:
+    """Record that an event about a digest was sent. event_id: its id on the server."""
+    remember(store, _RECORD, _key(event, about), {"id": event_id})
 
 
 def _key(event: str, about: str) -> str:

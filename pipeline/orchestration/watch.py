@@ -101,8 +101,8 @@ class Watch:
         newest = bool(kept) and kept[-1].bundle.digest == digest
         if not (newest and was_sent(self._store, REGISTERED, digest)):
             item, _ = register(self._store, spec)
-            told = events.send_registered(self._store, item)
-            remember_sent(self._store, REGISTERED, item.bundle.digest, told.id)
+            sent = events.send_registered(self._store, item)
+            remember_sent(self._store, REGISTERED, item.bundle.digest, sent.id)
             self._say(WatchedSpec(name, f"registered as {item.address}", True, item.bundle.digest))
         self._taken[path] = digest
         self._complaints.pop(name, None)

@@ -168,7 +168,7 @@ def answer_reason(
 
 
 def within_budget(precision: Precision) -> Callable[[str, Any, Any], str | None]:
-    """The comparison by the budgets of the engine joint: exact for integers, NaN only where NaN is right."""
+    """The comparison by the budgets of the engine stage: exact for integers, NaN only where NaN is right."""
     budget = default_budget("engine", precision)
 
     def compare(name: str, wanted: Any, got: Any) -> str | None:

@@ -18,7 +18,7 @@ from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph,
 from pipeline.compile.steps.engines import BuildEngine
 from pipeline.compile.steps.exports import ExportModel
 from pipeline.compile.steps.graphs import CheckGraph
-from pipeline.compile.steps.proofs import Calls, CheckEngine, ContractTerms
+from pipeline.compile.steps.proofs import CheckEngine, ContractTerms, ExtraCalls
 from pipeline.operations.fuzz import FuzzEngine, FuzzTerms
 from pipeline.sources.request import ExportRequest
 from pipeline.values import EngineBlob, ModelShapes
@@ -32,7 +32,7 @@ Limits = Mapping[str, float | None]
 
 
 class Bench:
-    """A model that was exported, with its golden set. samples: by input, along axis 0.  checks: of the export joint."""
+    """A model that was exported, with its golden set. samples: by input, along axis 0.  checks: of the export stage."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Bench:
         return self.store.put_bytes(model.SerializeToString())
 
     def graph_checks(self, graph: ModelProto, precision: Precision) -> list[Check]:
-        """The quantization joint: a graph against the exported model."""
+        """The quantization stage: a graph against the exported model."""
         return [*self.run(CheckGraph(self.onnx, self.put(graph), self.golden, precision, {})).checks]
 
     def graph_attribution(self, graph: ModelProto, precision: Precision) -> Attribution:
@@ -116,9 +116,9 @@ class BuiltEngine:
     def checks(
         self, contract: Mapping[str, Any] | None = None, limits: Limits | None = None, seconds: float | None = None
     ) -> list[Check]:
-        """The engine joint, with a contract and the task metric. seconds: for calls beside the golden set."""
+        """The engine stage, with a contract and the task metric. seconds: for calls beside the golden set."""
         promised = None if contract is None else ContractTerms(dict(contract), self.shapes)
-        calls = Calls(seconds, bool(contract and "bitwise" in contract), self.shapes)
+        calls = ExtraCalls(seconds, bool(contract and "bitwise" in contract), self.shapes)
         check = CheckEngine(self.blob, self.bench.golden, limits or {}, self.bench.metric, promised, calls)  # type: ignore[arg-type]
         return [*self.bench.run(check).checks]
 

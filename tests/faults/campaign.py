@@ -132,7 +132,7 @@ class Subject:
         return Alarms(self.family.name, precision, self.seed, kernel, failed)
 
     def coarse(self) -> Outcome:
-        """A bf16 graph, whose outputs of 288 and more are two apart: what the quantization joint says of it."""
+        """A bf16 graph, whose outputs of 288 and more are two apart: what the quantization stage says of it."""
         checks = self.bench.graph_checks(self.graph("bf16"), "bf16")
         failed = tuple(dict.fromkeys(check.name for check in checks if not check.passed))
         return Outcome("a bf16 graph with an offset of 288", self.family.name, "bf16", self.seed, failed)

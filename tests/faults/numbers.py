@@ -117,21 +117,21 @@ def other_version(folder: Path) -> Caught:
 
 
 def stale_golden(folder: Path) -> Caught:
-    """A golden set that another version's model answered: the export joint alone fails."""
+    """A golden set that another version's model answered: the export stage alone fails."""
     old, new = Bench(folder / "old", mlp(7), rows()), Bench(folder / "new", mlp(0), rows())
     golden = golden_set(old.store, old.golden, old.room())
     with OrtSession(fetch(new.store, new.onnx, new.room() / "model.onnx"), optimized=False) as session:
         checks = expected_checks("export", session, golden, budgets("export", "fp32", golden.noise))
     new.golden = new.store.put_bytes(old.store.read_blob(old.golden))
-    return caught([*checks, *new.engine().checks()], "export sqnr_db", "the export joint; the engine joint is silent")
+    return caught([*checks, *new.engine().checks()], "export sqnr_db", "the export stage; the engine stage is silent")
 
 
 def wrong_labels(folder: Path) -> Caught:
-    """Class 0 is called 1 in the data, and so on: every joint is near, and the task is not done."""
+    """Class 0 is called 1 in the data, and so on: every stage is near, and the task is not done."""
     model = mlp()
     decided = run(model, rows()).argmax(-1)
     bench = Bench(folder, model, rows(), labels=(decided + 1) % 10)
-    return caught([*bench.checks, *bench.engine().checks()], "task accuracy", "the task; all joints are silent")
+    return caught([*bench.checks, *bench.engine().checks()], "task accuracy", "the task; all stages are silent")
 
 
 BOTH, QUANTIZED = frozenset({REL}), frozenset({"quantization max_rel"})
@@ -152,8 +152,8 @@ FAULTS = (
     Fault("an off-by-one bucket", off_by_one_bucket, SQNR, "batch=5, worst of 4 edges", BOTH),
     Fault("an engine of another version", other_version, SQNR, EVERYWHERE, BOTH),
     Fault("a stale golden set", stale_golden, "export sqnr_db",
-          "the export joint; the engine joint is silent", frozenset({"export max_rel"})),
-    Fault("labels in a wrong order", wrong_labels, "task accuracy", "the task; all joints are silent"),
+          "the export stage; the engine stage is silent", frozenset({"export max_rel"})),
+    Fault("labels in a wrong order", wrong_labels, "task accuracy", "the task; all stages are silent"),
     Fault("fp16 overflow", overflow, "quantization nonfinite", "node Mul_b"),
     Fault("one flipped scale", flipped_scale, "quantization sqnr_db", "node MatMul_m0", QUANTIZED),
     Fault("a calibration range 16 times too small", wrong_range, "quantization sqnr_db",

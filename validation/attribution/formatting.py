@@ -14,7 +14,7 @@ SHOWN = 12
 def summarize(found: Attribution) -> str:
     """The finding in one line."""
     if found.finding == "nothing-failed":
-        return f"nothing failed at the {found.joint} joint; the table ranks what there is"
+        return f"nothing failed at the {found.joint} stage; the table ranks what there is"
     if found.finding == "spread":
         worst = found.rows[0]
         start = f"no node breaks a limit by itself: the errors of {found.segments} segments add up"

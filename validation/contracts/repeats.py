@@ -161,7 +161,7 @@ class Reproducibility:
     failed: tuple[Check, ...]
 
     def to_json(self) -> dict[str, object]:
-        """The fields that `enginery rebuild --json` prints."""
+        """The fields that `enginery check-reproducible --json` prints."""
         return encode_document(self)
 
 

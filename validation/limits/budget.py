@@ -218,7 +218,12 @@ def _above_honest(stage: Stage, default: Budget, rounded: str, drift: Drift) -> 
     """The budget that the drift of honest rounding gives, and a note that says so."""
     margin = HONEST_DB if stage == "engine" else CAST_DB
     sqnr_db = _limit_from_honest(drift.sqnr_db, margin)
-    max_rel = min(max(drift.max_rel, 10 ** (-(MOST_DB - MARGIN_DB["fp32"]) / 20)) * EXTREME, 1.0)
+    greatest = max(drift.max_rel, 10 ** (-(MOST_DB - MARGIN_DB["fp32"]) / 20))
+    if stage == "quantization":
+        # A classifier's honest run has a few dozen elements, of which most are saturated: their greatest error says
+        # little. One element may be wrong by as many times what the SQNR allows the whole.
+        greatest = max(greatest, 10 ** (-sqnr_db / 20))
+    max_rel = min(greatest * EXTREME, 1.0)
     times = "twice" if margin == HONEST_DB else "four times"
     note = f"honest {rounded} rounding is {drift.sqnr_db:.0f} dB below this output; {times} that"
     if drift.sqnr_db < LEAST_DB:

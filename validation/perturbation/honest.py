@@ -7,6 +7,7 @@ flips in each tensor, and the energy of that error is scaled to that of FEW flip
 many samples and decisions change is taken from runs without such flips.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -29,8 +30,12 @@ from validation.perturbation.graph import FLIPS, SKIP, traits, with_rounding
 # A small model (bytes of its file, elements of its inputs) is run on so many golden cases and edge cases: its rounding
 # depends on few elements, and its runs take no time.
 MOST_CASES, MOST_EDGES, SMALL_BYTES, SMALL_INPUTS = 12, 8, 1 << 16, 1 << 12
-# Any other is run on the first samples of two golden cases, the smallest edge, and the greatest edge not above those.
-FEW_CASES, MOST_SAMPLES = 2, 4
+# Any other is run on the first samples of golden cases, the smallest edge, and the greatest edge not above those: on so
+# many samples in all, and on so many of one case.
+SAMPLES, MOST_SAMPLES = 8, 4
+# Saturated outputs of a classifier move in few samples. Where rounding to 16 bits does not explain a drift on SAMPLES,
+# it is measured on so many.
+THOROUGH_SAMPLES = 64
 # Flips in each quantized tensor: in all of the data, and in a run with many of them.
 FEW, MANY = 1.0, 4.0
 
@@ -91,11 +96,12 @@ def honest_rounding(
     *,
     half: Precision | None = None,
     activation_blocks: bool = False,
+    thorough: bool = False,
 ) -> Iterator[Honest]:
     """The drift of honest kernels of a graph, on some cases of the golden set.
 
     For a large model it is yielded twice: from one way to round, then from all, which only loosens limits: most engines
-    pass with the first.
+    pass with the first. thorough: whether a large graph in 16 bits is then run on THOROUGH_SAMPLES too.
     reference: a session of the graph.  opens: opens an ONNX file without rewriting it.  workdir: for such a file.
     half: 'fp16' or 'bf16', where the graph is an fp32 one and the kernel computes in that type.
     activation_blocks: as in `with_rounding`.
@@ -108,7 +114,7 @@ def honest_rounding(
         perturbed = with_rounding(model, half, activation_blocks)
         onnx.save(perturbed, path)
         with opens(path) as rounding:
-            groups = _groups(golden, graph, reference)
+            groups = _groups(golden, graph, reference, SAMPLES)
             ways = [list(_ways(*traits(perturbed), group)) for group in groups]
             known: list[dict[tuple[str, _Way], _Sums]] = [{} for _ in groups]
             for stage in [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]:
@@ -116,6 +122,12 @@ def honest_rounding(
                     for group, chosen, runs in zip(groups, ways, known, strict=True):
                         runs.update(_run(group, reference, rounding, chosen[stage]))
                     yield _collect_honest(groups, known)
+            halves, grids = traits(perturbed)
+            if thorough and halves and not grids and groups and not groups[0].small:
+                groups = _groups(golden, graph, reference, THOROUGH_SAMPLES)
+                yield _collect_honest(
+                    groups, [_run(group, reference, rounding, list(_ways(halves, grids, group))) for group in groups]
+                )
     except (EngineryError, ValueError) as error:
         yield Honest(reason=str(error).splitlines()[0][:200])
 
@@ -192,13 +204,18 @@ def _run(group: _Group, reference: Session, rounding: Session, ways: Sequence[_W
     return {key: sums for key, sums in found.items() if sums.drift.count}
 
 
-def _groups(golden: GoldenSet, graph: Path, reference: Session) -> list[_Group]:
-    """The golden cases to measure on, as one group, and edge cases, each as one of its own."""
+def _groups(golden: GoldenSet, graph: Path, reference: Session, samples: int) -> list[_Group]:
+    """The golden cases to measure on, as one group, and edge cases, each as one of its own. samples: in all, unless the
+    model is small."""
     kinds = case_kinds(golden)
     sizes = {index: _size(golden.cases[index]) for index, kind in enumerate(kinds) if kind == "edge"}
     small = graph.stat().st_size < SMALL_BYTES and max(sizes.values(), default=0) < SMALL_INPUTS
-    whole = list(islice(golden.of_kind("golden"), MOST_CASES if small else FEW_CASES))
+    whole = list(islice(golden.of_kind("golden"), MOST_CASES if small else samples))
     cases = whole if small else [_first_samples(case, reference) for case in whole]
+    if not small:
+        counts = itertools.accumulate(_count_samples(case) for case in cases)
+        enough = next((index for index, count in enumerate(counts, 1) if count >= samples), len(cases))
+        whole, cases = whole[:enough], cases[:enough]
     most = max(map(_size, cases), default=0)
     ordered = sorted(sizes, key=lambda index: sizes[index])
     within = [index for index in ordered if sizes[index] <= most]
@@ -214,6 +231,12 @@ def _first_samples(case: Case, reference: Session) -> Case:
     if len(leading) == 1 and all(isinstance(dim, str) for dim in leading):
         return replace(case, inputs={name: array[:MOST_SAMPLES] for name, array in case.inputs.items()})
     return case
+
+
+def _count_samples(case: Case) -> int:
+    """The samples of a case: along axis 0 where all inputs have as many there, else one."""
+    lengths = {array.shape[0] if array.ndim else 0 for array in case.inputs.values()}
+    return max(lengths) if len(lengths) == 1 else 1
 
 
 def _size(case: Case) -> int:

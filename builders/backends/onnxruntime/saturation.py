@@ -3,7 +3,7 @@
 The uint8 x int8 kernels of such CPUs add pairs of products in 16 bits. With factors of 255 and 64 a pair is 32,640,
 which 16 bits hold: a file whose int8 weights are all within -64..64 is opened as it is. In others uint8 weights take
 the place of int8 ones. ONNX Runtime does that itself where it optimises the graph that it opens
-(`targets.EXACT_SESSION`); in a graph that must run as it is written, as a reference does, that option has no effect
+(`cpu_kinds.EXACT_SESSION`); in a graph that must run as it is written, as a reference does, that option has no effect
 (seen in 1.31), so that the model is rewritten here.
 """
 

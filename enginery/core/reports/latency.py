@@ -23,7 +23,7 @@ _ROUNDING_S = 0.03
 
 @dataclass(frozen=True)
 class MachineKind:
-    """A kind of machine, without its name. kind: of its CPU (`hardware.targets.CpuKind`).  gpus: their products."""
+    """A kind of machine, without its name. kind: of its CPU (`hardware.cpu_kinds.CpuKind`).  gpus: their products."""
 
     cpu: str
     kind: str

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipeline.fleet.work import FleetWork
     from pipeline.orchestration.fleet import FleetSources, Reconciled
 
-_STANDINGS = ("model", "version", "state", "nodes", "on", "engine", "why")
+_COVERAGE_COLUMNS = ("model", "version", "state", "nodes", "on", "engine", "why")
 
 
 # Which machines, which models, which registry, as `_open` takes them.
@@ -84,7 +84,7 @@ def fleet(ctx: click.Context, /, apply: bool, as_json: bool, **chosen: Any) -> N
     else:
         print_reconciled(found)
     if apply:
-        _tell(found)
+        _send(found)
     ctx.exit(0 if found.good else 1)
 
 
@@ -148,24 +148,24 @@ def _runtimes(chosen: dict[str, Any]) -> dict[str, str]:
     return stated
 
 
-def _tell(found: "Reconciled") -> None:
+def _send(found: "Reconciled") -> None:
     """Send the events for what is missing, each once the Prefect server has the one before."""
-    from pipeline.orchestration.fleet import messages, tell
+    from pipeline.orchestration.fleet import messages, send
 
     events = messages(found.work, found.registry)
     for message in events:
-        say(f"told {message.event} of {message.model}: {tell(message)}")
+        say(f"sent {message.event} of {message.model}: {send(message)}")
     left = [item for item in found.work if not item.ready]
     if not events:
-        say("nothing to tell: " + ("what is missing needs a person first" if left else "nothing is missing"))
+        say("nothing to send: " + ("what is missing needs a person first" if left else "nothing is missing"))
 
 
 def print_reconciled(found: "Reconciled") -> None:
-    """Print the groups of nodes, how each model stands on them, the worst first, and what is to be done."""
+    """Print the groups of nodes, each model's coverage on them, the worst first, and what is to be done."""
     _print_fleet(found.fleet, found.unwanted)
     echo()
     if found.standings:
-        print_table(_STANDINGS, _standing_rows(found.standings))
+        print_table(_COVERAGE_COLUMNS, _coverage_rows(found.standings))
         counts = ", ".join(f"{count} {state}" for state, count in found.counts.items())
         echo(f"\n{pluralize(len(found.standings), 'pair')} of model and group: {counts}")
     else:
@@ -177,22 +177,22 @@ def print_plan(found: "FleetPlan") -> None:
     """Print the groups after a change, the engines that it stops or that are missing, what to do, and what is idle."""
     _print_fleet(found.after, found.unwanted)
     for title, items in (
-        ("Dies: serves now, and would not", found.dying),
-        ("Lacks an engine then: it has none today, or the nodes are new", found.waiting),
+        ("Breaks: serves now, and would not after the change", found.dying),
+        ("Without an engine after the change: has none today, or the nodes are new", found.waiting),
     ):
         echo(f"\n{title}" + ("" if items else ": nothing"))
         if items:
-            print_table(_STANDINGS, _standing_rows(items))
+            print_table(_COVERAGE_COLUMNS, _coverage_rows(items))
     _print_work(found.work)
     if found.work:
-        echo(f"\nPredicted: {found.hours.words}; proving is not in it")
+        echo(f"\nPredicted: {found.hours.words}; without the time of proofs")
     if found.idle:
         echo("\nNeeded by no node any more")
         print_table(("engine", "models"), [[item.unit, join_first(item.models)] for item in found.idle])
 
 
-def _standing_rows(standings: Iterable[Coverage]) -> list[list[str]]:
-    """A row for the groups on which a model stands alike, the worst state first."""
+def _coverage_rows(standings: Iterable[Coverage]) -> list[list[str]]:
+    """A row for the groups on which a model has the same coverage, the worst state first."""
     alike: dict[tuple[str, ...], list[Coverage]] = {}
     for item in standings:
         engine = item.engine.unit if item.engine else ""

@@ -138,7 +138,7 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, countin
     ):
         say("every step is on record: nothing was started")
         if with_prefect:
-            _tell_if_untold(outcome, registry_of(spec, options))
+            _send_if_unsent(outcome, registry_of(spec, options))
         return outcome
     if with_prefect:
         from pipeline.orchestration.flows.compile_model import run_flow
@@ -149,18 +149,18 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool, countin
         return compile_once(spec, options, InProcess(), progress).outcome
 
 
-def _tell_if_untold(outcome: "Outcome", registry: str) -> None:
-    """Tell a configured server of the version, if the run that published it did not come to that."""
+def _send_if_unsent(outcome: "Outcome", registry: str) -> None:
+    """Send the event of the version to a configured server, if the run that published it did not come to that."""
     from enginery.registry.store.base import open_store
     from pipeline.orchestration.payloads import PUBLISHED, was_sent
 
     store = open_store(registry)
     if outcome.manifest is None or was_sent(store, PUBLISHED, outcome.manifest):
         return
-    from pipeline.orchestration.flows.compile_model import tell
+    from pipeline.orchestration.flows.compile_model import send_published
     from pipeline.orchestration.run import Compiled
 
-    tell(Compiled(outcome, store))
+    send_published(Compiled(outcome, store))
 
 
 def show_outcome(outcome: "Outcome") -> None:

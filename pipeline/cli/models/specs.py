@@ -61,14 +61,14 @@ def register(spec: Path, registry: str, no_event: bool, as_json: bool) -> None:
     if not as_json:
         state = "registered already" if existed else "registered"
         echo(f"{item.address}\n{state} in {store.uri}, {pluralize(len(item.bundle.files), 'file')}")
-    told = None
+    sent = None
     if not no_event:
         from pipeline.orchestration.events import send_registered
 
-        told = send_registered(store, item)
-        say(f"told {told.server}: {told.event} {told.id}")
+        sent = send_registered(store, item)
+        say(f"sent to {sent.server}: {sent.event} {sent.id}")
     if as_json:
-        emit_json({**facts, "existed": existed, "event": asdict(told) if told else None})
+        emit_json({**facts, "existed": existed, "event": asdict(sent) if sent else None})
 
 
 @click.command("watch-specs")

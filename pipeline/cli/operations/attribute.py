@@ -75,10 +75,10 @@ def attribute(
 def _show(answer: "AttributionAnswer") -> None:
     from validation.attribution.formatting import COLUMNS, SHOWN, describe_attribution, format_row
 
-    echo(f"{answer.told.name} ({answer.told.joint})")
+    echo(f"{answer.attributed.name} ({answer.attributed.joint})")
     found = answer.found
     if found is None:
-        echo(f"  {'the attribution failed: ' if answer.failed else ''}{answer.told.headline}")
+        echo(f"  {'the attribution failed: ' if answer.failed else ''}{answer.attributed.headline}")
         return
     first, *rest = describe_attribution(found)
     echo(f"  {first}")

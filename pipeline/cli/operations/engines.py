@@ -1,4 +1,4 @@
-"""Commands on one engine of a published version, on this machine: `enginery profile`, `fuzz` and `rebuild`."""
+"""Commands on one engine of a published version, on this machine: `enginery profile`, `fuzz`, `check-reproducible`."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ from pipeline.cli.tables import echo, print_table
 if TYPE_CHECKING:
     from enginery.core.reports.latency import LatencyReport, PairedBenchmark
     from pipeline.canary.engines import ChosenEngine
-    from pipeline.operations.rebuild import RebuiltEngine
+    from pipeline.operations.check_reproducible import RebuiltEngine
     from validation.fuzz.run import FuzzReport
 
 
@@ -181,12 +181,12 @@ def _print_fuzzed(chosen: "ChosenEngine", report: "FuzzReport") -> None:
 @progress_options
 @json_option
 @click.pass_context
-def rebuild(ctx: click.Context, /, times: int, as_json: bool, **engine: Any) -> None:
+def check_reproducible(ctx: click.Context, /, times: int, as_json: bool, **engine: Any) -> None:
     """Build an engine of REF again, several times, and compare the bytes and the outputs.
 
     Publishes nothing. Exit code 1 if outputs differ by more than the drift limits; different bytes are no failure.
     """
-    from pipeline.operations.rebuild import rebuild as build_again
+    from pipeline.operations.check_reproducible import check_reproducible as build_again
 
     with published_engine(**engine) as (chosen, context):
         found = build_again(chosen, times, context)

@@ -43,7 +43,9 @@ def engine_drift_limits(
     def measured() -> "Iterator[OutputLimits]":
         backend = discovery.configure(request.backend, dict(request.options))
         blocks = request.precision == "int4" and backend.capabilities.rounds_activations
-        for honest in honest_rounding(graph, golden, reference, _as_written, workdir, activation_blocks=blocks):
+        for honest in honest_rounding(
+            graph, golden, reference, _as_written, workdir, activation_blocks=blocks, thorough=True
+        ):
             found = budgets("engine", request.precision, golden.noise, honest).override(limits)
             yield OutputLimits(_add_notes(found, reference, _unknown(honest)), honest.drifts)
 

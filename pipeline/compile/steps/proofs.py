@@ -38,7 +38,7 @@ CRASHED = Check("engine", "runs", "", "all", None, None, False)
 
 
 @dataclass(frozen=True)
-class Calls:
+class ExtraCalls:
     """Calls beside the golden set that a spec asks for. seconds: None for a share of the comparison's time.
 
     bitwise: whether the contract promises bits.  shapes: of the model.
@@ -69,7 +69,7 @@ class CheckEngine:
     limits: Mapping[str, float]
     metric: TaskMetric | None = None
     contract: ContractTerms | None = None
-    calls: Calls | None = None
+    calls: ExtraCalls | None = None
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
@@ -101,7 +101,7 @@ class CheckEngine:
 
 
 def check_calls(
-    calls: Calls,
+    calls: ExtraCalls,
     request: BuildRequest,
     pair: "FuzzSides",
     golden: "GoldenSet",
@@ -233,7 +233,7 @@ def contract_of(spec: "ModelSpec") -> ContractTerms | None:
     return ContractTerms(contract, model_shapes(spec)) if asks else None
 
 
-def calls_of(spec: "ModelSpec") -> Calls | None:
+def calls_of(spec: "ModelSpec") -> ExtraCalls | None:
     """The calls beside the golden set that the spec asks for; None when it asks for none."""
     calls, bitwise = spec.validation.calls, spec.validation.contract.bitwise is not None
-    return Calls(calls.seconds, bitwise, model_shapes(spec)) if calls else None
+    return ExtraCalls(calls.seconds, bitwise, model_shapes(spec)) if calls else None

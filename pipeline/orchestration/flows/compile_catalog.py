@@ -8,7 +8,7 @@ from prefect.states import Completed, Failed
 
 from pipeline.orchestration.artifacts import show_table
 from pipeline.orchestration.catalog import compile_all, gather_specs, words
-from pipeline.orchestration.flows.compile_model import show, tell
+from pipeline.orchestration.flows.compile_model import send_published, show
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
 from pipeline.orchestration.run import Compiled, RunOptions, start_executors
 
@@ -45,4 +45,4 @@ def compile_catalog(
 
 def _report(done: Compiled) -> None:
     show(done)
-    tell(done)
+    send_published(done)

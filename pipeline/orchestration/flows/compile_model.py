@@ -50,7 +50,7 @@ def compile_model(
     with tags("enginery"), start_executors(options, signals=False) as executors:
         done = compile_once(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
     show(done)
-    tell(done)
+    send_published(done)
     if done.outcome.version is None:
         return Failed(message="nothing was published, because no engine passed", data=done.outcome)
     return done.outcome
@@ -87,7 +87,7 @@ def show(done: Compiled) -> None:
         show_document(document, page)
 
 
-def tell(done: Compiled) -> None:
+def send_published(done: Compiled) -> None:
     """Send the event of a new version once, to a configured server; a temporary one has no deployments."""
     outcome = done.outcome
     if outcome.version is None or outcome.manifest is None or not PREFECT_API_URL.value():

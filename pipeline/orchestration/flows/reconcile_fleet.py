@@ -12,7 +12,7 @@ from pipeline.fleet.cluster import Access
 from pipeline.fleet.coverage import Coverage
 from pipeline.fleet.work import predictor
 from pipeline.orchestration.artifacts import show_table
-from pipeline.orchestration.fleet import FleetSources, Reconciled, messages, reconcile, tell
+from pipeline.orchestration.fleet import FleetSources, Reconciled, messages, reconcile, send
 from pipeline.orchestration.flows.runner import PrefectRunner
 
 
@@ -40,7 +40,7 @@ def reconcile_fleet(
     with tags("enginery"):
         found = runner.call(comparison)
         for message in messages(found.work, found.registry) if apply else ():
-            logger.info("told %s of %s: %s", message.event, message.model, runner.call(tell, message))
+            logger.info("sent %s of %s: %s", message.event, message.model, runner.call(send, message))
     lacking = [item for item in found.standings if not item.serves]
     show_table("fleet", "What the fleet lacks", [_row(item) for item in lacking])
     counts = ", ".join(f"{count} {state}" for state, count in found.counts.items()) or "nothing is wanted"

@@ -63,7 +63,7 @@ ENGINES = RegistryMetric(
 DRIFT = RegistryMetric(
     "enginery_drift_sqnr_db",
     "gauge",
-    "Lowest SQNR in dB over outputs and cases, at one joint, in the newest proof of the newest version.",
+    "Lowest SQNR in dB over outputs and cases, at one stage, in the newest proof of the newest version.",
     ("model", "joint", "target", "precision", "backend"),
     ("registry",),
 )

@@ -36,7 +36,7 @@ MOST_MODELS = 500
 MOST_RUNS = 500
 # States that have a series also where there is no such run, so that a panel shows 0 and not a gap.
 _RUN_STATES = ("running", "done", "failed", "interrupted", "lost")
-Joint = tuple[str, str, str, str, str]
+DriftLabels = tuple[str, str, str, str, str]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ModelView:
     (model, joint, target, precision, backend), the joint being a stage of the proof."""
 
     statuses: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
-    drift: Mapping[Joint, float] = field(default_factory=dict)
+    drift: Mapping[DriftLabels, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _view(store: Store, model: str, version: str) -> ModelView:
         reports = published_document(store, manifest).reports
     except EngineryError:  # the document is a copy for people, and may be damaged without harm
         reports = ()
-    drift: dict[Joint, float] = {}
+    drift: dict[DriftLabels, float] = {}
     for report in reports:
         for check in report.checks:
             if check.name == "sqnr_db" and check.value is not None and math.isfinite(check.value):

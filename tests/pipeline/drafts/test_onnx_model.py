@@ -82,7 +82,10 @@ def test_any_text_becomes_a_name_of_the_registry(text: str) -> None:
     assert is_name(model_name(text))
 
 
-AXES = st.one_of(st.integers(1, 9), st.sampled_from(["?", "N", "unk__1", "a b", "class", "p2o.DynamicDimension.0"]))
+AXES = st.one_of(
+    st.integers(1, 9),
+    st.sampled_from(["?", "N", "unk__1", "a b", "class", "p2o.DynamicDimension.0", "DynamicDimension.1"]),
+)
 SHAPES = st.lists(st.lists(AXES, max_size=5), min_size=1, max_size=4)
 
 

@@ -10,6 +10,8 @@ from enginery.core.errors import InputError
 from enginery.core.types import PRECISIONS
 from validation.limits.budget import Budget, budgets, default_budget, within
 from validation.limits.noise_floor import Noise, OutputFloor
+from validation.limits.rounding import Honest
+from validation.metrics.drift import Drift
 
 DOCS = Path(__file__).parents[3] / "docs/concepts/validation.md"
 
@@ -69,3 +71,13 @@ def test_override_replaces_and_lifts():
 def test_wrong_limits_are_named(limits, said):
     with pytest.raises(InputError, match=said):
         Budget().override(limits)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_of_a_graph_no_element_has_to_be_nearer_than_its_sqnr_asks_of_the_whole(precision):
+    """A few saturated outputs of a classifier: rounding moves the honest ones by 5e-5 of the peak, others by 4e-4."""
+    drift = Drift(count=32, max_abs=5e-5, peak=1.0, error_sq=1e-8, expected_sq=1.0)
+    honest = Honest({("y", "golden"): drift})
+    limits = {stage: budgets(stage, precision, None, honest).of("y", "golden") for stage in ("quantization", "engine")}
+    assert limits["quantization"].max_rel == pytest.approx(4 * 10 ** (-limits["quantization"].sqnr_db / 20))
+    assert limits["engine"].max_rel == pytest.approx(4 * 5e-5)

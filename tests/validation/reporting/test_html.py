@@ -223,7 +223,7 @@ def test_a_broken_promise_leaves_nearness_green_and_shows_what_failed():
     page = render(report)
     text = " ".join(Page(page).text.split())
     assert "✕ 3 contract kl ≤ 0.01" in text and "What failed" in text and text.index("✕ contract seeds") > 0
-    drift = page[page.index("<h2>Drift by joint") : page.index("<h2>Distribution")]
+    drift = page[page.index("<h2>Drift by stage") : page.index("<h2>Distribution")]
     assert 'class="bar failed"' not in drift and drift.count('class="bar proven"') == 2
 
 
@@ -246,7 +246,7 @@ def test_reports_without_spreads_have_no_distributions():
     for item in report["reports"]:
         item["spreads"] = []
     page = render(report)
-    assert "Distribution of errors" not in page and "Worst cases" not in page and "Drift by joint" in page
+    assert "Distribution of errors" not in page and "Worst cases" not in page and "Drift by stage" in page
 
 
 def test_errors_that_are_zero_or_not_finite_are_drawn_and_said():

@@ -1,5 +1,5 @@
-{{/* What `enginery deploy` is told. Everything that differs between clusters goes through the variables of the work
-     pool's base job template (pipeline/deployments/kubernetes.json), never through a template of the chart's own. */}}
+{{/* What the command `enginery deploy` gets. What differs between clusters goes through the variables of the work pool's
+     base job template (pipeline/orchestration/deployments/kubernetes.json), never through a template of the chart's own. */}}
 
 {{/* Job variables of every flow run, as JSON. */}}
 {{- define "enginery.jobVariables" -}}

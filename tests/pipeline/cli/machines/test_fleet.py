@@ -105,16 +105,16 @@ def test_exit_code_0_when_all_that_must_be_served_can_be(place: Path) -> None:
 def test_apply_tells_what_can_be_done(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, str]] = []
 
-    def tell(message: fleet.Message) -> str:
+    def send(message: fleet.Message) -> str:
         told.append((message.event, message.model))
         return f"id-{len(told)}"
 
-    monkeypatch.setattr(fleet, "tell", tell)
+    monkeypatch.setattr(fleet, "send", send)
     found = run("--apply")
     assert told == [("enginery.model.registered", "digits"), ("enginery.engine.unproven", "digits")]
-    assert "told enginery.model.registered of digits: id-1" in found.stderr
+    assert "sent enginery.model.registered of digits: id-1" in found.stderr
     (place / "catalog.yaml").write_text("serve:\n  - {model: ranker, on: [h200]}\n")
-    assert "nothing to tell: what is missing needs a person first" in run("--apply").stderr
+    assert "nothing to send: what is missing needs a person first" in run("--apply").stderr
 
 
 def test_what_a_schedule_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_what_a_schedule_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     told: list[str] = []
     tables: list[list[dict[str, object]]] = []
-    monkeypatch.setattr(module, "tell", lambda message: told.append(message.event) or "id")
+    monkeypatch.setattr(module, "send", lambda message: told.append(message.event) or "id")
     monkeypatch.setattr(module, "show_table", lambda key, description, rows: tables.append(rows))
     monkeypatch.setattr(module.PrefectRunner, "call", lambda self, step, *arguments: step(*arguments))
     with disable_run_logger():

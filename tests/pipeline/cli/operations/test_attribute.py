@@ -51,7 +51,7 @@ def test_a_build_that_fails_names_the_node_and_proposes_what_repairs_it(loud: Pr
     out = loud.folder / "out" / "found.json"
     again = loud.run("attribute", "tiny", "--target", "cpu", "--precision", "int8", "--out", out)
     assert again.code == 1 and "MatMul" in again.out and '- {match: "node", precision: fp32}' in again.out
-    assert f"attribute {GRAPH}: cached" in again.err and "nothing failed at the engine joint" in again.out
+    assert f"attribute {GRAPH}: cached" in again.err and "nothing failed at the engine stage" in again.out
     graph, engine = json.loads(out.read_text())["attributions"]
     assert graph["attribution"]["format"] == 1 and graph["attribution"]["finding"] == "blamed"
     assert engine["attribution"]["finding"] == "nothing-failed" and engine["attribution"]["rows"]

@@ -1,4 +1,4 @@
-"""`enginery profile`, `fuzz` and `rebuild`."""
+"""`enginery profile`, `fuzz` and `check-reproducible`."""
 
 import json
 import shlex
@@ -69,7 +69,7 @@ def test_profile_times_one_engine_and_races_two(built: Project) -> None:
 
 def test_a_cpu_engine_is_rebuilt_and_nothing_is_left_behind(built: Project) -> None:
     before = sorted(path for path in built.registry.rglob("*") if path.is_file())
-    done = built.run("rebuild", "tiny", "--target", "cpu", "--precision", "fp32", "--times", 2, "--json")
+    done = built.run("check-reproducible", "tiny", "--target", "cpu", "--precision", "fp32", "--times", 2, "--json")
     assert done.code == 0, done.err
     report = done.json
     assert (report["times"], report["passed"], report["byte_equal"]) == (2, True, True)

@@ -1,6 +1,6 @@
 """Each step is redone when code changes that its worker can reach, and not when other code does.
 
-The source of every module of Enginery is changed, in memory: `Sources` is given other bytes for it.
+The source of every module of Enginery is changed, in memory: `SourceFiles` is given other bytes for it.
 """
 
 import ast
@@ -234,7 +234,7 @@ def test_what_is_loaded_by_name_is_a_root_wherever_it_is_loaded() -> None:
     for step, roots in STEPS.items():
         loads = "load" in reached(step).get("builders.backends.discovery", ())
         assert loads <= bool({ORT, RTX} & set(roots)) or step == "choose", step
-    # With nothing to time, `choose` opens no engine (`jobs.ranges._race`).
+    # With nothing to time, `choose` opens no engine (`steps.search.find_latency_probe`).
     assert "load" in reached("choose")["builders.backends.discovery"]
 
 

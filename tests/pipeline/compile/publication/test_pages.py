@@ -70,7 +70,7 @@ def test_a_version_becomes_a_verdict_engines_drift_and_a_link() -> None:
     text = found["result-digits"].markdown
     assert (
         text.index("1 engine failed; 3 proven, 21 unproven")
-        < text.index("## Drift by joint")
+        < text.index("## Drift by stage")
         < text.index("## Which node")
     )
     assert "sm\\_120 int8 tensorrt-rtx: the compiler was killed" in text and "file:///r.html" in text

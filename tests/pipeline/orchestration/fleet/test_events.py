@@ -11,7 +11,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, tempor
 from enginery.core.errors import UnavailableError
 from enginery.registry.store.base import Store
 from pipeline.fleet.work import work_for
-from pipeline.orchestration.fleet import Message, messages, tell
+from pipeline.orchestration.fleet import Message, messages, send
 from pipeline.orchestration.payloads import PAYLOADS
 from tests.pipeline.fleet.fleets import built, nothing_known, published
 from tests.pipeline.fleet.test_coverage import demand, group, stand
@@ -112,17 +112,17 @@ def test_a_model_whose_spec_nobody_registered_is_a_persons_business(store: Store
 
 def test_an_event_counts_when_the_server_has_taken_it(server: Events) -> None:
     message = Message("enginery.model.registered", "digits", SAID)
-    told = tell(message)
+    told = send(message)
     (event,) = server.taken
     assert event["id"] == told and event["event"] == "enginery.model.registered"
     assert event["resource"]["prefect.resource.id"] == "enginery.model.digits"
     assert event["payload"] == {"model": "digits", **SAID}
     server.answer = 500
     with pytest.raises(UnavailableError, match="did not reach the Prefect server at http") as error:
-        tell(message)
+        send(message)
     assert error.value.exit_code == 3
 
 
 def test_without_a_server_it_is_said() -> None:
     with temporary_settings({PREFECT_API_URL: None}), pytest.raises(UnavailableError, match="set PREFECT_API_URL"):
-        tell(Message("enginery.model.registered", "digits", SAID))
+        send(Message("enginery.model.registered", "digits", SAID))

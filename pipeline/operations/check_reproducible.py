@@ -67,12 +67,12 @@ class RebuiltEngine:
     rebuilt: bool
 
     def to_json(self) -> dict[str, object]:
-        """What `enginery rebuild --json` prints."""
+        """What `enginery check-reproducible --json` prints."""
         published = {"digest": self.chosen.entry.digest, "rebuilt": self.rebuilt}
         return {**encode(self.chosen.identity), **self.report.to_json(), "published": published}
 
 
-def rebuild(chosen: ChosenEngine, times: int, context: RunContext) -> RebuiltEngine:
+def check_reproducible(chosen: ChosenEngine, times: int, context: RunContext) -> RebuiltEngine:
     """Build an engine `times` times on this machine, one process after the other, and compare the builds.
 
     Raises StepError for a build that crashes, and what the backend raises for one that fails.
