@@ -1,4 +1,4 @@
-"""Weights that came stored in int8 or fp16: widened to float32 constants, where a node that is to be quantized reads one.
+"""Weights that came stored in int8 or fp16: made float32 constants where a node that is to be quantized reads one.
 
 Quantizers that write no Q/DQ nodes store a weight as int8 and put Cast, Sub and Mul behind it. To a search for weights
 that is no constant, and a graph of such a model would have no node in int8. An embedding's weight stays as it is: it is

@@ -100,7 +100,7 @@ def _chain(
 
 
 def _narrows(chain: tuple[NodeProto, ...], given: Mapping[str, TensorProto]) -> bool:
-    """Whether the constants that a chain reads, one of them narrow, take at most three quarters of its result's bytes."""
+    """Whether the constants that a chain reads, one of them narrow, take 3/4 of its result's bytes at most."""
     read = {name: given[name] for node in chain for name in node.input if name in given}
     narrow = [
         item.dims
@@ -110,7 +110,7 @@ def _narrows(chain: tuple[NodeProto, ...], given: Mapping[str, TensorProto]) -> 
     if not narrow:
         return False
     result = 4 * max(math.prod(dims) for dims in narrow)
-    return result >= _SMALLEST_BYTES and sum(map(_size_bytes, read.values())) <= 0.75 * result
+    return bool(result >= _SMALLEST_BYTES and sum(map(_size_bytes, read.values())) <= 0.75 * result)
 
 
 def _gives(chain: tuple[NodeProto, ...], given: Mapping[str, TensorProto], wanted: TensorProto) -> bool:
@@ -124,7 +124,9 @@ def _gives(chain: tuple[NodeProto, ...], given: Mapping[str, TensorProto], wante
             operation = np.multiply if node.op_type == "Mul" else np.subtract
             values[node.output[0]] = operation(operands[0], operands[1])
     result = values[chain[-1].output[0]]
-    return result.dtype == np.float32 and bool(result.tobytes() == numpy_helper.to_array(wanted).tobytes())
+    return result.dtype == np.float32 and np.array_equal(
+        result.view(np.int32), numpy_helper.to_array(wanted).view(np.int32)
+    )
 
 
 def _size_bytes(item: TensorProto) -> int:
