@@ -51,6 +51,8 @@ def make_report(
     request = built.unit.request
     if request.target.is_cpu and cannot_run is None:
         reason = f"{reason}, on {cpu or this_kind().name}"
+    if (own := built.unit.graph.own_int8) and request.precision != "int8-dynamic":
+        reason = f"{reason}; {own}"
     return Report(
         unit=request.unit,
         target=request.target.name,

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.requirements import Requirement
+from enginery.core.text import pluralize
 from enginery.core.types import BuildFailure, BuildRequest, Dim, Precision, QuantizationScheme, TensorSpec, WeightLevels
 
 Json = dict[str, Any]
@@ -18,6 +19,7 @@ class OnnxModel:
     """The exported model. digest: of the canonical ONNX file.  carries_qdq: whether its author quantized it (QAT).
 
     blake3: of that file; None where the worker that uploaded it did not have the library.
+    integer_nodes: (operator, how many) of the nodes that multiply in int8, as the model came, in every variant.
     """
 
     digest: str
@@ -26,6 +28,16 @@ class OnnxModel:
     opset: int
     carries_qdq: bool
     blake3: str | None = None
+    integer_nodes: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def own_int8(self) -> str | None:
+        """'23 nodes compute in int8, as the model came (22 ConvInteger, 1 MatMulInteger)'; None where none does."""
+        if not self.integer_nodes:
+            return None
+        count = pluralize(sum(many for _, many in self.integer_nodes), "node computes", "nodes compute")
+        kinds = ", ".join(f"{many} {operator}" for operator, many in self.integer_nodes)
+        return f"{count} in int8, as the model came ({kinds})"
 
 
 @dataclass(frozen=True)
@@ -203,7 +215,8 @@ class Graph:
     """The model in one graph variant. model: digest of the ONNX.  scales: digest of the calibrated ranges behind it.
 
     inputs, outputs: as this graph declares them.  record: digest of what quantizing did, tensor by tensor, as a blob.
-    recipe: of graphs that were written here.
+    recipe: of graphs that were written here.  idle: why no node of it computes in its precision; None where one does.
+    own_int8: as in `OnnxModel`.
     """
 
     variant: GraphVariant
@@ -215,6 +228,8 @@ class Graph:
     proof: Proof = Proof()
     record: str | None = None
     recipe: Recipe | None = None
+    idle: str | None = None
+    own_int8: str | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ Engines are ordered by these rules, the first that tells two apart decides:
    portable (target `gpu`); the ONNX model, if the policy allows it;
 2. proven before unproven; a CPU engine has the status that it has on the machine's kind of CPU (`JudgedEntry.on_cpu`);
 3. by speed, where all that are equal so far were timed on a machine of this kind (`evidence.latencies`), else by
-   precision, in the order that is usually fastest on this kind of hardware;
+   precision, in the order that is usually fastest on this kind of hardware: a narrow GPU engine that is larger than the
+   fp16 engine of its target and backend comes behind that one;
 4. by the order in the manifest, which is that of the spec's backends.
 
 A proof says nothing about another compute capability: where only proven engines may be used, a compatible engine of
@@ -15,7 +16,7 @@ another capability is rejected.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +26,7 @@ from enginery.core.hardware.evaluation import evaluate
 from enginery.core.hardware.gpu_generations import generation_of
 from enginery.core.hardware.machine import Machine
 from enginery.core.requirements import Gpu, SessionOption, hardware_of
-from enginery.core.text import join_first
+from enginery.core.text import format_bytes, join_first
 from enginery.registry.evidence.attestations import JudgedEntry
 from enginery.registry.evidence.latencies import MeasuredSpeed
 from enginery.registry.manifest import EngineEntry
@@ -36,6 +37,7 @@ FALLBACK = "onnx"
 
 # On GPUs narrower is faster. CPUs have int8 kernels, but run fp16 through casts to fp32, slower than fp32 itself.
 GPU_PREFERENCE = ("int8", "fp8", "int4", "fp16", "bf16", "fp32", "int8-dynamic")
+_NARROWER = ("int8", "fp8", "int4")
 # Without VNNI this holds for int8 of reduced range; where sums must be kept from saturating, int8 ranks after fp32.
 CPU_PREFERENCE = ("int8", "int8-dynamic", "fp32", "int4", "bf16", "fp16", "fp8")
 
@@ -157,16 +159,35 @@ def rank_engines(
     machine = machine.with_installed(item for entry in entries for item in entry.requires)
     here = [entry.on_cpu(machine.cpu) if isinstance(entry, JudgedEntry) else entry for entry in entries]
     judged = [(entry, rejection(entry, machine, policy)) for entry in here]
-    fitting = sorted((entry for entry, reason in judged if reason is None), key=lambda entry: _rank(entry, machine))
+    fitting = [entry for entry, reason in judged if reason is None]
+    large = {item.unit: note for item in fitting if (note := compare_with_fp16(item, fitting))}
+    fitting.sort(key=lambda entry: _rank(entry, machine, large))
     speeds = timed(fitting) if len(fitting) > 1 else {}
     candidates = tuple(
-        EngineCandidate(entry, _fit(entry, machine)[1], remarks(entry, machine, speed), speed)
+        EngineCandidate(entry, _fit(entry, machine)[1], (*remarks(entry, machine, speed), *note), speed)
         for entry in _by_speed(fitting, machine, speeds)
         for speed in (speeds.get(entry.digest or ""),)
+        for note in ([large[entry.unit]] if entry.unit in large else [],)
     )
     return EngineRanking(
         what, machine, policy, candidates, tuple((entry.unit, why) for entry, why in judged if why is not None)
     )
+
+
+def compare_with_fp16(entry: EngineEntry, entries: Sequence[EngineEntry]) -> str | None:
+    """That a GPU engine narrower than fp16 is larger than the fp16 engine of its target and backend; else None.
+
+    What makes a compiler's int8 engine larger, such as weights kept in two forms, does not make it faster.
+    """
+    for_cpu = entry.compute_capability is None and entry.target != PORTABLE
+    if entry.precision not in _NARROWER or for_cpu or not entry.size_bytes:
+        return None
+    same = (entry.target, entry.backend, "fp16")
+    half = next((item for item in entries if (item.target, item.backend, item.precision) == same), None)
+    if half is None or not half.size_bytes or entry.size_bytes <= half.size_bytes:
+        return None
+    sizes = f"{format_bytes(entry.size_bytes)} against {format_bytes(half.size_bytes)}"
+    return f"larger than the fp16 engine ({sizes}), which comes first unless this one is asked for or timed as faster"
 
 
 def rejection(entry: EngineEntry, machine: Machine, policy: Policy) -> str | None:
@@ -232,7 +253,7 @@ def _by_speed(
     ranked: Sequence[EngineEntry], machine: Machine, speeds: Mapping[str, MeasuredSpeed]
 ) -> Iterator[EngineEntry]:
     """The engines, those that are alike but for their precision by speed, where each was timed at the same sizes."""
-    for _, group in itertools.groupby(ranked, key=lambda entry: _rank(entry, machine)[:2]):
+    for _, group in itertools.groupby(ranked, key=lambda entry: _rank(entry, machine, ())[:2]):
         alike = list(group)
         found = [speeds.get(entry.digest or "") for entry in alike]
         if len({speed and speed.buckets for speed in found}) == 1 and all(speed and not speed.busy for speed in found):
@@ -240,9 +261,12 @@ def _by_speed(
         yield from alike
 
 
-def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, bool, str]:
+def _rank(entry: EngineEntry, machine: Machine, large: Collection[str]) -> tuple[int, bool, float, bool, str]:
+    """The place of an engine by the rules that need no speeds. large: units that come behind their fp16 engine."""
     preference = CPU_PREFERENCE if machine.is_cpu else GPU_PREFERENCE
-    order = preference.index(entry.precision) if entry.precision in preference else len(preference)
+    order: float = preference.index(entry.precision) if entry.precision in preference else len(preference)
+    if entry.unit in large:
+        order = preference.index("fp16") + (order + 1) / len(preference) / 2
     exact = evaluate([item for item in entry.requires if isinstance(item, SessionOption)], machine)
     if any(item.state == "unmet" for item in exact):
         # This CPU would saturate the engine's integer sums; opened to be exact it loses most of what int8 gains.

@@ -112,13 +112,15 @@ def _unit(
 ) -> Unit:
     request, aside = _request(spec, item, graph), ""
     required = any(matches_unit(pattern, request.unit) for pattern in spec.build.required)
-    if reason := _refusal(exported, item, request):
+    if reason := _refusal(exported, item, request, graph.idle):
         return Unit(request, graph, "refused", reason, required)
+    if graph.own_int8 and item.precision != "int8-dynamic":
+        aside = f"; {graph.own_int8}"
     known = recall_engine(request, context)
     if known is None and (reduced := recall_reduced(request, context)):
         option = backends.capabilities_of(request.backend).options.workspace_mib
         before, now = (dict(each.options)[option] for each in (request, reduced))
-        aside = f"; with {option} {now}, because a build with {before} ran out of memory"
+        aside = f"{aside}; with {option} {now}, because a build with {before} ran out of memory"
         request, known = reduced, recall_engine(reduced, context)
     if known:
         reason = f"an engine with this build key is in the registry{aside}"
@@ -126,12 +128,16 @@ def _unit(
     return Unit(request, graph, "build", causes.of_build(request, exported.model.digest) + aside, required)
 
 
-def _refusal(exported: Exported, item: PlanCandidate, request: BuildRequest) -> str | None:
+def _refusal(exported: Exported, item: PlanCandidate, request: BuildRequest, idle: str | None = None) -> str | None:
     if exported.model.carries_qdq and item.precision != "int8":
         return f"the model carries Q/DQ of its own (QAT); {item.precision} would not be {item.precision}; use int8"
     if len(request.profiles) > MOST_PROFILES and not item.target.is_cpu:
         return f"the buckets combine to more than {MOST_PROFILES} profiles; use fewer buckets, or profiles: wide"
-    return item.backend.refuses(request)
+    if (reason := item.backend.refuses(request)) or idle is None:
+        return reason
+    own = exported.model.own_int8
+    remedy = f"{own}: use int8-dynamic" if own and item.precision == "int8" else "use fp32"
+    return f"it would not be {item.precision}: {idle}; {remedy}"
 
 
 def _request(spec: ModelSpec, item: PlanCandidate, graph: Graph) -> BuildRequest:

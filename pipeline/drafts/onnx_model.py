@@ -42,7 +42,9 @@ def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str
 
 def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str, str], ...]:
     """Precisions that make sense for what the graph is made of."""
-    if quantized := counts.keys() & (_INTEGER | {"QuantizeLinear"}):
+    if counts.keys() & {"QuantizeLinear", "DequantizeLinear"}:
+        return (("int8", "the graph as it is: it carries Q/DQ nodes, and other precisions would quantize twice"),)
+    if quantized := counts.keys() & (_INTEGER | {"DynamicQuantizeLSTM"}):
         names = ", ".join(sorted(quantized))
         return (
             ("fp32", f"the graph as it is: it came quantized ({names}), and other precisions would quantize twice"),

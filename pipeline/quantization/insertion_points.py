@@ -29,6 +29,7 @@ from pipeline.quantization.graph import (
     tidy,
     tidy_from,
 )
+from pipeline.quantization.stored_weights import widen_stored_weights
 
 OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # They multiply with weights too, and have no Q/DQ form.
@@ -83,6 +84,7 @@ class JoinNode:
 def prepare_model(model: ModelProto) -> ModelProto:
     """A tidy copy in an opset that int8 exists in: the graph whose tensor names calibration and insertion agree on."""
     graph = tidy_from(tidy(model), LOWEST_OPSET)
+    widen_stored_weights(graph.graph, OP_TYPES)
     fold_constant_moves(graph.graph)
     return graph
 

@@ -9,13 +9,10 @@ from enginery.core.text import join_first, pluralize
 _LEFT = "left in"
 
 
-def idle(notes: Sequence[str]) -> str | None:
-    """That nothing of a graph is in its precision, with the first reasons, where its notes say so; else None."""
-    head = next((note for note in notes if note.startswith(f"{_count_computing(0)} ")), None)
-    if head is None:
-        return None
-    reasons = [note for note in notes if note.startswith(_LEFT)]
-    return "; ".join([head, *reasons[:2], *(["..."] if reasons[2:] else [])])
+def _explain_idle(lines: Sequence[str]) -> str:
+    """The head of a graph's notes, with the first reasons why nothing of it is in its precision."""
+    reasons = [line for line in lines[1:] if line.startswith(_LEFT)]
+    return "; ".join([lines[0], *reasons[:2], *(["..."] if reasons[2:] else [])])
 
 
 def _count_computing(count: int) -> str:
@@ -35,6 +32,11 @@ class CastNotes:
     kept: tuple[FloatNode, ...] = ()
     underflowed: tuple[tuple[str, int, int], ...] = ()
     floored_scales: tuple[str, ...] = ()
+
+    @property
+    def idle(self) -> str | None:
+        """Why no node computes in the precision; None where one does."""
+        return None if self.cast else _explain_idle(self.lines())
 
     def lines(self) -> tuple[str, ...]:
         """The notes as sentences."""
@@ -61,10 +63,15 @@ class QuantizationNotes:
     cast: CastNotes | None = None
     precision: str = "int8"
 
+    @property
+    def idle(self) -> str | None:
+        """Why no node computes in the precision; None where one does, and where the model came quantized."""
+        return None if self.quantized or self.passed_through else _explain_idle(self.lines())
+
     def lines(self) -> tuple[str, ...]:
         """The notes as sentences."""
         if self.passed_through:
-            return ("the model already carries Q/DQ nodes and passed through untouched",)
+            return ("the model already carries quantized nodes and passed through untouched",)
         left = pluralize(len(self.kept), "candidate stays", "candidates stay")
         head = f"{_count_computing(len(self.quantized))} {self.precision}, {left} in float"
         rest = self.cast.lines() if self.cast else ()

@@ -1,8 +1,9 @@
 """The canonical form of an ONNX model: one that the checker accepts, with shapes inferred and the spec's names.
 
-Local functions are inlined; dead nodes, unused initializers, doc strings, metadata and stack traces are removed;
-constants are in name order, and as bytes; the inputs have the spec's shapes; the IR version is the oldest that the
-opset allows. Canonicalising twice changes nothing, and the same input gives the same bytes in every process.
+Local functions are inlined, and an If whose condition is known gives way to its branch; dead nodes, unused
+initializers, doc strings, metadata and stack traces are removed; constants are in name order, and as bytes; the inputs
+have the spec's shapes; the IR version is the oldest that the opset allows. Canonicalising twice changes nothing, and
+the same input gives the same bytes in every process.
 
 A model of a few kilobytes can stand for more nodes than any memory holds, because each function calls the one before it
 twice, or for functions that call themselves: the result is measured before anything is inlined. onnx's own inliner does
@@ -25,6 +26,7 @@ from onnx_ir.passes import common
 from builders.onnx_graphs.bodies import list_bodies
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
+from pipeline.sources.constant_ifs import fold_constant_ifs
 from pipeline.sources.walk import all_tensors, nodes_in
 
 # The greatest number of nodes after inlining. Protobuf reads 100 messages inside each other, and a graph inside a node
@@ -128,7 +130,19 @@ def canonical(
     with _convert_errors():
         common.NameFixPass()(graph_model)
         plain = _plain(ir.to_proto(graph_model))
-    return _check(plain)
+    return _settle_ifs(_check(plain))
+
+
+def _settle_ifs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A canonical model without the Ifs whose condition is known; the same where there is none."""
+    with _convert_errors():
+        folded = fold_constant_ifs(model)
+    if folded is model:
+        return model
+    try:
+        return canonical(folded)
+    except ModelError:  # what a branch would do to these shapes: the If is right to be there
+        return model
 
 
 @contextmanager

@@ -54,7 +54,7 @@ class OnnxRuntime:
     """
 
     name: ClassVar[str] = "onnxruntime"
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
     install: ClassVar[str] = "pip install onnxruntime"
     capabilities: ClassVar[Capabilities] = Capabilities(
         determinism="bytes",
@@ -121,6 +121,7 @@ class OnnxRuntime:
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Optimise `model` into WORKDIR/engine.onnx and open it once. Raises ModelError with ONNX Runtime's reason."""
         from builders.backends.onnxruntime.file import embed_weights
+        from builders.backends.onnxruntime.narrow_weights import keep_narrow_weights
         from builders.backends.onnxruntime.rewrites import FUSION, file_moves_first_axis, rewrite_optimized
         from builders.backends.onnxruntime.saturation import file_may_saturate
 
@@ -131,8 +132,10 @@ class OnnxRuntime:
         open_model(model, options, exact=False)
         notes = embed_weights(path, model.parent)
         notes += rewrite_optimized(path, faster=self.graph_optimization != "none")
+        saturates = file_may_saturate(path)  # weights that are only stored narrow are in no integer sum
+        if self.graph_optimization == "extended":  # an engine of 'all' is not optimized when it is opened
+            notes += keep_narrow_weights(path, model)
         self.open_part(path)
-        saturates = file_may_saturate(path)
         also = (SessionOption(*EXACT_SESSION),) if saturates else ()
         notes += (SATURATES,) if saturates else ()
         return Engine.of_file(self, request, path, notes, also)

@@ -165,8 +165,6 @@ def _send_if_unsent(outcome: "Outcome", registry: str) -> None:
 
 def show_outcome(outcome: "Outcome") -> None:
     """Print the table of engines, the task metric of each graph they are built from, and where everything lies."""
-    from pipeline.quantization.notes import idle
-
     _print_engines(outcome)
     for engine in outcome.failed:
         say(f"failed: {engine.unit}: {engine.reason}")
@@ -175,10 +173,6 @@ def show_outcome(outcome: "Outcome") -> None:
             say("\n".join(f"  | {line}" for line in engine.failure.log.splitlines()[-15:]))
         for item in engine.attributed:
             say(f"  which node ({item.joint}): {item.headline}")
-    for engine in outcome.engines:
-        # An engine of which nothing computes in the precision asked for gives right answers, but is not what was meant.
-        if reason := idle(engine.notes):
-            say(f"warning: {engine.unit}: {reason}")
     for name, metrics in () if outcome.cached else outcome.metrics.items():
         echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
     _show_place(outcome)

@@ -1,8 +1,9 @@
 """What a run would publish, as values: the draft of the manifest, the entry of each unit, and what stands beside."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from enginery.client.resolve import compare_with_fp16
 from enginery.core.digest import digest_of, digest_of_path
 from enginery.core.hardware.machine import describe_host
 from enginery.core.reports.proof import Approved, approve
@@ -56,6 +57,7 @@ def draft_version(
         else:
             fields = _unit_fields(item.built.unit) | _checks_and_notes(item)
             others.append(EngineEntry(**fields, status="failed", reason=item.reason))
+    approved = say_which_are_large(approved)
     blake3 = {item.built.digest: item.built.blake3 for item in judged if item.built.digest}
 
     def read_sources() -> BuildSources:
@@ -73,6 +75,16 @@ def draft_version(
         reads=exported.reads,
         read_sources=read_sources,
     )
+
+
+def say_which_are_large(approved: Sequence[tuple[EngineEntry, Approved]]) -> list[tuple[EngineEntry, Approved]]:
+    """The engines, those with a note that are narrower than fp16 and larger than the fp16 engine beside them."""
+    entries = [entry for entry, _ in approved]
+    notes = [compare_with_fp16(entry, entries) for entry in entries]
+    return [
+        (replace(entry, notes=(*entry.notes, note)) if note else entry, proof)
+        for (entry, proof), note in zip(approved, notes, strict=True)
+    ]
 
 
 def _draft_manifest(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged: Sequence[JudgedUnit]) -> Manifest:

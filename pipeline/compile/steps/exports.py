@@ -113,6 +113,7 @@ def _open_golden_samples(data: Path, wanted: ExportRequest, labels: str | None) 
 
 def store_model(place: Store, path: Path) -> OnnxModel:
     """Put the canonical ONNX file `path` into the store: its digests, and what the steps after it ask of it."""
+    from pipeline.quantization.own_integers import count_integer_nodes
     from pipeline.quantization.schemes.qdq import carries_qdq
     from pipeline.sources.onnx_model import load_onnx, specs_of
 
@@ -120,7 +121,8 @@ def store_model(place: Store, path: Path) -> OnnxModel:
     inputs, outputs = specs_of(model)
     stored = place.put_and_digest_file(path)
     opset = max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
-    return OnnxModel(stored.digest, tuple(inputs), tuple(outputs), opset, carries_qdq(model), stored.blake3)
+    own = carries_qdq(model), stored.blake3, count_integer_nodes(model)
+    return OnnxModel(stored.digest, tuple(inputs), tuple(outputs), opset, *own)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class GraphRecipe:
 class WrittenGraph:
     """The model in one graph variant. Fields as in `values.Graph`; ranges: the calibrated ranges, as a blob.
 
-    written_from: digest of the float model behind it.
+    written_from: digest of the float model behind it.  idle: as in `values.Graph`.
     """
 
     model: str
@@ -62,6 +62,7 @@ class WrittenGraph:
     record: str | None
     recipe: str
     written_from: str
+    idle: str | None = None
 
     @property
     def blobs(self) -> list[str]:
@@ -122,6 +123,7 @@ class WriteGraph:
             record=place.put_bytes(text_of(encode(record))) if record else None,
             recipe=place.put_bytes(text_of(encode(recipe))),
             written_from=source,
+            idle=notes.idle,
         )
 
 
@@ -206,7 +208,9 @@ def quantize(
 ) -> Graph:
     """`write_graph`, with the checks of the graph against the exported model (the quantization stage)."""
     graph = write_graph(variant, spec, exported, ranges, choices, context)
-    return graph if graph.recipe is None else replace(graph, proof=_check_graph(spec, exported, graph, ranges, context))
+    if graph.recipe is None or graph.idle:  # an idle one is refused
+        return graph
+    return replace(graph, proof=_check_graph(spec, exported, graph, ranges, context))
 
 
 def write_graph(
@@ -229,7 +233,8 @@ def write_graph(
             "carries Q/DQ of its own, which stays as it is; remove the overrides, or give the float model"
         )
     if variant.precision == "fp32" or model.carries_qdq:
-        return Graph(variant, model.digest, model.inputs, model.outputs, proof=Proof(metrics=exported.proof.metrics))
+        proof, own = Proof(metrics=exported.proof.metrics), model.own_int8
+        return Graph(variant, model.digest, model.inputs, model.outputs, proof=proof, own_int8=own)
     if variant.precision in CALIBRATED and ranges is None:
         raise DataError(
             f"{variant.precision} needs real samples, and the model carries no Q/DQ of its own; add calibration.data"
@@ -247,7 +252,8 @@ def write_graph(
     found = context.once("quantize", f"write {variant.name}", key, job, lambda written: written.blobs)
     recipe = Recipe(found.recipe, found.written_from if found.written_from != model.digest else None)
     shown = found.inputs, found.outputs, found.scales, found.notes
-    return Graph(variant, found.model, *shown, record=found.record, recipe=recipe)
+    graph = Graph(variant, found.model, *shown, record=found.record, recipe=recipe)
+    return replace(graph, idle=found.idle, own_int8=model.own_int8)
 
 
 def _check_graph(

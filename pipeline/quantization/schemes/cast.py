@@ -42,6 +42,7 @@ from pipeline.quantization.schemes.half_floats import (
     retype,
     typed_by_attribute,
 )
+from pipeline.quantization.schemes.underflow import find_too_small
 
 FLOAT = TensorProto.FLOAT
 _HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -78,19 +79,19 @@ def _find_kept(
     model: ModelProto, half: HalfFormat, types: dict[str, int], keep: Sequence[str], ranges: Ranges | None
 ) -> list[FloatNode]:
     """The nodes with float tensors that stay in fp32."""
-    large, opset = find_too_large(model, half, ranges), opset_of(model)
+    unfit, opset = {**find_too_small(model, half, ranges), **find_too_large(model, half, ranges)}, opset_of(model)
     return [
         FloatNode(node.name, node.op_type, reason)
         for node in model.graph.node
         if any(types.get(name, FLOAT) == FLOAT for name in (*node.input, *node.output) if name)
-        and (reason := _obstacle(node, half, types, keep, large, opset))
+        and (reason := _obstacle(node, half, types, keep, unfit, opset))
     ]
 
 
 def _obstacle(
-    node: NodeProto, half: HalfFormat, types: dict[str, int], keep: Collection[str], large: dict[str, str], opset: int
+    node: NodeProto, half: HalfFormat, types: dict[str, int], keep: Collection[str], unfit: dict[str, str], opset: int
 ) -> str | None:
-    """Why a node stays in fp32, or None. large: the reason for each tensor that `half` cannot hold."""
+    """Why a node stays in fp32, or None. unfit: the reason for each tensor that `half` cannot hold."""
     if node.name in keep or node.op_type in keep:
         return "the spec keeps it in fp32"
     if list_bodies(node):
@@ -99,7 +100,7 @@ def _obstacle(
         return "a tensor's type cannot be inferred"
     if not can_narrow(node, half, types, opset):
         return f"{node.op_type} has no {half.name} form in opset {opset}"
-    return next((large[name] for name in (*list_reads(node), *node.output) if name in large), None)
+    return next((unfit[name] for name in (*list_reads(node), *node.output) if name in unfit), None)
 
 
 class _CastRewrite:

@@ -25,6 +25,7 @@ from enginery.core.types import QuantizationScheme
 from pipeline.quantization.graph import attribute_of, finish, tidy_from
 from pipeline.quantization.insertion_points import Site, find_sites, prepare_model
 from pipeline.quantization.notes import QuantizationNotes
+from pipeline.quantization.own_integers import count_integer_nodes
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.insertion import GRIDS, Insertion, weight_scales
 from pipeline.quantization.schemes.overrides import OverridePrecision, find_override
@@ -61,6 +62,8 @@ def quantize_dynamic(
         else:
             rewrite.replace(site)
             done.append(site.node)
+    if not done and count_integer_nodes(model):
+        return model, QuantizationNotes(passed_through=True)
     return finish(graph), QuantizationNotes(tuple(done), tuple(left), precision="int8, scaled at run time")
 
 

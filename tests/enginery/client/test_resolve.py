@@ -248,3 +248,20 @@ def test_int8_that_needs_the_exact_session_comes_behind_fp32_until_it_was_timed(
     assert [item.entry.precision for item in rank_engines([reduced, fp32], V3, Policy()).candidates] == ["int8", "fp32"]
     speeds = {str(whole.digest): MeasuredSpeed(1.0, ("batch=1",)), str(fp32.digest): MeasuredSpeed(2.0, ("batch=1",))}
     assert rank_engines([whole, fp32], V3, Policy(), timed=lambda _: speeds).candidates[0].entry.precision == "int8"
+
+
+def test_a_gpu_int8_engine_that_is_larger_than_fp16_comes_behind_it_until_asked_for_or_timed() -> None:
+    sizes = {"int8": 17_200_000, "fp16": 5_000_000, "fp32": 9_000_000}
+    engines = [replace(entry("sm_89", name), size_bytes=size, digest=name * 16) for name, size in sizes.items()]
+    ranked = rank_engines(engines, Machine.of(SM89), Policy()).candidates
+    assert [item.entry.precision for item in ranked] == ["fp16", "int8", "fp32"]
+    assert "larger than the fp16 engine (16.4 MiB against 4.8 MiB)" in ranked[1].remarks[-1]
+    assert ranked[0].remarks == ranked[2].remarks == ()
+    assert chosen(engines, SM89, "int8").precision == "int8"
+    speeds = {str(item.digest): MeasuredSpeed(1.0 + (item.precision != "int8"), ("batch=1",)) for item in engines}
+    timed = rank_engines(engines, Machine.of(SM89), Policy(), timed=lambda _: speeds).candidates
+    assert timed[0].entry.precision == "int8", "measured faster"
+    small = [replace(item, size_bytes=4_000_000) if item.precision == "int8" else item for item in engines]
+    assert chosen(small, SM89).precision == "int8"
+    other = [replace(item, backend="another") if item.precision == "fp16" else item for item in engines]
+    assert chosen(other, SM89).precision == "int8", "of another compiler"

@@ -60,6 +60,12 @@ def test_precisions_follow_from_what_the_graph_is_made_of(tmp_path: Path, kind: 
     assert [name for name, _ in found.precisions] == precisions
 
 
+def test_a_model_with_qdq_is_drafted_in_the_one_precision_that_the_plan_takes(tmp_path: Path) -> None:
+    node = helper.make_node("QuantizeLinear", ["x", "s"], ["y"])
+    write(tmp_path / "m.onnx", [node], [value("x", ["n", 2])], s=0.5)
+    assert [name for name, _ in look_at_onnx(tmp_path / "m.onnx", "m.onnx").precisions] == ["int8"]
+
+
 def test_a_graph_that_runs_at_no_size_gets_guesses_that_say_so(tmp_path: Path) -> None:
     node = helper.make_node("Reshape", ["x", "to"], ["y"])
     graph = helper.make_graph(

@@ -49,11 +49,14 @@ def test_the_command_ranks_and_draws_and_the_build_uses_its_record(small: Projec
 
 def test_another_floor_is_another_choice(small: Project) -> None:
     assert small.run("sensitivity", small.spec, "--json").json["left"] == {}
-    small.change_spec(quantization={"floor": {"sqnr_db": 130}})
+    small.change_spec(quantization={"floor": {"sqnr_db": 130}}, precisions=["fp32", "int8"])
     second = small.run("sensitivity", small.spec, "--json")
     assert second.json["left"] != {}
     built = small.run("build", small.spec)
-    assert built.code == 0 and "warning: cpu int8 onnxruntime: 0 nodes compute in int8" in built.err
+    assert built.code == 0 and "it would not be int8: 0 nodes compute in int8" in built.out
+    assert "it would not be int8" in small.run("plan", small.spec).out
+    engine = next(row for row in small.run("build", small.spec, "--json").json["engines"] if row["precision"] == "int8")
+    assert engine["status"] == "refused" and engine["digest"] is None and "use fp32" in engine["reason"]
     notes = _record(small)["notes"]
     assert [note for note in notes if "the floor: quantized alone it leaves" in note]
     assert "0 nodes compute in int8" in notes[1]

@@ -90,14 +90,16 @@ def test_fp8_int4_and_dynamic_int8_go_the_whole_way(project: Project) -> None:
     assert units(done.json, "status") == {
         "cpu fp8": "refused",
         "cpu int8-dynamic": "proven",
-        "cpu int4": "proven",
+        "cpu int4": "refused",
         "sm_80 fp8": "refused",
         "sm_80 int8-dynamic": "refused",
-        "sm_80 int4": "unproven",
+        "sm_80 int4": "refused",
         "sm_89 fp8": "unproven",
         "sm_89 int8-dynamic": "refused",
-        "sm_89 int4": "unproven",
+        "sm_89 int4": "refused",
     }
+    reason = next(row["reason"] for row in done.json["engines"] if row["precision"] == "int4")
+    assert reason.startswith("it would not be int4: 0 nodes compute in int4") and "no multiple of the block" in reason
 
 
 def test_an_override_changes_the_graph_and_a_wrong_one_names_the_nearest_node(project: Project) -> None:

@@ -1,0 +1,169 @@
+"""An If whose condition follows from constants and known shapes gives way to the branch that is taken.
+
+Exporters write such conditions where a program asked for a rank or a size: `squeeze` of an axis only if it is 1. No
+compiler here enters control flow to cast, quantize or fuse, and what a branch computes would stay in float.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from builders.onnx_graphs.bodies import walk_nodes
+
+# A dim that is not known is masked.
+_Known = np.ma.MaskedArray
+# Larger constants are no shapes, and decide nothing.
+_LARGEST = 256
+_DEEPEST = 64
+_COMPARING: Mapping[str, Callable[..., _Known]] = {
+    "Add": np.ma.add,
+    "And": np.ma.logical_and,
+    "Equal": np.ma.equal,
+    "Greater": np.ma.greater,
+    "GreaterOrEqual": np.ma.greater_equal,
+    "Less": np.ma.less,
+    "LessOrEqual": np.ma.less_equal,
+    "Mul": np.ma.multiply,
+    "Not": np.ma.logical_not,
+    "Or": np.ma.logical_or,
+    "Sub": np.ma.subtract,
+}
+
+
+def fold_constant_ifs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without the Ifs whose condition is known; the same object where there is none.
+
+    What one branch settles can settle the next condition, so that shapes are inferred again after each round.
+    """
+    current = model
+    while any(node.op_type == "If" for node in walk_nodes(current.graph)):
+        inferred = onnx.shape_inference.infer_shapes(current, data_prop=True)
+        graphs = ir.from_proto(inferred)
+        if not _fold(graphs.graph):
+            break
+        common.RemoveUnusedNodesPass()(graphs)
+        common.NameFixPass()(graphs)
+        current = ir.to_proto(graphs)
+        del current.graph.value_info[:]
+    return current
+
+
+def _fold(graph: ir.Graph) -> int:
+    """Inline the taken branches of the Ifs of a graph whose condition is known, in place; how many.
+
+    Ifs inside other nodes stay: a branch that is never taken can be wrong for the sizes of the model's inputs, and a
+    runtime that found its ranks settled would refuse the model.
+    """
+    folded = 0
+    for node in [node for node in graph if node.op_type == "If" and node.domain == ""]:
+        condition = None if node.inputs[0] is None else _evaluate(node.inputs[0], _DEEPEST)
+        if condition is not None and condition.size == 1 and not np.ma.is_masked(condition):
+            taken = "then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"
+            _inline(graph, node, node.attributes[taken].as_graph())
+            folded += 1
+    return folded
+
+
+def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
+    """Put the nodes of a branch in the place of its If."""
+    results = list(branch.outputs)
+    branch.outputs[:] = []
+    for value in list(branch.initializers.values()):
+        del branch.initializers[str(value.name)]
+        while value.name in graph.initializers:
+            value.name = f"{value.name}_"
+        graph.register_initializer(value)
+    nodes = list(branch)
+    branch.remove(nodes)
+    graph.insert_before(node, nodes)
+    given, copies = list[ir.Value](), list[ir.Node]()
+    for value in results:
+        if value.producer() not in nodes or value in given:  # captured from outside, a constant, or given twice
+            copies.append(ir.node("Identity", [value]))
+            value = copies[-1].outputs[0]
+        given.append(value)
+    ir.convenience.replace_nodes_and_values(graph, node, [node], copies, list(node.outputs), given)
+
+
+def _evaluate(value: ir.Value, left: int) -> _Known | None:
+    """The value of a small tensor, unknown dims masked, where it follows from constants and shapes; else None."""
+    constant = ir.convenience.get_const_tensor(value)
+    if constant is not None:
+        return np.ma.asarray(constant.numpy()) if math.prod(constant.shape.numpy()) <= _LARGEST else None
+    node = value.producer()
+    if node is None or node.domain != "" or left == 0 or not node.inputs or node.inputs[0] is None:
+        return None
+    if node.op_type in ("Shape", "Size"):
+        dims = _dims(node.inputs[0], left)
+        if dims is None or node.op_type == "Shape":
+            return None if dims is None else dims[_integer(node, "start", 0) : _integer(node, "end", len(dims))]
+        return None if np.ma.is_masked(dims) else np.ma.asarray(np.prod(dims.data, dtype=np.int64))
+    if node.op_type not in (*_COMPARING, *_MOVES):
+        return None
+    operands = [None if each is None else _evaluate(each, left - 1) for each in node.inputs]
+    known = [each for each in operands if each is not None]
+    if len(known) < len(operands):
+        return None
+    try:
+        if node.op_type in _COMPARING:
+            return np.ma.asarray(_COMPARING[node.op_type](*known))
+        return _MOVES[node.op_type](node, known)
+    except (IndexError, TypeError, ValueError):  # a malformed node, of which the checker speaks
+        return None
+
+
+def _dims(value: ir.Value, left: int) -> _Known | None:
+    """The dims of a tensor, those that are not known masked; None where its rank is not known."""
+    if value.shape is None:
+        found = _evaluate(value, left - 1)
+        return None if found is None else np.ma.asarray(np.array(found.shape, np.int64))
+    dims = list(value.shape)
+    unknown = [not isinstance(dim, int) for dim in dims]
+    return np.ma.array([dim if isinstance(dim, int) else 0 for dim in dims], mask=unknown, dtype=np.int64)
+
+
+def _integer(node: ir.Node, name: str, default: int) -> int:
+    return node.attributes[name].as_int() if name in node.attributes else default
+
+
+def _axes(node: ir.Node, operands: Sequence[_Known]) -> tuple[int, ...] | None:
+    if len(operands) > 1:
+        return tuple(int(axis) for axis in operands[1].reshape(-1))
+    return tuple(node.attributes["axes"].as_ints()) if "axes" in node.attributes else None
+
+
+def _cast(node: ir.Node, operands: Sequence[_Known]) -> _Known:
+    return np.ma.asarray(operands[0].astype(ir.DataType(_integer(node, "to", 1)).numpy()))
+
+
+def _gather(node: ir.Node, operands: Sequence[_Known]) -> _Known:
+    if np.ma.is_masked(operands[1]):
+        raise ValueError("an index is not known")
+    return np.ma.asarray(operands[0].take(operands[1].data, axis=_integer(node, "axis", 0)))
+
+
+def _squeeze(node: ir.Node, operands: Sequence[_Known]) -> _Known:
+    return np.ma.asarray(np.squeeze(operands[0], _axes(node, operands)))
+
+
+def _unsqueeze(node: ir.Node, operands: Sequence[_Known]) -> _Known:
+    return np.ma.asarray(np.ma.expand_dims(operands[0], _axes(node, operands) or ()))
+
+
+def _concat(node: ir.Node, operands: Sequence[_Known]) -> _Known:
+    joined = np.ma.concatenate(list(operands), _integer(node, "axis", 0))  # type: ignore[no-untyped-call]
+    return np.ma.asarray(joined)
+
+
+_MOVES: Mapping[str, Callable[[ir.Node, Sequence[_Known]], _Known]] = {
+    "Cast": _cast,
+    "Concat": _concat,
+    "Gather": _gather,
+    "Identity": lambda _, operands: operands[0],
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+}

@@ -1,0 +1,50 @@
+"""Weights that came as int8 or fp16 are not four times or twice as large in the engine."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto
+
+from builders.backends.onnxruntime import OnnxRuntime, OrtSession
+from enginery.core.types import BuildRequest, Engine, Target
+from tests.pipeline.quantization.small_nets import build as net
+
+FLOAT = TensorProto.FLOAT
+REQUEST = BuildRequest("", "fp32", Target("cpu"), "onnxruntime", (), (), ())
+X = {"x": np.random.default_rng(3).normal(size=(2, 64)).astype(np.float32)}
+
+
+def stored_as(dtype: str, scaled: bool = True) -> ModelProto:
+    """A MatMul by a weight that is stored in a narrow type, with the scale of each column beside it."""
+    rng = np.random.default_rng(1)
+    weights = {"q": rng.integers(-127, 128, (64, 96)), "s": rng.random((1, 96)) / 100}
+    scale = f"f = Cast<to={FLOAT}>(q) w = Mul(f, s)" if scaled else f"w = Cast<to={FLOAT}>(q)"
+    model = net("float[n,64] x", "float[n,96] y", f"{scale} y = MatMul(x, w)", weights)
+    for item in model.graph.initializer:
+        if item.name == "q":
+            item.CopyFrom(onnx.numpy_helper.from_array(weights["q"].astype(dtype), "q"))
+    return model
+
+
+def built(model: ModelProto, folder: Path, optimization: str = "extended") -> Engine:
+    onnx.save(model, folder / "model.onnx")
+    return OnnxRuntime(graph_optimization=optimization).build(REQUEST, folder / "model.onnx", folder)
+
+
+@pytest.mark.parametrize(("dtype", "times"), [("int8", 1.3), ("uint8", 1.3), ("float16", 2.3)])
+def test_weights_that_came_narrow_stay_narrow_and_say_so(dtype: str, times: float, tmp_path: Path) -> None:
+    engine = built(stored_as(dtype), tmp_path)
+    assert engine.size_bytes < times * 64 * 96 + 2000
+    assert any("1 weight is stored narrow, as they came" in note for note in engine.notes)
+    expected = OrtSession(tmp_path / "model.onnx", optimized=False).run(X)["y"]
+    np.testing.assert_allclose(OrtSession(engine.path).run(X)["y"], expected, rtol=1e-5, atol=1e-5)
+    assert not engine.requires or all("session" not in str(item).lower() for item in engine.requires)
+
+
+def test_a_float_weight_and_a_layout_that_is_saved_stay_as_they_are(tmp_path: Path) -> None:
+    plain = net("float[n,64] x", "float[n,96] y", "y = MatMul(x, w)", {"w": np.ones((64, 96))})
+    assert not any("narrow" in note for note in built(plain, tmp_path).notes)
+    wide = built(stored_as("int8"), tmp_path, "all")
+    assert wide.size_bytes > 4 * 64 * 96 and not any("narrow" in note for note in wide.notes)

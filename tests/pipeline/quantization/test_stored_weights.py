@@ -1,0 +1,43 @@
+"""An int8 graph of a model whose weights came stored in int8 has nodes in int8, and stays small."""
+
+import numpy as np
+import onnx
+from onnx import ModelProto, TensorProto
+
+from pipeline.quantization.insertion_points import prepare_model
+from pipeline.quantization.schemes.uncalibrated import quantize_dynamic
+from tests.pipeline.quantization.small_nets import build, run, sqnr_db
+
+FLOAT = TensorProto.FLOAT
+
+
+def stored_net() -> ModelProto:
+    """An embedding and a MatMul, with their weights in int8 behind Cast and Mul, the latter's transposed."""
+    rng = np.random.default_rng(1)
+    weights = {
+        "eq": rng.integers(-127, 128, (500, 32)).astype(np.int8), "es": rng.random((500, 1)) / 100,
+        "wq": rng.integers(-127, 128, (48, 32)).astype(np.int8), "ws": rng.random((48, 1)) / 100,
+    }  # fmt: skip
+    text = f"""
+        ef = Cast<to={FLOAT}>(eq) e = Mul(ef, es) x = Gather(e, ids)
+        wf = Cast<to={FLOAT}>(wq) w0 = Mul(wf, ws) w = Transpose<perm=[1,0]>(w0) y = MatMul(x, w)
+    """
+    return build("int64[n] ids", "float[n,48] y", text, weights)
+
+
+def test_a_stored_weight_is_quantized_and_an_embedding_stays_in_int8() -> None:
+    model = stored_net()
+    result, notes = quantize_dynamic(model)
+    assert len(notes.quantized) == 1, notes.lines()
+    kinds = {item.name: (item.data_type, list(item.dims)) for item in result.graph.initializer}
+    assert kinds["eq"] == (TensorProto.INT8, [500, 32])
+    assert not any(kind == FLOAT and np.prod(dims) > 500 for kind, dims in kinds.values())
+    ids = {"ids": np.arange(0, 500, 7)}
+    assert sqnr_db(run(model, ids), run(result, ids)) > 35
+
+
+def test_what_is_no_constant_stays() -> None:
+    text = f"c = Cast<to={FLOAT}>(m) w = Mul(c, s) y = MatMul(x, w)"
+    model = build("float[n,5] x, int8[5,5] m", "float[n,5] y", text, {"s": np.ones((1, 5))})
+    onnx.checker.check_model(prepare_model(model))
+    assert [node.op_type for node in prepare_model(model).graph.node] == ["Cast", "Mul", "MatMul"]

@@ -1,0 +1,58 @@
+"""What fp16 would make zero stays in fp32 where that shows, and only there."""
+
+import numpy as np
+import pytest
+
+from pipeline.quantization.ranges import Ranges
+from pipeline.quantization.schemes.cast import cast_float, emulate
+from tests.pipeline.quantization.small_nets import run as run_net
+from tests.pipeline.quantization.small_nets import x_net, x_values
+
+ZEROS = {"x": np.zeros((2, 5), np.float32)}
+EPS = {"eps": np.float32(1e-12)}
+# Each gives NaN or nothing at all where its constant becomes zero.
+NETS = {
+    "divisor": ("y = Div(x, c)", {"c": np.array([1, 1e-9, 1, 1, 2])}, ZEROS),
+    "epsilon": ("a = Abs(x) e = Add(a, eps) y = Div(a, e)", EPS, ZEROS),
+    "epsilon under a root": ("a = Abs(x) e = Add(a, eps) r = Sqrt(e) y = Div(x, r)", EPS, ZEROS),
+    "lower bound": ("a = Abs(x) m = Max(a, eps) u = Identity(m) y = Div(a, u)", EPS, ZEROS),
+    "tiny epsilon": (
+        "a = Abs(x) e = Add(a, eps) r = Sqrt(e) y = Div(x, r)", {"eps": np.float32(1e-20)}, ZEROS,
+    ),
+    "logarithm": ("a = Abs(x) e = Add(a, eps) y = Log(e)", EPS, ZEROS),
+    "scaled and back": (
+        "s = Mul(x, c) y = Mul(s, d)", {"c": np.float32(1e-9), "d": np.float32(1e9)}, x_values(),
+    ),
+    "small weights": ("m = MatMul(x, w) y = Mul(m, d)", {"w": np.eye(5) * 1e-9, "d": np.float32(1e9)}, x_values()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_what_underflows_stays_in_fp32_and_no_nan_comes_of_it(name: str) -> None:
+    text, constants, data = NETS[name]
+    model = x_net(text, **constants)
+    result, notes = cast_float(model, "fp16")
+    found, expected = run_net(emulate(result), data, False), run_net(model, data)
+    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-6)
+    assert any("underflow to 0 in fp16" in item.reason for item in notes.kept)
+    assert not cast_float(model, "bf16")[1].underflowed
+
+
+def test_what_nobody_would_notice_is_cast() -> None:
+    rare = np.eye(5) + 1e-9
+    assert not cast_float(x_net("y = MatMul(x, w)", w=rare), "fp16")[1].kept
+    assert not cast_float(x_net("m = MatMul(x, w) y = Add(m, b)", b=np.full(5, 1e-9)), "fp16")[1].kept
+    gemm = x_net("y = Gemm(x, w, b)", b=np.full(5, 1e-9))
+    assert not cast_float(gemm, "fp16")[1].kept
+
+
+def test_a_tensor_that_was_measured_as_tiny_stays_and_one_that_was_not_is_cast() -> None:
+    model = x_net("a = Relu(x) y = Div(a, a)")
+    small = Ranges({"a": (0.0, 3e-9)}, "minmax", "0" * 64, 1)
+    kept = cast_float(model, "fp16", ranges=small)[1].kept
+    assert {item.node for item in kept} == {"Relu_a", "Div_y"}
+    assert "reached only 3e-09 in calibration" in kept[0].reason
+    # An epsilon that is added to what never comes near zero does not matter.
+    model = x_net("a = Abs(x) e = Add(a, eps) y = Div(x, e)", **EPS)
+    far = Ranges({"e": (0.5, 3.0)}, "minmax", "0" * 64, 1)
+    assert not cast_float(model, "fp16", ranges=far)[1].kept and cast_float(model, "fp16")[1].kept

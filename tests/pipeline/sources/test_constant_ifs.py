@@ -1,0 +1,100 @@
+"""An If whose condition is settled by constants and shapes is gone from the canonical model; others stay."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from builders.backends.onnxruntime import OrtSession
+from builders.onnx_graphs.bodies import walk_nodes
+from pipeline.sources.canonical import canonical
+
+FLOAT = TensorProto.FLOAT
+
+
+def value(name: str, shape: list[int | str] | None, kind: int = FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def branch(name: str, op_type: str, weight: float) -> onnx.GraphProto:
+    """y = x * weight, behind one more node, with a constant and names that the other branch has too."""
+    nodes = [
+        helper.make_node("Mul", ["x", "k"], ["t"], "inner"),
+        helper.make_node(op_type, ["t"], [f"{name}_y"], "last"),
+    ]
+    constant = numpy_helper.from_array(np.float32(weight), "k")
+    return helper.make_graph(nodes, name, [], [value(f"{name}_y", None)], [constant])
+
+
+def model_of(condition: list[onnx.NodeProto], shape: list[int | str], constants: dict[str, object]) -> onnx.ModelProto:
+    branches = {"then_branch": branch("a", "Relu", 2.0), "else_branch": branch("b", "Neg", 3.0)}
+    nodes = [*condition, helper.make_node("If", ["c"], ["m"], "if", **branches), helper.make_node("Abs", ["m"], ["y"])]
+    given = [numpy_helper.from_array(np.asarray(item), name) for name, item in constants.items()]
+    graph = helper.make_graph(nodes, "g", [value("x", shape)], [value("y", ["n", 3])], given)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def ask_dim(axis: int) -> tuple[list[onnx.NodeProto], dict[str, object]]:
+    """c: whether a dim of x is 3."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "axis"], ["d"]),
+        helper.make_node("Equal", ["d", "three"], ["c"]),
+    ]
+    return nodes, {"axis": np.array([axis]), "three": np.array([3])}
+
+
+def ask_rank() -> tuple[list[onnx.NodeProto], dict[str, object]]:
+    """c: whether x has not two axes."""
+    chain = [("Shape", ["x"]), ("Size", ["o0"]), ("Equal", ["o1", "two"]), ("Not", ["o2"])]
+    nodes = [helper.make_node(kind, reads, [f"o{index}"]) for index, (kind, reads) in enumerate(chain)]
+    nodes[-1].output[0] = "c"
+    return nodes, {"two": np.array(2)}
+
+
+def count_ifs(model: onnx.ModelProto) -> int:
+    return sum(node.op_type == "If" for node in walk_nodes(model.graph))
+
+
+CASES = {
+    "a constant": ([], {"c": np.array(False)}, "Neg"),
+    "a dim": (*ask_dim(1), "Relu"),
+    "a rank": (*ask_rank(), "Neg"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_branch_that_is_taken_stands_in_its_place(case: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    condition, constants, taken = CASES[case]
+    model = model_of(condition, ["n", 3], constants)
+    found = canonical(model)
+    assert [node.op_type for node in found.graph.node] == ["Mul", taken, "Abs"]
+    assert [item.name for item in found.graph.output] == ["y"] and canonical(found) == found
+    x = {"x": np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)}
+    results = []
+    for name, each in (("before", model), ("after", found)):
+        onnx.save(each, tmp_path / f"{name}.onnx")
+        results.append(OrtSession(tmp_path / f"{name}.onnx", optimized=False).run(x)["y"])
+    np.testing.assert_array_equal(*results)
+
+
+def test_what_the_inputs_decide_stays() -> None:
+    nodes, constants = ask_dim(0)
+    assert count_ifs(canonical(model_of(nodes, ["n", 3], constants))) == 1, "the dim is not known"
+    assert count_ifs(canonical(model_of(nodes, [3, 3], constants))) == 0
+    asked = [
+        helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0),
+        helper.make_node("Greater", ["s", "zero"], ["c"]),
+    ]
+    assert count_ifs(canonical(model_of(asked, [3, 3], {"zero": np.float32(0)}))) == 1
+
+
+def test_a_branch_that_gives_what_it_captures_or_a_constant_is_copied() -> None:
+    model = model_of([], ["n", 3], {"c": np.array(True)})
+    body = next(item.g for item in model.graph.node[0].attribute if item.name == "then_branch")
+    del body.node[:]
+    body.node.append(helper.make_node("Identity", ["x"], ["a_y"]))
+    model.graph.output[0].name = "m"
+    del model.graph.node[1]
+    found = canonical(model)
+    assert count_ifs(found) == 0 and [item.name for item in found.graph.output] == ["m"]
