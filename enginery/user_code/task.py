@@ -131,6 +131,7 @@ class TorchProgram:
     arguments: Mapping[str, Scalar] = field(default_factory=dict)
     weights: str | None = None
     opset: int = 20
+    module: str = ""
 
     def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed. Raises EOFError then, ModelError where nothing can be captured."""
@@ -138,8 +139,8 @@ class TorchProgram:
             if self.kind == "pt2":
                 program = from_pt2(self.root / self.file, self.inputs)
             else:  # its code may import its local modules as long as it is asked
-                stack.enter_context(importing_from(self.root, self.file))
-                entry = (self.file, self.function, self.arguments)
+                stack.enter_context(importing_from(self.root, self.file, self.module))
+                entry = (self.file, self.function, self.arguments, self.module)
                 program = from_entry_point(self.root, entry, self.weights, self.inputs, self.dims)
             channel.send(Captured(program.outputs, program.notes))
             while True:

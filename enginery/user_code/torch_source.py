@@ -19,6 +19,7 @@ from enginery.core.errors import ModelError
 from enginery.core.text import join_first
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.user_code.entry_point import call_entry_point, place, reason
+from enginery.user_code.weights import read_weights
 
 if TYPE_CHECKING:
     import torch
@@ -64,13 +65,14 @@ class Program:
 
 def from_entry_point(
     root: Path,
-    entry: tuple[str, str, Mapping[str, Any]],
+    entry: tuple[str, str, Mapping[str, Any], str],
     weights: str | None,
     inputs: Sequence[TensorSpec],
     dims: Sequence[Dim],
 ) -> Program:
-    """Build the module with the entry point (file, function, arguments), load its weights, and capture it.
+    """Build the module with the entry point, load its weights, and capture it.
 
+    entry: file, function, arguments, and the module's dotted name or ''.
     root: the spec's folder, where all the files are.  Raises ModelError naming the user's file and line.
     """
     import torch
@@ -125,16 +127,8 @@ def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
 
 
 def load_weights(module: "torch.nn.Module", path: Path) -> None:
-    """Load safetensors into a module: every name and shape must match. Raises ModelError naming those that do not."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        given = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(
-            f"{path} cannot be read as safetensors ({error}); save it with safetensors.torch.save_file"
-        ) from error
+    """Load weights into a module: every name and shape must match. Raises ModelError naming those that do not."""
+    given = read_weights(path)
     if mistakes := list(_mismatches(module.state_dict(keep_vars=True), given)):
         listed = join_first(mistakes, 5, "; ")
         raise ModelError(f"{path} does not fit the module: {listed}; save the weights of this model")

@@ -16,7 +16,7 @@ from enginery.core.types import CALIBRATED, PRECISIONS, Dim, Precision, Scalar, 
 from pipeline.spec.document import load_document
 from pipeline.spec.mistakes import Kind, line_of
 from pipeline.spec.quantization import Calibration, Quantization
-from pipeline.spec.source import DimRange, Input, Source
+from pipeline.spec.source import WEIGHTS, DimRange, Input, Source
 from pipeline.spec.validation import Golden, StageLimits, Validation
 from pipeline.spec.value_types import (
     Channel,
@@ -136,6 +136,11 @@ class ModelSpec(SpecPart):
         """The spec's real folder; every file it names lies inside."""
         return self._path.resolve().parent
 
+    @property
+    def source_file(self) -> str:
+        """The source's main file, relative to the folder."""
+        return self.source.file_in(self.folder)
+
     def file(self, relative: str) -> Path:
         """Path of a file that the spec names, relative to its folder."""
         return self.folder / relative
@@ -241,7 +246,9 @@ def overrides(
 KIND = Kind(ModelSpec, "a spec", "model, source, inputs", "`enginery init` writes a commented spec")
 
 # Files of a model, by how they end, and the key of a spec that names such a file.
-_KEY_OF_SUFFIX = {".onnx": "source.onnx", ".pt2": "source.pt2", ".py": "source.torch", ".safetensors": "source.weights"}
+_KEY_OF_SUFFIX = {".onnx": "source.onnx", ".pt2": "source.pt2", ".py": "source.torch"} | dict.fromkeys(
+    WEIGHTS, "source.weights"
+)
 
 
 def load_spec(path: Path | str, address: str = "") -> ModelSpec:
@@ -271,7 +278,7 @@ def load_spec(path: Path | str, address: str = "") -> ModelSpec:
 def _missing_files(path: Path, root: yaml.Node, spec: ModelSpec) -> Iterator[str]:
     """A message for each file that does not exist, or that a symbolic link takes outside the spec's folder."""
     wanted: list[tuple[Loc, str | None]] = [
-        (("source", spec.source.kind), spec.source.file),
+        (("source", spec.source.kind), spec.source_file),
         (("source", "weights"), spec.source.weights),
         (("calibration", "data"), spec.calibration.file if spec.calibration else None),
         (("golden", "data"), spec.golden.data if spec.golden else None),

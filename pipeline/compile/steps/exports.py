@@ -152,10 +152,10 @@ def source_digests(spec: "ModelSpec", context: RunContext) -> Mapping[str, Any]:
     """Digests of everything the export reads: the entry point with its local imports, weights, external data; and the
     versions of the packages that the entry point imports. Raises ModelError for a file outside of the spec's folder."""
     source, packages = spec.source, dict[str, str]()
-    files = [spec.file(source.file)]
+    files = [spec.file(spec.source_file)]
     if source.kind == "torch":
-        packages = import_versions(*imported_packages(spec.folder, files[0]))
-        files = list(source_files(spec.folder, files[0]))
+        packages = import_versions(*imported_packages(spec.folder, files[0], source.module))
+        files = list(source_files(spec.folder, files[0], source.module))
     if source.kind == "onnx":
         files += [files[0].parent / name for name in _find_external_files(files[0], spec, context)]
     if source.weights:
@@ -268,7 +268,7 @@ def _export_job(spec: "ModelSpec", context: RunContext, known: OnnxModel | None)
     reads = ExportRequest(
         source.kind,
         spec.folder,
-        source.file,
+        spec.source_file,
         tuple(spec.tensors()),
         tuple(spec.named_dims()),
         tuple(spec.outputs) if spec.outputs else None,
@@ -276,6 +276,7 @@ def _export_job(spec: "ModelSpec", context: RunContext, known: OnnxModel | None)
         dict(source.arguments),
         source.weights,
         source.opset,
+        source.module,
     )
     request = ExportModel(
         reads,
