@@ -55,6 +55,24 @@ def source_files(root: Path, entry: Path, module: str = "") -> tuple[Path, ...]:
     return tuple(sorted(found))
 
 
+def missing_function(file: Path, function: str) -> str:
+    """Why a Python file cannot have a function of that name, without running it; '' where it has, or may have, one.
+
+    Raises ModelError for a file that is not Python.
+    """
+    tree = _parse(file)
+    nodes = list(ast.walk(tree))
+    named = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    named |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    imported = [name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names]
+    named |= {name.asname or name.name.partition(".")[0] for name in imported}
+    if function in named or named & {"*", "__getattr__", "globals", "exec", "setattr", "vars"}:
+        return ""
+    own = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    hint = suggest(function, own, f"its functions: {', '.join(own) or 'none'}")
+    return f"{file} has no function {function!r}; {hint}"
+
+
 def imported_packages(root: Path, entry: Path, module: str = "") -> tuple[str, ...]:
     """Top-level names of what those files import from elsewhere, without the standard library; sorted.
 

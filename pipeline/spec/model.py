@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self, cast
 
@@ -268,11 +268,22 @@ def load_spec(path: Path | str, address: str = "") -> ModelSpec:
         if missing := list(_missing_files(path, root, spec)):
             raise SpecError(missing)
     except SpecError as error:
-        if address in ("", str(path)):
-            raise
-        lines = [line.replace(str(path), address).replace(str(path.resolve().parent), address) for line in error.lines]
-        raise SpecError(lines) from None
+        raise SpecError(_address_lines(error.lines, path, address)) from None
     return spec
+
+
+def _address_lines(lines: Sequence[str], path: Path, address: str) -> list[str]:
+    """Messages on a spec with its address in the place of its path and folder, where it is a copy."""
+    if address in ("", str(path)):
+        return [*lines]
+    return [line.replace(str(path), address).replace(str(path.resolve().parent), address) for line in lines]
+
+
+def locate_mistakes(spec: ModelSpec, found: Iterable[tuple[Loc, str]]) -> SpecError:
+    """Mistakes that the files of a spec show, (key that it is about, message) each, as one error with their lines."""
+    _, root = load_document(spec.path, KIND)
+    lines = [f"{spec.path}:{line_of(root, loc)}: {'.'.join(map(str, loc))}: {text}" for loc, text in found]
+    return SpecError(_address_lines(lines, spec.path, spec.address))
 
 
 def _missing_files(path: Path, root: yaml.Node, spec: ModelSpec) -> Iterator[str]:

@@ -15,6 +15,7 @@ from enginery.core.digest import digest_of, digest_of_file
 from enginery.core.errors import DataError, InputError, ModelError, StepError
 from enginery.registry.store.base import Store, open_store
 from enginery.user_code.entry_point import imported_packages, source_files
+from pipeline.compile.preflight import check_files
 from pipeline.compile.run_context import RunContext, import_versions
 from pipeline.compile.steps.blobs import fetch, proof_of
 from pipeline.compile.steps.golden import settle_golden
@@ -189,13 +190,19 @@ def _find_external_files(path: Path, spec: "ModelSpec", context: RunContext) -> 
 def export(spec: "ModelSpec", context: RunContext) -> Exported:
     """Export to canonical ONNX, freeze the golden set, and measure the parity of framework and ONNX.
 
-    Raises InputError where the model's files change meanwhile, DataError where the spec has frozen another golden set.
+    Raises SpecError, with every mistake that the headers of its files show, before anything heavy runs; InputError
+    where the model's files change meanwhile, DataError where the spec has frozen another golden set.
     """
-    keys = _ExportKeys.of(spec, context)
+    try:
+        keys = _ExportKeys.of(spec, context)
+    except ModelError:
+        check_files(spec)  # tells the other mistakes too
+        raise
     model, golden = keys.recall(context)
     if model and golden:
         context.progress.emit(Finished("export", "cached"))
     else:
+        check_files(spec)
         name = "golden set" if model else "export"
         outcome = context.run_job(context.local, name, _export_job(spec, context, model))
         if keys.reads != _export_reads(spec, context):

@@ -268,3 +268,27 @@ def test_a_scalar_input_is_an_array_of_no_axes(tmp_path):
     runs = [inputs for _, inputs in opened(path, inputs=[rate, signal]).runs()]
     assert [type(inputs["rate"]) for inputs in runs] == [np.ndarray] * 3
     assert [(inputs["rate"].shape, int(inputs["rate"])) for inputs in runs] == [((), 16000)] * 3
+
+
+ARRAYS = st.dictionaries(
+    st.sampled_from(["x", "m", "label", "other"]),
+    st.tuples(st.sampled_from(["f4", "i8", "c8"]), st.lists(st.integers(0, 4), max_size=4)),
+    min_size=1,
+)
+
+
+@given(found=ARRAYS, labelled=st.booleans())
+def test_mistakes_are_found_exactly_where_opening_raises(tmp_path_factory, found, labelled):
+    inputs = (TensorSpec("x", "float32", ("n", 3)), TensorSpec("m", "int64", ("n",)))
+    dims, labels = (Dim("n", 2, 2, 3),), "label" if labelled else None
+    path = tmp_path_factory.mktemp("samples") / "s.npz"
+    np.savez(path, **{name: np.zeros(shape, dtype) for name, (dtype, shape) in found.items()})
+    told = list(Samples.find_mistakes(path, inputs, dims, labels))
+    try:
+        samples = Samples.open(path, inputs, dims, (labels,) if labels else ())
+        if labels:
+            samples.column(labels)
+    except DataError as error:
+        assert told and (str(error) in told or "no axes" in str(error) or len(told) > 1)
+    else:
+        assert told == []
