@@ -131,7 +131,7 @@ def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[st
     function is missing, is not Python or raises.
     """
     try:
-        loaded = importlib.import_module(module) if module else _import(root / file)
+        loaded = _import(root / file, module)
         found = getattr(loaded, function, None)
         if not callable(found):
             own = [name for name, value in vars(loaded).items() if inspect.isfunction(value)]
@@ -171,14 +171,16 @@ def importing_from(root: Path, file: str, module: str = "") -> Iterator[None]:
                 del sys.modules[name]
 
 
-def _import(entry: Path) -> ModuleType:
+def _import(entry: Path, module: str) -> ModuleType:
+    if module:
+        return importlib.import_module(module)
     spec = importlib.util.spec_from_file_location(entry.stem, entry)
     if spec is None or spec.loader is None:
         raise ModelError(f"{entry} is not a Python file; its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[entry.stem] = module
-    spec.loader.exec_module(module)
-    return module
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[entry.stem] = loaded
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 def place(error: BaseException, root: Path) -> str:
