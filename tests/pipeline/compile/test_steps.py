@@ -127,6 +127,7 @@ class Editing:
 
 def test_a_file_that_changes_while_it_is_read_leaves_no_record(project: Project) -> None:
     write_entry_point(project)
+    project.change_spec(precisions=["fp32"], calibration=None)  # whose input has another name
     store = open_store(project.registry, create=True)
     executor = Editing(project.folder / "model.py")
     with pytest.raises(InputError, match="changed while they were read"):
