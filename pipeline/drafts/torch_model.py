@@ -69,17 +69,23 @@ def look_at_module(folder: Path, entry: str) -> FoundModel:
 
 
 def _try_out(found: FoundModel, run: Run) -> FoundModel:
+    """The model with the sizes at which it ran; fixed ones where torch.export could have no range."""
     tried = find_dims(found, lambda: run)
-    tried = tried.with_dims({name: _fixed(dim) if dim.step > 1 else dim for name, dim in tried.dims.items()})
-    guesses = [dim.why for dim in tried.dims.values() if dim.why.startswith("a guess")]
-    if not guesses:
-        return tried
-    return replace(tried, notes=(*tried.notes, f"the model did not run: check the inputs. {guesses[0]}"))
+    fixed = {name: dim for name, dim in tried.dims.items() if dim.step > 1 or dim.min == dim.max}
+    inputs = tuple(
+        replace(spec, shape=tuple(fixed[dim].opt if dim in fixed else dim for dim in spec.shape))
+        for spec in tried.inputs
+    )
+    notes = [f"{name}: fixed at {dim.opt}: {_why_fixed(dim)}" for name, dim in fixed.items()]
+    if guess := next((dim.why for dim in tried.dims.values() if dim.why.startswith("a guess")), None):
+        notes.append(f"the model did not run: check the inputs. {guess}")
+    dims = {name: dim for name, dim in tried.dims.items() if name not in fixed}
+    return replace(tried, inputs=inputs, dims=dims, notes=(*tried.notes, *notes))
 
 
-def _fixed(dim: FoundDim) -> FoundDim:
-    why = f"fixed: the model runs in steps of {dim.step} alone, and torch.export takes ranges without steps"
-    return FoundDim(dim.opt, dim.opt, dim.opt, why)
+def _why_fixed(dim: FoundDim) -> str:
+    steps = f"the model runs in steps of {dim.step} alone, and torch.export takes ranges without steps"
+    return steps if dim.step > 1 else dim.why
 
 
 def _found(seen: SeenModel, name: str, source: dict[str, str]) -> FoundModel:
