@@ -292,3 +292,14 @@ def test_mistakes_are_found_exactly_where_opening_raises(tmp_path_factory, found
         assert told and (str(error) in told or "no axes" in str(error) or len(told) > 1)
     else:
         assert told == []
+
+
+def test_of_a_large_folder_few_headers_are_looked_at(tmp_path):
+    for index in range(20):
+        np.save(tmp_path / f"{index:02}.npy", np.zeros(3 if index < 19 else 4, "float32"))
+    inputs = (TensorSpec("x", "float32", (3,)),)
+    assert list(Samples.find_mistakes(tmp_path, inputs, ())) == [], "the last file is not opened"
+    with pytest.raises(DataError, match=r"19\.npy \(sample 19\)"):
+        Samples.open(tmp_path, inputs, ())
+    np.save(tmp_path / "01.npy", np.zeros(4, "float32"))
+    assert "all samples must be alike" in next(Samples.find_mistakes(tmp_path, inputs, ()))
