@@ -63,7 +63,7 @@ def prepare(folder: Path) -> Data:
     spec = load_spec(SPEC)
     source, shapes = spec.source, (spec.tensors(), spec.named_dims())
     request = ExportRequest(
-        source.kind, spec.folder, source.file, *shapes, spec.outputs, source.function, source.arguments,
+        source.kind, spec.folder, spec.source_file, *shapes, spec.outputs, source.function, source.arguments,
         source.weights, source.opset,
     )  # fmt: skip
     calibration, golden, held_out = (

@@ -54,7 +54,7 @@ def exported(spec: ModelSpec, folder: Path) -> tuple[Path, GoldenSet]:
     request = ExportRequest(
         source.kind,
         spec.folder,
-        source.file,
+        spec.source_file,
         spec.tensors(),
         spec.named_dims(),
         spec.outputs,

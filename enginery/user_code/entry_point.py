@@ -7,6 +7,7 @@ place in the spec for that reason.
 """
 
 import ast
+import importlib
 import importlib.util
 import inspect
 import platform
@@ -23,20 +24,22 @@ from enginery.core.text import suggest
 from enginery.rooms import FindIn
 
 
-def _search_folders(root: Path, entry: Path) -> tuple[Path, ...]:
-    """The folders of the entry point's absolute imports: its own, then the spec's. Both are resolved."""
-    return tuple(dict.fromkeys((entry.resolve().parent, root.resolve())))
+def _search_folders(root: Path, entry: Path, module: str) -> tuple[Path, ...]:
+    """The folders of the entry point's absolute imports: its own, then the spec's; of a dotted module the spec's alone,
+    as Python has it. Both are resolved."""
+    return (root.resolve(),) if module else tuple(dict.fromkeys((entry.resolve().parent, root.resolve())))
 
 
-def source_files(root: Path, entry: Path) -> tuple[Path, ...]:
+def source_files(root: Path, entry: Path, module: str = "") -> tuple[Path, ...]:
     """The entry file and every local module that it imports, directly or not, as sorted resolved paths.
 
-    root: the spec's folder.  entry: the Python file, inside it.
+    root: the spec's folder.  entry: the Python file, inside it.  module: its dotted name, if it is imported by that:
+    then the packages that it lies in are run too.
     Raises ModelError for a file that is missing, outside `root`, or not Python.
     """
-    folders = _search_folders(root, entry)
+    folders = _search_folders(root, entry, module)
     found: set[Path] = set()
-    waiting = [entry]
+    waiting = [entry, *(_module_files(root, module) if module else ())]
     while waiting:
         given = waiting.pop()
         file = given.resolve()
@@ -52,14 +55,32 @@ def source_files(root: Path, entry: Path) -> tuple[Path, ...]:
     return tuple(sorted(found))
 
 
-def imported_packages(root: Path, entry: Path) -> tuple[str, ...]:
+def missing_function(file: Path, function: str) -> str:
+    """Why a Python file cannot have a function of that name, without running it; '' where it has, or may have, one.
+
+    Raises ModelError for a file that is not Python.
+    """
+    tree = _parse(file)
+    nodes = list(ast.walk(tree))
+    named = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    named |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    imported = [name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names]
+    named |= {name.asname or name.name.partition(".")[0] for name in imported}
+    if function in named or named & {"*", "__getattr__", "globals", "exec", "setattr", "vars"}:
+        return ""
+    own = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    hint = suggest(function, own, f"its functions: {', '.join(own) or 'none'}")
+    return f"{file} has no function {function!r}; {hint}"
+
+
+def imported_packages(root: Path, entry: Path, module: str = "") -> tuple[str, ...]:
     """Top-level names of what those files import from elsewhere, without the standard library; sorted.
 
-    root, entry: as for `source_files`. What such a package imports in its turn stays unseen.
+    root, entry, module: as for `source_files`. What such a package imports in its turn stays unseen.
     """
-    folders = _search_folders(root, entry)
+    folders = _search_folders(root, entry, module)
     names: set[str] = set()
-    for node in (node for file in source_files(root, entry) for node in ast.walk(_parse(file))):
+    for node in (node for file in source_files(root, entry, module) for node in ast.walk(_parse(file))):
         if isinstance(node, ast.Import):
             names |= {name.name.partition(".")[0] for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -103,18 +124,19 @@ def _parse(file: Path) -> ast.Module:
 REASON_CHARACTERS = 500
 
 
-def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[str, Any]) -> Any:
+def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[str, Any], module: str = "") -> Any:
     """Import `file`, in the folder `root`, and call its function with keyword arguments; inside `importing_from`.
 
-    Raises ModelError with file and line when the file or the function is missing, is not Python or raises.
+    module: its dotted name, if it is to be imported by that. Raises ModelError with file and line when the file or the
+    function is missing, is not Python or raises.
     """
     try:
-        module = _import(root / file)
-        found = getattr(module, function, None)
+        loaded = _import(root / file, module)
+        found = getattr(loaded, function, None)
         if not callable(found):
-            own = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+            own = [name for name, value in vars(loaded).items() if inspect.isfunction(value)]
             hint = suggest(function, own, f"its functions: {', '.join(own) or 'none'}")
-            raise ModelError(f"{module.__file__} has no function {function!r}; {hint}")
+            raise ModelError(f"{loaded.__file__} has no function {function!r}; {hint}")
         return found(**arguments)
     except ModelError:
         raise
@@ -123,17 +145,17 @@ def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[st
 
 
 @contextmanager
-def importing_from(root: Path, file: str) -> Iterator[None]:
+def importing_from(root: Path, file: str, module: str = "") -> Iterator[None]:
     """Let `import` find the local modules of an entry point; afterwards forget them. Writes no bytecode there.
 
     Raises ModelError for sources that cannot be read, and for a local module that has the name of one already loaded:
     Python would silently take that one.
     """
-    folders, files = _search_folders(root, root / file), source_files(root, root / file)
+    folders, files = _search_folders(root, root / file, module), source_files(root, root / file, module)
     for own in files:
-        module = own.parent if own.name == "__init__.py" else own
-        if module.parent in folders and module.stem in sys.modules:
-            raise ModelError(f"{own} has the name of {module.stem!r}, a module that is loaded already; rename the file")
+        named = own.parent if own.name == "__init__.py" else own
+        if named.parent in folders and named.stem in sys.modules:
+            raise ModelError(f"{own} has the name of {named.stem!r}, a module that is loaded already; rename the file")
     path, writes, finder = list(sys.path), sys.dont_write_bytecode, FindIn([str(folder) for folder in folders])
     sys.path[:0] = [str(folder) for folder in folders]
     sys.meta_path.insert(0, finder)
@@ -149,14 +171,16 @@ def importing_from(root: Path, file: str) -> Iterator[None]:
                 del sys.modules[name]
 
 
-def _import(entry: Path) -> ModuleType:
+def _import(entry: Path, module: str) -> ModuleType:
+    if module:
+        return importlib.import_module(module)
     spec = importlib.util.spec_from_file_location(entry.stem, entry)
     if spec is None or spec.loader is None:
         raise ModelError(f"{entry} is not a Python file; its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[entry.stem] = module
-    spec.loader.exec_module(module)
-    return module
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[entry.stem] = loaded
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 def place(error: BaseException, root: Path) -> str:

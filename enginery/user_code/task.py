@@ -1,4 +1,4 @@
-"""The tasks of a process of a user's code: give the samples of a generator, or answer questions about a PyTorch model.
+"""The tasks of a process of a user's code: give the samples of a generator, answer questions about a PyTorch model.
 
 A task is the first message to such a process; its answers and the arrays with them go over the same `MessageChannel`.
 """
@@ -16,8 +16,17 @@ from enginery.arrays import Array
 from enginery.core.errors import DataError
 from enginery.core.types import Dim, Scalar, TensorSpec
 from enginery.user_code.channel import Arrays, MessageChannel
+from enginery.user_code.describing import describe_module, describe_program
 from enginery.user_code.entry_point import call_entry_point, importing_from
-from enginery.user_code.torch_source import Program, from_entry_point, from_pt2, write_onnx
+from enginery.user_code.torch_source import (
+    Program,
+    build_module,
+    from_entry_point,
+    from_pt2,
+    load_pt2,
+    run_once,
+    write_onnx,
+)
 
 
 @dataclass(frozen=True)
@@ -131,6 +140,7 @@ class TorchProgram:
     arguments: Mapping[str, Scalar] = field(default_factory=dict)
     weights: str | None = None
     opset: int = 20
+    module: str = ""
 
     def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed. Raises EOFError then, ModelError where nothing can be captured."""
@@ -138,8 +148,8 @@ class TorchProgram:
             if self.kind == "pt2":
                 program = from_pt2(self.root / self.file, self.inputs)
             else:  # its code may import its local modules as long as it is asked
-                stack.enter_context(importing_from(self.root, self.file))
-                entry = (self.file, self.function, self.arguments)
+                stack.enter_context(importing_from(self.root, self.file, self.module))
+                entry = (self.file, self.function, self.arguments, self.module)
                 program = from_entry_point(self.root, entry, self.weights, self.inputs, self.dims)
             channel.send(Captured(program.outputs, program.notes))
             while True:
@@ -154,10 +164,52 @@ class TorchProgram:
 
 
 @dataclass(frozen=True)
+class RunOnce:
+    """Run the model on the arrays that come with this."""
+
+
+@dataclass(frozen=True)
+class RanOnce:
+    """The model ran. outputs: their names, in order."""
+
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LookAtModel:
+    """Look at a PyTorch source of which no shapes are known, and try it. The fields are those of `TorchProgram`.
+
+    The first answer is `SeenModel`; then each `RunOnce` gets one `RanOnce`.
+    """
+
+    kind: Literal["torch", "pt2"]
+    root: Path
+    file: str
+    function: str = ""
+    module: str = ""
+
+    def serve(self, channel: MessageChannel) -> None:
+        """Answer until the other end is closed. Raises EOFError then, ModelError where there is nothing to look at."""
+        with ExitStack() as stack:
+            if self.kind == "pt2":
+                exported = load_pt2(self.root / self.file)
+                names = tuple(str(name) for name in exported.graph_signature.user_inputs)
+                program = Program(exported, names, lambda _: None)
+                channel.send(describe_program(exported, program.outputs))
+                return
+            stack.enter_context(importing_from(self.root, self.file, self.module))
+            model = build_module(self.root, (self.file, self.function, {}, self.module), None)
+            channel.send(describe_module(model, self.root, (self.file, self.module)))
+            while True:
+                _, arrays = channel.receive(RunOnce)
+                channel.answer(lambda: (RanOnce(run_once(model, arrays)), {}))  # noqa: B023 - called at once
+
+
+@dataclass(frozen=True)
 class Task:
     """The first message to a process of a user's code."""
 
-    what: TorchProgram | SampleGenerator
+    what: TorchProgram | SampleGenerator | LookAtModel
 
     def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed; an error before the first answer is the first answer."""

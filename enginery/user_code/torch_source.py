@@ -19,6 +19,7 @@ from enginery.core.errors import ModelError
 from enginery.core.text import join_first
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.user_code.entry_point import call_entry_point, place, reason
+from enginery.user_code.weights import read_weights
 
 if TYPE_CHECKING:
     import torch
@@ -64,28 +65,48 @@ class Program:
 
 def from_entry_point(
     root: Path,
-    entry: tuple[str, str, Mapping[str, Any]],
+    entry: tuple[str, str, Mapping[str, Any], str],
     weights: str | None,
     inputs: Sequence[TensorSpec],
     dims: Sequence[Dim],
 ) -> Program:
-    """Build the module with the entry point (file, function, arguments), load its weights, and capture it.
+    """Build the module with the entry point, load its weights, and capture it.
 
+    entry: file, function, arguments, and the module's dotted name or ''.
     root: the spec's folder, where all the files are.  Raises ModelError naming the user's file and line.
     """
+    notes = () if weights else (f"no weights file: the module's own initial weights, torch seed {SEED}",)
+    module = build_module(root, entry, weights)
+    names = tuple(spec.name for spec in inputs)
+    return Program(capture(module, inputs, dims, root), names, lambda tensors: module(**tensors), notes)
+
+
+def build_module(root: Path, entry: tuple[str, str, Mapping[str, Any], str], weights: str | None) -> "torch.nn.Module":
+    """The module that an entry point gives, with its weights, ready to be evaluated; the arguments and errors are those
+    of `from_entry_point`."""
     import torch
 
     torch.manual_seed(SEED)
-    notes = () if weights else (f"no weights file: the module's own initial weights, torch seed {SEED}",)
     module = call_entry_point(root, *entry)
     if not isinstance(module, torch.nn.Module):
         raise ModelError(f"{entry[0]}: {entry[1]} returned {type(module).__name__}; return a torch.nn.Module")
     if weights:
         load_weights(module, root / weights)
     _check_finite(module.state_dict(keep_vars=True))
-    module.eval().requires_grad_(False)
-    names = tuple(spec.name for spec in inputs)
-    return Program(capture(module, inputs, dims, root), names, lambda tensors: module(**tensors), notes)
+    return module.eval().requires_grad_(False)
+
+
+def run_once(module: "torch.nn.Module", inputs: Tensors) -> tuple[str, ...]:
+    """The names of the outputs that a module gives for these inputs. Raises ModelError where it fails on them."""
+    import torch
+
+    try:
+        with torch.no_grad():
+            return tuple(named_outputs(module(**{name: torch.tensor(array) for name, array in inputs.items()})))
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(reason(error)) from error
 
 
 def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
@@ -93,19 +114,9 @@ def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
 
     Raises ModelError for a file that cannot be loaded, weights that are not finite, and another number of inputs.
     """
-    import torch
     from torch.utils import _pytree as pytree
 
-    if not path.is_file() or not zipfile.is_zipfile(path):
-        raise ModelError(f"{path} is missing, truncated or not a .pt2 archive; save it again with torch.export.save")
-    try:
-        # Here and below: torch warns about its own internals, which under `-W error` would end the export.
-        with warnings.catch_warnings(action="ignore"):
-            exported = torch.export.load(path)
-    except Exception as error:
-        raise ModelError(
-            f"{path} cannot be loaded by torch {torch.__version__} ({reason(error)}); save it again with this version"
-        ) from error
+    exported = load_pt2(path)
     _check_finite({**dict(exported.named_parameters()), **dict(exported.named_buffers())})
     own = [str(name) for name in exported.graph_signature.user_inputs]
     wanted = [spec.name for spec in inputs]
@@ -116,7 +127,7 @@ def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
     notes = () if same else (f"inputs matched by position: {', '.join(own)} are called {', '.join(wanted)}",)
     module = exported.module()
 
-    def call(tensors: Mapping[str, torch.Tensor]) -> Any:
+    def call(tensors: Mapping[str, "torch.Tensor"]) -> Any:
         in_order = [tensors[name] for name in names]
         args, kwargs = pytree.tree_unflatten(in_order, exported.call_spec.in_spec)
         return module(*args, **kwargs)
@@ -124,17 +135,25 @@ def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
     return Program(exported, names, call, notes)
 
 
-def load_weights(module: "torch.nn.Module", path: Path) -> None:
-    """Load safetensors into a module: every name and shape must match. Raises ModelError naming those that do not."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def load_pt2(path: Path) -> "torch.export.ExportedProgram":
+    """A saved program. Raises ModelError for a file that cannot be loaded."""
+    import torch
 
+    if not path.is_file() or not zipfile.is_zipfile(path):
+        raise ModelError(f"{path} is missing, truncated or not a .pt2 archive; save it again with torch.export.save")
     try:
-        given = load_file(path)
-    except (OSError, SafetensorError) as error:
+        # Here and below: torch warns about its own internals, which under `-W error` would end the export.
+        with warnings.catch_warnings(action="ignore"):
+            return torch.export.load(path)
+    except Exception as error:
         raise ModelError(
-            f"{path} cannot be read as safetensors ({error}); save it with safetensors.torch.save_file"
+            f"{path} cannot be loaded by torch {torch.__version__} ({reason(error)}); save it again with this version"
         ) from error
+
+
+def load_weights(module: "torch.nn.Module", path: Path) -> None:
+    """Load weights into a module: every name and shape must match. Raises ModelError naming those that do not."""
+    given = read_weights(path)
     if mistakes := list(_mismatches(module.state_dict(keep_vars=True), given)):
         listed = join_first(mistakes, 5, "; ")
         raise ModelError(f"{path} does not fit the module: {listed}; save the weights of this model")

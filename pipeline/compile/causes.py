@@ -60,7 +60,7 @@ def _export_inputs(spec: ModelSpec, context: RunContext) -> dict[str, str]:
     try:
         read = source_digests(spec, context)
     except NotOnRecord:  # a large ONNX file that changed: what else it names shows when it is read
-        read = {"files": {spec.source.file: digest_of_file(spec.file(spec.source.file))}, "packages": {}}
+        read = {"files": {spec.source_file: digest_of_file(spec.file(spec.source_file))}, "packages": {}}
     return {
         **{_name_file(place, spec): digest for place, digest in read["files"].items()},
         **_flatten(spec.model_dump(mode="json", include={"source", "inputs", "outputs", "dims"})),
@@ -83,7 +83,7 @@ def _name_versions(found: Mapping[str, object]) -> dict[str, str]:
 def _name_file(place: str, spec: ModelSpec) -> str:
     """'weights w.safetensors', 'entry point model.py', 'module layers.py', 'external data model.bin'."""
     source = spec.source
-    if place == place_of(spec.file(source.file), spec):
+    if place == place_of(spec.file(spec.source_file), spec):
         return f"{ {'torch': 'entry point', 'pt2': 'program', 'onnx': 'model'}[source.kind] } {place}"
     if source.weights and place == place_of(spec.file(source.weights), spec):
         return f"weights {place}"

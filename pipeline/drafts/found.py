@@ -29,6 +29,7 @@ class FoundModel:
     name: for the registry.  source: the spec's `source`, with paths as they will stand in the spec.
     inputs, outputs: in the model's order; a name of a dim is one that a spec can have.
     precisions: that make sense, with the reason for each.  notes: on the whole model, each one line of a comment.
+    unknown: inputs of which nothing says what they are, and why; a person has to fill them in.
     """
 
     name: str
@@ -38,6 +39,7 @@ class FoundModel:
     dims: Mapping[str, FoundDim] = field(default_factory=dict)
     precisions: tuple[tuple[str, str], ...] = (("fp32", ""),)
     notes: tuple[str, ...] = ()
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
     def with_dims(self, dims: Mapping[str, FoundDim]) -> "FoundModel":
         """The same with other dims."""

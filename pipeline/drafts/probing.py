@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +10,7 @@ import onnx
 
 from builders.reference import open_interpreter, words_of
 from enginery.core.errors import ModelError
-from enginery.core.types import TensorSpec
+from enginery.core.types import Tensors, TensorSpec
 from pipeline.drafts.found import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel
 
 # Sizes that are tried for a dim that is no batch, the likeliest first: multiples of 32 suit networks that halve five
@@ -20,16 +20,27 @@ _STEPS = (1, 2, 4, 8, 16, 32, 64)
 _SECONDS = 20
 
 
-def find_dims(found: FoundModel, model: onnx.ModelProto) -> FoundModel:
+# Runs a model once on inputs, and raises any exception where it does not run.
+Run = Callable[[Tensors], object]
+
+
+def open_graph(model: onnx.ModelProto, what: str) -> Run:
+    """A way to run an ONNX graph. Raises ModelError where it does not load."""
+    session = open_interpreter(model.SerializeToString(), what)
+    return lambda inputs: session.run(None, dict(inputs))
+
+
+def find_dims(found: FoundModel, open_model: Callable[[], Run]) -> FoundModel:
     """The model with the sizes that its dims may have, and with one name for dims that must be equal.
 
-    Where the graph does not load, or runs at no size that is tried, sizes are guessed and the reason says so.
+    open_model: gives what runs it, or raises ModelError. Where the graph does not load, or runs at no size that is
+    tried, sizes are guessed and the reason says so.
     """
     names = list(dict.fromkeys(dim for spec in found.inputs for dim in spec.shape if isinstance(dim, str)))
     if not names:
         return found
     try:
-        probe = _Probe(model, found.inputs, found.name)
+        probe = _Probe(open_model(), found.inputs)
     except ModelError as error:
         return found.with_dims({name: _guess(name, f"not tried: {str(error)[:160]}") for name in names})
     sizes = probe.find_running(names)
@@ -49,8 +60,8 @@ def find_dims(found: FoundModel, model: onnx.ModelProto) -> FoundModel:
 class _Probe:
     """Runs a graph at sizes of its dims, for `_SECONDS` in all."""
 
-    def __init__(self, model: onnx.ModelProto, inputs: Sequence[TensorSpec], what: str) -> None:
-        self._session, self._inputs = open_interpreter(model.SerializeToString(), what), inputs
+    def __init__(self, run: Run, inputs: Sequence[TensorSpec]) -> None:
+        self._run, self._inputs = run, inputs
         self._until = time.monotonic() + _SECONDS
         self._generator = np.random.default_rng(0)
         self.last_error = ""
@@ -60,8 +71,8 @@ class _Probe:
         if time.monotonic() > self._until:
             return False
         try:
-            self._session.run(None, {spec.name: self._array(spec, sizes) for spec in self._inputs})
-        except Exception as error:  # onnxruntime's errors share no base class of their own
+            self._run({spec.name: self._array(spec, sizes) for spec in self._inputs})
+        except Exception as error:  # onnxruntime's errors share no base class of their own, and a module's are anything
             self.last_error = words_of(error).splitlines()[0][:160]
             return False
         return True

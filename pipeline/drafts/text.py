@@ -11,6 +11,9 @@ _HEAD = """\
 # `enginery plan THIS_FILE` shows what would be built and why; `enginery schema` prints all keys.
 """
 
+# Stands in a spec where a person has to write something; as a dim that is not defined it keeps the spec from a build.
+FILL_IN = "FILL_IN"
+
 
 def write_spec(found: FoundModel, calibration: str | None = None, golden: str | None = None) -> str:
     """The text of the spec. calibration, golden: files of samples; without the first, int8 is left to a comment."""
@@ -30,8 +33,11 @@ def _sections(found: FoundModel, calibration: str | None, golden: str | None) ->
     yield ""
     yield "inputs:                       # numbers are fixed sizes, names are dims"
     for spec in found.inputs:
+        if why := found.unknown.get(spec.name):
+            yield f"  # {FILL_IN}: dtype, and sizes or names of dims: {why}"
         yield f"  {quote(spec.name)}: {{dtype: {spec.dtype}, shape: [{', '.join(str(dim) for dim in spec.shape)}]}}"
-    yield f"# outputs: [{', '.join(map(quote, found.outputs))}]   # the model's own; or other names, in this order"
+    if found.outputs:
+        yield f"# outputs: [{', '.join(map(quote, found.outputs))}]   # the model's own; or other names, in this order"
     if found.dims:
         yield ""
         yield "dims:                         # sizes that engines must take; the smaller the range, the faster they are"

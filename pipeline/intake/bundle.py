@@ -65,10 +65,10 @@ def named_files(spec: ModelSpec) -> Iterator[tuple[str, Path]]:
 
 def _paths(spec: ModelSpec) -> Iterator[Path]:
     yield spec.path.resolve()
-    source = spec.file(spec.source.file)
+    source = spec.file(spec.source_file)
     yield source
     if spec.source.kind == "torch":
-        yield from source_files(spec.folder, source)
+        yield from source_files(spec.folder, source, spec.source.module)
     elif spec.source.kind == "onnx":
         from pipeline.sources.onnx_model import external_files
 

@@ -21,6 +21,7 @@ from enginery.core.errors import ModelError
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.types import Dim, Session, Tensors, TensorSpec
 from enginery.user_code.task import Answered, Asked, Captured, Task, TorchProgram
+from pipeline.sources.onnx_header import wrong_outputs
 from pipeline.sources.onnx_model import canonical, check_weights, load_onnx, save_onnx
 from pipeline.sources.request import ExportRequest
 from pipeline.sources.user_process import start_user_process
@@ -189,9 +190,8 @@ def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
 def _choose_outputs(model: onnx.ModelProto, names: Sequence[str] | None) -> tuple[str, ...]:
     """Keep the named outputs of the model, in that order, and drop the others; their names. None keeps all."""
     own = {value.name: value for value in model.graph.output}
-    for name in names or ():
-        if name not in own:
-            raise ModelError(f"output {name!r} is not in the model; its outputs are {', '.join(own)}")
+    if wrong := next(wrong_outputs(own, names), None):
+        raise ModelError(wrong[1])
     chosen = [own[name] for name in names or own]
     del model.graph.output[:]
     model.graph.output.extend(chosen)

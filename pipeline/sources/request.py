@@ -12,7 +12,8 @@ from enginery.core.types import Dim, Scalar, TensorSpec
 class ExportRequest:
     """A source and the form that its ONNX model gets. root: the spec's folder.  file, weights: relative to it.
 
-    function, arguments: the entry point of a torch source.  outputs: names in order; None keeps the model's own.
+    function, arguments: the entry point of a torch source.  module: its dotted name; empty where `file` is named.
+    outputs: names in order; None keeps the model's own.
     opset: of the ONNX model of a torch or pt2 source.
     """
 
@@ -26,3 +27,4 @@ class ExportRequest:
     arguments: Mapping[str, Scalar] = field(default_factory=dict)
     weights: str | None = None
     opset: int = 20
+    module: str = ""

@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self, cast
 
@@ -16,7 +16,7 @@ from enginery.core.types import CALIBRATED, PRECISIONS, Dim, Precision, Scalar, 
 from pipeline.spec.document import load_document
 from pipeline.spec.mistakes import Kind, line_of
 from pipeline.spec.quantization import Calibration, Quantization
-from pipeline.spec.source import DimRange, Input, Source
+from pipeline.spec.source import WEIGHTS, DimRange, Input, Source
 from pipeline.spec.validation import Golden, StageLimits, Validation
 from pipeline.spec.value_types import (
     Channel,
@@ -137,6 +137,11 @@ class ModelSpec(SpecPart):
         """The spec's real folder; every file it names lies inside."""
         return self._path.resolve().parent
 
+    @property
+    def source_file(self) -> str:
+        """The source's main file, relative to the folder."""
+        return self.source.file_in(self.folder)
+
     def file(self, relative: str) -> Path:
         """Path of a file that the spec names, relative to its folder."""
         return self.folder / relative
@@ -242,7 +247,9 @@ def overrides(
 KIND = Kind(ModelSpec, "a spec", "model, source, inputs", "`enginery init` writes a commented spec")
 
 # Files of a model, by how they end, and the key of a spec that names such a file.
-_KEY_OF_SUFFIX = {".onnx": "source.onnx", ".pt2": "source.pt2", ".py": "source.torch", ".safetensors": "source.weights"}
+_KEY_OF_SUFFIX = {".onnx": "source.onnx", ".pt2": "source.pt2", ".py": "source.torch"} | dict.fromkeys(
+    WEIGHTS, "source.weights"
+)
 
 
 def load_spec(path: Path | str, address: str = "") -> ModelSpec:
@@ -262,17 +269,28 @@ def load_spec(path: Path | str, address: str = "") -> ModelSpec:
         if missing := list(_missing_files(path, root, spec)):
             raise SpecError(missing)
     except SpecError as error:
-        if address in ("", str(path)):
-            raise
-        lines = [line.replace(str(path), address).replace(str(path.resolve().parent), address) for line in error.lines]
-        raise SpecError(lines) from None
+        raise SpecError(_address_lines(error.lines, path, address)) from None
     return spec
+
+
+def _address_lines(lines: Sequence[str], path: Path, address: str) -> list[str]:
+    """Messages on a spec with its address in the place of its path and folder, where it is a copy."""
+    if address in ("", str(path)):
+        return [*lines]
+    return [line.replace(str(path), address).replace(str(path.resolve().parent), address) for line in lines]
+
+
+def locate_mistakes(spec: ModelSpec, found: Iterable[tuple[Loc, str]]) -> SpecError:
+    """Mistakes that the files of a spec show, (key that it is about, message) each, as one error with their lines."""
+    _, root = load_document(spec.path, KIND)
+    lines = [f"{spec.path}:{line_of(root, loc)}: {'.'.join(map(str, loc))}: {text}" for loc, text in found]
+    return SpecError(_address_lines(lines, spec.path, spec.address))
 
 
 def _missing_files(path: Path, root: yaml.Node, spec: ModelSpec) -> Iterator[str]:
     """A message for each file that does not exist, or that a symbolic link takes outside the spec's folder."""
     wanted: list[tuple[Loc, str | None]] = [
-        (("source", spec.source.kind), spec.source.file),
+        (("source", spec.source.kind), spec.source_file),
         (("source", "weights"), spec.source.weights),
         (("calibration", "data"), spec.calibration.file if spec.calibration else None),
         (("golden", "data"), spec.golden.data if spec.golden else None),

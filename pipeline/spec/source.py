@@ -1,21 +1,34 @@
 """Where a model comes from, and the shapes it takes."""
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from enginery.core.names import inside
+from enginery.core.text import join_first
 from enginery.core.types import Dim, Scalar
 from pipeline.spec.value_types import Axis, File, Mistakes, Size, SpecPart
+
+# How files of weights end.
+WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 
 
 class Source(SpecPart):
     """Where the model comes from: exactly one of torch, pt2, onnx."""
 
-    torch: str | None = Field(None, description="'file.py:function'; the function returns a torch.nn.Module")
+    torch: str | None = Field(
+        None,
+        description="'file.py:function' or 'package.module:function'; the function returns a torch.nn.Module, and a "
+        "package lies in the spec's folder",
+    )
     pt2: File | None = Field(None, description="a program saved by torch.export.save")
     onnx: File | None = Field(None, description="an ONNX file; external data lies in the same folder or below")
-    weights: File | None = Field(None, description="safetensors loaded into the torch module, strictly")
+    weights: File | None = Field(
+        None,
+        description="loaded into the torch module, strictly: .safetensors, or a state dict in .pt, .pth or .bin, read "
+        "with weights_only",
+    )
     arguments: dict[str, Scalar] = Field({}, description="keyword arguments of the torch function")
     opset: int = Field(20, ge=17, le=23, description="ONNX opset that torch sources are exported to")
 
@@ -25,10 +38,20 @@ class Source(SpecPart):
         if text is None:
             return None
         file, colon, function = text.partition(":")
-        if not colon or not file.endswith(".py") or not function.isidentifier():
-            raise ValueError("must look like 'model.py:build', a file and a function in it")
+        is_file, is_module = file.endswith(".py"), all(part.isidentifier() for part in file.split("."))
+        if not colon or not (is_file or is_module) or not function.isidentifier():
+            raise ValueError(
+                "must look like 'model.py:build' or 'package.models:build', a file or module, and a function"
+            )
         inside(file)
         return text
+
+    @field_validator("weights")
+    @classmethod
+    def _known_form(cls, name: str | None) -> str | None:
+        if name is not None and not name.lower().endswith(WEIGHTS):
+            raise ValueError(f"must end in one of {join_first(WEIGHTS, 4)}; save the weights in that form")
+        return name
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -46,9 +69,18 @@ class Source(SpecPart):
         return "torch" if self.torch else "pt2" if self.pt2 else "onnx"
 
     @property
-    def file(self) -> str:
-        """The main file, relative to the spec."""
-        return self.torch.partition(":")[0] if self.torch else self.pt2 or self.onnx or ""
+    def module(self) -> str:
+        """The dotted name of the entry point's module; empty where a file is named."""
+        name = self.torch.partition(":")[0] if self.torch else ""
+        return "" if name.endswith(".py") else name
+
+    def file_in(self, folder: Path) -> str:
+        """The main file, relative to the spec's folder; of a package that is the module, its `__init__.py`."""
+        if not self.module:
+            return self.torch.partition(":")[0] if self.torch else self.pt2 or self.onnx or ""
+        place = self.module.replace(".", "/")
+        package = f"{place}/__init__.py"
+        return package if (folder / package).is_file() else f"{place}.py"
 
     @property
     def function(self) -> str:

@@ -34,7 +34,7 @@ def spec_of(name: str) -> ModelSpec:
 def request_of(spec: ModelSpec) -> ExportRequest:
     source = spec.source
     return ExportRequest(
-        source.kind, spec.folder, source.file, spec.tensors(), spec.named_dims(), spec.outputs,
+        source.kind, spec.folder, spec.source_file, spec.tensors(), spec.named_dims(), spec.outputs,
         source.function, source.arguments, source.weights, source.opset,
     )  # fmt: skip
 

@@ -77,6 +77,12 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
         ({"[x]": "x"}, "[x]: unknown key; known: "),
         ({"source": {"onnx": "tiny.onnx", "int": "w"}}, "source.int: unknown key; "),
         ({"source": {"onnx": "tiny.onnx", "weigths": "w"}}, "source.weigths: unknown key; did you mean 'weights'?"),
+        (
+            {"source": {"torch": "m.py:build", "weights": "w.ckpt"}},
+            "source.weights: 'w.ckpt': must end in one of .safet",
+        ),
+        ({"source": {"torch": "my-package.x:build"}}, "must look like 'model.py:build' or 'package.models:build'"),
+        ({"source": {"torch": "mine.none:build"}}, "source.torch: 'mine/none.py' does not exist in"),
         ({"model": "Bad Name"}, "model: model name 'Bad Name': use"),
         ({"model": None}, "model: is missing; add it"),
         ({"precisions": ["fp31"]}, "precisions.0: 'fp31' is not known; did you mean 'fp32'?"),
@@ -272,6 +278,7 @@ def test_what_is_no_spec_is_said_in_one_line(tmp_path: Path, text: str, wanted: 
             "is a file of a model, and not a spec; write a spec with `enginery init`, and name this ",
         ),
         ("b.onnx", b"#" * (2 << 20), "is a file of a model, and not a spec; .* as source.onnx"),
+        ("a.pt", b"\x80\x02", "is a file of a model, and not a spec; .* as source.weights"),
         ("a.safetensors", b"{}", "is a file of a model, and not a spec; .* as source.weights"),
     ],
 )
@@ -342,3 +349,14 @@ def test_what_is_deep_or_wrong_is_left_to_the_careful_parser(text):
     from pipeline.spec.document import _quickly_composed
 
     assert _quickly_composed(text) is None
+
+
+def test_a_dotted_entry_point_is_a_module_or_a_package(project: Project) -> None:
+    folder = project.spec.parent
+    (folder / "mine" / "nets").mkdir(parents=True)
+    (folder / "mine" / "flat.py").touch()
+    (folder / "mine" / "nets" / "__init__.py").touch()
+    for name, file in {"mine.flat": "mine/flat.py", "mine.nets": "mine/nets/__init__.py"}.items():
+        project.change_spec(source={"torch": f"{name}:build"})
+        spec = load_spec(project.spec)
+        assert (spec.source_file, spec.source.module, spec.source.function) == (file, name, "build")

@@ -5,7 +5,7 @@ holds one complete input per entry of axis 0. All arrays of a file must have the
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,9 @@ from enginery.core.errors import DataError
 from enginery.core.text import suggest
 from enginery.core.types import Dim, Tensors, TensorSpec
 from validation.data.stored import Stored, find_arrays
+
+# Of how many files of a folder the headers are read where samples are only looked at.
+MOST_HEADERS = 8
 
 
 class SampleSource(Protocol):
@@ -60,11 +63,67 @@ class Samples:
         Raises DataError, naming file, array, value and remedy, where they do not fit the model.
         """
         arrays = _name_arrays(find_arrays(path, [spec.name for spec in inputs]), inputs, extra, path)
-        complete = _layout([arrays[spec.name] for spec in inputs], inputs)
-        samples = cls(path, tuple(inputs), tuple(dims), arrays, _count(arrays), complete)
-        samples._check_arrays()
+        _raise_first(_wrong_layout([arrays[spec.name] for spec in inputs], inputs))
+        _raise_first(_wrong_counts(arrays))
+        samples = cls._of(path, inputs, dims, arrays)
+        _raise_first(samples._wrong_arrays())
         samples._sizes(None)
         return samples
+
+    @classmethod
+    def _of(
+        cls, path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], arrays: Mapping[str, Stored]
+    ) -> "Samples":
+        count = next((array.shape[0] for array in arrays.values() if array.shape), 0)
+        complete = len(arrays[inputs[0].name].shape) > len(inputs[0].shape)
+        return cls(path, tuple(inputs), tuple(dims), arrays, count, complete)
+
+    @classmethod
+    def find_mistakes(
+        cls,
+        path: Path,
+        inputs: Sequence[TensorSpec],
+        dims: Sequence[Dim],
+        labels: str | None = None,
+        ignored: Collection[str] = (),
+    ) -> Iterator[str]:
+        """Everything about the samples at a path for which `open` and `column(labels)` would raise, as far as headers
+        show it. Of a folder of samples the first few are read, so that it takes no longer for a large one.
+
+        ignored: arrays that are right, and of which nothing else is known.
+        """
+        extra = (labels,) if labels else ()
+        try:
+            found = find_arrays(path, [spec.name for spec in inputs], most_files=MOST_HEADERS)
+        except DataError as error:
+            yield str(error)
+            return
+        if list(found) == [""] and len(inputs) + len(extra) == 1:
+            found = {inputs[0].name: found[""]}
+        found = {name: array for name, array in found.items() if name not in ignored}
+        wrong_names = list(_wrong_names(found, inputs, extra, path))
+        yield from wrong_names
+        arrays = {name: array for name, array in found.items() if name in {*(spec.name for spec in inputs), *extra}}
+        there = [spec for spec in inputs if spec.name in arrays]
+        if not there:
+            return
+        wrong = list(_wrong_layout([arrays[spec.name] for spec in there], there))
+        wrong += _wrong_counts(arrays)
+        if labels in arrays and (told := _wrong_labels(arrays[labels])):
+            wrong.append(told)
+        ranked = [spec for spec in there if len(arrays[spec.name].shape) - len(spec.shape) in (0, 1)]
+        alike = {len(arrays[spec.name].shape) - len(spec.shape) for spec in ranked}
+        if len(alike) == 1:
+            samples = cls._of(path, ranked, dims, arrays)
+            wrong += samples._wrong_arrays()
+            if not wrong and not wrong_names:
+                try:
+                    samples._check_rest(samples.count, *(1, 1, 1) if samples.complete else samples._group(None))
+                except DataError as error:
+                    wrong.append(str(error))
+        else:
+            wrong += [told for spec in there if (told := _wrong_dtype(arrays[spec.name], spec))]
+        yield from wrong
 
     @cached_property
     def digest(self) -> str:
@@ -103,8 +162,8 @@ class Samples:
         if name not in self.arrays:
             raise DataError(f"{self.path} has no array {name!r}; {suggest(name, self.arrays)}")
         array = self.arrays[name]
-        if array.dtype.kind not in "biuf":
-            raise DataError(f"{array} is {array.dtype}; labels are class indices: store integers")
+        if wrong := _wrong_labels(array):
+            raise DataError(wrong)
         column = array.read()
         _check_finite(column, array, 0)
         return column
@@ -119,25 +178,26 @@ class Samples:
             # `[0, ...]` keeps a scalar input an array, of no axes; `[0]` would make it a number.
             yield start, {name: block[0, ...] for name, block in group.items()} if self.complete else group
 
-    def _check_arrays(self) -> None:
+    def _wrong_arrays(self) -> Iterator[str]:
+        """Dtypes and sizes that do not fit the inputs. Raises DataError for a dim that is not declared."""
         seen: dict[str, int] = {}
         for spec in self.inputs:
             array = self.arrays[spec.name]
-            if array.dtype.name != spec.dtype:
-                raise DataError(f"{array} is {array.dtype.name}; the input is {spec.dtype}: convert it with astype")
+            if wrong := _wrong_dtype(array, spec):
+                yield wrong
             for axis, length, declared in self._axes(spec):
                 here = f"{array} has {declared} = {length} on axis {axis}"
                 if isinstance(declared, int):
                     if length != declared:
                         shape = f"{array} has shape {array.shape}"
-                        raise DataError(f"{shape}: axis {axis} must be {declared}; reshape or crop it")
+                        yield f"{shape}: axis {axis} must be {declared}; reshape or crop it"
                     continue
                 dim = self._dim(declared)
                 if length not in dim.sizes:
                     remedy = f"crop or pad it, or widen dims.{declared}"
-                    raise DataError(f"{here}, outside {dim.words}; {remedy}")
+                    yield f"{here}, outside {dim.words}; {remedy}"
                 if seen.setdefault(declared, length) != length:
-                    raise DataError(f"{here} and {seen[declared]} elsewhere; make equal")
+                    yield f"{here} and {seen[declared]} elsewhere; make equal"
 
     def _axes(self, spec: TensorSpec) -> Iterator[tuple[int, int, int | str]]:
         """(axis, length, declared size) of the axes of one sample: all but axis 0."""
@@ -157,7 +217,13 @@ class Samples:
         if self.complete:
             return [1] * count
         low, size, multiple = self._group(wanted)
+        self._check_rest(count, low, size, multiple)
         full, rest = divmod(count, size)
+        return [size] * full + ([rest] if rest else [])
+
+    def _check_rest(self, count: int, low: int, size: int, multiple: int) -> None:
+        """Raise DataError where so many samples in groups of `size` leave a group that is too small, or no multiple."""
+        rest = count % size
         if rest and (rest < low or rest % multiple):
             needs = f"{low} or more" + (f" in steps of {multiple}" if multiple > 1 else "")
             more = low - rest if rest < low else -rest % multiple
@@ -165,7 +231,6 @@ class Samples:
                 f"{self.path}: {count} samples in groups of {size} leave {rest}, but a group needs {needs}; "
                 f"drop {rest % multiple if rest > low else rest} or add {more}"
             )
-        return [size] * full + ([rest] if rest else [])
 
     def _group(self, wanted: int | None) -> tuple[int, int, int]:
         """The least and the usual length of a group, and what every length is a multiple of."""
@@ -230,52 +295,76 @@ def _name_arrays(
     found: Mapping[str, Stored], inputs: Sequence[TensorSpec], extra: Sequence[str], path: Path
 ) -> dict[str, Stored]:
     """The arrays of the inputs and of `extra` by name, which must be exactly those found."""
+    wanted = [*(spec.name for spec in inputs), *extra]
+    if list(found) == [""] and len(wanted) == 1:
+        return {wanted[0]: found[""]}
+    _raise_first(_wrong_names(found, inputs, extra, path))
+    return {name: found[name] for name in wanted}
+
+
+def _raise_first(wrong: Iterator[str]) -> None:
+    """Raise DataError with the first of these, if there is one."""
+    if (told := next(wrong, None)) is not None:
+        raise DataError(told)
+
+
+def _wrong_names(
+    found: Mapping[str, Stored], inputs: Sequence[TensorSpec], extra: Sequence[str], path: Path
+) -> Iterator[str]:
+    """Arrays that are missing, and those that nothing asks for."""
     beside = f", and of labels {', '.join(extra)}" if extra else ""
     both = f"it holds {', '.join(found) or 'none'}; the model wants {', '.join(spec.name for spec in inputs)}{beside}"
     wanted = [*(spec.name for spec in inputs), *extra]
     if list(found) == [""]:
-        if len(wanted) != 1:
-            raise DataError(f"{path} holds a single array; {', '.join(wanted)} are needed: save them with numpy.savez")
-        return {wanted[0]: found[""]}
+        yield f"{path} holds a single array; {', '.join(wanted)} are needed: save them with numpy.savez"
+        return
     for name in wanted:
         if name not in found:
             remedy = f"{suggest(name, found, '')} rename the array, or correct the name in the spec".lstrip()
-            raise DataError(f"{path} has no array {name!r}: {both}; {remedy}")
+            yield f"{path} has no array {name!r}: {both}; {remedy}"
     for name in found:
         if name not in wanted:
             remedy = f"{suggest(name, wanted, '')} leave it out, or name it in the spec".lstrip()
-            raise DataError(f"{path} has an array {name!r} that nothing asks for: {both}; {remedy}")
-    return {name: found[name] for name in wanted}
+            yield f"{path} has an array {name!r} that nothing asks for: {both}; {remedy}"
 
 
-def _layout(arrays: Sequence[Stored], inputs: Sequence[TensorSpec]) -> bool:
-    """Whether the arrays hold one complete input per entry; raises DataError where they differ in that."""
+def _wrong_dtype(array: Stored, spec: TensorSpec) -> str:
+    if array.dtype.name == spec.dtype:
+        return ""
+    return f"{array} is {array.dtype.name}; the input is {spec.dtype}: convert it with astype"
+
+
+def _wrong_labels(array: Stored) -> str:
+    return "" if array.dtype.kind in "biuf" else f"{array} is {array.dtype}; labels are class indices: store integers"
+
+
+def _wrong_layout(arrays: Sequence[Stored], inputs: Sequence[TensorSpec]) -> Iterator[str]:
+    """Arrays of another rank than samples of their input have, and arrays that differ in how they hold samples."""
     layouts = set()
     for array, spec in zip(arrays, inputs, strict=True):
         more = len(array.shape) - len(spec.shape)
         if more not in (0, 1) or not array.shape:
-            raise DataError(
+            yield (
                 f"{array} has shape {array.shape}; input {spec.name!r} has shape {spec.shape}: give the same rank "
                 "(samples along axis 0) or one rank more (one complete input per entry)"
             )
         layouts.add(more == 1)
     if len(layouts) > 1:
-        raise DataError(
+        yield (
             f"{arrays[0].path}: some arrays hold one complete input per entry of axis 0, others samples along it; "
             "store all of them the same way"
         )
-    return layouts.pop()
 
 
-def _count(arrays: Mapping[str, Stored]) -> int:
+def _wrong_counts(arrays: Mapping[str, Stored]) -> Iterator[str]:
+    """Arrays without samples, and with another number of them than the first one."""
     counts = {name: array.shape[0] if array.shape else 0 for name, array in arrays.items()}
     first = next(iter(counts))
     for name, count in counts.items():
         if count == 0:
-            raise DataError(f"{arrays[name]} has no samples; give at least one along axis 0")
-        if count != counts[first]:
-            raise DataError(f"{arrays[name]} has {count} samples, but {first!r} has {counts[first]}; make them equal")
-    return counts[first]
+            yield f"{arrays[name]} has no samples; give at least one along axis 0"
+        elif count != counts[first]:
+            yield f"{arrays[name]} has {count} samples, but {first!r} has {counts[first]}; make them equal"
 
 
 def _check_finite(block: Array, array: Stored, start: int) -> None:

@@ -7,7 +7,7 @@ are streamed: memory depends on the rows that are asked for, not on the size or 
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -61,19 +61,20 @@ class FileSeries:
 Stored = StoredArray | FileSeries
 
 
-def find_arrays(path: Path, inputs: Sequence[str]) -> dict[str, Stored]:
+def find_arrays(path: Path, inputs: Sequence[str], most_files: int | None = None) -> dict[str, Stored]:
     """The arrays at a path by name; the single array of an .npy file or of a folder is named ''. inputs: their names.
+    most_files: of how many of a folder's samples the headers are read; the others are taken to be like the first.
 
     Raises DataError without any, and for anything but plain arrays.
     """
     if path.is_dir():
-        return _in_folder(path, inputs)
+        return _in_folder(path, inputs, most_files)
     if path.suffix == ".safetensors":
         return dict(_in_safetensors(path))
     return dict(stored_arrays(path))
 
 
-def _in_folder(path: Path, inputs: Sequence[str]) -> dict[str, Stored]:
+def _in_folder(path: Path, inputs: Sequence[str], most_files: int | None) -> dict[str, Stored]:
     # An input may be called 'encoder/x:0', whose file lies in a folder of this one; none may lead out of it.
     if outside := [name for name in inputs if name.startswith("/") or ".." in name.split("/")]:
         raise DataError(f"{path}: no file in a folder can be called {outside[0]!r}; store the inputs in one .npz")
@@ -84,15 +85,16 @@ def _in_folder(path: Path, inputs: Sequence[str]) -> dict[str, Stored]:
     if all((path / name).is_dir() for name in inputs):
         above = {name.split("/")[0] for name in nested} - set(inputs)
         whole = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name not in above]
-        return {name: _series(path / name) for name in whole + nested}
+        return {name: _series(path / name, most_files) for name in whole + nested}
     if len(inputs) > 1:
         named = ", ".join(f"{name}.npy" for name in inputs)
         raise DataError(f"{path} must hold {named}, or a folder of .npy files for each of {', '.join(inputs)}")
-    return {"": _series(path)}
+    return {"": _series(path, most_files)}
 
 
-def _series(path: Path) -> FileSeries:
-    files = tuple(stored_arrays(file)[""] for file in sorted(path.glob("*.npy")))
+def _series(path: Path, most_files: int | None) -> FileSeries:
+    paths = sorted(path.glob("*.npy"))
+    files = tuple(stored_arrays(file)[""] for file in paths[:most_files])
     if not files:
         raise DataError(f"{path} holds no .npy files; save one sample in each")
     first = files[0]
@@ -102,7 +104,7 @@ def _series(path: Path) -> FileSeries:
                 f"{file} (sample {index}) has shape {file.shape} and dtype {file.dtype}; {first.path.name} has "
                 f"{first.shape} and {first.dtype}: all samples must be alike"
             )
-    return FileSeries(path, files)
+    return FileSeries(path, (*files, *(replace(first, path=file) for file in paths[len(files) :])))
 
 
 @dataclass(frozen=True)

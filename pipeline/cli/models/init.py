@@ -41,7 +41,8 @@ _SCALINGS = ("imagenet", "unit", "symmetric", "bytes")
 def init(model: str | None, out: Path | None, requests: Path | None, scaling: "Scaling", force: bool) -> None:
     """Write a spec for MODEL by looking at it: names, types, shapes, sizes at which it runs.
 
-    MODEL: an ONNX file, or Triton's config.pbtxt beside one. Without MODEL a commented starter is written.
+    MODEL: an ONNX file, a .pt2 program, a torch entry point such as model.py:build or package.models:build, or Triton's
+    config.pbtxt beside an ONNX file. Without MODEL a commented starter is written.
     """
     if model is None or model.endswith((".yaml", ".yml")):
         if requests:
@@ -52,7 +53,9 @@ def init(model: str | None, out: Path | None, requests: Path | None, scaling: "S
         return
     from pipeline.drafts.text import write_spec
 
-    found, path = _look(Path(model), out)
+    found, path = _look_at_entry_point(model, out) if ":" in model else _look(Path(model), out)
+    if found.unknown and requests:
+        raise InputError(f"nothing says what {', '.join(found.unknown)} is; fill the spec in without --from-requests")
     for file in (path, *((path.parent / f"{kind}.npz") for kind in ("calibration", "golden") if requests)):
         if file.exists() and not force:
             raise InputError(f"{file} exists; choose another name with --out, or overwrite it with --force")
@@ -61,16 +64,21 @@ def init(model: str | None, out: Path | None, requests: Path | None, scaling: "S
     say(f"wrote {path}: {pluralize(len(found.inputs), 'input')}, {pluralize(len(found.dims), 'dim')}")
     for name, dim in found.dims.items():
         say(f"  {name} {dim.min}..{dim.max}: {dim.why}")
+    if found.unknown:
+        say(f"  fill in: {', '.join(found.unknown)}; the lines are marked FILL_IN")
     say(f"read it, then: enginery plan {path}")
 
 
 def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
     """What a model file holds, and where its spec goes."""
     from pipeline.drafts.onnx_model import look_at_onnx
+    from pipeline.drafts.torch_model import look_at_pt2
     from pipeline.drafts.triton import look_at_triton
 
     if not model.is_file():
-        raise InputError(f"{model} is no file; name an ONNX file, or Triton's config.pbtxt")
+        raise InputError(
+            f"{model} is no file; name an ONNX file, a .pt2, an entry point such as model.py:build, or config.pbtxt"
+        )
     folder = (out or model).parent
     if not model.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{model} is outside {folder}, where the spec goes; a spec names files of its own folder")
@@ -80,8 +88,26 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
     elif model.suffix == ".onnx":
         inside(shown)
         found = look_at_onnx(model, shown)
+    elif model.suffix == ".pt2":
+        found = look_at_pt2(folder, inside(shown))
+    elif model.suffix == ".py":
+        raise InputError(f"{model}: name the function too that gives the module: {model}:build")
     else:
-        raise InputError(f"{model}: the ending {model.suffix or 'none'} is unknown; .onnx and .pbtxt are known")
+        raise InputError(f"{model}: the ending {model.suffix or 'none'} is unknown; .onnx, .pt2, .pbtxt are known")
+    return found, out or folder / f"{found.name}.yaml"
+
+
+def _look_at_entry_point(text: str, out: Path | None) -> tuple["FoundModel", Path]:
+    """What an entry point's module says, and where its spec goes: beside the file, or the folder of the package."""
+    from pipeline.drafts.torch_model import look_at_module
+
+    name, _, function = text.rpartition(":")
+    folder = out.parent if out else Path(name).parent if name.endswith(".py") else Path()
+    if name.endswith(".py"):
+        if not Path(name).resolve().is_relative_to(folder.resolve()):
+            raise InputError(f"{name} is outside {folder}, where the spec goes; a spec names files of its own folder")
+        name = str(Path(name).resolve().relative_to(folder.resolve()))
+    found = look_at_module(folder, f"{name}:{function}")
     return found, out or folder / f"{found.name}.yaml"
 
 

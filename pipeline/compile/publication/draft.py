@@ -130,7 +130,7 @@ def resolved_spec(spec: ModelSpec) -> Json:
 def _digest_files(spec: ModelSpec) -> dict[str, str]:
     """Digests of the files that a spec names."""
     files = {
-        "source": spec.source.file,
+        "source": spec.source_file,
         "weights": spec.source.weights,
         "calibration data": spec.calibration.file if spec.calibration else None,
         "golden data": spec.golden.data if spec.golden else None,

@@ -13,6 +13,7 @@ from enginery.core.digest import digest_of, digest_of_file, digest_of_path
 from enginery.core.errors import DataError
 from enginery.registry.store.base import Store, open_store
 from enginery.user_code.entry_point import source_files
+from pipeline.compile.preflight import check_files
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch
 from pipeline.compile.steps.engines import USUAL_MEMORY_MIB
@@ -164,7 +165,8 @@ def observe(part: Part, spec: "ModelSpec", exported: Exported, context: RunConte
     uri, limits = context.store.uri, step_limits(spec, "calibration")
 
     def run(local: Executor, name: str, job: Job[Observed]) -> Observed:
-        if context.executor is not local:
+        check_files(spec)
+        if count > 1 and context.executor is not local:
             needed = Needs(memory_mib=USUAL_MEMORY_MIB)
             remote = Job("calibrate", ObservePartRemotely(request), uri, limits, needed)
             with suppress(DataError):  # it is raised again here, if the samples are at fault
@@ -175,7 +177,7 @@ def observe(part: Part, spec: "ModelSpec", exported: Exported, context: RunConte
     index, count = part
     name = "calibrate" if count == 1 else f"calibrate {index + 1}/{count}"
     job = Job("calibrate", request, uri, limits)
-    return context.once("calibrate", name, key, job, _blobs, run if count > 1 else None)
+    return context.once("calibrate", name, key, job, _blobs, run)
 
 
 def merge(parts: Sequence[Observed], spec: "ModelSpec", context: RunContext) -> Observed:

@@ -15,6 +15,7 @@ from enginery.core.digest import digest_of, digest_of_file
 from enginery.core.errors import DataError, InputError, ModelError, StepError
 from enginery.registry.store.base import Store, open_store
 from enginery.user_code.entry_point import imported_packages, source_files
+from pipeline.compile.preflight import check_files
 from pipeline.compile.run_context import RunContext, import_versions
 from pipeline.compile.steps.blobs import fetch, proof_of
 from pipeline.compile.steps.golden import settle_golden
@@ -154,10 +155,10 @@ def source_digests(spec: "ModelSpec", context: RunContext) -> Mapping[str, Any]:
     """Digests of everything the export reads: the entry point with its local imports, weights, external data; and the
     versions of the packages that the entry point imports. Raises ModelError for a file outside of the spec's folder."""
     source, packages = spec.source, dict[str, str]()
-    files = [spec.file(source.file)]
+    files = [spec.file(spec.source_file)]
     if source.kind == "torch":
-        packages = import_versions(*imported_packages(spec.folder, files[0]))
-        files = list(source_files(spec.folder, files[0]))
+        packages = import_versions(*imported_packages(spec.folder, files[0], source.module))
+        files = list(source_files(spec.folder, files[0], source.module))
     if source.kind == "onnx":
         files += [files[0].parent / name for name in _find_external_files(files[0], spec, context)]
     if source.weights:
@@ -191,13 +192,19 @@ def _find_external_files(path: Path, spec: "ModelSpec", context: RunContext) -> 
 def export(spec: "ModelSpec", context: RunContext) -> Exported:
     """Export to canonical ONNX, freeze the golden set, and measure the parity of framework and ONNX.
 
-    Raises InputError where the model's files change meanwhile, DataError where the spec has frozen another golden set.
+    Raises SpecError, with every mistake that the headers of its files show, before anything heavy runs; InputError
+    where the model's files change meanwhile, DataError where the spec has frozen another golden set.
     """
-    keys = _ExportKeys.of(spec, context)
+    try:
+        keys = _ExportKeys.of(spec, context)
+    except ModelError:
+        check_files(spec)  # tells the other mistakes too
+        raise
     model, golden = keys.recall(context)
     if model and golden:
         context.progress.emit(Finished("export", "cached"))
     else:
+        check_files(spec)
         name = "golden set" if model else "export"
         outcome = context.run_job(context.local, name, _export_job(spec, context, model))
         if keys.reads != _export_reads(spec, context):
@@ -270,7 +277,7 @@ def _export_job(spec: "ModelSpec", context: RunContext, known: OnnxModel | None)
     reads = ExportRequest(
         source.kind,
         spec.folder,
-        source.file,
+        spec.source_file,
         tuple(spec.tensors()),
         tuple(spec.named_dims()),
         tuple(spec.outputs) if spec.outputs else None,
@@ -278,6 +285,7 @@ def _export_job(spec: "ModelSpec", context: RunContext, known: OnnxModel | None)
         dict(source.arguments),
         source.weights,
         source.opset,
+        source.module,
     )
     request = ExportModel(
         reads,

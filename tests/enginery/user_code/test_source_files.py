@@ -111,3 +111,14 @@ def test_sources_made_to_break_the_reader_are_harmless(tmp_path, text):
     write(tmp_path, {"model.py": text})
     with contextlib.suppress(ModelError):
         assert found(tmp_path) == {"model.py"}
+
+
+def test_a_dotted_module_brings_its_packages_and_sees_the_spec_s_folder_alone(tmp_path):
+    write(
+        tmp_path, {"nets/__init__.py": "import base", "nets/deep/__init__.py": "", "nets/deep/model.py": "import near"}
+    )
+    write(tmp_path, {"nets/deep/near.py": "", "near.py": "import timm", "base.py": ""})
+    entry = tmp_path / "nets/deep/model.py"
+    found = {path.relative_to(tmp_path).as_posix() for path in source_files(tmp_path, entry, "nets.deep.model")}
+    assert found == {"nets/__init__.py", "nets/deep/__init__.py", "nets/deep/model.py", "near.py", "base.py"}
+    assert imported_packages(tmp_path, entry, "nets.deep.model") == ("timm",)

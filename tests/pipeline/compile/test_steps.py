@@ -18,6 +18,7 @@ from enginery.core.errors import (
     InputError,
     IntegrityError,
     ModelError,
+    SpecError,
     StepError,
     UnavailableError,
 )
@@ -127,6 +128,7 @@ class Editing:
 
 def test_a_file_that_changes_while_it_is_read_leaves_no_record(project: Project) -> None:
     write_entry_point(project)
+    project.change_spec(precisions=["fp32"], calibration=None)  # whose input has another name
     store = open_store(project.registry, create=True)
     executor = Editing(project.folder / "model.py")
     with pytest.raises(InputError, match="changed while they were read"):
@@ -232,3 +234,18 @@ def test_parts_that_the_cluster_cannot_see_are_observed_here(project: Project) -
         assert (cluster.asked, local.asked) == (1, 1)
         assert calibration.observe((0, 1), spec, EXPORTED, RunContext(store, local, cluster)) == seen
         assert cluster.asked == 1, "a single part stays here"
+
+
+def test_mistakes_are_looked_for_where_there_is_work_and_not_again(
+    built: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(_: object) -> None:
+        raise SpecError(["looked"])
+
+    for step in ("exports", "calibration"):
+        monkeypatch.setattr(f"pipeline.compile.steps.{step}.check_files", found)
+    assert built.build().json["cached"]
+    data = dict(np.load(built.folder / "calibration.npz"))
+    np.savez(built.folder / "calibration.npz", **{name: array[:-1] for name, array in data.items()})
+    again = built.build()
+    assert again.code == 2 and "looked" in again.err

@@ -16,6 +16,7 @@ from enginery.core.types import Dim, TensorSpec
 from pipeline.sources.export import export
 from pipeline.sources.onnx_model import save_onnx, specs_of
 from pipeline.sources.request import ExportRequest
+from pipeline.sources.user_process import start_user_process
 from tests.enginery.user_code.here import serve_here
 from validation.data.samples import Samples
 from validation.golden.golden_set import GoldenSet
@@ -101,6 +102,28 @@ class TestEntryPoint:
     def test_arguments_reach_the_function(self, tmp_path):
         exported = run(torch_request(tmp_path, LINEAR, arguments={"width": 7}))
         assert specs_of(onnx.load(exported.onnx))[1][0].shape == ("batch", 7)
+
+    def test_inputs_may_be_keywords_only_in_the_specs_order(self, tmp_path):
+        code = net("return a * 2 + x.sum(1, keepdim=True)", more="").replace("self, x", "self, *, x, a")
+        a = TensorSpec("a", "float32", ("batch", 2))
+        exported = run(torch_request(tmp_path, code, inputs=(a, X)))
+        assert [value.name for value in onnx.load(exported.onnx).graph.input] == ["a", "x"] and not failed(exported)
+
+    def test_a_dotted_module_is_imported_by_its_name(self, tmp_path):
+        package = tmp_path / "pipeline"
+        package.mkdir()
+        (package / "__init__.py").write_text("from . import json\n")
+        (package / "json.py").write_text("SCALE = 3.0\n")
+        (package / "models.py").write_text("import json\nfrom .json import SCALE\n" + net("return x * SCALE"))
+        request = ExportRequest(
+            "torch", tmp_path, "pipeline/models.py", (X,), (BATCH,), function="build", module="pipeline.models"
+        )
+        workdir = tmp_path / "work"
+        workdir.mkdir()
+        with pytest.MonkeyPatch.context() as patch:  # this process holds Enginery's own `pipeline`
+            patch.setattr("pipeline.sources.export.start_user_process", start_user_process)
+            case = GoldenSet.load(export(request, None, None, workdir).golden).cases[0]
+        assert np.array_equal(case.expected["output"], case.inputs["x"] * 3)
 
     def test_a_local_module_that_python_would_not_import_is_refused(self, tmp_path):
         (tmp_path / "json.py").write_text("SCALE = 2")

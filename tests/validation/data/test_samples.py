@@ -301,3 +301,38 @@ def test_a_scalar_input_is_an_array_of_no_axes(tmp_path):
     runs = [inputs for _, inputs in opened(path, inputs=[rate, signal]).runs()]
     assert [type(inputs["rate"]) for inputs in runs] == [np.ndarray] * 3
     assert [(inputs["rate"].shape, int(inputs["rate"])) for inputs in runs] == [((), 16000)] * 3
+
+
+ARRAYS = st.dictionaries(
+    st.sampled_from(["x", "m", "label", "other"]),
+    st.tuples(st.sampled_from(["f4", "i8", "c8"]), st.lists(st.integers(0, 4), max_size=4)),
+    min_size=1,
+)
+
+
+@given(found=ARRAYS, labelled=st.booleans())
+def test_mistakes_are_found_exactly_where_opening_raises(tmp_path_factory, found, labelled):
+    inputs = (TensorSpec("x", "float32", ("n", 3)), TensorSpec("m", "int64", ("n",)))
+    dims, labels = (Dim("n", 2, 2, 3),), "label" if labelled else None
+    path = tmp_path_factory.mktemp("samples") / "s.npz"
+    np.savez(path, **{name: np.zeros(shape, dtype) for name, (dtype, shape) in found.items()})
+    told = list(Samples.find_mistakes(path, inputs, dims, labels))
+    try:
+        samples = Samples.open(path, inputs, dims, (labels,) if labels else ())
+        if labels:
+            samples.column(labels)
+    except DataError as error:
+        assert told and (str(error) in told or "no axes" in str(error) or len(told) > 1)
+    else:
+        assert told == []
+
+
+def test_of_a_large_folder_few_headers_are_looked_at(tmp_path):
+    for index in range(20):
+        np.save(tmp_path / f"{index:02}.npy", np.zeros(3 if index < 19 else 4, "float32"))
+    inputs = (TensorSpec("x", "float32", (3,)),)
+    assert list(Samples.find_mistakes(tmp_path, inputs, ())) == [], "the last file is not opened"
+    with pytest.raises(DataError, match=r"19\.npy \(sample 19\)"):
+        Samples.open(tmp_path, inputs, ())
+    np.save(tmp_path / "01.npy", np.zeros(4, "float32"))
+    assert "all samples must be alike" in next(Samples.find_mistakes(tmp_path, inputs, ()))

@@ -1,0 +1,142 @@
+"""Every mistake that a spec's files show without being read through, told at once before anything heavy runs.
+
+Read are headers alone: inputs and outputs of an ONNX file, names, dtypes and shapes of stored arrays, the functions of
+a Python file. So the cost does not grow with the model or the data. The steps that read the files keep their own
+checks, which say the same, one at a time, and what headers do not show.
+"""
+
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from enginery.core.errors import EngineryError, ModelError
+from enginery.core.types import TensorSpec
+from enginery.user_code.entry_point import missing_function, source_files
+from pipeline.sources.onnx_header import GraphHeader, read_header, wrong_inputs, wrong_outputs
+from pipeline.spec.model import ModelSpec, locate_mistakes
+from pipeline.spec.value_types import Loc
+
+# A file that `git clone` left as a pointer begins so (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
+_LFS = b"version https://git-lfs.github.com/spec/"
+_PICKLE = b"\x80"
+
+Mistake = tuple[Loc, str]
+
+
+def check_files(spec: ModelSpec) -> None:
+    """Raise SpecError, a line for each mistake, where the files that a spec names do not fit it or each other."""
+    if found := list(_find_mistakes(spec)):
+        raise locate_mistakes(spec, found)
+
+
+def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
+    """(key that it is about, message) for each mistake."""
+    pointers = list(_find_pointers(spec))
+    yield from pointers
+    unread = {loc for loc, _ in pointers}
+    header: GraphHeader | None = None
+    if ("source", spec.source.kind) not in unread:
+        try:
+            header = _check_source(spec)
+        except ModelError as error:
+            yield ("source", spec.source.kind), str(error)
+    if header is not None:
+        yield from _compare(spec, header)
+    if spec.source.weights and ("source", "weights") not in unread:
+        yield from _wrong_weights(spec.file(spec.source.weights))
+    # Where the model says otherwise than the spec, the spec is wrong; data is not held to what it says there.
+    wrong = {name for name, _ in wrong_inputs(header, spec.tensors())} if header else set()
+    sound = tuple(item for item in spec.tensors() if item.name not in wrong)
+    others = (wrong | {item.name for item in header.inputs} if header else wrong) - {item.name for item in sound}
+    if spec.calibration and ("calibration", "data") not in unread:
+        path, function = spec.file(spec.calibration.file), spec.calibration.function
+        place: Loc = ("calibration", "data")
+        if function:
+            yield from _wrong_function(place, spec, path, function)
+        else:
+            yield from _wrong_samples(place, spec, path, sound, spec.calibration.labels, others)
+    if spec.golden and ("golden", "data") not in unread:
+        path = spec.file(spec.golden.data)
+        yield from _wrong_samples(("golden", "data"), spec, path, sound, spec.golden.labels, others)
+
+
+def _find_pointers(spec: ModelSpec) -> Iterator[Mistake]:
+    named: list[tuple[Loc, str | None]] = [
+        (("source", spec.source.kind), spec.source_file),
+        (("source", "weights"), spec.source.weights),
+        (("calibration", "data"), spec.calibration.file if spec.calibration else None),
+        (("golden", "data"), spec.golden.data if spec.golden else None),
+    ]
+    for loc, name in named:
+        if name and (path := spec.file(name)).is_file() and _first_bytes(path).startswith(_LFS):
+            yield loc, f"{name!r} is a Git LFS pointer in the place of the file; run `git lfs pull`"
+
+
+def _first_bytes(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(len(_LFS))
+
+
+def _check_source(spec: ModelSpec) -> GraphHeader | None:
+    """The header of an ONNX source; None for others. Raises ModelError for a file that cannot be the source."""
+    path, source = spec.file(spec.source_file), spec.source
+    if source.kind == "onnx":
+        return read_header(path)
+    if source.kind == "pt2" and not zipfile.is_zipfile(path):
+        raise ModelError(f"{path} is truncated or not a .pt2 archive; save it again with torch.export.save")
+    if source.kind == "torch":
+        source_files(spec.folder, path, source.module)
+        if reason := missing_function(path, source.function):
+            raise ModelError(reason)
+    return None
+
+
+def _compare(spec: ModelSpec, header: GraphHeader) -> Iterator[Mistake]:
+    """Inputs and outputs of the spec against those of an ONNX model."""
+    for name, text in wrong_inputs(header, spec.tensors()):
+        yield ("inputs", name) if name else ("inputs",), text
+    for index, text in wrong_outputs(header.outputs, spec.outputs):
+        yield ("outputs", index), text
+    if spec.outputs is not None:  # what else names outputs was held to these when the spec was read
+        return
+    metric = spec.golden.metric if spec.golden else None
+    contract = spec.validation.contract.outputs()
+    named: list[tuple[Loc, str]] = [(("golden", "metric", "output"), metric.output)] if metric else []
+    named += [(("validation", "contract", *below), output) for below, output in contract]
+    for loc, name in named:
+        yield from ((loc, text) for _, text in wrong_outputs(header.outputs, [name]))
+
+
+def _wrong_weights(path: Path) -> Iterator[Mistake]:
+    first = _first_bytes(path)
+    if path.suffix.lower() == ".safetensors":
+        good = len(first) > 8 and int.from_bytes(first[:8], "little") + 8 <= path.stat().st_size and first[8:9] == b"{"
+        kind = "safetensors; save it with safetensors.torch.save_file"
+    else:
+        good = first.startswith((_PICKLE, b"PK")) or zipfile.is_zipfile(path)
+        kind = "a file that torch.save wrote; save it again"
+    if not good:
+        yield ("source", "weights"), f"{path} is truncated or not {kind}"
+
+
+def _wrong_function(loc: Loc, spec: ModelSpec, path: Path, function: str) -> Iterator[Mistake]:
+    try:
+        source_files(spec.folder, path)
+        if reason := missing_function(path, function):
+            yield loc, reason
+    except ModelError as error:
+        yield loc, str(error)
+
+
+def _wrong_samples(
+    loc: Loc, spec: ModelSpec, path: Path, inputs: tuple[TensorSpec, ...], labels: str | None, others: set[str]
+) -> Iterator[Mistake]:
+    """What of stored samples does not fit these inputs. others: arrays that are not looked at."""
+    from validation.data.samples import Samples
+
+    if inputs:
+        try:
+            found = Samples.find_mistakes(path, inputs, spec.named_dims(), labels, others)
+            yield from ((loc, text) for text in found)
+        except EngineryError as error:
+            yield loc, str(error)

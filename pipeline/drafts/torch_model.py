@@ -1,0 +1,120 @@
+"""A look at a PyTorch model, in a process of its own: a `.pt2` program, or an entry point whose module is tried out."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from enginery.core.errors import InputError
+from enginery.core.types import Tensors, TensorSpec
+from enginery.user_code.describing import EXAMPLES, SeenModel
+from enginery.user_code.task import LookAtModel, RanOnce, RunOnce, Task
+from pipeline.drafts.found import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, model_name, name_axes
+from pipeline.drafts.probing import Run, find_dims
+from pipeline.drafts.text import FILL_IN
+from pipeline.sources.user_process import start_user_process
+from pipeline.spec.source import Source
+
+# Names of files and functions that say nothing of the model.
+_COMMON = frozenset({"model", "models", "net", "network", "main", "__init__", "build", "make", "create", "get_model"})
+
+
+def look_at_pt2(folder: Path, file: str) -> FoundModel:
+    """What a program saved by `torch.export.save` says: all of it but the sizes that its ranges leave open.
+
+    folder: the spec's. Raises ModelError for a file that cannot be loaded, StepError where loading ends the process.
+    """
+    task = Task(LookAtModel("pt2", folder.resolve(), file))
+    with start_user_process(task) as process:
+        seen, _ = process.ask(task, SeenModel)
+    named, kept = name_axes(_tensors(seen)), dict[str, FoundDim]()
+    for own, spec in zip(_tensors(seen), named, strict=True):
+        for old, new in zip(own.shape, spec.shape, strict=True):
+            if isinstance(new, str):
+                kept.setdefault(new, _dim(new, seen, str(old)))
+    found = _found(seen, Path(file).stem, {"pt2": file})
+    return replace(found, inputs=named, dims=kept)
+
+
+def look_at_module(folder: Path, entry: str) -> FoundModel:
+    """What the module of an entry point says, and the sizes at which it was seen to run.
+
+    folder: the spec's.  entry: as a spec has it. Raises InputError for one that is malformed or whose file is missing,
+    ModelError for code that fails, StepError where it ends its process.
+    """
+    try:
+        source = Source(torch=entry)
+    except ValidationError as error:
+        raise InputError(f"{entry!r} {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+    file = source.file_in(folder)
+    if not (folder / file).is_file():
+        raise InputError(f"{entry}: {file} does not exist in {folder.resolve()}, the folder of the spec; use --out")
+    task = Task(LookAtModel("torch", folder.resolve(), file, source.function, source.module))
+    with start_user_process(task) as process:
+        seen, _ = process.ask(task, SeenModel)
+        outputs = list[tuple[str, ...]]()
+
+        def run(inputs: Tensors) -> None:
+            answer, _ = process.ask(RunOnce(), RanOnce, inputs)
+            outputs[:] = [answer.outputs]
+
+        found = _found(seen, _name(source, folder, file), {"torch": entry})
+        notes = (
+            *found.notes,
+            "weights: `source: {..., weights: weights.pt}` loads them; here they are what build() gives",
+        )
+        found = replace(found, inputs=name_axes(_tensors(seen)), notes=notes)
+        found = found if found.unknown else _try_out(found, run)
+    return replace(found, outputs=outputs[0] if outputs else ())
+
+
+def _try_out(found: FoundModel, run: Run) -> FoundModel:
+    """The model with the sizes at which it ran; fixed ones where torch.export could have no range."""
+    tried = find_dims(found, lambda: run)
+    fixed = {name: dim for name, dim in tried.dims.items() if dim.min == dim.max}
+    inputs = tuple(
+        replace(spec, shape=tuple(fixed[dim].opt if dim in fixed else dim for dim in spec.shape))
+        for spec in tried.inputs
+    )
+    notes = [f"{name}: fixed at {dim.opt}: {dim.why}" for name, dim in fixed.items()]
+    if guess := next((dim.why for dim in tried.dims.values() if dim.why.startswith("a guess")), None):
+        notes.append(f"the model did not run: check the inputs. {guess}")
+    dims = {name: dim for name, dim in tried.dims.items() if name not in fixed}
+    return replace(tried, inputs=inputs, dims=dims, notes=(*tried.notes, *notes))
+
+
+def _found(seen: SeenModel, name: str, source: dict[str, str]) -> FoundModel:
+    unknown = {item.name: item.why for item in seen.inputs if item.shape is None}
+    said = [f"input {item.name}: from {item.why}" for item in seen.inputs if item.shape is not None]
+    if unknown:
+        said.append(
+            f"{FILL_IN}: a function {EXAMPLES[0]}() beside the entry point would say it: a dict of tensors by name"
+        )
+    narrow = any(item.dtype == "float16" for item in seen.inputs)
+    both = ("fp32", "the model as it is"), ("fp16", "half the size; for GPUs")
+    precisions = both if seen.is_heavy and not narrow else both[:1]
+    return FoundModel(
+        model_name(name), source, (), seen.outputs, precisions=precisions, notes=tuple(said), unknown=unknown
+    )
+
+
+def _tensors(seen: SeenModel) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(item.name, item.dtype or "float32", (FILL_IN,) if item.shape is None else item.shape)
+        for item in seen.inputs
+    )
+
+
+def _dim(name: str, seen: SeenModel, own: str) -> FoundDim:
+    low, high = seen.ranges.get(own, (1, None))
+    if high is not None:
+        return FoundDim(low, min(max(low, 1), high) if name == "batch" else high, high, "the program's range")
+    most = max(low, LARGEST_BATCH if name == "batch" else LARGEST_SIZE)
+    return FoundDim(
+        max(low, 1), max(low, 1) if name == "batch" else most, most, f"{most} is a guess: the program has no end"
+    )
+
+
+def _name(source: Source, folder: Path, file: str) -> str:
+    parts = [source.function, *reversed(Path(file).with_suffix("").parts), folder.resolve().name]
+    return next((part for part in parts if part.lower() not in _COMMON), "model")

@@ -1,0 +1,152 @@
+"""All mistakes that the headers of a spec's files show come as one error, before a process is started."""
+
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+from onnx import TensorProto, helper
+
+from enginery.core.errors import SpecError
+from pipeline.compile.preflight import check_files
+from pipeline.spec.model import ModelSpec, load_spec
+
+
+def write_model(path: Path) -> None:
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3]),
+        helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, 3]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "z"], ["y"])], "g", inputs, outputs)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+def arrays(count: int = 4, **more: np.ndarray) -> dict[str, np.ndarray]:
+    return {"x": np.zeros((count, 1, 3), "float32"), "z": np.zeros((count, 1, 3), "float32"), **more}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_model(tmp_path / "m.onnx")
+    np.savez(tmp_path / "cal.npz", **arrays())
+    np.savez(tmp_path / "gold.npz", **arrays(label=np.arange(4)))
+    return tmp_path
+
+
+def spec_of(folder: Path, **parts: object) -> ModelSpec:
+    x, z = {"dtype": "float32", "shape": ["batch", 3]}, {"dtype": "float32", "shape": [1, 3]}
+    whole = {
+        "model": "m",
+        "source": {"onnx": "m.onnx"},
+        "inputs": {"x": x, "z": z},
+        "dims": {"batch": {"max": 4}},
+        "targets": ["cpu"],
+        "calibration": {"data": "cal.npz"},
+        "golden": {"data": "gold.npz", "labels": "label"},
+        "backends": {"onnxruntime": {}},
+        **parts,
+    }
+    (folder / "spec.yaml").write_text(yaml.safe_dump(whole, sort_keys=False))
+    return load_spec(folder / "spec.yaml")
+
+
+def mistakes(spec: ModelSpec) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        check_files(spec)
+    return list(caught.value.lines)
+
+
+def test_a_good_spec_has_none(folder: Path) -> None:
+    check_files(spec_of(folder))
+
+
+def test_all_mistakes_come_at_once_with_line_and_key(folder: Path) -> None:
+    np.savez(folder / "cal.npz", x=np.zeros((4, 1, 4), "float64"), z=np.zeros((3, 1, 3), "float32"))
+    np.savez(folder / "gold.npz", **arrays(lable=np.arange(4)))
+    z = {"dtype": "float32", "shape": [1, 3]}
+    found = mistakes(spec_of(folder, inputs={"x": {"shape": ["batch", 3]}, "z": z}, outputs=["y", "w"]))
+    wanted = [
+        "outputs.1: output 'w' is not in the model; its outputs are y",
+        "calibration.data: .*'z' has 3 samples, but 'x' has 4",
+        "calibration.data: .*'x' is float64; the input is float32",
+        "calibration.data: .*'x' has shape \\(4, 1, 4\\): axis 2 must be 3",
+        "golden.data: .*has no array 'label'",
+        "golden.data: .*has an array 'lable' that nothing asks for",
+    ]
+    assert len(found) == len(wanted)
+    for line, words in zip(found, wanted, strict=True):
+        assert re.search(rf"spec\.yaml:\d+: {words}", line), line
+
+
+@pytest.mark.parametrize(
+    ("inputs", "wanted"),
+    [
+        ({"x": {"shape": ["batch", 3]}}, ["inputs: the model's input 'z' is missing"]),
+        (
+            {"x": {"shape": ["batch", 3]}, "zz": {"shape": [1, 3]}},
+            ["inputs: the model's input 'z' is missing", "inputs.zz: the model has no such input"],
+        ),
+        (
+            {"x": {"shape": ["batch", 3]}, "z": {"dtype": "int64", "shape": ["batch"]}},
+            ["inputs.z: is float32 in the model and int64", "inputs.z: is [1, 3] in the model and [batch] in the spec"],
+        ),
+        ({"x": {"shape": ["batch", 4]}, "z": {"shape": [1, 3]}}, ["inputs.x: is [n, 3] in the model and [batch, 4]"]),
+    ],
+)
+def test_what_the_model_says_otherwise_is_told_and_data_is_not_blamed(folder, inputs, wanted) -> None:
+    found = mistakes(spec_of(folder, inputs=inputs))
+    assert len(found) == len(wanted) and all(words in line for words, line in zip(wanted, found, strict=True))
+
+
+def test_outputs_that_the_metric_and_the_contract_name_are_the_models(folder: Path) -> None:
+    golden = {"data": "gold.npz", "labels": "label", "metric": {"output": "logits", "floor": 0.5}}
+    contract = {"contract": {"structured": {"boxes": {"finite": True}}}}
+    first, second = mistakes(spec_of(folder, golden=golden, validation=contract))
+    assert "golden.metric.output: output 'logits' is not in the model" in first
+    assert "validation.contract.structured.boxes: output 'boxes' is not in the model" in second
+
+
+def test_files_that_are_no_such_files_are_told_together(folder: Path) -> None:
+    (folder / "m.onnx").write_bytes((folder / "m.onnx").read_bytes()[:-9])
+    (folder / "cal.npz").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
+    (folder / "gold.npz").write_bytes(b"PK nothing")
+    lfs, model, golden = mistakes(spec_of(folder))
+    assert "calibration.data: 'cal.npz' is a Git LFS pointer" in lfs and "git lfs pull" in lfs
+    assert "source.onnx: " in model and "truncated" in model
+    assert "golden.data: " in golden and "cannot be read" in golden
+
+
+def test_python_files_are_read_and_not_run(folder: Path) -> None:
+    (folder / "model.py").write_text("raise SystemExit\ndef biuld(): ...\n")
+    (folder / "data.py").write_text("def samples(:")
+    (folder / "w.pt").write_bytes(b"nothing")
+    source = {"torch": "model.py:build", "weights": "w.pt"}
+    model, weights, data = mistakes(spec_of(folder, source=source, calibration={"data": "data.py:samples"}))
+    assert "source.torch: " in model and "has no function 'build'; did you mean 'biuld'" in model
+    assert "source.weights: " in weights and "a file that torch.save wrote" in weights
+    assert "calibration.data: " in data and "data.py:1: not Python" in data
+
+
+@pytest.mark.parametrize("text", ["from nets import *", "build = 1", "if 1:\n  def build(): ...", "import x as build"])
+def test_a_function_that_may_come_from_elsewhere_is_not_missed(folder: Path, text: str) -> None:
+    (folder / "model.py").write_text(text)
+    check_files(spec_of(folder, source={"torch": "model.py:build"}))
+
+
+def test_large_files_take_no_longer(folder: Path) -> None:
+    """Data of 12 GiB that is holes in two files: whoever reads it takes seconds."""
+    for name in "xz":
+        place = folder / "data" / f"{name}.npy"
+        place.parent.mkdir(exist_ok=True)
+        with place.open("wb") as stream:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (1 << 29, 1, 3)}
+            np.lib.format.write_array_header_1_0(stream, header)
+            stream.truncate(stream.tell() + (1 << 29) * 12)
+    check_files(spec_of(folder))  # imports
+    begun = time.perf_counter()
+    check_files(spec_of(folder, calibration={"data": "data"}))
+    assert time.perf_counter() - begun < 0.3

@@ -1,0 +1,183 @@
+"""A spec by looking at a PyTorch program or module, which runs in a process of its own."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from enginery.core.errors import InputError, ModelError, SpecError
+from enginery.core.types import TensorSpec
+from pipeline.drafts.text import write_spec
+from pipeline.drafts.torch_model import look_at_module, look_at_pt2
+from pipeline.spec.model import load_spec
+from tests.enginery.user_code.here import serve_here
+
+torch = pytest.importorskip("torch")
+
+CODE = """
+import os, torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, first, *more):
+        super().__init__()
+        self.first, self.more = first, nn.Sequential(*more)
+    def forward(self, *, x):
+        return {"y": self.more(self.first(x))}
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(5, 4, batch_first=True)
+    def forward(self, frames, state=None):
+        return self.rnn(frames)[0]
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+    def forward(self, input_ids, attention_mask):
+        return (self.table(input_ids) * attention_mask[..., None]).sum(1)
+class Sum(nn.Module):
+    def forward(self, a, b):
+        return a + b
+
+def linear(): return Net(nn.Linear(3, 2), nn.ReLU())
+def halving(): return Net(nn.Conv2d(3, 4, 2, stride=2), nn.ConvTranspose2d(4, 3, 2, stride=2))
+def recurrent(): return Recurrent()
+def tokens(): return Tokens()
+def plain(): return Sum()
+"""
+EVEN = """
+class Even(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.up = nn.Conv2d(3, 4, 2, stride=2), nn.ConvTranspose2d(4, 3, 2, stride=2)
+    def forward(self, x): return self.up(self.conv(x)) + x
+def even(): return Even()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _user_code_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.drafts.torch_model.start_user_process", serve_here)
+
+
+def look(folder: Path, function: str, more: str = ""):
+    (folder / "nets.py").write_text(CODE + more)
+    return look_at_module(folder, f"nets.py:{function}")
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        ("linear", [TensorSpec("x", "float32", ("batch", 3))]),
+        ("halving", [TensorSpec("x", "float32", ("batch", 3, "height", "width"))]),
+        ("recurrent", [TensorSpec("frames", "float32", ("batch", "length", 5))]),
+        (
+            "tokens",
+            [TensorSpec(name, "int64", ("batch", "length")) for name in ("input_ids", "attention_mask")],
+        ),
+    ],
+)
+def test_the_first_layer_says_what_the_input_is(tmp_path: Path, function: str, inputs: list[TensorSpec]) -> None:
+    found = look(tmp_path, function)
+    assert list(found.inputs) == inputs and found.outputs == (
+        ("y",) if function in ("linear", "halving") else ("output",)
+    )
+    assert all("the graph ran at" in dim.why for dim in found.dims.values())
+    (tmp_path / "spec.yaml").write_text(write_spec(found))
+    spec = load_spec(tmp_path / "spec.yaml")
+    assert spec.model == function and spec.precisions == ("fp32", "fp16")
+
+
+def test_sizes_in_steps_are_multiples(tmp_path: Path) -> None:
+    found = look(tmp_path, "even", EVEN)
+    assert found.inputs[0].shape == ("batch", 3, "height", "width")
+    assert (found.dims["height"].multiple, found.dims["width"].multiple) == (2, 2)
+
+
+def test_what_nothing_says_is_marked_and_kept_from_a_build(tmp_path: Path) -> None:
+    found = look(tmp_path, "plain")
+    assert set(found.unknown) == {"a", "b"}
+    path = tmp_path / "spec.yaml"
+    path.write_text(write_spec(found))
+    assert path.read_text().count("# FILL_IN: dtype") == 2
+    with pytest.raises(SpecError, match="inputs name dim 'FILL_IN'"):
+        load_spec(path)
+
+
+EXAMPLES = {
+    "a dict": "def example_inputs(): return {'b': torch.zeros(2, 3), 'a': torch.zeros(2, 3)}",
+    "a tuple": "def example_inputs(): return torch.zeros(2, 3), torch.zeros(2, 3)",
+    "samples": "def samples():\n    import numpy\n    yield {n: numpy.zeros((2, 3), 'f4') for n in 'ab'}",
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_beside_the_entry_point_says_it(tmp_path: Path, name: str) -> None:
+    found = look(tmp_path, "plain", EXAMPLES[name])
+    assert not found.unknown and sorted(spec.name for spec in found.inputs) == ["a", "b"]
+    assert all(spec == TensorSpec(spec.name, "float32", ("batch", 3)) for spec in found.inputs)
+    assert (found.dims["batch"].min, found.dims["batch"].max) == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("def example_inputs(): return {'c': torch.zeros(1)}", r"example_inputs\(\) gives no inputs: .*names c"),
+        ("def example_inputs(): return 'text', 2", "gives no inputs"),
+        ("def samples():\n    return iter(())", "gives no inputs: StopIteration"),
+        ("def example_inputs(): 1 / 0", r"nets\.py:\d+: example_inputs\(\) failed: ZeroDivisionError"),
+    ],
+)
+def test_an_example_that_is_none_is_told(tmp_path: Path, more: str, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        look(tmp_path, "plain", more)
+
+
+def test_entry_points_that_are_none_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="has no function 'linera'; did you mean 'linear'"):
+        look(tmp_path, "linera")
+    for entry, words in {"nets:linear:x": "must look like", "other.py:build": "other.py does not exist in"}.items():
+        with pytest.raises(InputError, match=words):
+            look_at_module(tmp_path, entry)
+
+
+def test_the_module_is_run_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.sources.user_process import start_user_process
+
+    monkeypatch.setattr("pipeline.drafts.torch_model.start_user_process", start_user_process)
+    package = tmp_path / "pipeline"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "sizes.py").write_text("WIDTH = 6\n")
+    (package / "models.py").write_text(
+        "import os, torch\nfrom .sizes import WIDTH\n"
+        f"def build():\n    assert os.getpid() != {os.getpid()}\n    return torch.nn.Linear(WIDTH, 2)\n"
+    )
+    found = look_at_module(tmp_path, "pipeline.models:build")
+    assert found.inputs == (TensorSpec("input", "float32", ("batch", 6)),)
+    assert found.source == {"torch": "pipeline.models:build"}
+
+
+def test_a_program_says_names_types_and_ranges(tmp_path: Path) -> None:
+    class Program(torch.nn.Module):
+        def forward(self, a, ids):
+            return {"y": a * 2 + ids.sum(1, keepdim=True), "z": ids}
+
+    batch, length = torch.export.Dim("batch", min=1, max=6), torch.export.Dim("length", min=2)
+    shapes = ({0: batch, 1: length}, {0: batch, 1: length})
+    given = (torch.zeros(2, 4, 3), torch.zeros(2, 4, 3, dtype=torch.int64))
+    torch.export.save(torch.export.export(Program(), given, dynamic_shapes=shapes), tmp_path / "p.pt2")
+    found = look_at_pt2(tmp_path, "p.pt2")
+    assert found.inputs == tuple(
+        TensorSpec(name, kind, ("batch", "length", 3)) for name, kind in (("a", "float32"), ("ids", "int64"))
+    )
+    assert found.outputs == ("y", "z") and [name for name, _ in found.precisions] == ["fp32"]
+    assert (found.dims["batch"].min, found.dims["batch"].max) == (1, 6)
+    assert found.dims["length"].min == 2 and "is a guess" in found.dims["length"].why
+    (tmp_path / "spec.yaml").write_text(write_spec(found))
+    assert load_spec(tmp_path / "spec.yaml").source.pt2 == "p.pt2"
+    (tmp_path / "q.pt2").write_bytes(np.zeros(8).tobytes())
+    with pytest.raises(ModelError, match=r"not a \.pt2 archive"):
+        look_at_pt2(tmp_path, "q.pt2")
