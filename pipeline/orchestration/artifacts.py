@@ -124,12 +124,21 @@ def version_markdown(document: "VersionDocument", page: str | None) -> str:
 
 
 def _code(snippet: str) -> list[str]:
-    """A snippet for the spec as a block of code, in which nothing is markup; no lines for none."""
+    """A snippet for the spec as a block of code, in which nothing is markup; no lines for none. Its names are in double
+    quotes, where YAML reads the escape as '<'."""
     if not snippet:
         return []
     fence = "`" * (3 + max(map(len, re.findall("`+", snippet)), default=0))
     told = "it passes with this in the spec, in place of quantization.overrides:"
-    return ["", told, "", f"{fence}yaml", *(visible(line) for line in snippet.splitlines()), fence, ""]
+    return [
+        "",
+        told,
+        "",
+        f"{fence}yaml",
+        *(visible(line).replace("<", "\\u003c") for line in snippet.splitlines()),
+        fence,
+        "",
+    ]
 
 
 def canary_markdown(report: "CanaryReport", page: str | None) -> str:

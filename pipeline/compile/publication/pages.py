@@ -9,6 +9,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,6 +102,18 @@ def draw_page(document: "VersionDocument | CanaryReport") -> str:
         raise IntegrityError(f"the document is not whole ({error!r}); make it again") from error
 
 
+def draw_or_explain(document: VersionDocument, draw: DrawPage) -> str:
+    """The page; where it cannot be drawn, one that says why, since no page is worth a version."""
+    try:
+        return draw(document)
+    except (IntegrityError, MemoryError) as error:
+        why = escape(f"{type(error).__name__}: {error}")
+        return (
+            f"<!doctype html><meta charset=utf-8><title>{escape(document.reference)}</title><p>The page of "
+            f"{escape(document.reference)} could not be drawn ({why}). What it is about lies beside it in report.json."
+        )
+
+
 def _find_attested(store: Store, manifest: Manifest) -> dict[str, Report]:
     """The newest attested report of each unit."""
     found: dict[str, Report] = {}
@@ -134,7 +147,7 @@ def version_page(manifest: Manifest, judged: Sequence[JudgedUnit], store: Store,
     if store.read(key) is None or store.read(data_key) is None:
         found = tuple(attributions(store, manifest).values())
         document = _describe(manifest, judged, store, found, latencies(store, manifest))
-        attach_page(store, manifest, draw(document).encode(), write_document(document))
+        attach_page(store, manifest, draw_or_explain(document, draw).encode(), write_document(document))
     return place_of(store, key)
 
 
@@ -145,7 +158,7 @@ def add_attributions(manifest: Manifest, store: Store, draw: DrawPage) -> None:
     document = read_version(data, f"report.json of {manifest.model}@{manifest.version}")
     whole = replace(document, attributions=tuple(attributions(store, manifest).values()))
     if whole != document:
-        attach_page(store, manifest, draw(whole).encode(), write_document(whole))
+        attach_page(store, manifest, draw_or_explain(whole, draw).encode(), write_document(whole))
 
 
 def failed_page(
@@ -165,7 +178,7 @@ def failed_page(
     same = before is not None and (before.content, before.engines) == (draft.content, draft.engines)
     if store.read(key) is None or not same or (before and found not in (None, before.attributions)):
         document = _describe(draft, judged, store, found or (), {})
-        for place, content in ((data_key, write_document(document)), (key, draw(document).encode())):
+        for place, content in ((data_key, write_document(document)), (key, draw_or_explain(document, draw).encode())):
             store.replace(place, content, store.read(place))
     return place_of(store, key)
 
