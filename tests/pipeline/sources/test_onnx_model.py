@@ -117,7 +117,6 @@ class TestLoading:
         with pytest.raises(ModelError, match=r"node 'relu' is operator acme::Relu"):
             load_onnx(saved(tmp_path, model), tmp_path)
 
-
     @pytest.mark.parametrize("unknown", [-1, "?", "None", ""])
     def test_axes_of_unknown_size_are_dims_of_their_own(self, tmp_path, unknown):
         node = helper.make_node("Relu", ["x"], ["y"])
