@@ -15,14 +15,13 @@ from pipeline.values import Attributed, Built, Json, Proof
 class JudgedUnit:
     """A unit with the report on its engine, or with the failure of its build.
 
-    attributed: which node drifted, where a check failed.  latency: digest of the latency report of an engine that runs
+    latency: digest of the latency report of an engine that runs
     here, as a blob.
     """
 
     built: Built
     report: Report | None = None
     metrics: tuple[tuple[str, float], ...] = ()
-    attributed: tuple[Attributed, ...] = ()
     latency: str | None = None
 
     @property

@@ -237,7 +237,7 @@ class Attributed:
     """Which node drifted in a graph or an engine. joint: 'quantization' or 'engine'.  units: names of its users.
 
     digest: of the attribution (`validation.attribution.result`) as a blob, None where there is none; headline: its
-    finding in one line, or why there is none.
+    finding in one line, or why there is none.  snippet: YAML for the spec that repairs it, or ''.
     """
 
     joint: str
@@ -245,11 +245,15 @@ class Attributed:
     units: tuple[str, ...]
     digest: str | None
     headline: str
+    snippet: str = ""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One engine of the plan. action: 'build', 'cached' or 'refused'; reason: why, in words for a person."""
+    """One engine of the plan. reason: why, in words for a person.
+
+    action: 'build', 'cached', 'refused', or 'failed' where the checks of its graph failed, so that it is not built.
+    """
 
     request: BuildRequest
     graph: Graph
@@ -272,7 +276,7 @@ class BuildPlan:
 
     @property
     def wanted(self) -> tuple[Unit, ...]:
-        """The units that are built or are there already."""
+        """The units that have a place in the version: built, there already, or failed by their graph."""
         return tuple(unit for unit in self.units if unit.action != "refused")
 
     @property

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from pipeline.compile.plan import Selection, candidates, check_required, find_unserved, plan_builds
+from pipeline.compile.publication.attributed import publish_attributions
 from pipeline.compile.publication.draft import draft_version
 from pipeline.compile.publication.pages import draw_page
 from pipeline.compile.publication.publish import publish_version
@@ -21,7 +22,7 @@ from pipeline.compile.steps.search import choose, find_searched_kinds
 from pipeline.outcome import JudgedUnit, Outcome
 from pipeline.progress.events import Finished, Planned, RunConcluded
 from pipeline.spec.model import ModelSpec
-from pipeline.values import BuildPlan, Built, Exported, Graph, Observed
+from pipeline.values import Attributed, BuildPlan, Built, Exported, Graph, Observed
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -93,30 +94,30 @@ def calibrate(spec: ModelSpec, exported: Exported, context: RunContext, run: Ste
 
 
 def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner) -> Outcome:
-    """All six steps: export, quantize, plan, build, validate, publish. Raises what a step raises."""
+    """All six steps: export, quantize, plan, build, validate, publish; then which node drifted in what failed.
+
+    Raises what a step raises.
+    """
     ready = prepare(spec, selection, context, run)
     context.progress.emit(Planned(ready.plan))
     check_required(ready.plan)
     built: Sequence[Built] = run.map(build, ready.plan.wanted, spec, context)
     judged: Sequence[JudgedUnit] = run.map(validate, built, spec, ready.exported, context)
-    judged = attribute_failures(judged, spec, ready.exported, context, run)
     # One by one: two engines at once would time each other.
     judged = [run.call(measure, item, spec, ready.exported, context) for item in judged]
     draft = draft_version(spec, ready.exported, ready.plan, judged, context)
     outcome = run.call(publish_version, draft, draw_page, context)
+    # What is proven is published by now: it does not wait for what failed.
+    if attributed := attribute_failures(judged, spec, ready.exported, context, run):
+        outcome = run.call(publish_attributions, outcome, draft, attributed, draw_page, context)
     context.progress.emit(RunConcluded(outcome))
     return outcome
 
 
 def attribute_failures(
     judged: Sequence[JudgedUnit], spec: ModelSpec, exported: Exported, context: RunContext, run: StepRunner
-) -> list[JudgedUnit]:
-    """The units, each with which node drifted where a check of its graph or engine failed; unchanged where the spec
-    wants no attribution."""
-    if spec.validation.attribution == "off":
-        return [*judged]
-    broken = suspects(judged)
-    found = run.map(attribute, broken, spec, exported.model.digest, exported.golden, context) if broken else []
-    return [
-        replace(item, attributed=tuple(each for each in found if item.built.unit.name in each.units)) for item in judged
-    ]
+) -> list[Attributed]:
+    """Which node drifted, for each graph and engine of which a check failed; none where the spec wants no
+    attribution."""
+    broken = suspects(judged) if spec.validation.attribution != "off" else []
+    return run.map(attribute, broken, spec, exported.model.digest, exported.golden, context) if broken else []

@@ -6,6 +6,7 @@ made first (`prepare`), so that every build key is complete, or left open: a uni
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from enginery.registry.store.base import Store
@@ -15,7 +16,7 @@ from pipeline.compile.plan import PlanCandidate, Selection, candidates, plan_bui
 from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext
 from pipeline.compile.steps.engines import build
 from pipeline.compile.steps.exports import recorded_export
-from pipeline.compile.steps.graphs import write_graph
+from pipeline.compile.steps.graphs import quantize, write_graph
 from pipeline.compile.steps.proofs import validate
 from pipeline.compile.steps.search import choose, find_searched_kinds
 from pipeline.progress.events import Progress
@@ -69,6 +70,8 @@ def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnR
     for variant in variants:
         try:
             graphs.append(write_graph(variant, spec, exported, ranges, choices, context))
+            with suppress(NotOnRecord):  # with its checks, which may have failed
+                graphs[-1] = quantize(variant, spec, exported, ranges, choices, context)
         except NotOnRecord as step:
             missing.append(str(step))
     return OnRecord(exported, tuple(graphs), tuple(dict.fromkeys(missing)))
@@ -80,7 +83,7 @@ _PROVING = ("golden", "proof")
 
 @dataclass(frozen=True)
 class UnitForecast:
-    """A unit of the plan. action: 'build', 'cached', 'refused' or 'unknown'.  unit: None where the graph is not known.
+    """A unit of the plan. action: as of a `Unit`, or 'unknown'.  unit: None where the graph is not known.
 
     proven_again: whether its engine is there, and a build proves it all the same.
     """

@@ -8,6 +8,7 @@ from functools import lru_cache
 from builders.backends import discovery as backends
 from builders.backends.shape_profiles import profiles
 from enginery.core.errors import EngineryError, InputError
+from enginery.core.reports.proof import describe
 from enginery.core.types import QUANTIZED, Backend, BuildRequest, Dim, Precision, ShapeProfile, Target, TensorSpec
 from pipeline.compile.causes import Causes, causes_of
 from pipeline.compile.run_context import RunContext
@@ -87,7 +88,8 @@ def find_unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
 def plan_builds(
     spec: ModelSpec, exported: Exported, graphs: Sequence[Graph], selection: Selection, context: RunContext
 ) -> BuildPlan:
-    """Decide for every unit whose graph is known whether it is built, already there, or refused, and say why."""
+    """Decide for every unit whose graph is known whether it is built, already there, refused, or has failed with its
+    graph, which no target's engine can put right; and say why."""
     by_variant, causes = {graph.variant: graph for graph in graphs}, causes_of(spec, context)
     units = [
         _unit(spec, exported, item, by_variant[item.variant], causes, context)
@@ -116,6 +118,9 @@ def _unit(
         return Unit(request, graph, "refused", reason, required)
     if graph.own_int8 and item.precision != "int8-dynamic":
         aside = f"; {graph.own_int8}"
+    if failed := [*exported.proof.failed, *graph.proof.failed]:
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        return Unit(request, graph, "failed", f"not built: its graph failed: {describe(failed[0])}{more}", required)
     known = recall_engine(request, context)
     if known is None and (reduced := recall_reduced(request, context)):
         option = backends.capabilities_of(request.backend).options.workspace_mib

@@ -88,7 +88,7 @@ def _why_not(built: Built, entry: EngineEntry) -> str | None:
     if not discovery.capabilities_of(entry.backend).opens_parts:
         return f"engines of {entry.backend} cannot be tapped yet; only their graph was taken apart"
     if built.digest is None:
-        return f"its build failed ({entry.reason}), so there is no engine"
+        return f"it was not built or its build failed ({entry.reason}), so there is no engine"
     return discovery.configure(entry.backend, dict(entry.options)).runs(entry.hardware)
 
 

@@ -115,10 +115,30 @@ def version_markdown(document: "VersionDocument", page: str | None) -> str:
         lines += ["", "## Drift by stage", "", *_table(rows)]
     if seen.attributions:
         lines += ["", "## Which node drifted", ""]
-        lines += [f"- {plain_text(item.name)}: {plain_text(item.headline)}" for item in seen.attributions]
+        for item in seen.attributions:
+            lines.append(f"- {plain_text(item.name)}: {plain_text(item.headline)}")
+            lines += _code(item.snippet)
     if rows := [{"engine": item.name, **row, "machine": item.machine} for item in seen.latencies for row in item.rows]:
         lines += ["", "## Latency", "", *_table(rows)]
     return "\n".join(lines)
+
+
+def _code(snippet: str) -> list[str]:
+    """A snippet for the spec as a block of code, in which nothing is markup; no lines for none. Its names are in double
+    quotes, where YAML reads the escape as '<'."""
+    if not snippet:
+        return []
+    fence = "`" * (3 + max(map(len, re.findall("`+", snippet)), default=0))
+    told = "it passes with this in the spec, in place of quantization.overrides:"
+    return [
+        "",
+        told,
+        "",
+        f"{fence}yaml",
+        *(visible(line).replace("<", "\\u003c") for line in snippet.splitlines()),
+        fence,
+        "",
+    ]
 
 
 def canary_markdown(report: "CanaryReport", page: str | None) -> str:

@@ -57,7 +57,8 @@ class JsonLines(events.Progress):
                 self.tell("began")
             case events.Planned(plan):
                 found = Counter(unit.action for unit in plan.units)
-                self.tell("planned", build=found["build"], cached=found["cached"], refused=found["refused"])
+                counts = {action: found[action] for action in ("build", "cached", "refused", "failed")}
+                self.tell("planned", "info", **counts)
             case events.RunConcluded(outcome):
                 level = "error" if outcome.version is None or outcome.failed else "info"
                 failed = len(outcome.failed)

@@ -6,7 +6,7 @@ golden inputs and at every edge of the dims' buckets. The user's code (a `.pt2` 
 runs in a process of its own (`user_process`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,18 +19,17 @@ from enginery.arrays import Array
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError
 from enginery.core.reports.proof import Check, Spread
-from enginery.core.types import Dim, Session, Tensors, TensorSpec
+from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.user_code.task import Answered, Asked, Captured, Task, TorchProgram
+from pipeline.sources.noise import measure_noise
 from pipeline.sources.onnx_header import wrong_outputs
 from pipeline.sources.onnx_model import canonical, check_weights, load_onnx, save_onnx
 from pipeline.sources.request import ExportRequest
 from pipeline.sources.user_process import start_user_process
 from validation.comparison.sessions import expected_checks
-from validation.data.batches import leading_dim
-from validation.data.samples import Samples, resize, sizes_of
-from validation.golden.golden_set import Case, GoldenSet, freeze
+from validation.data.samples import Samples
+from validation.golden.golden_set import freeze
 from validation.limits.budget import budgets
-from validation.limits.noise_floor import DoubleSession, Noise, noise_floor
 from validation.metrics.tally import Spreads
 
 # Groups of random inputs where no golden data is given, and their seed.
@@ -86,8 +85,8 @@ def export(
     groups = samples or list(random_groups(request.inputs, request.dims))
     with write_model(request, model_file, workdir, known) as source:
         golden = freeze(groups, request.inputs, request.dims, source.run, labels)
+    golden = replace(golden, noise=measure_noise(model_file, golden, request.inputs, request.dims, workdir))
     with ReferenceSession(model_file, name="the exported model") as session:
-        golden = replace(golden, noise=_noise(request, model_file, session, golden))
         golden_digest = golden.save(golden_file)
         budget = budgets("export", "fp32", golden.noise).override(limits or {})
         checks = expected_checks("export", session, golden, budget, spreads)
@@ -117,33 +116,6 @@ def write_model(request: ExportRequest, path: Path, workdir: Path, known: Path |
         else:
             known.rename(path)
         yield source
-
-
-def _noise(request: ExportRequest, model: Path, single: Session, golden: GoldenSet) -> Noise:
-    """The noise floor of the model's outputs on batches of the least size, since a larger one repeats what they show.
-
-    Of the edges, the smallest and the largest are measured: between them lies what all sizes lose.
-    """
-    try:
-        exact = DoubleSession(model)
-    except ValueError as error:
-        return Noise(reason=str(error))
-    edges = sorted(golden.of_kind("edge"), key=lambda case: sum(array.size for array in case.inputs.values()))
-    ends = [edges[0], edges[-1]] if edges else []
-    cases = {"golden": _singles(request, golden.of_kind("golden")), "edge": _singles(request, ends)}
-    return noise_floor(exact.run, single.run, cases)
-
-
-def _singles(request: ExportRequest, cases: Iterable[Case]) -> Iterator[Tensors]:
-    """The inputs of cases with the leading dim at its min; of edge cases, each combination of the other sizes once."""
-    batch = next((dim for dim in request.dims if dim.name == leading_dim(request.inputs)), None)
-    seen = set[tuple[tuple[str, int], ...]]()
-    for case in cases:
-        sizes = sizes_of(case.inputs, request.inputs) | ({batch.name: batch.min} if batch else {})
-        key = tuple(sorted(sizes.items()))
-        if key not in seen or case.kind == "golden":
-            seen.add(key)
-            yield resize(case.inputs, request.inputs, sizes)
 
 
 @contextmanager

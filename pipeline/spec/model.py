@@ -53,7 +53,7 @@ class Timeouts(SpecPart):
     quantization_s: float = Field(3600, gt=0, le=86400, description="searching and writing the graph of a precision")
     proof_s: float = Field(1800, gt=0, le=86400, description="checking a quantized graph, or proving an engine")
     latency_s: float = Field(1800, gt=0, le=86400, description="timing an engine")
-    attribution_s: float = Field(3600, gt=0, le=86400, description="finding which node drifted, per failed check")
+    attribution_s: float = Field(300, gt=0, le=86400, description="finding which node drifted, per failed check")
 
 
 class Publication(SpecPart):

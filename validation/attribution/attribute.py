@@ -19,7 +19,7 @@ from enginery.core.types import Tensors
 from validation.attribution.blame import blame_lone, blame_slice, describe_drift, measure_pair
 from validation.attribution.cuts import spread
 from validation.attribution.onnx_graph import OnnxGraph
-from validation.attribution.result import Attribution, Finding, rank_segments
+from validation.attribution.result import MORE_TIME, Attribution, Finding, SegmentRow, rank_segments
 from validation.attribution.sweep import USUAL, Size, Sweep, SweepCase
 from validation.comparison.sessions import run
 from validation.golden.golden_set import GoldenSet
@@ -41,24 +41,28 @@ def attribute(
     failed: Sequence[str] = (),
     size: Size = USUAL,
     tell: Callable[[str], None] = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Attribution:
     """The candidate's segments ranked by their own error. joint: the stage.  failed: the failed checks in words.
 
     budget: the limits of the stage, which each segment must keep alone.  tell: takes lines about the progress.
+    stop: whether the time is over: the result is then of what was measured until then, and says so.
     Raises what the reference raises; a segment that the candidate fails to run has a row that says so.
     """
     tell("running both on the golden set")
     by_slice = any("slice_sqnr_db" in text for text in failed)
-    cases = _worst_cases(reference, candidate, golden, size.cases, FEWEST if by_slice else 0)
-    work = Sweep(reference, candidate, cases, budget, size)
+    cases = _worst_cases(reference, candidate, golden, size.cases, FEWEST if by_slice else 0, stop)
+    work = Sweep(reference, candidate, cases, budget, size, stop=stop)
     points = work.points()
     cuts = {*spread(points, size.cuts), *(name for name in candidate.outputs if name in work.kinds)}
-    rows, finer = [], cuts
+    rows, finer = list[SegmentRow](), set[str]()
     for index in range(MOST_ROUNDS):
-        cuts |= finer
-        tell(f"round {index + 1}: {len(cuts)} cuts of {len(points)} possible")
-        rows = work.rows(cuts)
-        if not (finer := work.finer(rows, points, cuts)):
+        tell(f"round {index + 1}: {len(cuts | finer)} cuts of {len(points)} possible")
+        measured = work.rows(cuts | finer)
+        if rows and not work.complete:
+            break  # the rows of the round before are of the whole model
+        rows, cuts = measured, cuts | finer
+        if not work.complete or not (finer := work.finer(rows, points, cuts)):
             break
     if by_slice and not any(row.blamed for row in rows):
         rows = blame_slice(rows, budget)
@@ -68,6 +72,8 @@ def attribute(
     notes = []
     if not points:
         notes.append("the two models share no inner tensor by name, so only the outputs could be compared")
+    if not work.complete:
+        notes.append(f"the time for it was over after {len(rows)} segments; {MORE_TIME}")
     if candidate.fuses:
         notes.append("no cut lies between a weighted node and the one that its kernel absorbs; the two are one row")
     return Attribution(
@@ -82,18 +88,21 @@ def attribute(
         cut=len(cuts),
         segments=len(rows),
         notes=tuple(notes),
+        complete=work.complete,
     )
 
 
 def _worst_cases(
-    reference: OnnxGraph, candidate: OnnxGraph, golden: GoldenSet, most: int, samples: int
+    reference: OnnxGraph, candidate: OnnxGraph, golden: GoldenSet, most: int, samples: int, stop: Callable[[], bool]
 ) -> list[SweepCase]:
     """The cases on which the outputs differ most. most: how many, or more until they hold `samples` samples, which a
-    slice needs to be judged."""
+    slice needs to be judged.  stop: whether the time is over; the first case is run all the same."""
     found: list[tuple[tuple[float, ...], int, SweepCase]] = []
     counts: dict[int, int] = {}
     with reference.whole() as expected, candidate.whole() as actual:
         for index, case in enumerate(golden.cases):
+            if found and stop():
+                break
             wanted = run(expected, case.inputs)
             try:
                 given: Tensors | None = run(actual, case.inputs)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from enginery.core.reports.proof import describe
-from validation.attribution.result import Attribution, NamedAttribution, Proposal, SegmentRow, TensorError
+from validation.attribution.result import MORE_TIME, Attribution, NamedAttribution, Proposal, SegmentRow, TensorError
 
 COLUMNS = ("#", "node", "op", "own error", "inherited", "tensor", "why")
 SHOWN = 12
@@ -13,6 +13,10 @@ SHOWN = 12
 
 def summarize(found: Attribution) -> str:
     """The finding in one line."""
+    return _summarize(found) + ("" if found.complete else " (the time was over before the whole model was looked at)")
+
+
+def _summarize(found: Attribution) -> str:
     if found.finding == "nothing-failed":
         return f"nothing failed at the {found.joint} stage; the table ranks what there is"
     if found.finding == "spread":
@@ -65,6 +69,9 @@ def format_error(error: TensorError) -> str:
 
 def describe_proposal(proposal: Proposal) -> Iterator[str]:
     """The lines of a proposal: what to leave in float, how checks change, and the YAML for the spec."""
+    if proposal.leave is None and proposal.ended_early:
+        yield f"no proposal yet: {proposal.runs} graphs were run, and none of them passed; {MORE_TIME}"
+        return
     if proposal.leave is None:
         yield (
             f"no proposal: in {proposal.runs} runs no choice among the {proposal.groups} groups passed; "

@@ -17,12 +17,13 @@ Item = TypeVar("Item")
 class Reduction(Generic[Item]):
     """The subset found. items: None where not even all items pass.  runs: how often the test was run.
 
-    minimal: whether each item was shown to be needed; false where the runs ran out.
+    minimal: whether each item was shown to be needed.  spent: whether the runs or the time were over first.
     """
 
     items: tuple[Item, ...] | None
     runs: int
     minimal: bool
+    spent: bool = False
 
 
 class _Spent(Exception):  # noqa: N818 - no error: it ends the search
@@ -52,7 +53,7 @@ def reduce(
         return known[key]
 
     best: list[int] | None = None
-    minimal, parts = False, 2
+    minimal, spent, parts = False, False, 2
     try:
         best = _first_that_passes(len(items), test)
         while best and len(best) > 1:
@@ -65,8 +66,8 @@ def reduce(
                 parts *= 2
         minimal = best is not None
     except _Spent:
-        pass
-    return Reduction(None if best is None else tuple(items[index] for index in best), len(known), minimal)
+        spent = True
+    return Reduction(None if best is None else tuple(items[index] for index in best), len(known), minimal, spent)
 
 
 def _first_that_passes(count: int, test: Callable[[Sequence[int]], bool]) -> list[int] | None:

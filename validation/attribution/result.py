@@ -4,20 +4,25 @@
 registry reads attributions where nothing is measured.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
 from enginery.core import parsing
-from enginery.core.codec import OMIT_NONE, decode
-from enginery.core.errors import IntegrityError
+from enginery.core.codec import OMIT_NONE, decode, encode_document
+from enginery.core.errors import IntegrityError, UndecidedError
 from enginery.core.reports.proof import Check
 from enginery.registry.manifest import Manifest
 from enginery.registry.store.base import Store
+from enginery.registry.store.layout import attribution_key, evidence_prefix
 
 # Rows that a version keeps of an attribution.
 MOST_ROWS = 400
+# The remedy where the time was over.
+MORE_TIME = "raise timeouts.attribution_s in the spec for more"
 # blamed: segments break the stage's limits by themselves.  spread: none does, their errors add up.
 # nothing-failed: the outputs keep the limits.
 Finding = Literal["blamed", "spread", "nothing-failed"]
@@ -94,6 +99,7 @@ class Proposal:
     leave: the nodes of each chosen group; None where no choice passed, and the fields after `minimal` are empty.
     minimal: whether each was shown to be needed.  overrides, snippet: the rules for the spec, and their YAML.
     searched: whether a quantization search wrote the graph, so that these rules start it again.
+    ended_early: whether the runs or the time were over first.
     """
 
     groups: int
@@ -104,6 +110,7 @@ class Proposal:
     snippet: str | None = field(default=None, metadata=OMIT_NONE)
     quality: tuple[CheckChange, ...] | None = field(default=None, metadata=OMIT_NONE)
     searched: bool = False
+    ended_early: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,7 @@ class Attribution:
 
     failed: the failed checks in words.  cases: the golden cases that were measured, worst first.  points: how many
     tensors could be cut.  cut: how many were.  segments: the number of all rows, of which the worst are kept.
+    complete: whether the whole model was looked at before the time was over.
     """
 
     joint: str
@@ -126,6 +134,7 @@ class Attribution:
     segments: int
     notes: tuple[str, ...] = ()
     proposal: Proposal | None = None
+    complete: bool = True
     format: Literal[1] = 1
 
     @property
@@ -147,16 +156,34 @@ def rank_segments(rows: Sequence[SegmentRow]) -> tuple[SegmentRow, ...]:
     return tuple(sorted(rows, key=lambda row: row.local.rank))
 
 
-# The manifest's sources 'attribution NAME' are digests of attributions; NAME is a graph or a unit.
-ATTRIBUTION = "attribution"
+# Of an attribution's document.
 MAX_BYTES = 64 << 20
 
 
-def attributions(store: Store, manifest: Manifest) -> dict[str, Attribution]:
+def attach_attribution(store: Store, manifest: Manifest, found: NamedAttribution) -> None:
+    """Store an attribution beside its version, in the place of an older one of the same graph or unit.
+
+    It is made after the version is published, whose manifest does not change.
+    """
+    key = attribution_key(manifest.model, manifest.version, found.name)
+    data = json.dumps(encode_document(found), ensure_ascii=False, allow_nan=False).encode()
+    if (before := store.read(key)) != data:
+        with suppress(UndecidedError):  # another run's is there
+            store.replace(key, data, before)
+
+
+def attributions(store: Store, manifest: Manifest) -> dict[str, NamedAttribution]:
     """The attributions of a version by the name of their graph or unit. Raises IntegrityError."""
-    start = f"{ATTRIBUTION} "
-    names = {name.removeprefix(start): digest for name, digest in manifest.sources.items() if name.startswith(start)}
-    return {name: read_attribution(store, digest) for name, digest in sorted(names.items())}
+    found = {}
+    for key in store.list(evidence_prefix("attributions", manifest.model, manifest.version)):
+        try:
+            item = decode(parsing.parse_json(store.read(key) or b"", MAX_BYTES), NamedAttribution)
+            if attribution_key(manifest.model, manifest.version, item.name) != key:
+                raise IntegrityError("it is not the attribution its name says: it was edited by hand or moved")
+        except IntegrityError as error:
+            raise IntegrityError(f"{key} of {store.uri}: {error}; delete it, and build again") from error
+        found[item.name] = item
+    return dict(sorted(found.items()))
 
 
 def read_attribution(store: Store, digest: str) -> Attribution:

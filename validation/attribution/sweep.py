@@ -1,7 +1,7 @@
 """Measures the segments of a candidate: the own error of each, on the reference's activations, and what it inherits."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Self
@@ -106,7 +106,8 @@ class Sweep:
 
     kinds: the specs of a tensor in the reference and in the candidate.  known: local and inherited drift of a segment,
     by its target and boundary.  changed: drift of the outputs that reading inner tensors changed, of `compared` ones.
-    held: bytes of each tensor.  zeros: the zero points of quantized tensors.
+    held: bytes of each tensor.  zeros: the zero points of quantized tensors.  stop: whether the time is over.
+    complete: whether all windows of the last `rows` were measured.
     """
 
     reference: OnnxGraph
@@ -120,6 +121,8 @@ class Sweep:
     compared: int = 0
     held: dict[str, int] = field(default_factory=dict)
     zeros: dict[str, float] = field(default_factory=dict)
+    stop: Callable[[], bool] = lambda: False
+    complete: bool = True
 
     def points(self) -> list[str]:
         """The tensors where both can be cut, in order: floats or quantized on both sides, and not inside a fusion."""
@@ -135,7 +138,8 @@ class Sweep:
         return exclude_joined(both, self.candidate.steps) if self.candidate.fuses else both
 
     def rows(self, cuts: set[str]) -> list[SegmentRow]:
-        """A row for each cut. Only segments that were not measured yet are run."""
+        """A row for each cut. Only segments that were not measured yet are run; once the time is over, no more than the
+        first window, and the segments behind it have no row."""
         order = [name for step in self.candidate.steps for name in step.makes if name in cuts]
         found = list(segments(self.candidate.steps, cuts, order))
         new = [segment for segment in found if (segment.target, segment.boundary) not in self.known]
@@ -145,9 +149,13 @@ class Sweep:
             shapes = self.reference.shapes(unknown, largest)
             self.held |= {name: _WIDEST * math.prod(shape) for name, shape in shapes.items()}
         for window in windows(new, self.held, self.size.held):
+            if self.known and self.stop():
+                self.complete = False
+                break
             self._measure(window, cuts)
         origin = {item.target: item for item in segments(self.reference.steps, cuts, order)}
-        return [self._row(segment, origin[segment.target]) for segment in found]
+        measured = [segment for segment in found if (segment.target, segment.boundary) in self.known]
+        return [self._row(segment, origin[segment.target]) for segment in measured]
 
     def finer(self, rows: Sequence[SegmentRow], points: Sequence[str], cuts: set[str]) -> set[str]:
         """Further cuts inside the worst segments; none where no such segment can be cut."""

@@ -40,7 +40,8 @@ def random_operator(model: "ModelProto") -> str | None:
 
 
 class DoubleSession:
-    """Runs a float32 ONNX model in float64. Raises ValueError for a model with random operators."""
+    """Runs a float32 ONNX model in float64. Raises ValueError for a model with random operators, and with the
+    evaluator's error for one that it does not implement."""
 
     def __init__(self, model: Path) -> None:
         import onnx
@@ -49,8 +50,11 @@ class DoubleSession:
         wide = onnx.load(model)
         if drawn := random_operator(wide):
             raise ValueError(f"{drawn} draws its result")
-        _widen(wide)
-        self._evaluator = ReferenceEvaluator(wide, new_ops=_operators())
+        try:
+            _widen(wide)
+            self._evaluator = ReferenceEvaluator(wide, new_ops=_operators())
+        except Exception as error:  # RuntimeError for an operator of this opset, NotImplementedError for another domain
+            raise ValueError(f"{type(error).__name__}: {error}") from error
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """All outputs, float32 ones as float64. Raises ValueError with the evaluator's error where that fails."""

@@ -8,6 +8,7 @@ many samples and decisions change is taken from runs without such flips.
 """
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,6 @@ from pathlib import Path
 import numpy as np
 
 from enginery.arrays import Array
-from enginery.core.errors import EngineryError
 from enginery.core.types import Precision, Session
 from validation.comparison.sessions import run
 from validation.golden.golden_set import Case, GoldenSet, case_kinds
@@ -36,6 +36,8 @@ SAMPLES, MOST_SAMPLES = 8, 4
 # Saturated outputs of a classifier move in few samples. Where rounding to 16 bits does not explain a drift on SAMPLES,
 # it is measured on so many.
 THOROUGH_SAMPLES = 64
+# Seconds for all runs; a run that has begun is ended first.
+MOST_S = 300.0
 # Flips in each quantized tensor: in all of the data, and in a run with many of them.
 FEW, MANY = 1.0, 4.0
 
@@ -105,10 +107,13 @@ def honest_rounding(
     reference: a session of the graph.  opens: opens an ONNX file without rewriting it.  workdir: for such a file.
     half: 'fp16' or 'bf16', where the graph is an fp32 one and the kernel computes in that type.
     activation_blocks: as in `with_rounding`.
+
+    It is ended after `MOST_S`; then, and where a graph cannot be perturbed or run so, the last result has what is known
+    and says why it is no more.
     """
     import onnx
 
-    path = workdir / "rounding.onnx"
+    path, known_so_far, end = workdir / "rounding.onnx", Honest(), time.monotonic() + MOST_S
     try:
         model = onnx.load(graph)
         perturbed = with_rounding(model, half, activation_blocks)
@@ -120,16 +125,17 @@ def honest_rounding(
             for stage in [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]:
                 if any(chosen[stage] for chosen in ways):
                     for group, chosen, runs in zip(groups, ways, known, strict=True):
-                        runs.update(_run(group, reference, rounding, chosen[stage]))
-                    yield _collect_honest(groups, known)
+                        runs.update(_run(group, reference, rounding, chosen[stage], end))
+                    known_so_far = _collect_honest(groups, known)
+                    yield known_so_far
             halves, grids = traits(perturbed)
             if thorough and halves and not grids and groups and not groups[0].small:
                 groups = _groups(golden, graph, reference, THOROUGH_SAMPLES)
-                yield _collect_honest(
-                    groups, [_run(group, reference, rounding, list(_ways(halves, grids, group))) for group in groups]
-                )
-    except (EngineryError, ValueError) as error:
-        yield Honest(reason=str(error).splitlines()[0][:200])
+                pairs = [(group, list(_ways(halves, grids, group))) for group in groups]
+                yield _collect_honest(groups, [_run(one, reference, rounding, each, end) for one, each in pairs])
+    except Exception as error:  # of onnx, numpy or a rewrite, too: then the documented limits count
+        lines = str(error).splitlines()
+        yield replace(known_so_far, reason=(lines[0] if lines else type(error).__name__)[:200])
 
 
 def _collect_honest(groups: Sequence[_Group], known: Sequence[Mapping[tuple[str, _Way], _Sums]]) -> Honest:
@@ -189,12 +195,17 @@ def _ways(halves: bool, grids: bool, group: _Group) -> Iterator[_Way]:
         yield from (_Way(skip, 0.0) for skip in skips)
 
 
-def _run(group: _Group, reference: Session, rounding: Session, ways: Sequence[_Way]) -> dict[tuple[str, _Way], _Sums]:
-    """The drift of each output by each way to round, over the cases of a group."""
+def _run(
+    group: _Group, reference: Session, rounding: Session, ways: Sequence[_Way], end: float
+) -> dict[tuple[str, _Way], _Sums]:
+    """The drift of each output by each way to round, over the cases of a group. Raises ValueError once the monotonic
+    clock has reached `end`."""
     found: dict[tuple[str, _Way], _Sums] = {}
     for case in group.cases:
         expected = run(reference, case.inputs)
         for way in ways:
+            if time.monotonic() > end:
+                raise ValueError(f"its runs were ended after {MOST_S:g} s")
             controls = {SKIP: np.array(way.skip), FLIPS: np.array(way.flips, np.float32)}
             actual = run(rounding, {**case.inputs, **controls})
             for name, array in expected.items():

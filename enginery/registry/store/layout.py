@@ -8,6 +8,7 @@ A key is a relative path with '/' between its parts::
     models/<model>/versions/<version>/manifest.json       the description of a version; never rewritten
     models/<model>/versions/<version>/attestations/<engine>/<report>.json
     models/<model>/versions/<version>/latency/<engine>/<report>.json
+    models/<model>/versions/<version>/attributions/<name>.json   what drifted in a graph or unit
     models/<model>/versions/<version>/canaries/<target>/<report>.json    a canary's verdict on one target
     models/<model>/versions/<version>/signatures/<document>/<key id>.sig.json
     models/<model>/versions/<version>/report.html         a copy of the report for people
@@ -31,7 +32,7 @@ from collections.abc import Collection
 from typing import Literal, NoReturn
 
 from enginery.core import parsing
-from enginery.core.digest import canonical_json, check_digest
+from enginery.core.digest import canonical_json, check_digest, digest_of
 from enginery.core.errors import InputError, IntegrityError
 from enginery.core.names import check_channel, check_model, check_version
 
@@ -95,7 +96,7 @@ def version_prefix(model: str, version: str) -> str:
 
 
 def evidence_prefix(
-    kind: Literal["attestations", "latency", "canaries", "signatures"], model: str, version: str
+    kind: Literal["attestations", "latency", "canaries", "signatures", "attributions"], model: str, version: str
 ) -> str:
     """Prefix of the documents of one kind that were stored beside a version after it was published."""
     return f"{version_prefix(model, version)}{kind}/"
@@ -134,6 +135,11 @@ def attestation_key(model: str, version: str, engine: str, report: str) -> str:
 def latency_key(model: str, version: str, engine: str, report: str) -> str:
     """Key of one latency report about the engine `engine`; both are digests."""
     return f"{evidence_prefix('latency', model, version)}{check_digest(engine)}/{check_digest(report)}.json"
+
+
+def attribution_key(model: str, version: str, name: str) -> str:
+    """Key of the attribution of a graph or a unit of a version. name: what it is called there."""
+    return f"{evidence_prefix('attributions', model, version)}{digest_of({'attribution': name})}.json"
 
 
 def canary_key(model: str, version: str, target: str, report: str) -> str:

@@ -173,9 +173,18 @@ def show_outcome(outcome: "Outcome") -> None:
             say("\n".join(f"  | {line}" for line in engine.failure.log.splitlines()[-15:]))
         for item in engine.attributed:
             say(f"  which node ({item.joint}): {item.headline}")
+    _show_proposals(outcome)
     for name, metrics in () if outcome.cached else outcome.metrics.items():
         echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
     _show_place(outcome)
+
+
+def _show_proposals(outcome: "Outcome") -> None:
+    """Print what would repair each graph that failed, once, as it is pasted into the spec."""
+    proposed = {item.name: item.snippet for engine in outcome.failed for item in engine.attributed if item.snippet}
+    for name, snippet in proposed.items():
+        say(f"{name} passes with this in the spec, in place of quantization.overrides:")
+        echo(snippet)
 
 
 def _show_place(outcome: "Outcome") -> None:
@@ -270,7 +279,7 @@ def _forecast(spec: str, options: "RunOptions", quiet: bool, no_export: bool) ->
 
 
 def _print_plan(found: "Forecast") -> None:
-    actions = ["build", "cached", "refused", *(["unknown"] if found.count("unknown") else [])]
+    actions = ["build", "cached", "refused", *(name for name in ("failed", "unknown") if found.count(name))]
     print_table(
         ("target", "precision", "backend", "action", "why"),
         [

@@ -17,7 +17,6 @@ from pipeline.compile.run_context import RunContext, versions
 from pipeline.outcome import JudgedUnit
 from pipeline.spec.model import ModelSpec
 from pipeline.values import BuildPlan, Exported, Graph, Json, Unit
-from validation.attribution.result import ATTRIBUTION
 
 # Entries of a manifest's provenance: the engine whose kernels another has, with other weights.
 REFITTED = "refitted from"
@@ -107,7 +106,7 @@ def _draft_manifest(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged
         content=content,
         spec=resolved,
         # What stands beside the engines changes nothing about what they are either.
-        sources=sources | _blobs_beside(graphs, judged) | layers(judged),
+        sources=sources | _blobs_beside(graphs) | layers(judged),
         provenance=provenance | list_refitted(judged),
         toolchain=versions("enginery", "torch", "onnx", "onnxscript", "onnxruntime", "numpy"),
         host=describe_host(),
@@ -138,15 +137,13 @@ def _digest_files(spec: ModelSpec) -> dict[str, str]:
     return {name: digest_of_path(spec.file(file)) for name, file in files.items() if file}
 
 
-def _blobs_beside(graphs: Collection[Graph], judged: Sequence[JudgedUnit]) -> dict[str, str]:
+def _blobs_beside(graphs: Collection[Graph]) -> dict[str, str]:
     """What quantizing did, how graphs were written (with the float models that a search wrote: attribution rewrites
-    them), and which node drifted."""
+    them)."""
     found = {f"{RECORD} {graph.variant.name}": graph.record for graph in graphs if graph.record}
     recipes = [(graph.variant.name, graph.recipe) for graph in graphs if graph.recipe]
     found |= {f"{RECIPE} {variant}": recipe.digest for variant, recipe in recipes}
-    found |= {f"searched model of {variant}": recipe.model for variant, recipe in recipes if recipe.model}
-    attributed = [each for item in judged for each in item.attributed]
-    return found | {f"{ATTRIBUTION} {each.name}": each.digest for each in attributed if each.digest}
+    return found | {f"searched model of {variant}": recipe.model for variant, recipe in recipes if recipe.model}
 
 
 def layers(judged: Sequence[JudgedUnit]) -> dict[str, str]:

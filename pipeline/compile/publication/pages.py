@@ -9,6 +9,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,7 @@ def published_document(store: Store, manifest: Manifest) -> VersionDocument:
         document,
         engines=judge_entries(store, manifest),
         reports=tuple(reports.values()),
+        attributions=tuple(attributions(store, manifest).values()),
         latencies={engine: tuple(found) for engine, found in latencies(store, manifest).items()},
         canaries=tuple(canaries(store, manifest)),
     )
@@ -100,6 +102,18 @@ def draw_page(document: "VersionDocument | CanaryReport") -> str:
         raise IntegrityError(f"the document is not whole ({error!r}); make it again") from error
 
 
+def draw_or_explain(document: VersionDocument, draw: DrawPage) -> str:
+    """The page; where it cannot be drawn, one that says why, since no page is worth a version."""
+    try:
+        return draw(document)
+    except (IntegrityError, MemoryError) as error:
+        why = escape(f"{type(error).__name__}: {error}")
+        return (
+            f"<!doctype html><meta charset=utf-8><title>{escape(document.reference)}</title><p>The page of "
+            f"{escape(document.reference)} could not be drawn ({why}). What it is about lies beside it in report.json."
+        )
+
+
 def _find_attested(store: Store, manifest: Manifest) -> dict[str, Report]:
     """The newest attested report of each unit."""
     found: dict[str, Report] = {}
@@ -131,22 +145,40 @@ def version_page(manifest: Manifest, judged: Sequence[JudgedUnit], store: Store,
     """The version's HTML report, beside its manifest, with the JSON it is drawn from; written once. Its address."""
     key, data_key = (place(manifest.model, manifest.version) for place in (page_key, page_data_key))
     if store.read(key) is None or store.read(data_key) is None:
-        document = _describe(manifest, judged, store, latencies(store, manifest))
-        attach_page(store, manifest, draw(document).encode(), write_document(document))
+        found = tuple(attributions(store, manifest).values())
+        document = _describe(manifest, judged, store, found, latencies(store, manifest))
+        attach_page(store, manifest, draw_or_explain(document, draw).encode(), write_document(document))
     return place_of(store, key)
 
 
-def failed_page(draft: Manifest, judged: Sequence[JudgedUnit], store: Store, draw: DrawPage) -> str:
+def add_attributions(manifest: Manifest, store: Store, draw: DrawPage) -> None:
+    """Draw a version's page again, with the attributions that were made after it was published. Raises IntegrityError
+    for a report.json that cannot be read."""
+    data = store.read(page_data_key(manifest.model, manifest.version)) or b""
+    document = read_version(data, f"report.json of {manifest.model}@{manifest.version}")
+    whole = replace(document, attributions=tuple(attributions(store, manifest).values()))
+    if whole != document:
+        attach_page(store, manifest, draw_or_explain(whole, draw).encode(), write_document(whole))
+
+
+def failed_page(
+    draft: Manifest,
+    judged: Sequence[JudgedUnit],
+    store: Store,
+    draw: DrawPage,
+    found: tuple[NamedAttribution, ...] | None = None,
+) -> str:
     """The page of a run that published nothing; drawn again only when something else came out. Its address.
 
-    draft: its manifest as it would have been, with the engines that failed; its version is empty.
+    draft: its manifest as it would have been, with the engines that failed; its version is empty.  found: which node
+    drifted; None where that is not known yet: what an equal run before it found then stays.
     """
     key, data_key = failed_page_key(draft.model), failed_data_key(draft.model)
     before = failed_document(store, draft.model)
-    known = (before.content, before.engines) if before else None
-    if store.read(key) is None or known != (draft.content, draft.engines):
-        document = _describe(draft, judged, store, {})
-        for place, content in ((data_key, write_document(document)), (key, draw(document).encode())):
+    same = before is not None and (before.content, before.engines) == (draft.content, draft.engines)
+    if store.read(key) is None or not same or (before and found not in (None, before.attributions)):
+        document = _describe(draft, judged, store, found or (), {})
+        for place, content in ((data_key, write_document(document)), (key, draw_or_explain(document, draw).encode())):
             store.replace(place, content, store.read(place))
     return place_of(store, key)
 
@@ -160,18 +192,18 @@ def failed_document(store: Store, model: str) -> VersionDocument | None:
 
 
 def _describe(
-    manifest: Manifest, judged: Sequence[JudgedUnit], store: Store, timed: Mapping[str, Sequence[LatencyReport]]
+    manifest: Manifest,
+    judged: Sequence[JudgedUnit],
+    store: Store,
+    found: tuple[NamedAttribution, ...],
+    timed: Mapping[str, Sequence[LatencyReport]],
 ) -> VersionDocument:
     fields = {field.name: getattr(manifest, field.name) for field in dataclasses.fields(Manifest)}
-    units = {item.name: item.units for each in judged for item in each.attributed}
     return VersionDocument(
         **fields,
         reports=tuple(item.report for item in judged if item.report),
         failures=tuple(item.built.failure for item in judged if item.built.failure),
         quantization=quantization_records(store, manifest),
-        attributions=tuple(
-            NamedAttribution(**vars(found), name=name, units=units.get(name, ()))
-            for name, found in attributions(store, manifest).items()
-        ),
-        latencies={engine: tuple(found) for engine, found in timed.items()},
+        attributions=found,
+        latencies={engine: tuple(reports) for engine, reports in timed.items()},
     )

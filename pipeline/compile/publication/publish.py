@@ -45,7 +45,7 @@ def publish_version(draft: VersionDraft, draw: Callable[[VersionDocument], str],
     return Outcome(
         model=manifest.model,
         version=published.version,
-        cached=published.existed and all(item.built.cached for item in judged),
+        cached=published.existed and all(item.built.cached or item.built.unit.action == "failed" for item in judged),
         engines=_list_results(draft, published.manifest.engines),
         metrics=dict(manifest.metrics),
         channel=None if same else draft.channel,
@@ -108,6 +108,5 @@ def _result(entry: EngineEntry, item: JudgedUnit | None) -> EngineResult:
         metrics=dict(item.metrics),
         cached=built.cached,
         seconds=0.0 if built.cached else built.seconds,
-        attributed=item.attributed,
         failure=built.failure,
     )

@@ -2,6 +2,8 @@
 engine against its graph."""
 
 import json
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,13 +38,18 @@ if TYPE_CHECKING:
     from validation.golden.golden_set import GoldenSet
 
 
+# Shares of the time: when the ranking ends, so that something can be proposed, and when everything does.
+RANKING, WHOLE = 0.5, 0.8
+
+
 @dataclass(frozen=True)
 class AttributionFound:
     """attribution: digest of the attribution (`validation.attribution.result`) as a blob.  headline: its finding in one
-    line."""
+    line.  snippet: the proposal as YAML for the spec, '' where there is none."""
 
     attribution: str
     headline: str
+    snippet: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ class AttributeGraph:
     reference, graph, golden: digests.  recipe: digest of how the graph was written (`GraphRecipe`), None where that is
     not known: then nothing is proposed. A search moves scales between tensors, so its own float model is then the one
     that the graph is taken apart against; the checks are against `reference` all the same.
+    seconds: for all of it (`Clock`).
     """
 
     reference: str
@@ -61,6 +69,7 @@ class AttributeGraph:
     precision: Precision
     limits: Mapping[str, float]
     metric: TaskMetric | None = None
+    seconds: float = math.inf
 
     def run(self, context: WorkerContext) -> AttributionFound:
         """The attribution, in the store. Raises IntegrityError for a recipe that cannot be read."""
@@ -68,6 +77,7 @@ class AttributeGraph:
         from validation.attribution.attribute import attribute as attribute_drift
         from validation.comparison.sessions import expected_checks
 
+        clock = Clock(self.seconds)
         place, workdir, precision, metric = open_store(context.store), context.workdir, self.precision, self.metric
         frozen = golden_set(place, self.golden, workdir)
         original = fetch(place, self.reference, workdir / "reference.onnx")
@@ -87,8 +97,9 @@ class AttributeGraph:
         before = check(candidate, expected)
         pair = _graph(source, workdir / "expected"), _graph(candidate, workdir / "actual")
         found = attribute_drift(
-            "quantization", precision, *pair, frozen, budget.tightest, _list_failed(before), tell=print
-        )
+            "quantization", precision, *pair, frozen, budget.tightest, _list_failed(before),
+            tell=print, stop=lambda: clock.left(RANKING) <= 0,
+        )  # fmt: skip
         if not recipe or not found.failed:
             return _keep(place, found, None)
         edges = _failing_edges(expected, found, before)
@@ -99,7 +110,7 @@ class AttributeGraph:
             return first if _list_failed(first) else check(path, expected)
 
         print("looking for the smallest set of groups to leave in float")
-        return _keep(place, found, _propose(recipe, source, found, before, judge, workdir))
+        return _keep(place, found, _propose(recipe, source, found, before, judge, workdir, clock))
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,7 @@ class AttributeEngine:
     """Find which node of an engine drifted from the graph it was built from. Only an ONNX Runtime engine can be tapped.
 
     sizes: cases of the failed check of sizes, which are then looked at in the golden set's place: it has passed.
+    seconds: for all of it (`Clock`).
     """
 
     engine: EngineBlob
@@ -114,6 +126,7 @@ class AttributeEngine:
     limits: Mapping[str, float]
     metric: TaskMetric | None = None
     sizes: tuple[str, ...] = ()
+    seconds: float = math.inf
 
     def run(self, context: WorkerContext) -> AttributionFound:
         """The attribution, in the store. Raises InputError for an engine of another backend."""
@@ -122,6 +135,7 @@ class AttributeEngine:
         from validation.attribution.onnx_graph import OnnxGraph
         from validation.comparison.sessions import drift_checks
 
+        clock = Clock(self.seconds)
         place, workdir, metric = open_store(context.store), context.workdir, self.metric
         request = self.engine.request
         backend = opening_parts(discovery.configure(request.backend, dict(request.options)))
@@ -138,8 +152,22 @@ class AttributeEngine:
             failed = _list_failed(proof_of(checks, actual, frozen, metric, "engine").checks)
         tapped = OnnxGraph(engine, workdir / "actual", backend.open_part, fuses=True)
         pair = _graph(graph, workdir / "expected"), tapped
-        found = attribute_drift("engine", request.precision, *pair, frozen, held.budgets.tightest, failed, tell=print)
+        found = attribute_drift(
+            "engine", request.precision, *pair, frozen, held.budgets.tightest, failed,
+            tell=print, stop=lambda: clock.left(WHOLE) <= 0,
+        )  # fmt: skip
         return _keep(place, found, None)
+
+
+class Clock:
+    """The time of one attribution, from now on. seconds: when its process is killed, which leaves no result."""
+
+    def __init__(self, seconds: float) -> None:
+        self._begun, self._seconds = time.monotonic(), seconds
+
+    def left(self, share: float) -> float:
+        """Seconds until this share of the time is over; none or less once it is."""
+        return self._begun + share * self._seconds - time.monotonic()
 
 
 def _answer(golden: "GoldenSet", session: Session, path: Path) -> "GoldenSet":
@@ -188,10 +216,11 @@ def _propose(
     before: Sequence[Check],
     check: Callable[[Path], Sequence[Check]],
     workdir: Path,
+    clock: Clock,
 ) -> "Proposal":
     """What to leave in float so that the graph passes. model: the float ONNX file.
 
-    before: the checks of the graph as it is.  check: makes the checks of an ONNX file.
+    before: the checks of the graph as it is.  check: makes the checks of an ONNX file.  clock: of the attribution.
     """
     import onnx
 
@@ -208,15 +237,16 @@ def _propose(
         save_onnx(graph, path)
         return check(runnable(path, recipe.precision))
 
-    return replace(propose(recipe, found, before, judge), searched=written.searched)
+    return replace(propose(recipe, found, before, judge, clock.left(WHOLE)), searched=written.searched)
 
 
 def _keep(place: Store, found: "Attribution", proposal: "Proposal | None") -> AttributionFound:
     from validation.attribution.formatting import summarize
     from validation.attribution.result import MOST_ROWS
 
+    snippet = (proposal.snippet if proposal else None) or ""
     value = replace(found, rows=found.rows[:MOST_ROWS], proposal=proposal)
-    return AttributionFound(place.put_bytes(text_of(encode_document(value))), summarize(found))
+    return AttributionFound(place.put_bytes(text_of(encode_document(value))), summarize(found), snippet)
 
 
 @dataclass(frozen=True)
@@ -284,7 +314,7 @@ def attribute(suspect: Suspect, spec: "ModelSpec", reference: str, golden: str, 
             raise
         context.progress.emit(Finished(f"attribute {suspect.name}", "failed", str(error).splitlines()[0]))
         return Attributed(suspect.joint, suspect.name, suspect.units, None, str(error))
-    return Attributed(suspect.joint, suspect.name, suspect.units, found.attribution, found.headline)
+    return Attributed(suspect.joint, suspect.name, suspect.units, found.attribution, found.headline, found.snippet)
 
 
 def _run_attribution(
@@ -292,14 +322,16 @@ def _run_attribution(
 ) -> AttributionFound:
     built, metric = suspect.built, metric_of(spec)
     precision, graph = built.unit.request.precision, built.unit.graph
-    limits = limits_of(spec, precision, suspect.joint)
+    limits, seconds = limits_of(spec, precision, suspect.joint), spec.timeouts.attribution_s
     request: Request[AttributionFound]
     if suspect.joint == "quantization":
         recipe = graph.recipe.digest if graph.recipe else None
-        request = AttributeGraph(reference, built.unit.request.model, recipe, golden, precision, limits, metric)
+        request = AttributeGraph(
+            reference, built.unit.request.model, recipe, golden, precision, limits, metric, seconds
+        )
         opened = []
     else:
-        request = AttributeEngine(built.blob, golden, limits, metric, suspect.sizes)
+        request = AttributeEngine(built.blob, golden, limits, metric, suspect.sizes, seconds)
         opened = [backend_root(built.unit.request.backend)]
     key = {**encode_fields(request), **code_key(type(request), *opened)}
     job = Job(f"attribute {suspect.name}", request, context.store.uri, step_limits(spec, "attribution"))

@@ -45,6 +45,8 @@ LEAST_MEMORY_MIB = 256
 HEADROOM = 1.25
 # Instead of no limit.
 LEAN_WORKSPACE_MIB = 1024
+# Stands in the notes of a unit whose graph failed.
+NOT_BUILT = "it was not built, because the graph that it is built from failed its own checks"
 # Of a timing cache, and of the document that names it.
 MAX_BYTES = 256 << 20
 _DOCUMENT_BYTES = 1 << 16
@@ -183,10 +185,13 @@ def _read_digest(document: bytes | None) -> str | None:
 
 
 def build(unit: Unit, spec: "ModelSpec", context: RunContext) -> Built:
-    """Compile one unit in a process of its own: its engine, or the failure in its place.
+    """Compile one unit in a process of its own: its engine, or the failure in its place; neither if its graph failed.
 
     Raises UnavailableError and IntegrityError, which say nothing about the unit, and StepError when cancelled.
     """
+    if unit.action == "failed":
+        context.progress.emit(Finished(unit.name, "failed", unit.reason))
+        return Built(unit, notes=(NOT_BUILT,))
     if unit.action == "cached" and (known := recall_engine(unit.request, context)):
         context.progress.emit(Finished(unit.name, "cached"))
         return Built.from_record(unit, known, cached=True)

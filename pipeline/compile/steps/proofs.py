@@ -170,12 +170,16 @@ def _check_contract(
 
 
 def validate(built: Built, spec: "ModelSpec", exported: Exported, context: RunContext) -> JudgedUnit:
-    """Judge the checks of a unit's three stages together; an engine that cannot run here stays unproven.
+    """Judge the checks of a unit's three stages together; an engine that cannot run here stays unproven,
+    and a unit whose graph failed has failed with it.
 
     Raises as `try_to_prove`.
     """
     if built.failure:
         return JudgedUnit(built)
+    if built.unit.action == "failed":
+        proofs = [exported.proof, built.unit.graph.proof]
+        return JudgedUnit(built, make_report(built, exported.golden, proofs, "it was not built"), proofs[-1].metrics)
     request = built.unit.request
     backend = discovery.configure(request.backend, dict(request.options))
     cannot_run = backend.runs(request.target) or why_no_proof(request)

@@ -56,10 +56,13 @@ class QuantizationRecipe:
         return write(self.model, self.precision, self.scheme, self.ranges, rules, keep_io=self.keep_io, left=self.left)
 
 
-def propose(recipe: QuantizationRecipe, found: Attribution, before: Sequence[Check], judge: Judge) -> Proposal:
+def propose(
+    recipe: QuantizationRecipe, found: Attribution, before: Sequence[Check], judge: Judge, most_s: float = MOST_S
+) -> Proposal:
     """The smallest set of groups found that, left in float, repairs the graph.
 
     found: its ranking says what to try first.  before: the checks of the graph as it is.  judge: runs all of them.
+    most_s: seconds, after which the smallest set so far is proposed.
     """
     # Those with the worst own error first.
     place = {name: index for index, row in reversed([*enumerate(found.rows)]) for name in row.nodes}
@@ -74,10 +77,10 @@ def propose(recipe: QuantizationRecipe, found: Attribution, before: Sequence[Che
             return False  # this combination cannot be written or read
         return all(check.passed for check in judged[nodes])
 
-    end = time.monotonic() + MOST_S
+    end = time.monotonic() + min(most_s, MOST_S)
     reduced = reduce(groups, passes, MOST_RUNS, lambda: time.monotonic() > end)
     if reduced.items is None:
-        return Proposal(len(groups), reduced.runs, reduced.minimal, None)
+        return Proposal(len(groups), reduced.runs, reduced.minimal, None, ended_early=reduced.spent)
     rules = recipe.rules_with(_flat(reduced.items))
     return Proposal(
         groups=len(groups),
@@ -87,6 +90,7 @@ def propose(recipe: QuantizationRecipe, found: Attribution, before: Sequence[Che
         overrides=tuple(ProposedOverride(rule.match, rule.precision) for rule in rules),
         snippet=_yaml(rules),
         quality=tuple(_compare(before, judged[_flat(reduced.items)])),
+        ended_early=reduced.spent,
     )
 
 

@@ -45,7 +45,7 @@ def test_a_changed_model_is_the_cause_for_every_precision(built: Project) -> Non
 
 
 def test_a_changed_calibration_sample_is_named_and_builds_what_it_changes(built: Project) -> None:
-    change_data(built, "calibration.npz", 100.0)
+    change_data(built, "calibration.npz", 4.0)
     units, changes = planned(built)
     assert units["cpu int8"]["reason"] == units["sm_89 int8"]["reason"] == f"{CALIBRATION} changed"
     assert units["cpu fp32"]["action"] == "cached" and not units["cpu fp32"]["proven_again"]

@@ -20,7 +20,6 @@ from pipeline.sources.user_process import start_user_process
 from tests.enginery.user_code.here import serve_here
 from validation.data.samples import Samples
 from validation.golden.golden_set import GoldenSet
-from validation.limits.noise_floor import Noise
 
 X = TensorSpec("x", "float32", ("batch", 3))
 BATCH = Dim("batch", 1, 4, 8)
@@ -407,19 +406,3 @@ def test_processes_with_other_hash_seeds_export_the_same_bytes(tmp_path):
     printed = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
     here = run(request)
     assert printed.split() == [here.onnx_digest, here.golden_digest]
-
-
-def test_the_noise_floor_is_measured_at_the_least_and_at_the_greatest_sizes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: dict[str, list[tuple[int, ...]]] = {}
-
-    def noise_floor(_exact, _single, cases):
-        seen.update({kind: [item["x"].shape for item in inputs] for kind, inputs in cases.items()})
-        return Noise()
-
-    monkeypatch.setattr("pipeline.sources.export.noise_floor", noise_floor)
-    image = TensorSpec("x", "float32", ("batch", "height", "width"))
-    dims = (BATCH, Dim("height", 2, 4, 6), Dim("width", 3, 5, 7))
-    run(torch_request(tmp_path, net("return x.mean((1, 2))"), inputs=(image,), dims=dims))
-    assert seen["edge"] == [(1, 2, 3), (1, 6, 7)]

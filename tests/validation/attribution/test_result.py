@@ -37,6 +37,7 @@ def test_it_reads_back_as_it_was_without_bare_nan() -> None:
         "minimal": False,
         "leave": None,
         "searched": False,
+        "ended_early": False,
     }
 
 

@@ -151,3 +151,22 @@ def test_the_floor_is_part_of_the_golden_set(tmp_path: Path) -> None:
     plain.save(tmp_path / "plain")
     assert GoldenSet.load(tmp_path / "plain").noise is None
     assert not math.isclose(len((tmp_path / "golden").read_bytes()), len((tmp_path / "plain").read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("opset", "body", "told"),
+    [
+        (17, "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)", "RuntimeError"),
+        (20, "y = com.microsoft.Gelu(x)", "NotImplementedError"),
+    ],
+)
+def test_an_operator_that_the_evaluator_lacks_is_a_value_error(
+    tmp_path: Path, opset: int, body: str, told: str
+) -> None:
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]> net (float[4] x) => (float[4] y)'
+        f" <float s = {{0.1}}, int8 z = {{0}}> {{ {body} }}"
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(ValueError, match=told):
+        DoubleSession(tmp_path / "model.onnx")

@@ -176,3 +176,15 @@ def test_a_part_of_a_model_is_held_to_what_its_outputs_are():
     assert budgets("engine", "int8", None, honest).tightest.sqnr_db == 44.0
     assert budgets("engine", "int8", None, Honest({("y", "golden"): drift(12)})).tightest.sqnr_db == 6.0
     assert budgets("engine", "int8", None).tightest == default_budget("engine", "int8")
+
+
+def test_its_time_is_bounded_and_no_error_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = in_int8()
+    monkeypatch.setattr("validation.perturbation.honest.MOST_S", -1.0)
+    assert honest_of(tmp_path, model) == Honest(reason="its runs were ended after -1 s")
+
+    def fail(*_: object) -> None:
+        raise KeyError("no such tensor")
+
+    monkeypatch.setattr("validation.perturbation.honest.with_rounding", fail)
+    assert honest_of(tmp_path, model) == Honest(reason="'no such tensor'")

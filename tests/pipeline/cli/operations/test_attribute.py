@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import yaml
 
-from enginery.core.errors import ModelError
+from enginery.core.errors import ModelError, StepError
 from enginery.core.names import parse_reference
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import locate
+from pipeline.compile.steps.attributions import Suspect
+from pipeline.compile.steps.engines import NOT_BUILT
 from tests.pipeline.projects import Project, weights, write_data, write_model
 from validation.attribution.result import attributions
 
@@ -44,17 +46,61 @@ def test_a_build_that_fails_names_the_node_and_proposes_what_repairs_it(loud: Pr
     assert yaml.safe_load(found.proposal.snippet or "") == {
         "quantization": {"overrides": [{"match": "node", "precision": "fp32"}]}
     }
-    assert told["digest"] in manifest.blobs()
+    assert told["snippet"] == found.proposal.snippet and not any("attribution" in name for name in manifest.sources)
     page = (loud.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
     assert "Which node drifted" in page and "leave 1 of 2 groups in float" in page and "cpu int8 onnxruntime" in page
 
     out = loud.folder / "out" / "found.json"
     again = loud.run("attribute", "tiny", "--target", "cpu", "--precision", "int8", "--out", out)
     assert again.code == 1 and "MatMul" in again.out and '- {match: "node", precision: fp32}' in again.out
-    assert f"attribute {GRAPH}: cached" in again.err and "nothing failed at the engine stage" in again.out
+    assert f"attribute {GRAPH}: cached" in again.err and "it was not built" in again.out
     graph, engine = json.loads(out.read_text())["attributions"]
     assert graph["attribution"]["format"] == 1 and graph["attribution"]["finding"] == "blamed"
-    assert engine["attribution"]["finding"] == "nothing-failed" and engine["attribution"]["rows"]
+    assert engine["attribution"] is None and not engine["failed"]
+
+
+def test_what_is_proven_is_published_before_what_failed_is_looked_at(
+    loud: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(suspect: Suspect, *_: object) -> None:
+        there = locate(open_store(loud.registry), parse_reference("tiny:candidate")).manifest
+        assert [entry.status for entry in there.engines] == ["proven", "failed"]
+        raise StepError("attribute graph int8: still running after its limit of 300 s", "timeout")
+
+    monkeypatch.setattr("pipeline.compile.steps.attributions._run_attribution", run_out)
+    done = loud.build()
+    assert done.code == 1 and done.json["version"] == "1" and done.json["channel"] == "candidate"
+    assert "limit of 300 s" in done.json["engines"][1]["attribution"][0]["headline"]
+    monkeypatch.undo()
+    # Found by the next run, it is added to the version and to its page, and is printed to be pasted into the spec.
+    again = loud.run("build", loud.spec, "--quiet")
+    snippet = 'quantization:\n  overrides:\n    - {match: "node", precision: fp32}\n'
+    assert again.code == 1 and "tiny@1 unchanged" in again.out and snippet in again.out
+    place = loud.registry / "models" / "tiny" / "versions" / "1"
+    (found,) = json.loads((place / "report.json").read_text())["attributions"]
+    assert found["name"] == GRAPH and found["units"] == ["cpu int8 onnxruntime"]
+    assert "Which node drifted" in (place / "report.html").read_text()
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
+    assert loud.run("build", loud.spec, "--quiet").code == 1
+    assert {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()} == before
+
+
+def test_a_graph_that_fails_is_built_for_no_target(loud: Project) -> None:
+    loud.change_spec(targets=["cpu", "sm_89"])
+    loud.change_spec(validation={"attribution": "off"})
+    done = loud.build()
+    assert done.code == 1 and done.json["version"] == "1"
+    failed = [engine for engine in done.json["engines"] if engine["precision"] == "int8"]
+    assert len(failed) == 2
+    for engine in failed:
+        assert engine["status"] == "failed" and engine["digest"] is None and engine["seconds"] == 0
+        assert engine["reason"].startswith("quantization ") and NOT_BUILT in engine["notes"]
+        assert engine["checks"]["failed"] >= 1
+    assert "not built: its graph failed: quantization" in done.err
+    planned = loud.run("plan", loud.spec, "--no-export", "--json").json["units"]
+    assert {unit["action"] for unit in planned if unit["precision"] == "int8"} == {"failed"}
+    again = loud.build()
+    assert again.json["cached"] and again.json["version"] == "1"
 
 
 def test_a_version_without_such_an_engine_says_what_it_has(built: Project) -> None:

@@ -33,6 +33,11 @@ def canary(tmp_path_factory: pytest.TempPathFactory) -> CanaryReport:
     return canary_report(tmp_path_factory.mktemp("canary"), 2500, failing=0.02)
 
 
+SNIPPET = """quantization:
+  overrides:
+    - {match: "/encoder/layers.0/attention/output/dense/MatMul", precision: fp16}"""
+
+
 def version() -> VersionDocument:
     return decode(version_report(), VersionDocument)
 
@@ -49,6 +54,23 @@ def test_a_build_leaves_the_json_that_its_page_is_drawn_from(built: Project, tmp
     (tmp_path / "report.json").write_bytes(data)
     again = built.run("report", tmp_path / "report.json", "--out", tmp_path / "again.html")
     assert again.code == 0 and (tmp_path / "again.html").read_bytes() == page
+
+
+def test_a_page_that_cannot_be_drawn_says_why_and_is_there_all_the_same(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_document: object) -> str:
+        raise ZeroDivisionError("a picture <of> nothing")
+
+    monkeypatch.setattr("validation.reporting.html.render", fail)
+    project.change_spec(targets=["cpu"], precisions=["fp32"])
+    done = project.build()
+    assert done.code == 0 and done.json["version"] == "1"
+    folder = project.registry / "models" / "tiny" / "versions" / "1"
+    assert "a picture &lt;of&gt; nothing" in (folder / "report.html").read_text()
+    monkeypatch.undo()
+    again = project.run("report", folder / "report.json", "--out", project.folder / "again.html")
+    assert again.code == 0 and "1 engine proven" in (project.folder / "again.html").read_text()
 
 
 def test_what_is_no_document_is_named(tmp_path: Path, built: Project) -> None:
@@ -68,6 +90,7 @@ def test_a_version_becomes_a_verdict_engines_drift_and_a_link() -> None:
     found = {item.key: item for item in artifacts_of(version(), "file:///r.html")}
     assert list(found) == ["result-digits", "engines-digits", "drift-digits", "page-digits"]
     text = found["result-digits"].markdown
+    assert f"```yaml\n{SNIPPET}\n```" in text
     assert (
         text.index("1 engine failed; 3 proven, 21 unproven")
         < text.index("## Drift by stage")

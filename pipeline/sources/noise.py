@@ -1,0 +1,104 @@
+"""Measures the noise floor of an exported model in a process of its own, whose time and memory are bounded.
+
+The evaluator in float64 runs some operators element by element in Python (a tree ensemble took 527 s and 6.9 GB). What
+it measures makes limits follow from the model; without it the documented ones count, so that no export fails by it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from builders.execution.jobs import Job, ProcessLimits, WorkerContext
+from builders.execution.process import run_job
+from enginery.core.errors import StepError
+from enginery.core.types import Dim, Tensors, TensorSpec
+from validation.data.batches import leading_dim
+from validation.data.samples import resize, sizes_of
+from validation.golden.golden_set import Case, GoldenSet
+from validation.limits.noise_floor import MOST_CASES, Noise
+
+# Bounds of the process: seconds, and MiB besides those that the weights take (`WEIGHTS` times the model's file: as it
+# is read, in float64, and in the session in float32).
+MOST_S, BASE_MIB, WEIGHTS = 60.0, 1536, 8
+
+
+@dataclass(frozen=True)
+class MeasureNoise:
+    """Compare a model in float64 with itself in float32. model: an ONNX file.  cases: a golden set's file."""
+
+    model: Path
+    cases: Path
+
+    def run(self, context: WorkerContext) -> Noise:  # noqa: ARG002 - the protocol's
+        """The noise floor; without floors and with the reason where the model cannot be run in float64."""
+        from builders.reference import ReferenceSession
+        from validation.limits.noise_floor import DoubleSession, noise_floor
+
+        try:
+            exact = DoubleSession(self.model)
+        except ValueError as error:
+            return Noise(reason=_first_line(error))
+        golden = GoldenSet.load(self.cases)
+        cases = {kind: [case.inputs for case in golden.of_kind(kind)] for kind in ("golden", "edge")}
+        with ReferenceSession(self.model, name="the exported model") as single:
+            return noise_floor(exact.run, single.run, cases)
+
+
+def measure_noise(
+    model: Path, golden: GoldenSet, inputs: Sequence[TensorSpec], dims: Sequence[Dim], workdir: Path
+) -> Noise:
+    """The noise floor of a model's outputs on batches of the least size, since a larger one repeats what they show.
+
+    Of the edges, the smallest and the largest are measured: between them lies what all sizes lose. Where it cannot be
+    measured within `MOST_S` and the memory, the result says why.
+    """
+    edges = sorted(golden.of_kind("edge"), key=lambda case: sum(array.size for array in case.inputs.values()))
+    ends = [edges[0], edges[-1]] if edges else []
+    chosen = [*_singles(golden.of_kind("golden"), inputs, dims), *_singles(ends, inputs, dims)]
+    limits = ProcessLimits(MOST_S, noise_memory_mib(model))
+    with TemporaryDirectory(dir=workdir) as name:
+        folder = Path(name).resolve()
+        GoldenSet(tuple(chosen)).save(folder / "cases.safetensors")
+        try:
+            request = MeasureNoise(model.resolve(), folder / "cases.safetensors")
+            return run_job(Job("the float64 run", request, limits=limits), folder)
+        except StepError as error:
+            return Noise(reason=_why_ended(error, limits))
+
+
+def _why_ended(error: StepError, limits: ProcessLimits) -> str:
+    """Why the process left no result, in words that do not depend on the run: they are part of the golden set."""
+    if error.kind == "timeout":
+        return f"the float64 run was ended after {limits.timeout_s:g} s"
+    if error.kind in ("memory", "node-memory"):
+        return f"the float64 run needs more than {limits.memory_mib} MiB of memory"
+    return _first_line(error)
+
+
+def noise_memory_mib(model: Path) -> int:
+    """MiB that the run in float64 may hold: `BASE_MIB`, and `WEIGHTS` times the model's file."""
+    return BASE_MIB + WEIGHTS * (model.stat().st_size >> 20)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
+
+
+def _singles(cases: Iterable[Case], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Case]:
+    """Cases with the leading dim at its min, at most `MOST_CASES`; of edges, each combination of the other sizes
+    once."""
+    yield from islice(_resized(cases, inputs, dims), MOST_CASES)
+
+
+def _resized(cases: Iterable[Case], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Case]:
+    batch = next((dim for dim in dims if dim.name == leading_dim(inputs)), None)
+    seen = set[tuple[tuple[str, int], ...]]()
+    for case in cases:
+        sizes = sizes_of(case.inputs, inputs) | ({batch.name: batch.min} if batch else {})
+        key = tuple(sorted(sizes.items()))
+        if key not in seen or case.kind == "golden":
+            seen.add(key)
+            resized: Tensors = resize(case.inputs, inputs, sizes)
+            yield replace(case, inputs=resized, expected={})

@@ -1,0 +1,56 @@
+"""An attribution whose time is over gives what was found until then, and says so."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.compile.steps.attributions import Clock
+from tests.pipeline.quantization.small_nets import x_net, x_values
+from tests.validation.attribution.planted import golden_of, graph, weight, with_names, with_weight
+from validation.attribution.attribute import attribute
+from validation.attribution.formatting import describe_attribution, describe_proposal, summarize
+from validation.attribution.reduce import reduce
+from validation.attribution.result import MORE_TIME, Attribution, Proposal
+from validation.attribution.sweep import Size
+from validation.limits.budget import default_budget
+
+TEXT = " ".join(f"u{i} = MatMul(u{i - 1}, w) t{i} = Tanh(u{i})" for i in range(1, 7)).replace("u0", "x")
+NET = with_names(x_net(f"{TEXT} y = Add(t6, t1)"))
+WINDOW = Size(held=1)  # one segment in each
+
+
+def stopped_after(runs: int, folder: Path) -> Attribution:
+    """Attribution that is asked to stop when it has asked so often whether it should."""
+    asked = iter([False] * runs)
+    faulty = with_weight(NET, "w", weight(NET, "w") * 1.1)
+    pair = graph(NET, folder, "clean"), graph(faulty, folder, "faulty")
+    failed, limits = ("engine sqnr_db",), default_budget("engine", "fp32")
+    return attribute(
+        "engine", "fp32", *pair, golden_of(x_values()), limits, failed, WINDOW, stop=lambda: next(asked, True)
+    )
+
+
+def test_the_segments_measured_in_time_are_ranked(tmp_path: Path) -> None:
+    whole, early, none = (stopped_after(runs, tmp_path / str(runs)) for runs in (1000, 4, 0))
+    assert whole.complete and "time" not in summarize(whole)
+    for found in (early, none):
+        assert not found.complete and 0 < found.segments < whole.segments
+        assert summarize(found).endswith("(the time was over before the whole model was looked at)")
+        assert any(MORE_TIME in line for line in describe_attribution(found))
+    assert len(none.cases) == 1 and none.segments < early.segments
+
+
+def test_no_proposal_for_want_of_time_is_not_said_to_be_none_at_all() -> None:
+    spent = reduce([1, 2], lambda _: False, 10, lambda: True)
+    assert spent.items is None and spent.spent
+    assert not reduce([1, 2], lambda _: False, 10).spent
+    (told,) = describe_proposal(Proposal(2, 0, False, None, ended_early=True))
+    assert told.startswith("no proposal yet: 0 graphs were run") and MORE_TIME in told
+
+
+def test_the_clock_leaves_time_to_store_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("pipeline.compile.steps.attributions.time.monotonic", lambda: now[0])
+    clock = Clock(300)
+    now[0] = 200.0
+    assert clock.left(0.5) == 50 and clock.left(0.8) == 140
