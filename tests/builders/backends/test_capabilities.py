@@ -31,6 +31,7 @@ NAMES = {
     "validation/gpu/tasks.py": "a question about TensorRT-RTX alone, which no backend's request asks",
     "pipeline/cli/options.py": "--tensorrt and --tensorrt-rtx; any other runtime is stated with --runtime",
     "pipeline/compile/publication/draft.py": "a version's toolchain has the reference interpreter's distribution",
+    "pipeline/drafts/triton.py": "the name of a platform of Triton's, whose configurations are read",
     "enginery/client/pull.py": "--fallback onnx gives the model itself, which ONNX Runtime runs",
 }
 
