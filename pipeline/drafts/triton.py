@@ -19,10 +19,10 @@ _CLOSING = {"{": "}", "<": ">"}
 
 
 @dataclass
-class Message:
+class ProtoMessage:
     """A message of the text format: each field's values, in order."""
 
-    fields: dict[str, list["str | Message"]] = field(default_factory=dict)
+    fields: dict[str, list["str | ProtoMessage"]] = field(default_factory=dict)
 
     def text(self, name: str) -> str:
         """The first value of a field; '' without any."""
@@ -61,13 +61,15 @@ def _version(path: Path) -> int:
     return int(path.parent.name) if path.parent.name.isdigit() else -1
 
 
-def _take_batch(found: FoundModel, told: Message) -> FoundModel:
+def _take_batch(found: FoundModel, told: ProtoMessage) -> FoundModel:
     """The largest batch that is served becomes the largest of the spec, the preferred one the size to tune for."""
     most = told.text("max_batch_size")
     batch = found.inputs[0].shape[0] if found.inputs and found.inputs[0].shape else None
     if not most.isdigit() or int(most) < 1 or not isinstance(batch, str):
         return found
-    batching = next((item for item in told.fields.get("dynamic_batching", ()) if isinstance(item, Message)), Message())
+    batching = next(
+        (item for item in told.fields.get("dynamic_batching", ()) if isinstance(item, ProtoMessage)), ProtoMessage()
+    )
     preferred = [
         int(text)
         for text in batching.fields.get("preferred_batch_size", ())
@@ -78,7 +80,7 @@ def _take_batch(found: FoundModel, told: Message) -> FoundModel:
     return replace(found, dims={**found.dims, batch: dim})
 
 
-def parse(text: str) -> Message:
+def parse(text: str) -> ProtoMessage:
     """Read protobuf's text format. Raises ValueError, with the line."""
     tokens: list[tuple[str, int]] = []
     place, end = 0, len(text.rstrip())
@@ -94,10 +96,10 @@ def parse(text: str) -> Message:
     return _message(tokens, "", 0)
 
 
-def _message(tokens: list[tuple[str, int]], closing: str, depth: int) -> Message:
+def _message(tokens: list[tuple[str, int]], closing: str, depth: int) -> ProtoMessage:
     if depth > _DEEPEST:
         raise ValueError(f"messages are more than {_DEEPEST} deep")
-    found = Message()
+    found = ProtoMessage()
     while tokens:
         name, line = tokens.pop()
         if name == closing:
@@ -114,7 +116,7 @@ def _message(tokens: list[tuple[str, int]], closing: str, depth: int) -> Message
     return found
 
 
-def _values(tokens: list[tuple[str, int]], line: int, depth: int) -> list["str | Message"]:
+def _values(tokens: list[tuple[str, int]], line: int, depth: int) -> list["str | ProtoMessage"]:
     if not tokens:
         raise ValueError(f"line {line}: a value is missing")
     word, line = tokens.pop()
@@ -124,7 +126,7 @@ def _values(tokens: list[tuple[str, int]], line: int, depth: int) -> list["str |
         if word in "}>]:":
             raise ValueError(f"line {line}: a value is missing before {word!r}")
         return [word[1:-1] if word[0] in "\"'" else word]
-    values: list[str | Message] = []
+    values: list[str | ProtoMessage] = []
     while tokens and tokens[-1][0] != "]":
         if tokens[-1][0] == ",":
             tokens.pop()

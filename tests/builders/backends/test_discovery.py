@@ -110,8 +110,10 @@ def test_a_requests_json_and_key_are_those_of_its_fields():
     from enginery.core.types import BuildRequest
 
     request = graphs.request("l4", options=(("tf32", False),), toolchain=(("x", "1"),))
-    assert request.to_json() == asdict(request) and request.key == digest_of(asdict(request))
-    assert request.to_json() == asdict(request), "and asking for the key has left nothing behind"
+    fields = asdict(request)
+    assert all(profile.pop("multiples") == () for profile in fields["profiles"]), "not written where there are none"
+    assert request.to_json() == fields and request.key == digest_of(fields)
+    assert request.to_json() == fields, "and asking for the key has left nothing behind"
     assert decode(encode(request), BuildRequest) == request
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginery.core.errors import InputError
-from pipeline.drafts.triton import Message, look_at_triton, parse
+from pipeline.drafts.triton import ProtoMessage, look_at_triton, parse
 from tests.pipeline.drafts.graphs import halving
 
 CONFIG = """
@@ -73,7 +73,7 @@ def as_text(message: object) -> str:
     return "{" + " ".join(f"{name}: [{', '.join(map(as_text, items))}]" for name, items in message.items()) + "}"
 
 
-def as_plain(message: Message) -> object:
+def as_plain(message: ProtoMessage) -> object:
     return {
         name: [item if isinstance(item, str) else as_plain(item) for item in items]
         for name, items in message.fields.items()

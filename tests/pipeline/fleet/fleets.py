@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from enginery.core.types import BuildRequest
 from enginery.registry.build_history import Expectation
-from enginery.registry.manifest import EngineEntry
+from enginery.registry.manifest import EngineEntry, make_request
 from enginery.registry.store.base import Store
 from enginery.registry.store.layout import registered_key
 from enginery.registry.versions.publish import publish
@@ -35,18 +35,7 @@ def built(
 
 
 def with_key(entry: EngineEntry) -> EngineEntry:
-    request = BuildRequest(
-        model=entry.graph or "",
-        precision=entry.precision,  # type: ignore[arg-type]
-        target=entry.hardware,
-        backend=entry.backend,
-        inputs=entry.inputs,
-        outputs=entry.outputs,
-        profiles=entry.profiles,
-        options=tuple(sorted(entry.options.items())),
-        toolchain=tuple(sorted(entry.toolchain.items())),
-    )
-    return replace(entry, build_key=request.key)
+    return replace(entry, build_key=make_request(entry).key)
 
 
 def without_engine(store: Store, target: str, status: str, reason: str, precision: str = "fp16") -> EngineEntry:
