@@ -156,16 +156,11 @@ def deploy(
     from enginery.registry.store.base import absolute_uri
     from pipeline.orchestration.deployments.plan import REGISTRY, text
 
-    if keep and not owner:
-        raise click.UsageError("--keep is about what an owner registered; give --owner")
-    if on is not None and executor != "ray":
-        raise click.UsageError("--on is about Ray's nodes; give --executor ray")
+    _check_together(keep, owner, on, executor, canary_duration)
     if on is not None:
         _check_on(on, only, canary_duration)
     if registry is None and not print_yaml:
         raise InputError("the deployments need a registry that the workers reach; give --registry or ENGINERY_REGISTRY")
-    if canary_duration is not None and not canary_duration:
-        raise InputError("--canary-duration is 0; give how long to replay, such as 30m, or leave it out")
     plan = DeploymentPlan(
         registry=REGISTRY if registry is None else absolute_uri(registry),
         name=_check_name("--name", name),
@@ -197,13 +192,23 @@ def deploy(
     changes = deploy_plan(plan, dry=dry_run)
     if as_json:
         emit_json([asdict(change) for change in changes])
-    else:
-        print_table(
-            ("kind", "name", "would be" if dry_run else "action", "detail"),
-            [list(asdict(change).values()) for change in changes],
-        )
-        if not dry_run:
-            say(f"start a worker with: prefect worker start --pool {plan.pool}")
+        return
+    heads = ("kind", "name", "would be" if dry_run else "action", "detail")
+    print_table(heads, [list(asdict(change).values()) for change in changes])
+    if not dry_run:
+        say(f"start a worker with: prefect worker start --pool {plan.pool}")
+
+
+def _check_together(
+    keep: tuple[str, ...], owner: str | None, on: str | None, executor: str, canary_duration: timedelta | None
+) -> None:
+    """Raise UsageError or InputError for options that do not go together."""
+    if keep and not owner:
+        raise click.UsageError("--keep is about what an owner registered; give --owner")
+    if on is not None and executor != "ray":
+        raise click.UsageError("--on is about Ray's nodes; give --executor ray")
+    if canary_duration is not None and not canary_duration:
+        raise InputError("--canary-duration is 0; give how long to replay, such as 30m, or leave it out")
 
 
 def _check_name(option: str, given: str) -> str:

@@ -29,7 +29,7 @@ class SmoothingGroup:
     """The sites that read `activation`.
 
     mixes: whether all of them multiply matrices with the activation's last axis, so that factors for its channels can
-    move into the weights. Factors for what a convolution reads are not implemented.
+    move into the weights. Only matrices' inputs get factors; a convolution's input is smoothed in no group.
     """
 
     activation: str

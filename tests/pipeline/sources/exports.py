@@ -1,0 +1,54 @@
+"""Small torch sources, and exporting them."""
+
+from pathlib import Path
+
+import pytest
+
+from enginery.core.errors import ModelError
+from enginery.core.types import Dim, TensorSpec
+from pipeline.sources.export import export
+from pipeline.sources.request import ExportRequest
+
+X = TensorSpec("x", "float32", ("batch", 3))
+BATCH = Dim("batch", 1, 4, 8)
+LINEAR = """
+import torch
+class Net(torch.nn.Sequential):
+    def forward(self, x):
+        return super().forward(x)
+def build(width=4):
+    return Net(torch.nn.Linear(3, width), torch.nn.ReLU())
+"""
+MODULE = """
+import torch
+class Net(torch.nn.Module):
+    def forward(self, x{more}):
+        {body}
+def build():
+    return Net()
+"""
+
+
+def net(body: str, more: str = "") -> str:
+    return MODULE.format(body=body, more=more)
+
+
+def torch_request(root: Path, code: str, **more) -> ExportRequest:
+    (root / "model.py").write_text(code)
+    fields = {"inputs": (X,), "dims": (BATCH,), "function": "build", **more}
+    return ExportRequest("torch", root, "model.py", **fields)
+
+
+def run(request: ExportRequest, samples=None, labels=None, **more):
+    workdir = request.root / "work"
+    workdir.mkdir(exist_ok=True)
+    return export(request, samples, labels, workdir, **more)
+
+
+def fails(request: ExportRequest, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        run(request)
+
+
+def failed(exported) -> list[str]:
+    return [check.name for check in exported.checks if not check.passed]

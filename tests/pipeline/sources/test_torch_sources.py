@@ -1,0 +1,142 @@
+"""Entry points of torch sources and their weights: found, called and filled, or an error that says where."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from enginery.core.types import TensorSpec
+from pipeline.sources.export import export
+from pipeline.sources.onnx_model import specs_of
+from pipeline.sources.request import ExportRequest
+from pipeline.sources.user_process import start_user_process
+from tests.enginery.user_code.here import serve_here
+from tests.pipeline.sources.exports import BATCH, LINEAR, X, failed, fails, net, run, torch_request
+from validation.golden.golden_set import GoldenSet
+
+
+@pytest.fixture(autouse=True)
+def _user_code_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.sources.export.start_user_process", serve_here)
+
+
+class TestEntryPoint:
+    @pytest.mark.parametrize(
+        ("code", "words"),
+        [
+            (
+                "def build():\n    raise ValueError('no config')",
+                r"model\.py:2: build\(\) failed: ValueError: no config",
+            ),
+            ("def build():\n    import sys; sys.exit('bye')", r"model\.py:2: build\(\) failed: SystemExit: bye"),
+            ("import none_such\ndef build(): ...", r"model\.py:1: build\(\) failed: ModuleNotFoundError: No module"),
+            ("def biuld(): ...", r"has no function 'build'; did you mean 'biuld'"),
+            ("x = 1", "has no function 'build'; its functions: none"),
+            ("def build(): return {}", r"build returned dict; return a torch\.nn\.Module"),
+            ("def build(:", r"model\.py:1: not Python"),
+            ("from other import build", r"other\.py:3: build\(\) failed: ZeroDivisionError"),
+        ],
+    )
+    def test_what_goes_wrong_in_it_is_told_with_file_and_line(self, tmp_path, code, words):
+        (tmp_path / "other.py").write_text("def build():\n    x = 0\n    return 1 / x\n")
+        fails(torch_request(tmp_path, code), words)
+
+    def test_a_missing_file_is_a_model_error(self, tmp_path):
+        fails(ExportRequest("torch", tmp_path, "none.py", (X,), (BATCH,), function="build"), "does not exist")
+
+    def test_wrong_arguments_are_told(self, tmp_path):
+        fails(torch_request(tmp_path, LINEAR, arguments={"widht": 2}), "unexpected keyword argument 'widht'")
+
+    def test_arguments_reach_the_function(self, tmp_path):
+        exported = run(torch_request(tmp_path, LINEAR, arguments={"width": 7}))
+        assert specs_of(onnx.load(exported.onnx))[1][0].shape == ("batch", 7)
+
+    def test_inputs_may_be_keywords_only_in_the_specs_order(self, tmp_path):
+        code = net("return a * 2 + x.sum(1, keepdim=True)", more="").replace("self, x", "self, *, x, a")
+        a = TensorSpec("a", "float32", ("batch", 2))
+        exported = run(torch_request(tmp_path, code, inputs=(a, X)))
+        assert [value.name for value in onnx.load(exported.onnx).graph.input] == ["a", "x"] and not failed(exported)
+
+    def test_a_dotted_module_is_imported_by_its_name(self, tmp_path):
+        package = tmp_path / "pipeline"
+        package.mkdir()
+        (package / "__init__.py").write_text("from . import json\n")
+        (package / "json.py").write_text("SCALE = 3.0\n")
+        (package / "models.py").write_text("import json\nfrom .json import SCALE\n" + net("return x * SCALE"))
+        request = ExportRequest(
+            "torch", tmp_path, "pipeline/models.py", (X,), (BATCH,), function="build", module="pipeline.models"
+        )
+        workdir = tmp_path / "work"
+        workdir.mkdir()
+        with pytest.MonkeyPatch.context() as patch:  # this process holds Enginery's own `pipeline`
+            patch.setattr("pipeline.sources.export.start_user_process", start_user_process)
+            case = GoldenSet.load(export(request, None, None, workdir).golden).cases[0]
+        assert np.array_equal(case.expected["output"], case.inputs["x"] * 3)
+
+    def test_a_local_module_that_python_would_not_import_is_refused(self, tmp_path):
+        (tmp_path / "json.py").write_text("SCALE = 2")
+        fails(
+            torch_request(tmp_path, "import json\n" + LINEAR),
+            r"json\.py has the name of 'json', a module that is loaded",
+        )
+
+    def test_local_modules_are_found_fresh_and_nothing_stays_behind(self, tmp_path):
+        path, modules = list(sys.path), set(sys.modules)
+        for scale in (2, 3):
+            root = tmp_path / str(scale)
+            root.mkdir()
+            (root / "scales.py").write_text(f"SCALE = {scale}")
+            late = net("from scales import SCALE; return x * SCALE")
+            golden = GoldenSet.load(run(torch_request(root, late)).golden)
+            assert np.array_equal(golden.cases[0].expected["output"], golden.cases[0].inputs["x"] * scale)
+            assert not list(root.rglob("__pycache__"))
+        assert sys.path == path
+        assert not {"model", "scales"} & (set(sys.modules) - modules)
+
+
+class TestWeights:
+    def save(self, root: Path, **tensors) -> None:
+        from safetensors.numpy import save_file
+
+        save_file({name.replace("_", "."): array for name, array in tensors.items()}, root / "w.safetensors")
+
+    def test_they_replace_what_the_module_had(self, tmp_path):
+        self.save(tmp_path, **{"0_weight": np.ones((4, 3), np.float32), "0_bias": np.full(4, 2, np.float32)})
+        exported = run(torch_request(tmp_path, LINEAR, weights="w.safetensors"))
+        case = GoldenSet.load(exported.golden).cases[0]
+        expected = np.maximum(case.inputs["x"].sum(1, keepdims=True) + 2, 0) * np.ones(4)
+        assert np.allclose(case.expected["output"], expected, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        ("tensors", "words"),
+        [
+            ({"0_weight": np.ones((4, 3), np.float32)}, r"0\.bias \[4\] is missing"),
+            (
+                {"0_weight": np.ones((4, 2), np.float32), "0_bias": np.ones(4, np.float32)},
+                r"\[4, 2\] and must be \[4, 3\]",
+            ),
+            ({"0_weight": np.ones((4, 3)), "0_bias": np.ones(4), "1_x": np.ones(1)}, r"1\.x is not in the module"),
+        ],
+    )
+    def test_every_name_and_shape_must_match(self, tmp_path, tensors, words):
+        self.save(tmp_path, **tensors)
+        fails(torch_request(tmp_path, LINEAR, weights="w.safetensors"), words)
+
+    def test_a_file_that_is_no_safetensors_is_a_model_error(self, tmp_path):
+        (tmp_path / "w.safetensors").write_bytes(b"garbage")
+        fails(torch_request(tmp_path, LINEAR, weights="w.safetensors"), "cannot be read as safetensors")
+
+    def test_a_tied_tensor_needs_only_one_of_its_names(self, tmp_path):
+        code = LINEAR.replace(
+            "return Net(torch.nn.Linear(3, width)", "one = torch.nn.Linear(3, 3); return Net(one, one"
+        )
+        self.save(tmp_path, **{"0_weight": np.eye(3, dtype=np.float32), "0_bias": np.zeros(3, np.float32)})
+        case = GoldenSet.load(run(torch_request(tmp_path, code, weights="w.safetensors")).golden).cases[0]
+        assert np.array_equal(case.expected["output"], np.maximum(case.inputs["x"], 0))
+
+    def test_without_weights_the_seeded_ones_are_used_and_it_says_so(self, tmp_path):
+        first, second = (run(torch_request(tmp_path, LINEAR)) for _ in range(2))
+        assert first.onnx_digest == second.onnx_digest
+        assert any("no weights file" in note for note in first.notes)
