@@ -17,6 +17,9 @@ variation is signal. The ratio says nothing in these cases, which are judged oth
   that is clamped to the same number but once): that element off is half of the variation.
 - nor is it of a slice that varies by no more than its rounding; nor of any under a limit below `FINE_DB` without
   measured rounding: the logit of a class that no sample shows varies by less than a step of 8 bits.
+
+At an index that honest rounding was not measured at, as of an image larger than the golden ones, it counts as the
+greatest of those that it was.
 """
 
 import math
@@ -121,7 +124,8 @@ def _values(
     sqnr_db = _decibels(signal, sums.error_sq)
     if limit is None:
         return sqnr_db, np.zeros(len(signal)), np.zeros(len(signal), bool)
-    rounding = HONEST_MARGIN * _per_element("error_sq", honest, len(signal)) * sums.count
+    known = np.zeros(1) if honest is None else _per_element("error_sq", honest, len(honest.count))
+    rounding = HONEST_MARGIN * fit_length(known, len(signal), float(known.max(initial=0.0))) * sums.count
     allowed = np.maximum(signal * 10 ** (-limit / 10), rounding) * (1.0 if usual is None else EDGE_MARGIN)
     variation = _at_least("centered_sq", sums, usual)
     varies = ~dead & shared[1] & (variation > still * energy) & (honest is not None or limit >= FINE_DB)

@@ -14,7 +14,7 @@ import numpy as np
 
 from builders.onnx_graphs.bodies import list_bodies
 from enginery.arrays import Array
-from validation.perturbation.operators import COPIES, CORRECT, RANDOM, SIZES, inline_functions, types_of
+from validation.perturbation.operators import COPIES, CORRECT, OF_ONE, RANDOM, SIZES, inline_functions, types_of
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
@@ -200,8 +200,10 @@ class _Rounding(Nodes):
         name = node.output[index]
         node.output[index] = exact = f"{name}/unrounded"
         units = 1 if node.op_type in CORRECT else self.units
-        error = self.add("Mul", self._clip(exact, _LARGE), self._draw(exact, name, units * UNIT))
-        moved = self.add("Add", exact, error)
+        size = self._clip(exact, _LARGE)
+        if node.op_type in OF_ONE:
+            size = self.add("Max", self.add("Abs", size), self.number(OF_ONE[node.op_type] / units))
+        moved = self.add("Add", exact, self.add("Mul", size, self._draw(exact, name, units * UNIT)))
         if self._half:
             self._narrow(moved)
         self.rename(name)

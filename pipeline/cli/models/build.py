@@ -165,6 +165,8 @@ def _send_if_unsent(outcome: "Outcome", registry: str) -> None:
 
 def show_outcome(outcome: "Outcome") -> None:
     """Print the table of engines, the task metric of each graph they are built from, and where everything lies."""
+    from pipeline.compile.publication.draft import RANDOM_INPUTS
+
     _print_engines(outcome)
     for engine in outcome.failed:
         say(f"failed: {engine.unit}: {engine.reason}")
@@ -174,6 +176,8 @@ def show_outcome(outcome: "Outcome") -> None:
         for item in engine.attributed:
             say(f"  which node ({item.joint}): {item.headline}")
     _show_proposals(outcome)
+    if any(RANDOM_INPUTS in engine.notes for engine in outcome.failed):
+        say(f"note: {RANDOM_INPUTS}")
     for name, metrics in () if outcome.cached else outcome.metrics.items():
         echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
     _show_place(outcome)

@@ -22,6 +22,13 @@ from pipeline.values import BuildPlan, Exported, Graph, Json, Unit
 REFITTED = "refitted from"
 
 
+# Of a unit whose checks failed on such inputs.
+RANDOM_INPUTS = (
+    "the checks ran on random numbers, on which many models answer nothing but noise; "
+    "give real inputs in golden.data (enginery init --from-requests makes them)"
+)
+
+
 @dataclass(frozen=True)
 class VersionDraft:
     """All that a run has to publish. manifest: without version and engines.
@@ -55,6 +62,8 @@ def draft_version(
             approved.append((entry_of(item, proof.report.digest), proof))
         else:
             fields = _unit_fields(item.built.unit) | _checks_and_notes(item)
+            if item.report and exported.golden_inputs is None:
+                fields["notes"] = (*fields["notes"], RANDOM_INPUTS)
             others.append(EngineEntry(**fields, status="failed", reason=item.reason))
     approved = say_which_are_large(approved)
     blake3 = {item.built.digest: item.built.blake3 for item in judged if item.built.digest}

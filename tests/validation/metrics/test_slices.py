@@ -199,6 +199,15 @@ def test_honest_rounding_allows_twice_its_amplitude():
         assert found.index == 3 and (found.margin_db >= 0) is allowed and found.sqnr_db < 10 > found.limit_db
 
 
+def test_an_index_beyond_those_of_honest_rounding_has_the_greatest_of_theirs():
+    expected, _ = noisy((64, 6), 0)
+    honest = measure(expected[:, :4], expected[:, :4] + np.array([1e-4, 0.3, 0.5, 0.4]), samples=64).slices
+    for factor, allowed in ((1.9, True), (2.1, False)):
+        error = np.where(np.arange(6) == 5, 0.5 * factor, 1e-4)
+        found = worst_slice(measure(expected, expected + error, samples=64).slices, 40.0, honest=honest)
+        assert found.index == 5 and (found.margin_db >= 0) is allowed
+
+
 def test_masks_and_numbers_that_are_not_finite_leave_the_sums():
     expected = np.array([[-np.inf, 1.0], [-np.inf, 3.0]])
     slices = measure(expected, expected + 1, samples=2).slices

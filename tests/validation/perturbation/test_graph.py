@@ -71,6 +71,14 @@ def test_what_computes_nothing_rounds_nothing(tmp_path):
     assert np.array_equal(answers(tmp_path, model), answers(tmp_path, with_rounding(model)))
 
 
+@pytest.mark.parametrize(("op_type", "units"), [("Sigmoid", 4), ("Elu", 1), ("Tanh", 0)])
+def test_where_a_result_is_near_zero_it_moves_as_one_that_comes_of_a_difference(tmp_path, op_type, units):
+    model = onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[n,8] y) {{y = {op_type}(x)}}")
+    x = np.full((64, 8), {"Sigmoid": -18.0, "Elu": -1e-9, "Tanh": 1e-9}[op_type], np.float32)
+    moved = answers(tmp_path, with_rounding(model), x=x) - answers(tmp_path, model, x=x)
+    assert 0.8 * units * 2**-24 <= np.abs(moved).max() <= (units + 1e-4) * 2**-24
+
+
 def test_a_mask_of_the_lowest_number_does_not_overflow(tmp_path):
     model = build("float[n,8] x", "float[n,8] y", "m = Mul(mask, one) s = Add(x, m) y = Softmax<axis=-1>(s)",
                   {"mask": np.full(8, np.finfo(np.float32).min), "one": np.float32(1)})  # fmt: skip

@@ -15,3 +15,13 @@ def test_a_file_in_the_registrys_place_is_refused(project: Project) -> None:
     done = project.build()
     assert done.code == 2
     assert str(project.registry) in done.err
+
+
+def test_a_check_that_fails_on_random_inputs_says_that_they_are_random(project: Project) -> None:
+    wanted = {"limits": {"int8": {"quantization": {"sqnr_db": 1000.0}}}, "latency": "off", "attribution": "off"}
+    project.change_spec(precisions=["int8"], targets=["cpu"], golden=None, validation=wanted)
+    done = project.run("build", project.spec)
+    assert done.code == 1
+    assert "note: the checks ran on random numbers" in done.err
+    project.change_spec(golden={"data": "golden.npz"})
+    assert "random numbers" not in project.run("build", project.spec).err
