@@ -66,10 +66,14 @@ def drift_checks(
 
 
 def expected_checks(
-    stage: str, candidate: Session, golden: GoldenSet, budget: Budget | Budgets, spreads: Spreads | None = None
+    stage: str,
+    candidate: Session,
+    golden: GoldenSet,
+    limits: Budget | Budgets | OutputLimits,
+    spreads: Spreads | None = None,
 ) -> tuple[Check, ...]:
     """The checks of a session against the golden set's own expected outputs."""
-    return drift_checks(stage, None, candidate, golden, budget, spreads)
+    return drift_checks(stage, None, candidate, golden, limits, spreads)
 
 
 def task_check(session: Session, golden: GoldenSet, metric: TaskMetric) -> Check:

@@ -9,7 +9,7 @@ import numpy as np
 from enginery.arrays import Array
 from validation.metrics.drift import Drift
 from validation.metrics.slice_limits import HONEST_MARGIN
-from validation.metrics.slices import AxisSums, Slices
+from validation.metrics.slices import AxisSums, Slices, fit_length
 from validation.statistics.distributions import beta_cdf
 from validation.statistics.rates import upper
 
@@ -137,18 +137,23 @@ def sqnr_of_worst(drift: Drift) -> float:
     return drift.sample_sqnr_db(drift.samples.samples) if drift.samples else math.inf
 
 
-def with_chance(drift: Drift, filled: int) -> Drift:
+def with_chance(drift: Drift, filled: int, magnitudes: Mapping[int, Array] | None = None) -> Drift:
     """The drift with greater error energies where few elements show them, in the whole and in each slice.
 
     filled: elements of the whole that are not zero on both sides; only those of a sparse output can be off.
+    magnitudes: by axis of the slices, the sum of |a - e| of each, arrays of (size of the axis,). Where most of a
+    slice's energy is that of few elements (of a softmax's class, at the few places where it is in doubt), so many show
+    it as their participation ratio is, (sum |a - e|)^2 / sum (a - e)^2.
     """
-    slices = drift.slices and replace(
-        drift.slices,
-        axes={
-            axis: replace(sums, error_sq=sums.error_sq * _chance(sums.count))
-            for axis, sums in drift.slices.axes.items()
-        },
-    )
+    axes = {}
+    for axis, sums in drift.slices.axes.items() if drift.slices else ():
+        count = sums.count
+        if magnitudes is not None:
+            spread = np.square(np.ldexp(fit_length(magnitudes[axis], len(count), 0.0), -drift.exponent))
+            ratio = np.divide(spread, sums.error_sq, out=count.copy(), where=sums.error_sq > 0)
+            count = np.minimum(count, ratio)
+        axes[axis] = replace(sums, error_sq=sums.error_sq * _chance(count))
+    slices = drift.slices and replace(drift.slices, axes=axes)
     elements = float(min(filled, drift.count))
     return replace(drift, error_sq=drift.error_sq * float(_chance(np.array(elements))), slices=slices)
 

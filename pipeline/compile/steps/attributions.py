@@ -83,12 +83,13 @@ class AttributeGraph:
         original = fetch(place, self.reference, workdir / "reference.onnx")
 
         with ReferenceSession(original) as session:
-            budget = graph_drift_limits(original, session, precision, frozen, self.limits, metric, workdir).budgets
+            stages = graph_drift_limits(original, session, precision, frozen, self.limits, metric, workdir)
+            held = stages.loosest()
             expected = _answer(frozen, session, workdir / "answered.safetensors")
 
         def check(path: Path, cases: "GoldenSet") -> Sequence[Check]:
             with ReferenceSession(path) as actual:
-                checks = expected_checks("quantization", actual, cases, budget)
+                checks = expected_checks("quantization", actual, cases, held)
                 return proof_of(checks, actual, cases, metric if cases is expected else None, "graph").checks
 
         candidate = runnable(fetch(place, self.graph, workdir / "graph.onnx"), precision)
@@ -97,7 +98,7 @@ class AttributeGraph:
         before = check(candidate, expected)
         pair = _graph(source, workdir / "expected"), _graph(candidate, workdir / "actual")
         found = attribute_drift(
-            "quantization", precision, *pair, frozen, budget.tightest, _list_failed(before),
+            "quantization", precision, *pair, frozen, held.budgets.tightest, _list_failed(before),
             tell=print, stop=lambda: clock.left(RANKING) <= 0,
         )  # fmt: skip
         if not recipe or not found.failed:

@@ -65,19 +65,25 @@ def graph_drift_limits(
     limits: Mapping[str, float],
     metric: TaskMetric | None,
     workdir: Path,
-) -> "OutputLimits":
+) -> "StagedLimits":
     """The same of a graph in a lower precision against the fp32 one, which `path` and `reference` are."""
-    from validation.limits.budget import OutputLimits, budgets
+    from validation.limits.budget import OutputLimits, StagedLimits, budgets
     from validation.perturbation.honest import honest_rounding
 
     if precision in QUANTIZED:
         found = budgets("quantization", precision, golden.noise).override(limits)
         weak = "" if metric or "sqnr_db" in limits else WEAK
-        return OutputLimits(_add_notes(found, reference, weak, "" if "argmax_agreement" in limits else DECIDED))
+        decided = "" if "argmax_agreement" in limits else DECIDED
+        return StagedLimits(OutputLimits(_add_notes(found, reference, weak, decided)))
     half: Precision | None = None if precision == "fp32" else precision
-    *_, honest = honest_rounding(path, golden, reference, _as_written, workdir, half=half)
-    found = budgets("quantization", precision, golden.noise, honest).override(limits)
-    return OutputLimits(_add_notes(found, reference, _unknown(honest)), honest.drifts)
+
+    def measured() -> "Iterator[OutputLimits]":
+        for honest in honest_rounding(path, golden, reference, _as_written, workdir, half=half, thorough=True):
+            found = budgets("quantization", precision, golden.noise, honest).override(limits)
+            yield OutputLimits(_add_notes(found, reference, _unknown(honest)), honest.drifts)
+
+    looser = measured()
+    return StagedLimits(next(looser), looser)
 
 
 def _unknown(honest: "Honest") -> str:

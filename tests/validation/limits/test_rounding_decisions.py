@@ -128,4 +128,4 @@ def test_the_note_of_integers_behind_quantization_names_what_helps(asked, metric
     """A task metric changes nothing for them, and a limit of 1 is not weak."""
     reference = Mock(outputs=(TensorSpec("p", "float32", ("batch", 9)), TensorSpec("y", "int64", ("batch", 3))))
     found = drift_limits.graph_drift_limits(Path(), reference, "int8", GoldenSet(()), asked, metric, Path())
-    assert {output: note for (output, _), note in found.budgets.notes.items()} == expected
+    assert {output: note for (output, _), note in found.current.budgets.notes.items()} == expected

@@ -27,3 +27,12 @@ def test_many_elements_allow_no_more() -> None:
     assert with_chance(drift, drift.count).error_sq == drift.error_sq
     slices, same = drift.slices, with_chance(drift, drift.count).slices
     assert slices and same and np.array_equal(same.axes[1].error_sq, slices.axes[1].error_sq)
+
+
+def test_an_energy_of_few_elements_of_a_slice_counts_as_that_of_so_few() -> None:
+    expected = np.random.default_rng(0).normal(size=(64, 3))
+    error = np.where(np.arange(64)[:, None] < [[64, 4, 64]], 1e-6, 1e-12)
+    drift = measure(expected, expected + error, samples=64)
+    found = with_chance(drift, drift.count, {1: error.sum(axis=0)})
+    assert drift.slices and found.slices
+    assert (found.slices.axes[1].error_sq / drift.slices.axes[1].error_sq > 2).tolist() == [False, True, False]
