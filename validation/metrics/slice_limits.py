@@ -4,8 +4,8 @@ The allowed error energy of a slice is the least of two: its own energy, lowered
 its variation about the means of its features, since an offset is no signal. Where honest rounding is known, it is at
 least four times (twice the amplitude of) what an honest kernel of the precision adds to the slice; the half of the
 variation is raised so only at the engine stage, because elsewhere the expected output is not rounded and all of its
-variation is signal, and of a faint slice (`FAINT` of the output's mean variation: a class of a softmax that no sample
-comes near, of which a model with thousands has many). The ratio says nothing in these cases, which are judged otherwise:
+variation is signal, and of a faint slice among many (`FAINT` of the output's mean variation, `MANY` slices: a class of
+thousands that no sample comes near). The ratio says nothing in these cases, which are judged otherwise:
 
 - a slice of fewer than `FEWEST` elements is not judged: among a thousand slices of one element, some are near zero.
 - a slice that is zero or nearly so (`DEAD` of the output's mean energy: a millionth of its amplitude), where
@@ -43,9 +43,9 @@ DEAD = 1e-12
 FINE_DB = 15.0
 # The share of a slice's variation that its error energy may reach: then half of what varies is explained.
 VARIATION = 0.5
-# The share of the output's mean variation up to which a slice's may be lost to honest rounding: a thousandth of its
-# amplitude.
-FAINT = 1e-6
+# The share of the output's mean variation up to which a slice's may be lost to honest rounding (a thousandth of its
+# amplitude), where an axis has so many: scores of some eighty classes beside boxes are as faint, and may not.
+FAINT, MANY = 1e-6, 256
 # The factor of energy over the errors of an honest kernel: twice their amplitude.
 HONEST_MARGIN = 4.0
 # The factor of energy for an edge case, which is a few samples, tiled: the squared error of a slice of four elements
@@ -133,8 +133,9 @@ def _values(
     allowed = np.maximum(signal * 10 ** (-limit / 10), rounding) * (1.0 if usual is None else EDGE_MARGIN)
     variation = _at_least("centered_sq", sums, usual)
     varies = ~dead & shared[1] & (variation > still * energy) & (honest is not None or limit >= FINE_DB)
-    faint = rounded | (variation <= FAINT * float(variation.sum() / sums.count.sum()) * sums.count)
-    half = np.where(varies, np.maximum(VARIATION * variation, np.where(faint, rounding, 0.0)), math.inf)
+    faint = variation <= FAINT * float(variation.sum() / sums.count.sum()) * sums.count
+    lossy = rounded | (faint & (len(signal) >= MANY))
+    half = np.where(varies, np.maximum(VARIATION * variation, np.where(lossy, rounding, 0.0)), math.inf)
     lost = (half < allowed) & (half < sums.error_sq)
     return sqnr_db, _decibels(signal, np.minimum(allowed, half)), lost
 
