@@ -61,14 +61,8 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
 
 
 def _find_pointers(spec: ModelSpec) -> Iterator[Mistake]:
-    named: list[tuple[Loc, str | None]] = [
-        (("source", spec.source.kind), spec.source_file),
-        (("source", "weights"), spec.source.weights),
-        (("calibration", "data"), spec.calibration.file if spec.calibration else None),
-        (("golden", "data"), spec.golden.data if spec.golden else None),
-    ]
-    for loc, name in named:
-        if name and (path := spec.file(name)).is_file() and _first_bytes(path).startswith(_LFS):
+    for loc, name in spec.named_files():
+        if (path := spec.file(name)).is_file() and _first_bytes(path).startswith(_LFS):
             yield loc, f"{name!r} is a Git LFS pointer in the place of the file; run `git lfs pull`"
 
 
