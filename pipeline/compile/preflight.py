@@ -18,6 +18,7 @@ from pipeline.spec.value_types import Loc
 
 # A file that `git clone` left as a pointer begins so (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
 _LFS = b"version https://git-lfs.github.com/spec/"
+POINTER = "is a Git LFS pointer in the place of the file; run `git lfs pull`"
 _PICKLE = b"\x80"
 
 Mistake = tuple[Loc, str]
@@ -62,8 +63,13 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
 
 def _find_pointers(spec: ModelSpec) -> Iterator[Mistake]:
     for loc, name in spec.named_files():
-        if (path := spec.file(name)).is_file() and _first_bytes(path).startswith(_LFS):
-            yield loc, f"{name!r} is a Git LFS pointer in the place of the file; run `git lfs pull`"
+        if is_pointer(spec.file(name)):
+            yield loc, f"{name!r} {POINTER}"
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether a file is what Git LFS leaves in the place of a large one that was not fetched."""
+    return path.is_file() and _first_bytes(path).startswith(_LFS)
 
 
 def _first_bytes(path: Path) -> bytes:

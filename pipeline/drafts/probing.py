@@ -1,6 +1,7 @@
 """The sizes at which a graph runs, found by running it."""
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,8 +17,12 @@ from pipeline.drafts.found import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundMo
 # Sizes that are tried for a dim that is no batch, the likeliest first: multiples of 32 suit networks that halve five
 # times; 512 and 576 are windows of audio.
 _SIZES = (64, 128, 32, 256, 16, 224, 320, 512, 576, 640, 1024, 48, 8, 4, 3, 2, 1)
+# Batches that are tried where 1 does not run: groups of frames or views that lie along axis 0.
+_BATCHES = (2, 4, 8, 16, 3, 32)
 _STEPS = (1, 2, 4, 8, 16, 32, 64)
 _SECONDS = 20
+# Of all inputs together; a video of 16 frames at 1024x1024 has 50 million.
+_MOST_ELEMENTS = 1 << 26
 
 
 # Runs a model once on inputs, and raises any exception where it does not run.
@@ -68,12 +73,13 @@ class _Probe:
 
     def runs(self, sizes: Mapping[str, int]) -> bool:
         """Whether the graph ends without an error at these sizes. False when the time is over."""
-        if time.monotonic() > self._until:
+        shapes = [spec.at(sizes) for spec in self._inputs]
+        if time.monotonic() > self._until or sum(map(math.prod, shapes)) > _MOST_ELEMENTS:
             return False
         try:
             self._run({spec.name: self._array(spec, sizes) for spec in self._inputs})
         except Exception as error:  # onnxruntime's errors share no base class of their own, and a module's are anything
-            self.last_error = words_of(error).splitlines()[0][:160]
+            self.last_error = (words_of(error).strip() or type(error).__name__).splitlines()[0][:160]
             return False
         return True
 
@@ -136,6 +142,7 @@ def _candidates(names: Sequence[str]) -> Iterator[dict[str, int]]:
         for chosen in itertools.combinations(others, count):
             yield from ({**ones, **dict.fromkeys(chosen, size)} for size in _SIZES[:-1])
     yield ones
+    yield from ({**dict.fromkeys(others, _SIZES[0]), **dict.fromkeys(batches, size)} for size in _BATCHES if batches)
     for sizes in itertools.product(_SIZES[:8], repeat=len(others)):
         if len(set(sizes)) > 1:
             yield {**ones, **dict(zip(others, sizes, strict=True))}

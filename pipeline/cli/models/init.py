@@ -16,6 +16,22 @@ if TYPE_CHECKING:
     from pipeline.drafts.requests import Scaling
 
 _SCALINGS = ("imagenet", "unit", "symmetric", "bytes")
+_WEIGHTS = (
+    "holds weights or a pickled module, without the model's code; give the function that makes the module, such as "
+    "model.py:build, and name a state dict in source.weights of the spec"
+)
+_TO_ONNX = "is not read; convert it to ONNX"
+_ENGINE = "is an engine that a compiler made; give the ONNX file that it was made of"
+# What to do with files of other kinds, by how they end.
+_OTHERS = {
+    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt", ".safetensors"), _WEIGHTS),
+    **dict.fromkeys((".h5", ".hdf5", ".keras", ".pb", ".tflite"), f"{_TO_ONNX} with tf2onnx"),
+    **dict.fromkeys((".pkl", ".pickle", ".joblib"), f"{_TO_ONNX} with skl2onnx, options={{'zipmap': False}}"),
+    **dict.fromkeys((".engine", ".plan", ".trt", ".ort", ".xml"), _ENGINE),
+    ".gguf": "holds a language model for llama.cpp, which is a serving stack of its own",
+    ".mlmodel": f"{_TO_ONNX} with onnxmltools",
+    ".pdmodel": f"{_TO_ONNX} with paddle2onnx",
+}
 
 
 @click.command()
@@ -71,29 +87,37 @@ def init(model: str | None, out: Path | None, requests: Path | None, scaling: "S
 
 def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
     """What a model file holds, and where its spec goes."""
+    from pipeline.compile.preflight import POINTER, is_pointer
     from pipeline.drafts.onnx_model import look_at_onnx
     from pipeline.drafts.torch_model import look_at_pt2
     from pipeline.drafts.triton import look_at_triton
 
+    if (model / "saved_model.pb").is_file():
+        raise InputError(f"{model} {_OTHERS['.pb']}")
     if not model.is_file():
+        what = "is a folder" if model.is_dir() else "does not exist"
         raise InputError(
-            f"{model} is no file; name an ONNX file, a .pt2, an entry point such as model.py:build, or config.pbtxt"
+            f"{model} {what}; name an ONNX file, a .pt2, an entry point such as model.py:build, or config.pbtxt"
         )
+    if is_pointer(model):
+        raise InputError(f"{model} {POINTER}")
+    kind = model.suffix.lower()
     folder = (out or model).parent
     if not model.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{model} is outside {folder}, where the spec goes; a spec names files of its own folder")
     shown = str(model.resolve().relative_to(folder.resolve()))
-    if model.suffix == ".pbtxt":
+    if kind == ".pbtxt":
         found = look_at_triton(model, folder)
-    elif model.suffix == ".onnx":
+    elif kind == ".onnx":
         inside(shown)
         found = look_at_onnx(model, shown)
-    elif model.suffix == ".pt2":
+    elif kind == ".pt2":
         found = look_at_pt2(folder, inside(shown))
-    elif model.suffix == ".py":
+    elif kind == ".py":
         raise InputError(f"{model}: name the function too that gives the module: {model}:build")
     else:
-        raise InputError(f"{model}: the ending {model.suffix or 'none'} is unknown; .onnx, .pt2, .pbtxt are known")
+        unknown = f"has the ending {kind or 'none'}, which is unknown; .onnx, .pt2 and .pbtxt are known"
+        raise InputError(f"{model} {_OTHERS.get(kind, unknown)}")
     return found, out or folder / f"{found.name}.yaml"
 
 
