@@ -5,11 +5,16 @@ a Python file. So the cost does not grow with the model or the data. The steps t
 checks, which say the same, one at a time, and what headers do not show.
 """
 
+import math
+import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from enginery.core.errors import EngineryError, ModelError
+from enginery.core.text import format_bytes
 from enginery.core.types import TensorSpec
 from enginery.user_code.entry_point import missing_function, source_files
 from pipeline.sources.onnx_header import GraphHeader, read_header, wrong_inputs, wrong_outputs
@@ -43,6 +48,7 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
             yield ("source", spec.source.kind), str(error)
     if header is not None:
         yield from _compare(spec, header)
+    yield from _too_large(spec)
     if spec.source.weights and ("source", "weights") not in unread:
         yield from _wrong_weights(spec.file(spec.source.weights))
     # Where the model says otherwise than the spec, the spec is wrong; data is not held to what it says there.
@@ -59,6 +65,20 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
     if spec.golden and ("golden", "data") not in unread:
         path = spec.file(spec.golden.data)
         yield from _wrong_samples(("golden", "data"), spec, path, sound, spec.golden.labels, others)
+
+
+def _too_large(spec: ModelSpec) -> Iterator[Mistake]:
+    """An input that this machine's memory cannot hold once at the largest sizes of its dims: edge cases are."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    sizes = {dim.name: dim.max for dim in spec.named_dims()}
+    for item in spec.tensors():
+        held = math.prod(item.at(sizes)) * np.dtype(item.dtype).itemsize
+        if held > memory:
+            remedy = "lower the max of its dims"
+            yield (
+                ("inputs", item.name),
+                f"takes {format_bytes(held)} at its largest, more than this machine has; {remedy}",
+            )
 
 
 def _find_pointers(spec: ModelSpec) -> Iterator[Mistake]:

@@ -47,11 +47,11 @@ def find_dims(found: FoundModel, open_model: Callable[[], Run]) -> FoundModel:
     try:
         probe = _Probe(open_model(), found.inputs)
     except ModelError as error:
-        return found.with_dims({name: _guess(name, f"not tried: {str(error)[:160]}") for name in names})
+        return _guess_all(found, names, f"not tried: {str(error)[:160]}")
     sizes = probe.find_running(names)
     if sizes is None:
         reason = f"a guess: the graph ran at no size that was tried ({probe.last_error})"
-        return found.with_dims({name: _guess(name, reason) for name in names})
+        return _guess_all(found, names, reason)
     equal = probe.find_equal(names, sizes)
     inputs = tuple(
         replace(spec, shape=tuple(equal.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape))
@@ -59,7 +59,25 @@ def find_dims(found: FoundModel, open_model: Callable[[], Run]) -> FoundModel:
     )
     probe.take_inputs(inputs)
     dims = {name: probe.bounds(name, sizes) for name in names if name not in equal}
-    return replace(found, inputs=inputs, dims=dims)
+    return replace(found, inputs=inputs, dims=_fit_memory(dims, inputs))
+
+
+def _fit_memory(dims: Mapping[str, FoundDim], inputs: Sequence[TensorSpec]) -> dict[str, FoundDim]:
+    """The dims, the largest halved until inputs of all of the largest sizes together have `_MOST_ELEMENTS` at most:
+    each size was tried with the other dims small."""
+    found = dict(dims)
+    while _count_elements(inputs, {name: dim.max for name, dim in found.items()}) > _MOST_ELEMENTS:
+        name, dim = max(found.items(), key=lambda item: item[1].max // item[1].min)
+        half = max(dim.min, dim.max // 2 // dim.multiple * dim.multiple)
+        if half == dim.max:
+            break
+        why = f"{dim.why.partition(';')[0]}; more would be too large with the other dims"
+        found[name] = replace(dim, opt=min(dim.opt, half), max=half, why=why)
+    return found
+
+
+def _count_elements(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> int:
+    return sum(math.prod(spec.at(sizes)) for spec in inputs)
 
 
 class _Probe:
@@ -73,8 +91,7 @@ class _Probe:
 
     def runs(self, sizes: Mapping[str, int]) -> bool:
         """Whether the graph ends without an error at these sizes. False when the time is over."""
-        shapes = [spec.at(sizes) for spec in self._inputs]
-        if time.monotonic() > self._until or sum(map(math.prod, shapes)) > _MOST_ELEMENTS:
+        if time.monotonic() > self._until or _count_elements(self._inputs, sizes) > _MOST_ELEMENTS:
             return False
         try:
             self._run({spec.name: self._array(spec, sizes) for spec in self._inputs})
@@ -152,6 +169,9 @@ def _is_batch(name: str) -> bool:
     return "batch" in name.lower() or name in ("n", "b", "B")
 
 
-def _guess(name: str, why: str) -> FoundDim:
-    top = LARGEST_BATCH if _is_batch(name) else LARGEST_SIZE
-    return FoundDim(1, 1 if _is_batch(name) else top, top, why)
+def _guess_all(found: FoundModel, names: Sequence[str], why: str) -> FoundModel:
+    dims = {}
+    for name in names:
+        top = LARGEST_BATCH if _is_batch(name) else LARGEST_SIZE
+        dims[name] = FoundDim(1, 1 if _is_batch(name) else top, top, why)
+    return found.with_dims(_fit_memory(dims, found.inputs))

@@ -215,8 +215,7 @@ def export(spec: "ModelSpec", context: RunContext) -> Exported:
         if outcome.model:
             context.remember("export", keys.model, encode(model), [model.digest])
         context.remember("golden", keys.golden(model.digest), encode(golden), golden.blobs)
-        random = "" if spec.golden else "done; random inputs stand in for golden.data"
-        context.progress.emit(Finished(name, words=random))
+        context.progress.emit(Finished(name))
     settle_golden(spec, golden.golden, context)
     return _join(model, golden, keys)
 

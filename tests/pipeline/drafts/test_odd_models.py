@@ -151,6 +151,13 @@ def test_sizes_that_would_fill_the_memory_are_not_tried(tmp_path: Path, monkeypa
     assert 256**3 in tried and max(tried) <= 1 << 26
 
 
+def test_all_of_the_largest_sizes_together_fit_the_memory(tmp_path: Path) -> None:
+    ends = [value("x", list("ijklmop"))], [value("y", list("ijklmop"))]
+    spec = drafted(write(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], *ends))
+    assert 1 << 20 < np.prod([dim.max for dim in spec.named_dims()]) <= 1 << 26
+    assert "more would be too large" in (tmp_path / "m.yaml").read_text()
+
+
 @pytest.mark.parametrize(("place", "name"), [("bert/onnx/model.onnx", "bert"), ("bert.onnx", "bert")])
 def test_the_name_is_that_of_the_nearest_folder_that_says_something(tmp_path: Path, place: str, name: str) -> None:
     path = tmp_path / place
