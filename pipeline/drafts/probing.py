@@ -12,7 +12,7 @@ import onnx
 from builders.reference import open_interpreter, words_of
 from enginery.core.errors import ModelError
 from enginery.core.types import Tensors, TensorSpec
-from pipeline.drafts.found import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel
+from pipeline.drafts.found import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, is_batch
 
 # Sizes that are tried for a dim that is no batch, the likeliest first: multiples of 32 suit networks that halve five
 # times; 512 and 576 are windows of audio.
@@ -127,7 +127,7 @@ class _Probe:
 
     def bounds(self, name: str, sizes: Mapping[str, int]) -> FoundDim:
         """The smallest and largest size that were seen to run, all other dims staying as they are."""
-        at, most = sizes[name], LARGEST_BATCH if _is_batch(name) else LARGEST_SIZE
+        at, most = sizes[name], LARGEST_BATCH if is_batch(name) else LARGEST_SIZE
         step = next((step for step in _STEPS if at % step == 0 and self.runs({**sizes, name: at + step})), 0)
         if not step:
             return FoundDim(at, at, at, f"only {at} ran of the sizes that were tried")
@@ -140,7 +140,7 @@ class _Probe:
             return FoundDim(low, low, low, f"only {low} ran of the sizes that were tried")
         tried = f"the graph ran at {low} and {high}"
         only = "" if step == 1 else f", and in steps of {step} alone"
-        opt = low if _is_batch(name) else min(max(at, low), high)
+        opt = low if is_batch(name) else min(max(at, low), high)
         return FoundDim(low, opt, high, tried + only, step)
 
     def _array(self, spec: TensorSpec, sizes: Mapping[str, int]) -> np.ndarray:
@@ -152,7 +152,7 @@ class _Probe:
 
 def _candidates(names: Sequence[str]) -> Iterator[dict[str, int]]:
     """Sizes to try: 1 for batches and for ever more of the other dims, one size for all that are left; then others."""
-    batches = [name for name in names if _is_batch(name)]
+    batches = [name for name in names if is_batch(name)]
     others = [name for name in names if name not in batches]
     ones = dict.fromkeys(names, 1)
     for count in range(len(others), 0, -1):
@@ -165,13 +165,9 @@ def _candidates(names: Sequence[str]) -> Iterator[dict[str, int]]:
             yield {**ones, **dict(zip(others, sizes, strict=True))}
 
 
-def _is_batch(name: str) -> bool:
-    return "batch" in name.lower() or name in ("n", "b", "B")
-
-
 def _guess_all(found: FoundModel, names: Sequence[str], why: str) -> FoundModel:
     dims = {}
     for name in names:
-        top = LARGEST_BATCH if _is_batch(name) else LARGEST_SIZE
-        dims[name] = FoundDim(1, 1 if _is_batch(name) else top, top, why)
+        top = LARGEST_BATCH if is_batch(name) else LARGEST_SIZE
+        dims[name] = FoundDim(1, 1 if is_batch(name) else top, top, why)
     return found.with_dims(_fit_memory(dims, found.inputs))

@@ -13,7 +13,7 @@ from pipeline.cli.options import say
 
 if TYPE_CHECKING:
     from pipeline.drafts.found import FoundModel
-    from pipeline.drafts.requests import Scaling
+    from pipeline.drafts.request_files import Scaling
 
 _SCALINGS = ("imagenet", "unit", "symmetric", "bytes")
 _WEIGHTS = (
@@ -75,8 +75,11 @@ def init(model: str | None, out: Path | None, requests: Path | None, scaling: "S
     for file in (path, *((path.parent / f"{kind}.npz") for kind in ("calibration", "golden") if requests)):
         if file.exists() and not force:
             raise InputError(f"{file} exists; choose another name with --out, or overwrite it with --force")
-    data = _write_data(found, requests, path.parent, scaling) if requests else (None, None)
-    _write(path, write_spec(found, *data), force)
+    text = write_spec(found)
+    if requests:
+        found = _write_data(found, requests, path.parent, scaling)
+        text = write_spec(found, "calibration.npz", "golden.npz")
+    _write(path, text, force)
     say(f"wrote {path}: {pluralize(len(found.inputs), 'input')}, {pluralize(len(found.dims), 'dim')}")
     for name, dim in found.dims.items():
         say(f"  {name} {dim.min}..{dim.max}: {dim.why}")
@@ -135,19 +138,21 @@ def _look_at_entry_point(text: str, out: Path | None) -> tuple["FoundModel", Pat
     return found, out or folder / f"{found.name}.yaml"
 
 
-def _write_data(found: "FoundModel", requests: Path, folder: Path, scaling: "Scaling") -> tuple[str, str]:
-    """Write calibration.npz and golden.npz; their names."""
+def _write_data(found: "FoundModel", requests: Path, folder: Path, scaling: "Scaling") -> "FoundModel":
+    """Write calibration.npz and golden.npz; the model with dims that hold their sizes."""
     from enginery.core.types import Dim
     from pipeline.drafts.requests import split_requests, write_samples
+    from pipeline.spec.value_types import LARGEST_SIZE
 
-    dims = [Dim(name, dim.min, dim.opt, dim.max, multiple=dim.multiple) for name, dim in found.dims.items()]
+    dims = [Dim(name, dim.multiple, dim.opt, LARGEST_SIZE, multiple=dim.multiple) for name, dim in found.dims.items()]
     split = split_requests(requests, found.inputs, dims, scaling)
+    found = found.hold_sizes(split.sizes)
     for name, part in (("calibration", split.calibration), ("golden", split.golden)):
         write_samples(folder / f"{name}.npz", part)
         say(f"wrote {folder / name}.npz: {pluralize(len(part), 'request')}")
     for note in split.left_out:
         say(f"  {note}")
-    return "calibration.npz", "golden.npz"
+    return found
 
 
 def _write(path: Path, text: str, force: bool) -> None:

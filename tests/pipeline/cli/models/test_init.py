@@ -40,6 +40,16 @@ def test_requests_become_calibration_and_golden_data(tmp_path: Path) -> None:
     assert len(golden) == 6 and len(calibration) == 24
 
 
+def test_dims_hold_the_sizes_of_the_requests(tmp_path: Path) -> None:
+    from onnx import helper
+
+    model = write(tmp_path / "net.onnx", [helper.make_node("Relu", ["x"], ["y"])], [value("x", ["batch", "length"])])
+    np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((8, 300)).astype("f4"))
+    assert init(model, "--from-requests", tmp_path / "requests.npz") == 0
+    length = load_spec(tmp_path / "net.yaml").dims["length"]
+    assert (length.min, length.opt, length.max) == (1, 300, 300)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
