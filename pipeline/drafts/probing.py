@@ -89,9 +89,14 @@ class _Probe:
         self._generator = np.random.default_rng(0)
         self.last_error = ""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() > self._until
+
     def runs(self, sizes: Mapping[str, int]) -> bool:
         """Whether the graph ends without an error at these sizes. False when the time is over."""
-        if time.monotonic() > self._until or _count_elements(self._inputs, sizes) > _MOST_ELEMENTS:
+        if self.is_over or _count_elements(self._inputs, sizes) > _MOST_ELEMENTS:
             return False
         try:
             self._run({spec.name: self._array(spec, sizes) for spec in self._inputs})
@@ -130,10 +135,10 @@ class _Probe:
         at, most = sizes[name], LARGEST_BATCH if is_batch(name) else LARGEST_SIZE
         step = next((step for step in _STEPS if at % step == 0 and self.runs({**sizes, name: at + step})), 0)
         if not step:
-            return FoundDim(at, at, at, f"only {at} ran of the sizes that were tried")
-        low = next(
-            size for size in sorted({step, 2 * step, 4 * step, at}) if size <= at and self.runs({**sizes, name: size})
-        )
+            over = f"only {at} was tried: the {_SECONDS} s were over; widen it"
+            return FoundDim(at, at, at, over if self.is_over else f"only {at} ran of the sizes that were tried")
+        smaller = (size for size in sorted({step, 2 * step, 4 * step}) if size < at)
+        low = next((size for size in smaller if self.runs({**sizes, name: size})), at)
         high = max(at, most // step * step, low)
         high = high if self.runs({**sizes, name: high}) else at
         if low == high:

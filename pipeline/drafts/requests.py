@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -106,10 +106,10 @@ def _read_samples(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim],
             yield {name: array[row : row + 1] for name, array in request.items()}
 
 
-def write_samples(path: Path, requests: Sequence[Tensors]) -> None:
+def write_samples(file: Path | IO[bytes], requests: Sequence[Tensors]) -> None:
     """Write requests of equal sizes as an .npz that a spec can name: one complete input per entry of axis 0."""
     arrays: dict[str, Any] = {name: np.stack([request[name] for request in requests]) for name in requests[0]}
-    np.savez_compressed(path, **arrays)
+    np.savez_compressed(file, **arrays)
 
 
 def _digest(request: Tensors) -> str:

@@ -19,7 +19,7 @@ from enginery.arrays import Array, check_finite
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
-from pipeline.sources.canonical import canonical
+from pipeline.sources.canonical import OLDEST_IR_VERSION, canonical
 from pipeline.sources.walk import all_graphs, all_nodes, all_tensors, has_sparse, texts
 
 __all__ = ["canonical", "external_files", "load_onnx", "newest_opset", "save_onnx", "specs_of"]
@@ -157,6 +157,9 @@ def load_onnx(path: Path, root: Path) -> onnx.ModelProto:
         tensor.ClearField("data_location")
         del tensor.external_data[:]
     _forget_unknown_sizes(model)
+    # A newer onnx writes a newer version than onnxruntime reads, of a graph that any can hold.
+    oldest = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
+    model.ir_version = min(model.ir_version, max(oldest, OLDEST_IR_VERSION))
     return model
 
 

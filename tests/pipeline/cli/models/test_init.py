@@ -40,6 +40,23 @@ def test_requests_become_calibration_and_golden_data(tmp_path: Path) -> None:
     assert len(golden) == 6 and len(calibration) == 24
 
 
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    halving(tmp_path / "net.onnx")
+    np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((6, 3, 8, 8)).astype("f4"))
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(np, "savez_compressed", fail)
+    assert init(tmp_path / "net.onnx", "--from-requests", tmp_path / "requests.npz") == 130
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_file_with_a_colon_in_its_name_is_no_entry_point(tmp_path: Path) -> None:
+    assert init(halving(tmp_path / "net:2.onnx"), "--out", tmp_path / "net.yaml") == 0
+    assert load_spec(tmp_path / "net.yaml").source.onnx == "net:2.onnx"
+
+
 def test_dims_hold_the_sizes_of_the_requests(tmp_path: Path) -> None:
     from onnx import helper
 
