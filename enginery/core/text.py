@@ -10,16 +10,24 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-# Share of a word that must be alike (difflib's ratio), below its default of 0.6: names of models and nodes are long.
-_ALIKE = 0.5
+# Share of two words that must be alike (difflib's ratio), and the least length of one that may begin the other.
+_ALIKE, _BEGINNING = 0.7, 3
+
+
+def find_nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that was probably meant: one that is nearly the same, or that this one begins; upper and lower
+    case are alike. None where no word is near: a wrong suggestion is worse than a list."""
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=_ALIKE)
+    begun = [name for name in names if len(word) >= _BEGINNING and name.startswith(word.lower())]
+    return next((names[name] for name in [*near, *sorted(begun, key=len)]), None)
 
 
 def suggest(word: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """'did you mean 'x'?' for the nearest known word; without one `otherwise`, by default 'known: x, y'."""
     names = list(known)
-    near = difflib.get_close_matches(word, names, n=1, cutoff=_ALIKE)
-    if near:
-        return f"did you mean {near[0]!r}?"
+    if near := find_nearest(word, names):
+        return f"did you mean {near!r}?"
     return f"known: {', '.join(names) or 'none'}" if otherwise is None else otherwise
 
 

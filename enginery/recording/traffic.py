@@ -146,7 +146,7 @@ def _read_request(record: Record, specs: Sequence[TensorSpec]) -> RecordedReques
     inputs = record.get("inputs")
     if not isinstance(inputs, dict):
         raise ValueError("inputs is missing, or not an object")
-    arrays = {name: _decode_input(name, value, known.get(name)) for name, value in inputs.items()}
+    arrays = {name: decode_input(name, value, known.get(name)) for name, value in inputs.items()}
     _check(arrays, specs)
     return RecordedRequest(at, arrays, latency)
 
@@ -158,7 +158,11 @@ def _check(arrays: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None:
             raise ValueError(f"input {name!r} holds NaN or infinity")
 
 
-def _decode_input(name: str, value: object, spec: TensorSpec | None) -> Array:
+def decode_input(name: str, value: object, spec: TensorSpec | None) -> Array:
+    """An input out of JSON: an array as `encode_inputs` writes it, or nested lists of numbers that its dtype can hold.
+
+    Raises ValueError.
+    """
     if isinstance(value, dict):
         return _from_base64(name, value)
     if spec is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from enginery.core.digest import digest_of_file, is_digest
+from enginery.core.digest import digest_of_file, digest_of_path, is_digest
 from enginery.core.text import pluralize
 from enginery.core.types import CALIBRATED, CPU_KIND, BuildRequest
 from pipeline.compile.closure.code import Root, backend_root, find_code
@@ -45,7 +45,7 @@ def inputs_of(spec: ModelSpec, context: RunContext) -> Inputs:
             **_code(WriteGraph, *observing, *searching),
         },
         "golden": {
-            **({f"golden data {golden.data}": digest_of_file(spec.file(golden.data))} if golden else {}),
+            **({f"golden data {golden.data}": digest_of_path(spec.file(golden.data))} if golden else {}),
             **(_flatten({"golden": {"data": golden.data, "labels": golden.labels}}) if golden else {}),
             **_code(ExportModel),
         },

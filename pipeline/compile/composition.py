@@ -11,7 +11,7 @@ from pipeline.compile.publication.draft import draft_version
 from pipeline.compile.publication.pages import draw_page
 from pipeline.compile.publication.publish import publish_version
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.attributions import attribute, suspects
+from pipeline.compile.steps.attributions import attribute
 from pipeline.compile.steps.calibration import merge, observe, parts_of
 from pipeline.compile.steps.engines import build
 from pipeline.compile.steps.exports import export
@@ -19,6 +19,7 @@ from pipeline.compile.steps.graphs import quantize
 from pipeline.compile.steps.latency import measure
 from pipeline.compile.steps.proofs import validate
 from pipeline.compile.steps.search import choose, find_searched_kinds
+from pipeline.compile.suspects import find_suspects
 from pipeline.outcome import JudgedUnit, Outcome
 from pipeline.progress.events import Finished, Planned, RunConcluded
 from pipeline.spec.model import ModelSpec
@@ -119,5 +120,5 @@ def attribute_failures(
 ) -> list[Attributed]:
     """Which node drifted, for each graph and engine of which a check failed; none where the spec wants no
     attribution."""
-    broken = suspects(judged) if spec.validation.attribution != "off" else []
+    broken = find_suspects(judged) if spec.validation.attribution != "off" else []
     return run.map(attribute, broken, spec, exported.model.digest, exported.golden, context) if broken else []

@@ -5,11 +5,16 @@ a Python file. So the cost does not grow with the model or the data. The steps t
 checks, which say the same, one at a time, and what headers do not show.
 """
 
+import math
+import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from enginery.core.errors import EngineryError, ModelError
+from enginery.core.text import format_bytes
 from enginery.core.types import TensorSpec
 from enginery.user_code.entry_point import missing_function, source_files
 from pipeline.sources.onnx_header import GraphHeader, read_header, wrong_inputs, wrong_outputs
@@ -18,6 +23,7 @@ from pipeline.spec.value_types import Loc
 
 # A file that `git clone` left as a pointer begins so (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
 _LFS = b"version https://git-lfs.github.com/spec/"
+POINTER = "is a Git LFS pointer in the place of the file; run `git lfs pull`"
 _PICKLE = b"\x80"
 
 Mistake = tuple[Loc, str]
@@ -42,6 +48,7 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
             yield ("source", spec.source.kind), str(error)
     if header is not None:
         yield from _compare(spec, header)
+    yield from _too_large(spec)
     if spec.source.weights and ("source", "weights") not in unread:
         yield from _wrong_weights(spec.file(spec.source.weights))
     # Where the model says otherwise than the spec, the spec is wrong; data is not held to what it says there.
@@ -60,16 +67,29 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
         yield from _wrong_samples(("golden", "data"), spec, path, sound, spec.golden.labels, others)
 
 
+def _too_large(spec: ModelSpec) -> Iterator[Mistake]:
+    """An input that this machine's memory cannot hold once at the largest sizes of its dims: edge cases are."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    sizes = {dim.name: dim.max for dim in spec.named_dims()}
+    for item in spec.tensors():
+        held = math.prod(item.at(sizes)) * np.dtype(item.dtype).itemsize
+        if held > memory:
+            remedy = "lower the max of its dims"
+            yield (
+                ("inputs", item.name),
+                f"takes {format_bytes(held)} at its largest, more than this machine has; {remedy}",
+            )
+
+
 def _find_pointers(spec: ModelSpec) -> Iterator[Mistake]:
-    named: list[tuple[Loc, str | None]] = [
-        (("source", spec.source.kind), spec.source_file),
-        (("source", "weights"), spec.source.weights),
-        (("calibration", "data"), spec.calibration.file if spec.calibration else None),
-        (("golden", "data"), spec.golden.data if spec.golden else None),
-    ]
-    for loc, name in named:
-        if name and (path := spec.file(name)).is_file() and _first_bytes(path).startswith(_LFS):
-            yield loc, f"{name!r} is a Git LFS pointer in the place of the file; run `git lfs pull`"
+    for loc, name in spec.named_files():
+        if is_pointer(spec.file(name)):
+            yield loc, f"{name!r} {POINTER}"
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether a file is what Git LFS leaves in the place of a large one that was not fetched."""
+    return path.is_file() and _first_bytes(path).startswith(_LFS)
 
 
 def _first_bytes(path: Path) -> bytes:

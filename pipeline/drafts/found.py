@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from enginery.core.errors import DataError
 from enginery.core.types import TensorSpec
 
 # How large a dim may become where nothing in the model says it; the first dim of a tensor is the samples of a batch.
@@ -30,6 +31,7 @@ class FoundModel:
     inputs, outputs: in the model's order; a name of a dim is one that a spec can have.
     precisions: that make sense, with the reason for each.  notes: on the whole model, each one line of a comment.
     unknown: inputs of which nothing says what they are, and why; a person has to fill them in.
+    left_out: outputs of the model that no spec can have, and why; `outputs` are the others.
     """
 
     name: str
@@ -40,10 +42,33 @@ class FoundModel:
     precisions: tuple[tuple[str, str], ...] = (("fp32", ""),)
     notes: tuple[str, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def with_dims(self, dims: Mapping[str, FoundDim]) -> "FoundModel":
         """The same with other dims."""
         return replace(self, dims=dict(dims))
+
+    def hold_sizes(self, sizes: Mapping[str, int]) -> "FoundModel":
+        """The same with dims that hold the sizes of requests, and but for batches are tuned for them.
+
+        Raises DataError for a size that is no multiple of what the model takes.
+        """
+        dims = dict(self.dims)
+        for name, dim in self.dims.items():
+            size = sizes[name]
+            if size % dim.multiple:
+                raise DataError(
+                    f"the requests have {name} {size}; the model takes multiples of {dim.multiple}: pad them"
+                )
+            opt = dim.opt if is_batch(name) else size
+            why = f"{dim.why}; requests have {size}"
+            dims[name] = replace(dim, min=min(dim.min, size), opt=opt, max=max(dim.max, size), why=why)
+        return self.with_dims(dims)
+
+
+def is_batch(name: str) -> bool:
+    """Whether a dim of this name counts the samples of a batch."""
+    return "batch" in name.lower() or name.lower() in ("n", "b", "bs")
 
 
 def model_name(text: str) -> str:

@@ -1,35 +1,100 @@
 """A look at an ONNX file: what it takes and gives, what it is made of, and at which sizes it runs."""
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
+from enginery.core.errors import ModelError
+from enginery.core.types import TensorSpec
+from pipeline.drafts.fixed_axes import fixed_axes
 from pipeline.drafts.found import FoundModel, model_name, name_axes
 from pipeline.drafts.probing import find_dims, open_graph
-from pipeline.sources.onnx_model import load_onnx, specs_of
+from pipeline.drafts.text import FILL_IN
+from pipeline.sources.export import choose_outputs
+from pipeline.sources.onnx_header import format_shape
+from pipeline.sources.onnx_model import canonical, dtype_name, load_onnx, spec_of, why_no_tensor
 from pipeline.sources.walk import all_nodes, all_tensors
+from pipeline.spec.source import INPUT_DTYPES
 
 # Operators whose weights int8 makes smaller and faster.
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "Attention"})
 _INTEGER = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "DynamicQuantizeMatMul"})
 _TREES = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})
+# Names of files and folders that say nothing of the model: `bert/onnx/model.onnx`.
+_COMMON = frozenset({"model", "model_quantized", "onnx", "models", "export", "1"})
 
 
 def look_at_onnx(path: Path, shown: str) -> FoundModel:
-    """What an ONNX file holds. shown: the path as the spec will have it. Raises ModelError as `load_onnx`."""
+    """What an ONNX file holds. shown: the path as the spec will have it.
+
+    Outputs that are no tensors of numbers are left out. Raises ModelError as `load_onnx` and `canonical`, and for
+    inputs that no spec can have.
+    """
     model = load_onnx(path, path.resolve().parent)
-    inputs, outputs = specs_of(model)
-    counts = Counter(node.op_type for node in all_nodes(model))
+    left_out = _find_left_out(model)
+    kept = dict.fromkeys(value.name for value in model.graph.output if value.name not in left_out)
+    if not kept:
+        raise ModelError("; ".join(left_out.values()))
+    outputs = choose_outputs(model, [*kept])
+    given = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in given]
+    unknown = {value.name: "the model does not say how many axes it has" for value in inputs if _is_unranked(value)}
+    # Without all ranks it has no canonical form, and cannot be run.
+    tidy = model if unknown else canonical(model)
+    fixed = fixed_axes(tidy.graph)
+    if not inputs:
+        raise ModelError("the model takes no inputs, so that what it computes is constant; there is nothing to build")
+    counts = Counter(node.op_type for node in all_nodes(tidy))
     found = FoundModel(
-        name=model_name(path.stem if path.stem != "model" else path.resolve().parent.name),
+        name=_name(path),
         source={"onnx": shown},
-        inputs=name_axes(inputs),
-        outputs=tuple(spec.name for spec in outputs),
-        precisions=_precisions(model, counts),
+        inputs=name_axes(tuple(_read_input(value, fixed) for value in inputs)),
+        outputs=outputs,
+        precisions=_precisions(tidy, counts),
         notes=tuple(_notes(model, counts, path)),
+        unknown=unknown,
+        left_out=left_out,
     )
-    return find_dims(found, lambda: open_graph(model, found.name))
+    return found if unknown else find_dims(found, lambda: open_graph(tidy, found.name))
+
+
+def _name(path: Path) -> str:
+    """The file's name, or that of the nearest folder around it that says what the model is."""
+    names = [path.stem, *(folder.name for folder in path.resolve().parents if folder.name)]
+    return model_name(next((name for name in names if name.lower() not in _COMMON), path.stem))
+
+
+def _find_left_out(model: onnx.ModelProto) -> dict[str, str]:
+    """The outputs that no spec can have, and why."""
+    inputs = {value.name for value in model.graph.input}
+    found = {value.name: why_no_tensor(value) for value in model.graph.output}
+    found |= {name: "is an input that is passed on as it is" for name in found if name in inputs}
+    return {name: f"output {name!r} {reason}" for name, reason in found.items() if reason}
+
+
+def _is_unranked(value: onnx.ValueInfoProto) -> bool:
+    return not why_no_tensor(value) and not value.type.tensor_type.HasField("shape")
+
+
+def _read_input(value: onnx.ValueInfoProto, fixed: Mapping[tuple[str, int], int]) -> TensorSpec:
+    """An input with the sizes that weights say in place of dynamic axes. Raises ModelError for one that no spec can
+    have."""
+    spec = TensorSpec(value.name, dtype_name(value), (FILL_IN,)) if _is_unranked(value) else spec_of(value, "input")
+    if spec.dtype not in INPUT_DTYPES:
+        raise ModelError(
+            f"input {spec.name!r} is {spec.dtype}; inputs are {', '.join(INPUT_DTYPES)}: export the model with one of "
+            "these, and a cast behind it"
+        )
+    if 0 in spec.shape:
+        raise ModelError(
+            f"input {spec.name!r} is {format_shape(spec.shape)}, which is always empty; export the model without it, "
+            "or with that axis dynamic"
+        )
+    shape = (fixed.get((spec.name, axis), dim) if isinstance(dim, str) else dim for axis, dim in enumerate(spec.shape))
+    return replace(spec, shape=tuple(shape))
 
 
 def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """The sizes at which a graph runs, found by running it."""
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,13 +12,17 @@ import onnx
 from builders.reference import open_interpreter, words_of
 from enginery.core.errors import ModelError
 from enginery.core.types import Tensors, TensorSpec
-from pipeline.drafts.found import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel
+from pipeline.drafts.found import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, is_batch
 
 # Sizes that are tried for a dim that is no batch, the likeliest first: multiples of 32 suit networks that halve five
 # times; 512 and 576 are windows of audio.
 _SIZES = (64, 128, 32, 256, 16, 224, 320, 512, 576, 640, 1024, 48, 8, 4, 3, 2, 1)
+# Batches that are tried where 1 does not run: groups of frames or views that lie along axis 0.
+_BATCHES = (2, 4, 8, 16, 3, 32)
 _STEPS = (1, 2, 4, 8, 16, 32, 64)
 _SECONDS = 20
+# Of all inputs together; a video of 16 frames at 1024x1024 has 50 million.
+_MOST_ELEMENTS = 1 << 26
 
 
 # Runs a model once on inputs, and raises any exception where it does not run.
@@ -42,11 +47,11 @@ def find_dims(found: FoundModel, open_model: Callable[[], Run]) -> FoundModel:
     try:
         probe = _Probe(open_model(), found.inputs)
     except ModelError as error:
-        return found.with_dims({name: _guess(name, f"not tried: {str(error)[:160]}") for name in names})
+        return _guess_all(found, names, f"not tried: {str(error)[:160]}")
     sizes = probe.find_running(names)
     if sizes is None:
         reason = f"a guess: the graph ran at no size that was tried ({probe.last_error})"
-        return found.with_dims({name: _guess(name, reason) for name in names})
+        return _guess_all(found, names, reason)
     equal = probe.find_equal(names, sizes)
     inputs = tuple(
         replace(spec, shape=tuple(equal.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape))
@@ -54,7 +59,25 @@ def find_dims(found: FoundModel, open_model: Callable[[], Run]) -> FoundModel:
     )
     probe.take_inputs(inputs)
     dims = {name: probe.bounds(name, sizes) for name in names if name not in equal}
-    return replace(found, inputs=inputs, dims=dims)
+    return replace(found, inputs=inputs, dims=_fit_memory(dims, inputs))
+
+
+def _fit_memory(dims: Mapping[str, FoundDim], inputs: Sequence[TensorSpec]) -> dict[str, FoundDim]:
+    """The dims, the largest halved until inputs of all of the largest sizes together have `_MOST_ELEMENTS` at most:
+    each size was tried with the other dims small."""
+    found = dict(dims)
+    while _count_elements(inputs, {name: dim.max for name, dim in found.items()}) > _MOST_ELEMENTS:
+        name, dim = max(found.items(), key=lambda item: item[1].max // item[1].min)
+        half = max(dim.min, dim.max // 2 // dim.multiple * dim.multiple)
+        if half == dim.max:
+            break
+        why = f"{dim.why.partition(';')[0]}; more would be too large with the other dims"
+        found[name] = replace(dim, opt=min(dim.opt, half), max=half, why=why)
+    return found
+
+
+def _count_elements(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> int:
+    return sum(math.prod(spec.at(sizes)) for spec in inputs)
 
 
 class _Probe:
@@ -66,14 +89,19 @@ class _Probe:
         self._generator = np.random.default_rng(0)
         self.last_error = ""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() > self._until
+
     def runs(self, sizes: Mapping[str, int]) -> bool:
         """Whether the graph ends without an error at these sizes. False when the time is over."""
-        if time.monotonic() > self._until:
+        if self.is_over or _count_elements(self._inputs, sizes) > _MOST_ELEMENTS:
             return False
         try:
             self._run({spec.name: self._array(spec, sizes) for spec in self._inputs})
         except Exception as error:  # onnxruntime's errors share no base class of their own, and a module's are anything
-            self.last_error = words_of(error).splitlines()[0][:160]
+            self.last_error = (words_of(error).strip() or type(error).__name__).splitlines()[0][:160]
             return False
         return True
 
@@ -104,20 +132,20 @@ class _Probe:
 
     def bounds(self, name: str, sizes: Mapping[str, int]) -> FoundDim:
         """The smallest and largest size that were seen to run, all other dims staying as they are."""
-        at, most = sizes[name], LARGEST_BATCH if _is_batch(name) else LARGEST_SIZE
+        at, most = sizes[name], LARGEST_BATCH if is_batch(name) else LARGEST_SIZE
         step = next((step for step in _STEPS if at % step == 0 and self.runs({**sizes, name: at + step})), 0)
         if not step:
-            return FoundDim(at, at, at, f"only {at} ran of the sizes that were tried")
-        low = next(
-            size for size in sorted({step, 2 * step, 4 * step, at}) if size <= at and self.runs({**sizes, name: size})
-        )
+            over = f"only {at} was tried: the {_SECONDS} s were over; widen it"
+            return FoundDim(at, at, at, over if self.is_over else f"only {at} ran of the sizes that were tried")
+        smaller = (size for size in sorted({step, 2 * step, 4 * step}) if size < at)
+        low = next((size for size in smaller if self.runs({**sizes, name: size})), at)
         high = max(at, most // step * step, low)
         high = high if self.runs({**sizes, name: high}) else at
         if low == high:
             return FoundDim(low, low, low, f"only {low} ran of the sizes that were tried")
         tried = f"the graph ran at {low} and {high}"
         only = "" if step == 1 else f", and in steps of {step} alone"
-        opt = low if _is_batch(name) else min(max(at, low), high)
+        opt = low if is_batch(name) else min(max(at, low), high)
         return FoundDim(low, opt, high, tried + only, step)
 
     def _array(self, spec: TensorSpec, sizes: Mapping[str, int]) -> np.ndarray:
@@ -129,22 +157,22 @@ class _Probe:
 
 def _candidates(names: Sequence[str]) -> Iterator[dict[str, int]]:
     """Sizes to try: 1 for batches and for ever more of the other dims, one size for all that are left; then others."""
-    batches = [name for name in names if _is_batch(name)]
+    batches = [name for name in names if is_batch(name)]
     others = [name for name in names if name not in batches]
     ones = dict.fromkeys(names, 1)
     for count in range(len(others), 0, -1):
         for chosen in itertools.combinations(others, count):
             yield from ({**ones, **dict.fromkeys(chosen, size)} for size in _SIZES[:-1])
     yield ones
+    yield from ({**dict.fromkeys(others, _SIZES[0]), **dict.fromkeys(batches, size)} for size in _BATCHES if batches)
     for sizes in itertools.product(_SIZES[:8], repeat=len(others)):
         if len(set(sizes)) > 1:
             yield {**ones, **dict(zip(others, sizes, strict=True))}
 
 
-def _is_batch(name: str) -> bool:
-    return "batch" in name.lower() or name in ("n", "b", "B")
-
-
-def _guess(name: str, why: str) -> FoundDim:
-    top = LARGEST_BATCH if _is_batch(name) else LARGEST_SIZE
-    return FoundDim(1, 1 if _is_batch(name) else top, top, why)
+def _guess_all(found: FoundModel, names: Sequence[str], why: str) -> FoundModel:
+    dims = {}
+    for name in names:
+        top = LARGEST_BATCH if is_batch(name) else LARGEST_SIZE
+        dims[name] = FoundDim(1, 1 if is_batch(name) else top, top, why)
+    return found.with_dims(_fit_memory(dims, found.inputs))

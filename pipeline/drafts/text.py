@@ -22,7 +22,8 @@ def write_spec(found: FoundModel, calibration: str | None = None, golden: str | 
 
 def quote(value: object) -> str:
     """A value as YAML has it in one line, quoted where it would be read as something else."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=1 << 30, allow_unicode=False)
+    quoting = '"' if isinstance(value, str) and not value.isprintable() else None  # else a line end ends the key
+    text = yaml.safe_dump(value, default_flow_style=True, default_style=quoting, width=1 << 30, allow_unicode=False)
     return text.removesuffix("\n").removesuffix("...").rstrip("\n")
 
 
@@ -35,13 +36,17 @@ def _sections(found: FoundModel, calibration: str | None, golden: str | None) ->
     for spec in found.inputs:
         if why := found.unknown.get(spec.name):
             yield f"  # {FILL_IN}: dtype, and sizes or names of dims: {why}"
-        yield f"  {quote(spec.name)}: {{dtype: {spec.dtype}, shape: [{', '.join(str(dim) for dim in spec.shape)}]}}"
-    if found.outputs:
+        yield f"  {quote(spec.name)}: {{dtype: {spec.dtype}, shape: [{', '.join(map(quote, spec.shape))}]}}"
+    if found.left_out:
+        yield from (f"# left out: {why}" for why in found.left_out.values())
+        yield f"outputs: [{', '.join(map(quote, found.outputs))}]"
+    elif found.outputs:
         yield f"# outputs: [{', '.join(map(quote, found.outputs))}]   # the model's own; or other names, in this order"
     if found.dims:
         yield ""
         yield "dims:                         # sizes that engines must take; the smaller the range, the faster they are"
         for name, dim in found.dims.items():
+            name = quote(name)
             multiple = f", multiple: {dim.multiple}" if dim.multiple > 1 else ""
             yield f"  {name}: {{min: {dim.min}, opt: {dim.opt}, max: {dim.max}{multiple}}}   # {dim.why}"
     yield ""

@@ -107,12 +107,11 @@ def _tensors(seen: SeenModel) -> tuple[TensorSpec, ...]:
 
 def _dim(name: str, seen: SeenModel, own: str) -> FoundDim:
     low, high = seen.ranges.get(own, (1, None))
+    low = max(low, 1)  # a range may begin at 0, which no engine is built for
     if high is not None:
-        return FoundDim(low, min(max(low, 1), high) if name == "batch" else high, high, "the program's range")
+        return FoundDim(low, min(low, high) if name == "batch" else high, high, "the program's range")
     most = max(low, LARGEST_BATCH if name == "batch" else LARGEST_SIZE)
-    return FoundDim(
-        max(low, 1), max(low, 1) if name == "batch" else most, most, f"{most} is a guess: the program has no end"
-    )
+    return FoundDim(low, low if name == "batch" else most, most, f"{most} is a guess: the program has no end")
 
 
 def _name(source: Source, folder: Path, file: str) -> str:

@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -23,6 +22,7 @@ from enginery.core.errors import InputError, SpecError, UnknownNameError
 from enginery.core.hardware.gpu_generations import GENERATIONS, generation_of
 from enginery.core.hardware.machine import Machine
 from enginery.core.hardware.targets import parse_targets
+from enginery.core.text import find_nearest
 from pipeline.fleet.groups import Fleet, GpuPart, Hardware, LeftOut, NodeGroup, group_nodes
 from pipeline.fleet.labels import parts_of
 from pipeline.spec.document import parse_document
@@ -58,7 +58,7 @@ def _version(text: str) -> str:
 
 def _runtime_name(text: str) -> str:
     """The normalized name of a distribution: 'onnxruntime-gpu', also for 'onnxruntime_gpu'."""
-    if text != "driver" and get_close_matches(text, ["driver"], cutoff=0.75):
+    if text != "driver" and find_nearest(text, ["driver"]):
         raise ValueError("did you mean 'driver'?")
     if not re.fullmatch(r"[a-z\d][a-z\d._-]{0,99}", text, re.ASCII | re.IGNORECASE):
         raise ValueError("must be a package's name such as 'onnxruntime-gpu'")

@@ -66,18 +66,15 @@ def named_files(spec: ModelSpec) -> Iterator[tuple[str, Path]]:
 def _paths(spec: ModelSpec) -> Iterator[Path]:
     yield spec.path.resolve()
     source = spec.file(spec.source_file)
-    yield source
+    for _, name in spec.named_files():
+        path = spec.file(name)
+        yield from (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else (path,)
     if spec.source.kind == "torch":
         yield from source_files(spec.folder, source, spec.source.module)
     elif spec.source.kind == "onnx":
         from pipeline.sources.onnx_model import external_files
 
         yield from external_files(source, spec.folder)
-    golden = spec.golden.data if spec.golden else None
-    for name in (spec.source.weights, golden, spec.calibration.file if spec.calibration else None):
-        if name is not None:
-            path = spec.file(name)
-            yield from (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else (path,)
     if spec.calibration and spec.calibration.function:
         yield from source_files(spec.folder, spec.file(spec.calibration.file))
 

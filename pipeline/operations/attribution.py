@@ -10,8 +10,9 @@ from enginery.core.errors import UnknownNameError
 from enginery.registry.evidence.build_details import RECIPE
 from enginery.registry.manifest import EngineEntry, Manifest
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.attributions import Suspect, attribute
+from pipeline.compile.steps.attributions import attribute
 from pipeline.compile.steps.engines import recall_engine
+from pipeline.compile.suspects import Suspect
 from pipeline.operations.revalidate import as_built, spec_of
 from pipeline.values import Attributed, Built, GraphVariant, Recipe
 from validation.attribution.result import read_attribution

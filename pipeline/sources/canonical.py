@@ -256,7 +256,9 @@ def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
         raise ModelError(f"the model has {len(graph.outputs)} outputs, the spec names {len(names)}: {', '.join(names)}")
     for value in graph.inputs:
         if value.name in names:
-            raise ModelError(f"output {value.name!r} has the name of an input; choose another in the spec's outputs")
+            raise ModelError(
+                f"output {value.name!r} is an input, or has its name; leave it out of the spec's outputs, or rename it"
+            )
     for value, name in zip(graph.outputs, names, strict=True):
         value.name = name
 

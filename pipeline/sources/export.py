@@ -84,7 +84,14 @@ def export(
     spreads = Spreads()
     groups = samples or list(random_groups(request.inputs, request.dims))
     with write_model(request, model_file, workdir, known) as source:
-        golden = freeze(groups, request.inputs, request.dims, source.run, labels)
+        try:
+            golden = freeze(groups, request.inputs, request.dims, source.run, labels)
+        except ModelError as error:
+            if samples:
+                raise
+            raise ModelError(
+                f"{error}; its inputs were random, of the sizes in dims: correct these, or add golden.data"
+            ) from error
     golden = replace(golden, noise=measure_noise(model_file, golden, request.inputs, request.dims, workdir))
     with ReferenceSession(model_file, name="the exported model") as session:
         golden_digest = golden.save(golden_file)
@@ -94,7 +101,7 @@ def export(
     if not samples:
         notes.append(
             f"no golden data: {RANDOM_GROUPS} groups of random inputs stand in (seed {RANDOM_SEED}; "
-            "floats standard normal, integers 0 or 1); add golden.data, real inputs show more"
+            "floats standard normal, integers 0 or 1, the first of a row 1); add golden.data, real inputs show more"
         )
     if golden.noise and (reason := golden.noise.reason):
         notes.append(f"the noise floor of float32 is not known ({reason}): the documented limits count")
@@ -151,7 +158,7 @@ def _torch_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
 @contextmanager
 def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
     model = load_onnx(request.root / request.file, request.root)
-    names = _choose_outputs(model, request.outputs)
+    names = choose_outputs(model, request.outputs)
     given = workdir / "source.onnx"
     save_onnx(model, given)
     with ReferenceSession(given, name=str(request.root / request.file)) as session:
@@ -159,8 +166,11 @@ def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
     given.unlink()
 
 
-def _choose_outputs(model: onnx.ModelProto, names: Sequence[str] | None) -> tuple[str, ...]:
-    """Keep the named outputs of the model, in that order, and drop the others; their names. None keeps all."""
+def choose_outputs(model: onnx.ModelProto, names: Sequence[str] | None) -> tuple[str, ...]:
+    """In place: keep the named outputs of the model, in that order, and drop the others; their names. None keeps all.
+
+    Raises ModelError for a name that the model does not have.
+    """
     own = {value.name: value for value in model.graph.output}
     if wrong := next(wrong_outputs(own, names), None):
         raise ModelError(wrong[1])
@@ -171,7 +181,10 @@ def _choose_outputs(model: onnx.ModelProto, names: Sequence[str] | None) -> tupl
 
 
 def random_groups(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[dict[str, Array]]:
-    """Seeded random inputs at the dims' opt: standard normal floats, integers 0 or 1, booleans."""
+    """Seeded random inputs at the dims' opt: standard normal floats, integers 0 or 1, booleans.
+
+    The first integer along the last axis is 1, so that a mask leaves something of each row.
+    """
     generator = np.random.default_rng(RANDOM_SEED)
     sizes = {dim.name: dim.opt for dim in dims}
     for _ in range(RANDOM_GROUPS):
@@ -179,5 +192,8 @@ def random_groups(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[
         for spec in specs:
             shape, floats = spec.at(sizes), np.dtype(spec.dtype).kind == "f"
             drawn = generator.standard_normal(shape) if floats else generator.integers(0, 2, shape)
-            group[spec.name] = np.asarray(drawn, spec.dtype)  # for a shape of no axes numpy draws a number
+            array = np.asarray(drawn, spec.dtype)  # for a shape of no axes numpy draws a number
+            if array.ndim and array.dtype.kind in "iu":
+                array[..., :1] = 1
+            group[spec.name] = array
         yield group

@@ -5,9 +5,11 @@ are refused by name, because otherwise the first sample that shows them is blame
 which protobuf cannot hold in one piece.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -17,7 +19,7 @@ from enginery.arrays import Array, check_finite
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
-from pipeline.sources.canonical import canonical
+from pipeline.sources.canonical import OLDEST_IR_VERSION, canonical
 from pipeline.sources.walk import all_graphs, all_nodes, all_tensors, has_sparse, texts
 
 __all__ = ["canonical", "external_files", "load_onnx", "newest_opset", "save_onnx", "specs_of"]
@@ -33,6 +35,18 @@ _WEIGHTED = frozenset(
         "InstanceNormalization", "LSTM", "LayerNormalization", "MatMul", "Mul", "PRelu", "RNN", "RMSNormalization",
     }
 )  # fmt: skip
+
+
+# Kinds of values that are no dense tensors of numbers: what one is, and what to do.
+_ZIPMAP = "export a tensor instead (of skl2onnx: options={'zipmap': False})"
+_NO_TENSORS: Mapping[str | None, tuple[str, str]] = {
+    "string": ("holds strings", "keep text out of the model"),
+    "sequence_type": ("is a sequence", _ZIPMAP),
+    "map_type": ("is a map", _ZIPMAP),
+    "optional_type": ("is optional", "export the model without it, or as a tensor that is always given"),
+    "sparse_tensor_type": ("is a sparse tensor", "export it as a dense one"),
+    "opaque_type": ("is of an opaque type", "export the model without it"),
+}
 
 
 def check_weights(model: onnx.ModelProto) -> None:
@@ -143,6 +157,9 @@ def load_onnx(path: Path, root: Path) -> onnx.ModelProto:
         tensor.ClearField("data_location")
         del tensor.external_data[:]
     _forget_unknown_sizes(model)
+    # A newer onnx writes a newer version than onnxruntime reads, of a graph that any can hold.
+    oldest = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
+    model.ir_version = min(model.ir_version, max(oldest, OLDEST_IR_VERSION))
     return model
 
 
@@ -182,22 +199,32 @@ def specs_of(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[Tens
     Raises ModelError for one that is not a tensor of numbers of known rank.
     """
     constants = {tensor.name for tensor in model.graph.initializer}
-    inputs = tuple(_spec(value, "input") for value in model.graph.input if value.name not in constants)
-    return inputs, tuple(_spec(value, "output") for value in model.graph.output)
+    inputs = tuple(spec_of(value, "input") for value in model.graph.input if value.name not in constants)
+    return inputs, tuple(spec_of(value, "output") for value in model.graph.output)
 
 
-def _spec(value: onnx.ValueInfoProto, role: str) -> TensorSpec:
+def spec_of(value: onnx.ValueInfoProto, role: Literal["input", "output"]) -> TensorSpec:
+    """One input or output. Raises ModelError for one that is no tensor of numbers, or of unknown rank."""
+    if reason := why_no_tensor(value):
+        other = "; or leave it out of the spec's outputs" if role == "output" else ""
+        raise ModelError(f"{role} {value.name!r} {reason}{other}")
     tensor = value.type.tensor_type
-    if not value.type.HasField("tensor_type") or not tensor.HasField("shape"):
-        raise ModelError(
-            f"{role} {value.name!r} is not a tensor of known rank; state its shape when you export the model"
-        )
-    if tensor.elem_type == onnx.TensorProto.STRING:
-        raise ModelError(
-            f"{role} {value.name!r} holds strings, which no engine takes or gives; keep text out of the model"
-        )
+    if not tensor.HasField("shape"):
+        raise ModelError(f"{role} {value.name!r} is of unknown rank; state its shape when you export the model")
     shape = tuple(dim.dim_param or (dim.dim_value if dim.HasField("dim_value") else "?") for dim in tensor.shape.dim)
-    return TensorSpec(value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, shape)
+    return TensorSpec(value.name, dtype_name(value), shape)
+
+
+def dtype_name(value: onnx.ValueInfoProto) -> str:
+    """The dtype of a tensor: 'float32'."""
+    return str(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name)
+
+
+def why_no_tensor(value: onnx.ValueInfoProto) -> str:
+    """What an input or output is instead of a dense tensor of numbers, and what to do; '' for a tensor."""
+    kind = "string" if value.type.tensor_type.elem_type == onnx.TensorProto.STRING else value.type.WhichOneof("value")
+    what, remedy = _NO_TENSORS.get(kind, ("", ""))
+    return f"{what}, which no engine takes or gives; {remedy}" if what else ""
 
 
 def _parse(path: Path) -> onnx.ModelProto:
@@ -212,6 +239,9 @@ def _parse(path: Path) -> onnx.ModelProto:
         raise ModelError(f"{path} is truncated or not an ONNX file ({error}); export or download it again") from error
     if not model.opset_import or not model.graph.output:
         raise ModelError(f"{path} holds no ONNX graph; export or download it again")
+    names = Counter(value.name for value in model.graph.input)
+    if twice := next((name for name, count in names.items() if count > 1), None):
+        raise ModelError(f"{path} has two inputs called {twice[:80]!r}; export it again")
     if damaged := next((text for text in texts(model) if isinstance(text, bytes)), None):
         raise ModelError(f"{path} is damaged: the name {damaged[:80]!r} in it is no UTF-8; export or copy it again")
     if has_sparse(model):

@@ -146,6 +146,14 @@ class ModelSpec(SpecPart):
         """Path of a file that the spec names, relative to its folder."""
         return self.folder / relative
 
+    def named_files(self) -> Iterator[tuple[Loc, str]]:
+        """(key, path relative to the folder) of each file that the spec names; data may be folders."""
+        calibration, golden = self.calibration and self.calibration.file, self.golden and self.golden.data
+        source = {self.source.kind: self.source_file, "weights": self.source.weights}
+        yield from ((("source", key), name) for key, name in source.items() if name)
+        data = {"calibration": calibration, "golden": golden}
+        yield from (((section, "data"), name) for section, name in data.items() if name)
+
     def tensors(self) -> tuple[TensorSpec, ...]:
         """The inputs, in order."""
         return tuple(TensorSpec(name, item.dtype, item.shape) for name, item in self.inputs.items())
@@ -288,19 +296,15 @@ def locate_mistakes(spec: ModelSpec, found: Iterable[tuple[Loc, str]]) -> SpecEr
 
 
 def _missing_files(path: Path, root: yaml.Node, spec: ModelSpec) -> Iterator[str]:
-    """A message for each file that does not exist, or that a symbolic link takes outside the spec's folder."""
-    wanted: list[tuple[Loc, str | None]] = [
-        (("source", spec.source.kind), spec.source_file),
-        (("source", "weights"), spec.source.weights),
-        (("calibration", "data"), spec.calibration.file if spec.calibration else None),
-        (("golden", "data"), spec.golden.data if spec.golden else None),
-    ]
-    for loc, name in wanted:
-        if name is None:
-            continue
+    """A message for each file that does not exist or is a folder, or that a symbolic link takes outside the spec's
+    folder. Samples may be a folder."""
+    for loc, name in spec.named_files():
         where = f"{path}:{line_of(root, loc)}: {'.'.join(map(str, loc))}: {name!r}"
         real = spec.file(name).resolve()
         if not real.is_relative_to(spec.folder):
             yield f"{where} leads outside the spec's folder; copy the file into {spec.folder}"
-        elif not real.is_file() and not (loc[0] == "calibration" and real.is_dir()):
+        elif real.is_dir():
+            if loc[-1] != "data" or (loc[0] == "calibration" and spec.calibration and spec.calibration.function):
+                yield f"{where} is a folder; name the file in it"
+        elif not real.is_file():
             yield f"{where} does not exist in {spec.folder}; paths are relative to the spec"

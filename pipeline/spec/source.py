@@ -1,7 +1,7 @@
 """Where a model comes from, and the shapes it takes."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
@@ -10,6 +10,8 @@ from enginery.core.text import join_first
 from enginery.core.types import Dim, Scalar
 from pipeline.spec.value_types import Axis, File, Mistakes, Size, SpecPart
 
+InputDtype = Literal["float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
+INPUT_DTYPES: tuple[str, ...] = get_args(InputDtype)
 # How files of weights end.
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 
@@ -91,7 +93,7 @@ class Source(SpecPart):
 class Input(SpecPart):
     """One input of the model."""
 
-    dtype: Literal["float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"] = "float32"
+    dtype: InputDtype = "float32"
     shape: tuple[Axis, ...] = Field(description="sizes, and names of dims for the dynamic axes")
 
 

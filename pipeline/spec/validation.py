@@ -207,7 +207,7 @@ class Metric(SpecPart):
 class Golden(SpecPart):
     """Real inputs with which every engine is proven. Expected outputs come from the source model itself."""
 
-    data: File
+    data: File = Field(description="an .npz, .npy or .safetensors, or a folder of .npy files")
     labels: GraphName | None = Field(None, description="name of the array of class indices in the data file")
     metric: Metric | None = None
     frozen: str | None = Field(

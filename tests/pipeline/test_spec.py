@@ -132,6 +132,8 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
         ),
         ({"calibration": {"data": "a.npz:samples"}}, "calibration.data: 'a.npz:samples': must be a file, a folder, or"),
         ({"calibration": {"data": "gone.py:samples"}}, "calibration.data: 'gone.py' does not exist in"),
+        ({"source": {"onnx": "folder"}}, "source.onnx: 'folder' is a folder; name the file in it"),
+        ({"calibration": {"data": "folder.py:samples"}}, "calibration.data: 'folder.py' is a folder; name the file"),
         ({"calibration": {"data": "spec.py:f", "labels": "y"}}, "a generator gives no labels; remove labels"),
         ({"quantization": {"floor": {"accuracy": 0.9}}}, "floor.accuracy needs the right answers; name their array in"),
         ({"quantization": {"floor": {}}}, "needs one of sqnr_db, cosine, argmax_agreement, accuracy"),
@@ -169,6 +171,8 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
     ],
 )
 def test_each_mistake_is_a_line_with_key_value_and_remedy(project: Project, parts: Any, wanted: str) -> None:
+    for name in ("folder", "folder.py"):
+        (project.folder / name).mkdir()
     lines = mistakes(project, **parts)
     assert any(wanted in line for line in lines), lines
     assert all(line.startswith(f"{project.spec}:") for line in lines)

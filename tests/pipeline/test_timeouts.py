@@ -11,7 +11,7 @@ from enginery.core.errors import EngineryError, StepError
 from enginery.registry.store.base import open_store
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps import attributions, calibration, engines, exports, graphs, latency, proofs, search
-from pipeline.compile.steps.attributions import Suspect
+from pipeline.compile.suspects import Suspect
 from pipeline.outcome import JudgedUnit, make_report
 from pipeline.spec.model import load_spec
 from pipeline.values import GraphVariant, Observed, Searched

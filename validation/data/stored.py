@@ -15,13 +15,16 @@ import numpy as np
 from enginery.arrays import Array, StoredArray, check_complete, stored_arrays
 from enginery.core.codec import decode
 from enginery.core.errors import DataError, IntegrityError
-from enginery.core.text import pluralize
+from enginery.core.text import join_first, pluralize
 
 SAFETENSORS_DTYPES = {
     "BOOL": "bool", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8",
     "U64": "<u8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
 }  # fmt: skip
 LARGEST_HEADER = 100_000_000  # safetensors' own limit
+# How files of saved requests and of images end, and what makes samples of them.
+REQUESTS = frozenset({".jsonl", ".ndjson", ".traffic", ".json", ".parquet", ".png", ".jpg", ".jpeg", ".bmp", ".webp"})
+FROM_REQUESTS = "`enginery init MODEL --from-requests {}` makes calibration.npz and golden.npz of it"
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ def find_arrays(path: Path, inputs: Sequence[str], most_files: int | None = None
         return _in_folder(path, inputs, most_files)
     if path.suffix == ".safetensors":
         return dict(_in_safetensors(path))
+    if path.suffix.lower() in REQUESTS and path.is_file():
+        raise DataError(f"{path} holds no stored arrays; {FROM_REQUESTS.format(path)}")
     return dict(stored_arrays(path))
 
 
@@ -86,10 +91,24 @@ def _in_folder(path: Path, inputs: Sequence[str], most_files: int | None) -> dic
         above = {name.split("/")[0] for name in nested} - set(inputs)
         whole = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name not in above]
         return {name: _series(path / name, most_files) for name in whole + nested}
-    if len(inputs) > 1:
-        named = ", ".join(f"{name}.npy" for name in inputs)
-        raise DataError(f"{path} must hold {named}, or a folder of .npy files for each of {', '.join(inputs)}")
+    if len(inputs) > 1 or not any(path.glob("*.npy")):
+        raise DataError(_describe_missing(path, inputs))
     return {"": _series(path, most_files)}
+
+
+def _describe_missing(path: Path, inputs: Sequence[str]) -> str:
+    """What was looked for in a folder, and what to do with what is there instead."""
+    wanted = (
+        f"{path} must hold {join_first([f'{name}.npy' for name in inputs])}, or a folder of .npy files for each of "
+    )
+    wanted += join_first(inputs) if len(inputs) > 1 else f"{inputs[0]}, or just .npy files, one for each sample"
+    there = sorted(file.name for file in path.iterdir())
+    arrays = [name for name in there if name.endswith((".npz", ".safetensors"))]
+    if arrays:
+        return f"{wanted}; it holds {join_first(arrays)}: name that file, {path.name}/{arrays[0]}"
+    if any(Path(name).suffix.lower() in REQUESTS for name in there):
+        return f"{wanted}; it holds {join_first(there)}: {FROM_REQUESTS.format(path)}"
+    return f"{wanted}; it holds {join_first(there) or 'nothing'}"
 
 
 def _series(path: Path, most_files: int | None) -> FileSeries:

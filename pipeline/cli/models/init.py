@@ -1,8 +1,11 @@
 """`enginery init`: a first spec, by looking at a model or as a commented starter."""
 
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import click
 
@@ -13,9 +16,27 @@ from pipeline.cli.options import say
 
 if TYPE_CHECKING:
     from pipeline.drafts.found import FoundModel
-    from pipeline.drafts.requests import Scaling
+    from pipeline.drafts.request_files import Scaling
 
 _SCALINGS = ("imagenet", "unit", "symmetric", "bytes")
+# Writes a file's content into a stream.
+_Writer = Callable[[IO[bytes]], object]
+_WEIGHTS = (
+    "holds weights or a pickled module, without the model's code; give the function that makes the module, such as "
+    "model.py:build, and name a state dict in source.weights of the spec"
+)
+_TO_ONNX = "is not read; convert it to ONNX"
+_ENGINE = "is an engine that a compiler made; give the ONNX file that it was made of"
+# What to do with files of other kinds, by how they end.
+_OTHERS = {
+    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt", ".safetensors"), _WEIGHTS),
+    **dict.fromkeys((".h5", ".hdf5", ".keras", ".pb", ".tflite"), f"{_TO_ONNX} with tf2onnx"),
+    **dict.fromkeys((".pkl", ".pickle", ".joblib"), f"{_TO_ONNX} with skl2onnx, options={{'zipmap': False}}"),
+    **dict.fromkeys((".engine", ".plan", ".trt", ".ort", ".xml"), _ENGINE),
+    ".gguf": "holds a language model for llama.cpp, which is a serving stack of its own",
+    ".mlmodel": f"{_TO_ONNX} with onnxmltools",
+    ".pdmodel": f"{_TO_ONNX} with paddle2onnx",
+}
 
 
 @click.command()
@@ -48,19 +69,19 @@ def init(model: str | None, out: Path | None, requests: Path | None, scaling: "S
         if requests:
             raise InputError("--from-requests needs a MODEL to know the inputs; give its file")
         path = out or Path(model or "model.yaml")
-        _write(path, files("pipeline.spec").joinpath("starter.yaml").read_text(encoding="utf-8"), force)
+        text = files("pipeline.spec").joinpath("starter.yaml").read_bytes()
+        _write({path: lambda stream: stream.write(text)}, force)
         say(f"wrote {path}; fill in the files it names, then: enginery plan {path}")
         return
     from pipeline.drafts.text import write_spec
 
-    found, path = _look_at_entry_point(model, out) if ":" in model else _look(Path(model), out)
+    is_file = ":" not in model or Path(model).exists()
+    found, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out)
     if found.unknown and requests:
         raise InputError(f"nothing says what {', '.join(found.unknown)} is; fill the spec in without --from-requests")
-    for file in (path, *((path.parent / f"{kind}.npz") for kind in ("calibration", "golden") if requests)):
-        if file.exists() and not force:
-            raise InputError(f"{file} exists; choose another name with --out, or overwrite it with --force")
-    data = _write_data(found, requests, path.parent, scaling) if requests else (None, None)
-    _write(path, write_spec(found, *data), force)
+    found, data = _split(found, requests, scaling) if requests else (found, {})
+    text = write_spec(found, *data).encode()
+    _write({path: lambda stream: stream.write(text), **{path.parent / name: data[name] for name in data}}, force)
     say(f"wrote {path}: {pluralize(len(found.inputs), 'input')}, {pluralize(len(found.dims), 'dim')}")
     for name, dim in found.dims.items():
         say(f"  {name} {dim.min}..{dim.max}: {dim.why}")
@@ -71,29 +92,37 @@ def init(model: str | None, out: Path | None, requests: Path | None, scaling: "S
 
 def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
     """What a model file holds, and where its spec goes."""
+    from pipeline.compile.preflight import POINTER, is_pointer
     from pipeline.drafts.onnx_model import look_at_onnx
     from pipeline.drafts.torch_model import look_at_pt2
     from pipeline.drafts.triton import look_at_triton
 
+    if (model / "saved_model.pb").is_file():
+        raise InputError(f"{model} {_OTHERS['.pb']}")
     if not model.is_file():
+        what = "is a folder" if model.is_dir() else "does not exist"
         raise InputError(
-            f"{model} is no file; name an ONNX file, a .pt2, an entry point such as model.py:build, or config.pbtxt"
+            f"{model} {what}; name an ONNX file, a .pt2, an entry point such as model.py:build, or config.pbtxt"
         )
+    if is_pointer(model):
+        raise InputError(f"{model} {POINTER}")
+    kind = model.suffix.lower()
     folder = (out or model).parent
     if not model.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{model} is outside {folder}, where the spec goes; a spec names files of its own folder")
     shown = str(model.resolve().relative_to(folder.resolve()))
-    if model.suffix == ".pbtxt":
+    if kind == ".pbtxt":
         found = look_at_triton(model, folder)
-    elif model.suffix == ".onnx":
+    elif kind == ".onnx":
         inside(shown)
         found = look_at_onnx(model, shown)
-    elif model.suffix == ".pt2":
+    elif kind == ".pt2":
         found = look_at_pt2(folder, inside(shown))
-    elif model.suffix == ".py":
+    elif kind == ".py":
         raise InputError(f"{model}: name the function too that gives the module: {model}:build")
     else:
-        raise InputError(f"{model}: the ending {model.suffix or 'none'} is unknown; .onnx, .pt2, .pbtxt are known")
+        unknown = f"has the ending {kind or 'none'}, which is unknown; .onnx, .pt2 and .pbtxt are known"
+        raise InputError(f"{model} {_OTHERS.get(kind, unknown)}")
     return found, out or folder / f"{found.name}.yaml"
 
 
@@ -111,26 +140,36 @@ def _look_at_entry_point(text: str, out: Path | None) -> tuple["FoundModel", Pat
     return found, out or folder / f"{found.name}.yaml"
 
 
-def _write_data(found: "FoundModel", requests: Path, folder: Path, scaling: "Scaling") -> tuple[str, str]:
-    """Write calibration.npz and golden.npz; their names."""
+def _split(found: "FoundModel", requests: Path, scaling: "Scaling") -> tuple["FoundModel", dict[str, _Writer]]:
+    """The model with dims that hold the sizes of the requests, and what writes each file of samples."""
     from enginery.core.types import Dim
     from pipeline.drafts.requests import split_requests, write_samples
+    from pipeline.spec.value_types import LARGEST_SIZE
 
-    dims = [Dim(name, dim.min, dim.opt, dim.max, multiple=dim.multiple) for name, dim in found.dims.items()]
+    dims = [Dim(name, dim.multiple, dim.opt, LARGEST_SIZE, multiple=dim.multiple) for name, dim in found.dims.items()]
     split = split_requests(requests, found.inputs, dims, scaling)
-    for name, part in (("calibration", split.calibration), ("golden", split.golden)):
-        write_samples(folder / f"{name}.npz", part)
-        say(f"wrote {folder / name}.npz: {pluralize(len(part), 'request')}")
+    parts = {"calibration": split.calibration, "golden": split.golden}
+    for name, part in parts.items():
+        say(f"{name}.npz: {pluralize(len(part), 'request')}")
     for note in split.left_out:
         say(f"  {note}")
-    return "calibration.npz", "golden.npz"
+    writers: dict[str, _Writer] = {f"{name}.npz": partial(write_samples, requests=parts[name]) for name in parts}
+    return found.hold_sizes(split.sizes), writers
 
 
-def _write(path: Path, text: str, force: bool) -> None:
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as stream:
-            stream.write(text)
-    except FileExistsError:
-        raise InputError(f"{path} exists; choose another name, or overwrite it with --force") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+def _write(files: Mapping[Path, _Writer], force: bool) -> None:
+    """Write files, all of them or none: each under another name first. Raises InputError for one that exists."""
+    from enginery.registry.store.files import start_atomic_write
+
+    for path in files:
+        if path.exists() and not force:
+            raise InputError(f"{path} exists; choose another name, or overwrite it with --force")
+    with ExitStack() as stack:
+        try:
+            begun = {path: stack.enter_context(start_atomic_write(path.parent)) for path in files}
+            for path, file in begun.items():
+                files[path](file.stream)
+            for path, file in begun.items():
+                file.commit(path)
+        except OSError as error:
+            raise InputError(f"{path} cannot be written: {error.strerror or error}; free space, or use --out") from None

@@ -1,16 +1,17 @@
 """`enginery record`: requests for a canary, from stdin or generated from samples."""
 
+import itertools
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from enginery.core.text import pluralize
 from pipeline.cli.options import number_option, path_option, say
 
-if TYPE_CHECKING:
-    from enginery.recording.recorder import Recorder
+# Inputs as JSON; the time of arrival in seconds since the epoch and the seconds until the answer, where known.
+_Request = tuple[Mapping[str, object], float | None, float | None]
 
 
 @click.command()
@@ -47,12 +48,13 @@ def record(
     if (samples is None) != (per_second is None):
         raise InputError("--samples and --per-second go together: what to send, and how often")
     made = f"{samples.name}, Poisson arrivals at {per_second:g} a second, seed {seed}" if samples else ""
+    found = _make_up(samples, per_second, requests, batch, seed) if samples and per_second else _from_stdin()
+    first = [*itertools.islice(found, 1)]  # a mistake in it leaves no file behind
     with Recorder(traffic, sampling=sampling, max_bytes=max_mib << 20, seed=seed, made=made) as recorder:
         try:
-            if samples and per_second:
-                _make_up(recorder, samples, per_second, requests, batch, seed)
-            else:
-                _from_stdin(recorder)
+            for inputs, at, latency in itertools.chain(first, found):
+                if not recorder.append_json(inputs, at, latency=latency) and recorder.full:
+                    break
         finally:
             say(
                 f"{traffic}: {pluralize(recorder.kept, 'request')} recorded"
@@ -62,7 +64,8 @@ def record(
             raise InputError(recorder.failure or f"{traffic} is full at {max_mib} MiB; raise --max-mib")
 
 
-def _from_stdin(recorder: "Recorder") -> None:
+def _from_stdin() -> Iterator[_Request]:
+    """The requests of stdin. Raises DataError that names the line."""
     from enginery.recording.json_lines import JsonLinesReader, number_in
 
     lines = JsonLinesReader(Path("/dev/stdin"), 64 << 20)
@@ -75,15 +78,12 @@ def _from_stdin(recorder: "Recorder") -> None:
             latency = number_in(found, "latency", above=0.0) if "latency" in found else None
         except ValueError as error:
             raise lines.error(number, str(error)) from None
-        if not recorder.append_json(inputs, at, latency=latency) and recorder.full:
-            return
+        yield inputs, at, latency
 
 
-def _make_up(
-    recorder: "Recorder", samples: Path, per_second: float, requests: int | None, batch: int, seed: int
-) -> None:
+def _make_up(samples: Path, per_second: float, requests: int | None, batch: int, seed: int) -> Iterator[_Request]:
+    """Requests of stored samples. Raises DataError as `made_up` and `encode_inputs`."""
+    from enginery.recording.traffic import encode_inputs
     from validation.canary.synthetic import made_up
 
-    for at, inputs in made_up(samples, per_second, requests, batch, seed):
-        if not recorder.append(inputs, at) and recorder.full:
-            return
+    return ((encode_inputs(inputs), at, None) for at, inputs in made_up(samples, per_second, requests, batch, seed))

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from builders.backends import discovery
 from builders.backends.optional_methods import opening_parts
 from builders.execution.jobs import Job, Request, WorkerContext
 from enginery.core.codec import decode, encode_document, encode_fields
 from enginery.core.errors import EngineryError, InputError, IntegrityError, StepError, UnavailableError
-from enginery.core.reports.proof import OVERLAP, Check
+from enginery.core.reports.proof import Check
 from enginery.core.types import Precision, Session
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import backend_root
@@ -24,9 +24,9 @@ from pipeline.compile.steps.drift_limits import engine_drift_limits, graph_drift
 from pipeline.compile.steps.graphs import GraphRecipe
 from pipeline.compile.steps.keys import code_key, limits_of, metric_of, step_limits
 from pipeline.compile.steps.proofs import cases_of
-from pipeline.outcome import JudgedUnit
+from pipeline.compile.suspects import Suspect
 from pipeline.progress.events import Finished
-from pipeline.values import Attributed, Built, EngineBlob
+from pipeline.values import Attributed, EngineBlob
 from validation.comparison.terms import TaskMetric
 
 if TYPE_CHECKING:
@@ -248,56 +248,6 @@ def _keep(place: Store, found: "Attribution", proposal: "Proposal | None") -> At
     snippet = (proposal.snippet if proposal else None) or ""
     value = replace(found, rows=found.rows[:MOST_ROWS], proposal=proposal)
     return AttributionFound(place.put_bytes(text_of(encode_document(value))), summarize(found), snippet)
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """What is taken apart: the graph of `built`, or its engine. units: names of the units whose it is.
-
-    sizes: cases of a failed check of sizes, the golden set having passed.
-    """
-
-    joint: Literal["quantization", "engine"]
-    built: Built
-    units: tuple[str, ...]
-    sizes: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """'graph int8 (...)', or the unit."""
-        unit = self.built.unit
-        return f"graph {unit.graph.variant.name}" if self.joint == "quantization" else unit.name
-
-
-def suspects(judged: Sequence[JudgedUnit]) -> list[Suspect]:
-    """What broke a limit: each graph once, whatever it was built for, and each engine that can be taken apart."""
-    found: dict[tuple[str, str], Suspect] = {}
-    for item in judged:
-        unit, failed = item.built.unit, item.report.failed if item.report else ()
-        drifted, broken = _find_drifted_stages(failed), dict[str, Suspect]()
-        if "quantization" in drifted and unit.graph.recipe is not None:
-            broken[unit.request.model] = Suspect("quantization", item.built, ())
-        if "engine" in drifted and discovery.capabilities_of(unit.request.backend).opens_parts:
-            sizes = tuple(check.case for check in failed if check.name == "sizes")
-            broken[unit.name] = Suspect("engine", item.built, (), sizes)
-        for name, suspect in broken.items():
-            known = found.get((suspect.joint, name), suspect)
-            found[suspect.joint, name] = replace(known, units=(*known.units, unit.name))
-    return list(found.values())
-
-
-def _find_drifted_stages(failed: Sequence[Check]) -> set[str]:
-    """The stages with a failed check that a drifted node can explain.
-
-    Left out are a broken contract and calls that do not repeat, which say how the engine behaves, and an overlap, which
-    says how it was measured. A task metric counts for the first place that it fails at, which the later ones inherit:
-    on the exported model it is about labels, data or training, and no graph or engine is to blame.
-    """
-    explained = [c for c in failed if not c.name.startswith(("contract ", "calls ")) and c.name != OVERLAP]
-    places = {check.case.rpartition(", ")[2] for check in explained if check.joint == "task"}
-    first = next((place for place in ("exported model", "graph", "engine") if place in places), "")
-    stages = {"graph": {"quantization"}, "engine": {"engine"}}.get(first, set())
-    return stages | {check.joint for check in explained}
 
 
 def attribute(suspect: Suspect, spec: "ModelSpec", reference: str, golden: str, context: RunContext) -> Attributed:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from builders.execution.jobs import Job, WorkerContext
 from enginery.core.codec import encode
-from enginery.core.digest import digest_of, digest_of_file
+from enginery.core.digest import digest_of, digest_of_file, digest_of_path
 from enginery.core.errors import DataError, InputError, ModelError, StepError
 from enginery.registry.store.base import Store, open_store
 from enginery.user_code.entry_point import imported_packages, source_files
@@ -64,8 +64,8 @@ class ExportOutcome:
 class ExportModel:
     """Export to canonical ONNX, freeze the golden set and compare the two (the export stage).
 
-    known: digest of the exported model when only the golden set is new.  data: the file of the golden inputs, labels:
-    its array of class indices; None where there are none.
+    known: digest of the exported model when only the golden set is new.  data: the file or folder of the golden inputs,
+    labels: its array of class indices; None where there are none.
     """
 
     source: ExportRequest
@@ -263,7 +263,7 @@ class _ExportKeys:
 
 
 def _export_reads(spec: "ModelSpec", context: RunContext) -> Json:
-    data = digest_of_file(spec.file(spec.golden.data)) if spec.golden else None
+    data = digest_of_path(spec.file(spec.golden.data)) if spec.golden else None
     return {"source": source_digests(spec, context), "data": data}
 
 

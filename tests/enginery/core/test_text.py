@@ -2,7 +2,7 @@
 
 import pytest
 
-from enginery.core.text import format_bytes, join_first, suggest
+from enginery.core.text import find_nearest, format_bytes, join_first, suggest
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,29 @@ from enginery.core.text import format_bytes, join_first, suggest
 )
 def test_the_nearest_word_or_all_that_are_known(word, known, otherwise, said):
     assert suggest(word, known, otherwise) == said
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("modle", ["model", "source"], "model"),
+        ("FP16", ["fp32", "fp16"], "fp16"),
+        ("logit", ["labels", "logits"], "logits"),
+        ("xxyy", ["xyxy", "cxcywh"], "xyxy"),
+        ("sqnr", ["cosine", "centered_sqnr_db", "sqnr_db"], "sqnr_db"),
+        ("time", ["mig", "time-slicing"], "time-slicing"),
+        ("MatMull", ["Gemm_0", "MatMul_1"], "MatMul_1"),
+        ("input", ["output"], None),
+        ("candidate", ["calibrate"], None),
+        ("heads", ["hidden", "seeds"], None),
+        ("mask", ["tokens", "labels"], None),
+        ("x", ["y", "xs"], None),
+        ("l5", ["l4", "l40"], None),
+        ("", ["x"], None),
+    ],
+)
+def test_only_a_word_that_is_near_is_suggested(word, known, meant):
+    assert find_nearest(word, known) == meant
 
 
 def test_the_first_of_a_list_and_how_many_are_left():

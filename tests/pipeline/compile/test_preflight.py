@@ -64,6 +64,14 @@ def test_a_good_spec_has_none(folder: Path) -> None:
     check_files(spec_of(folder))
 
 
+def test_sizes_that_no_memory_holds_are_a_mistake(folder: Path) -> None:
+    inputs = {"x": {"shape": ["batch", "batch"]}, "z": {"shape": [1, 3]}}
+    line = next(
+        line for line in mistakes(spec_of(folder, inputs=inputs, dims={"batch": {"max": 10**9}})) if "GiB" in line
+    )
+    assert "inputs.x: takes" in line and "GiB at its largest, more than this machine has; lower the max" in line
+
+
 def test_all_mistakes_come_at_once_with_line_and_key(folder: Path) -> None:
     np.savez(folder / "cal.npz", x=np.zeros((4, 1, 4), "float64"), z=np.zeros((3, 1, 3), "float32"))
     np.savez(folder / "gold.npz", **arrays(lable=np.arange(4)))

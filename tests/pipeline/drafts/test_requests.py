@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from enginery.core.errors import DataError, InputError
 from enginery.core.types import Dim, TensorSpec
 from enginery.recording.traffic import encode_inputs
-from pipeline.drafts.requests import read_requests, split_requests, write_samples
+from pipeline.drafts.request_files import read_requests
+from pipeline.drafts.requests import split_requests, write_samples
 from validation.data.samples import Samples
 
 INPUTS = (TensorSpec("x", "float32", ("batch", 4)),)
@@ -76,10 +77,18 @@ def test_images_are_cut_and_scaled(tmp_path: Path, shape: tuple[int, ...], first
         ("a.json", "{", DataError, "is no JSON"),
         ("a.json", "[1]", DataError, "entry 0 is no object"),
         ("a.json", '[{"y": 1}]', DataError, "has no input 'x'"),
-        ("a.json", '[{"x": ["a", "b"]}]', DataError, "is no array of float32"),
+        ("a.json", '[{"x": ["a", "b"]}]', DataError, "entry 0: input 'x' is no array of numbers"),
         ("a.json", "[]", DataError, "holds no requests"),
         ("a.json", '[{"x": [1, 2, 3, 4]}, {"x": [1, 2, 3, 4]}]', DataError, "two are the least"),
-        ("a.json", '[{"x": [1, 2, 3]}]', DataError, "size 3"),
+        ("a.json", '[{"x": [1, 2, 3]}]', DataError, "request 0: .*size 3"),
+        ("a.json", '{"x": [[1, 2, 3, 4]]}', DataError, "1 request, 1 of equal sizes.*give a list"),
+        ("a.json", '{"inputs": [{"x": [1]}]}', DataError, "entry 0 is no object of inputs.*list of such objects"),
+        ("a.json", '[{"x": [1, 2, 3, NaN]}]', DataError, "request 0: input 'x' holds nan at .0, 3."),
+        ("a.json", "[" * 100_000, DataError, "is no JSON"),
+        ("a.json", '[{"x": [' + "9" * 5000 + "]}]", DataError, "is no JSON"),
+        ("a.jsonl", '{"y": 1}', DataError, "a.jsonl:1 has no input 'x'"),
+        ("a.csv", "1,2", InputError, "has the ending .csv; files of requests are .*parquet"),
+        ("a.png", "PNG", DataError, "a folder of images suits"),
         ("b.json", None, InputError, "does not exist"),
         ("a.parquet", "PAR1", InputError, "pyarrow"),
     ],
@@ -94,6 +103,82 @@ def test_mistakes_name_the_file_and_what_is_wrong(
         pytest.skip("pyarrow is here")
     with pytest.raises(error, match=words):
         split_requests(path, INPUTS, DIMS, "unit")
+
+
+def test_lines_without_inputs_are_the_inputs(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"x": row.tolist()}) for row in rows(5)))
+    assert len(list(read_requests(path, INPUTS, DIMS, "unit"))) == 5
+
+
+def test_numbers_that_the_type_of_an_input_cannot_hold_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{"ids": [1.5]}, {"ids": [2]}]))
+    with pytest.raises(DataError, match="entry 0: input 'ids' holds numbers that int64 cannot hold"):
+        split_requests(path, (TensorSpec("ids", "int64", ("batch", 1)),), DIMS, "unit")
+
+
+def test_requests_for_batches_of_any_size_are_taken_apart(tmp_path: Path) -> None:
+    data, path = rows(30), tmp_path / "a.jsonl"
+    groups = np.split(data, [1, 3, 6, 10, 15, 21, 28])
+    path.write_text("\n".join(json.dumps({"inputs": {"x": group.tolist()}}) for group in groups))
+    split = split_requests(path, INPUTS, DIMS, "unit")
+    assert len(split.golden) + len(split.calibration) == 30 and not split.left_out and split.sizes == {"batch": 1}
+    whole = split_requests(path, (TensorSpec("x", "float32", ("length", 4)),), (Dim("length", 1, 1, 8),), "unit")
+    assert whole.sizes == {"length": 2} or len(whole.left_out) == 1, "another dim than the batch is no list of samples"
+
+
+def test_a_folder_of_files_is_all_that_they_hold(tmp_path: Path) -> None:
+    for index, part in enumerate(np.split(rows(12), 3)):
+        np.savez(tmp_path / f"{index}.npz", x=part)
+    assert len(list(read_requests(tmp_path, INPUTS, DIMS, "unit"))) == 12
+
+
+def test_of_many_requests_those_are_kept_that_a_whole_look_would_choose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "a.npy", rows(200))
+    whole = split_requests(tmp_path / "a.npy", INPUTS, DIMS, "unit")
+    monkeypatch.setattr("pipeline.drafts.requests.MOST_CALIBRATION", 10)
+    monkeypatch.setattr("pipeline.drafts.requests.MOST_GOLDEN", 5)
+    few = split_requests(tmp_path / "a.npy", INPUTS, DIMS, "unit")
+    chosen = [item["x"].tobytes() for item in (*few.golden, *few.calibration)]
+    assert chosen == [item["x"].tobytes() for item in (*whole.golden, *whole.calibration)][:15]
+    assert few.left_out == ("185 requests left out: beyond 10 for calibration",)
+    monkeypatch.setattr("pipeline.drafts.requests.MOST_READ", 20)
+    assert "only the first 20 requests were read" in split_requests(tmp_path / "a.npy", INPUTS, DIMS, "unit").left_out
+
+
+def test_images_take_the_size_that_a_dim_is_tuned_for_and_integers_stay_bytes(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for index, size in enumerate([(20, 30), (64, 16)]):
+        Image.fromarray(np.full((*size, 3), 100 + index, "u1")).save(tmp_path / f"{index}.png")
+    spec = (TensorSpec("x", "uint8", ("batch", "height", "width", 3)),)
+    dims = (*DIMS, Dim("height", 4, 8, 16), Dim("width", 4, 12, 16))
+    found = [request["x"] for request in read_requests(tmp_path, spec, dims, "imagenet")]
+    assert [array.shape for array in found] == [(1, 8, 12, 3)] * 2 and found[0].max() == 100
+
+
+@pytest.mark.parametrize("damage", ["cut", "bomb", "chunk", "empty"])
+def test_a_damaged_image_is_named(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import Image
+
+    path = tmp_path / "a.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 30, 3)).astype("u1")).save(path)
+    data = path.read_bytes()
+    changed = {"cut": data[:400], "bomb": data, "chunk": data[:60] + bytes(200) + data[260:], "empty": b""}
+    path.write_bytes(changed[damage])
+    if damage == "bomb":
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(DataError, match=r"a\.png is no image that can be read"):
+        list(read_requests(tmp_path, (TensorSpec("x", "float32", (1, 3, 8, 8)),), (), "unit"))
+
+
+def test_an_archive_of_zeros_ends(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((300_000, 4), "f4"))
+    with pytest.raises(DataError, match="holds 100000 requests, 1 of equal sizes that differ"):
+        split_requests(tmp_path / "a.npz", INPUTS, DIMS, "unit")
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40))

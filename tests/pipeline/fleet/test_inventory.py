@@ -67,7 +67,7 @@ def test_what_kubectl_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ki
     ("text", "wanted"),
     [
         ("groups:\n- {product: l4, drivr: '1'}", ":2: groups.0.drivr: unknown key; did you mean 'driver'?"),
-        ("groups:\n- {product: l4}\n- {product: l5}", ":3: groups.1: target 'l5' is not known; did you mean 'l4'?"),
+        ("groups:\n- {product: l4}\n- {product: l44}", ":3: groups.1: target 'l44' is not known; did you mean 'l4'?"),
         ("groups:\n- {product: ampere}", ":2: groups.0: product 'ampere' is several; give the capability, too"),
         ("groups:\n- {count: 1}", ":2: groups.0: has neither product nor capability; give one"),
         ("groups:\n- {product: l4, count: 0}", ":2: groups.0.count: 0: must be 1 or more"),

@@ -235,7 +235,7 @@ def test_a_header_that_lies_about_its_shape_is_refused(tmp_path):
 def test_other_files_are_refused(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         opened(tmp_path / "none.npz")
-    with pytest.raises(DataError, match=r"holds no \.npy files"):
+    with pytest.raises(DataError, match=r"must hold image\.npy, .* or just \.npy files, .*; it holds nothing"):
         opened(tmp_path)
     with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
         archive.writestr("data.pkl", b"\x80\x04N.")
@@ -244,6 +244,26 @@ def test_other_files_are_refused(tmp_path):
     np.save(tmp_path / "one.npy", images(3))
     with pytest.raises(DataError, match=r"single array; image, label are needed"):
         opened(tmp_path / "one.npy", extra=["label"])
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("data.npz", r"it holds data\.npz: name that file, [^ ]*/data\.npz$"),
+        ("traffic.jsonl", "it holds traffic.jsonl: `enginery init MODEL --from-requests"),
+        ("notes.txt", r"it holds notes\.txt$"),
+    ],
+)
+def test_a_folder_without_arrays_says_what_was_looked_for_and_what_is_there(tmp_path, file, words):
+    (tmp_path / file).write_bytes(b"{}")
+    with pytest.raises(DataError, match=r"must hold image\.npy, or a folder of \.npy files.*" + words):
+        opened(tmp_path)
+
+
+def test_saved_requests_are_no_stored_arrays(tmp_path):
+    (tmp_path / "traffic.jsonl").write_text('{"inputs": {"image": [[1]]}}\n')
+    with pytest.raises(DataError, match=r"holds no stored arrays; `enginery init MODEL --from-requests .*traffic"):
+        opened(tmp_path / "traffic.jsonl")
 
 
 def test_columns_are_named(tmp_path):

@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from pipeline.spec.model import load_spec
-from tests.pipeline.projects import Project, weights, write_data, write_model
+from tests.pipeline.projects import Project, arrays, weights, write_data, write_model
 
 
 def test_a_stale_golden_set_fails_the_build_until_the_change_is_accepted(built: Project) -> None:
@@ -37,6 +37,21 @@ def test_a_golden_set_that_is_not_frozen_may_change_and_how_is_said(built: Proje
     again = built.run("golden", "make", built.spec, "--json")
     assert "changed" not in again.err
     assert again.json["change"] is None
+
+
+def test_golden_data_in_a_folder_of_arrays_is_read_and_its_changes_are_seen(project: Project) -> None:
+    (project.folder / "samples").mkdir()
+    data = arrays(project.folder / "golden.npz")
+    for name, array in data.items():
+        np.save(project.folder / "samples" / f"{name}.npy", array)
+    project.change_spec(
+        golden={"data": "samples", "labels": "label"}, precisions=["fp32"], targets=["cpu"], calibration=None
+    )
+    assert project.build().code == 0
+    assert "cached" in project.run("golden", "make", project.spec).err
+    np.save(project.folder / "samples" / "x.npy", data["x"] + 1)
+    assert "cases have other inputs" in project.run("golden", "make", project.spec).out
+    assert "golden data samples changed" in project.run("plan", project.spec).out
 
 
 def test_a_version_shows_its_golden_set_and_who_uses_it(built: Project) -> None:

@@ -18,10 +18,10 @@ def init(*words: object) -> int:
 
 
 def test_the_spec_lies_beside_the_model_and_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    model = halving(tmp_path / "net.onnx")
+    model = halving(tmp_path / "net.onnx").rename(tmp_path / "net.ONNX")
     assert init(model) == 0
     spec = load_spec(tmp_path / "net.yaml")
-    assert (spec.model, spec.source.onnx) == ("net", "net.onnx")
+    assert (spec.model, spec.source.onnx) == ("net", "net.ONNX")
     assert "enginery plan" in capsys.readouterr().err
     assert init(model) == 2 and "exists" in capsys.readouterr().err
     assert init(model, "--force") == 0
@@ -40,11 +40,42 @@ def test_requests_become_calibration_and_golden_data(tmp_path: Path) -> None:
     assert len(golden) == 6 and len(calibration) == 24
 
 
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    halving(tmp_path / "net.onnx")
+    np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((6, 3, 8, 8)).astype("f4"))
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(np, "savez_compressed", fail)
+    assert init(tmp_path / "net.onnx", "--from-requests", tmp_path / "requests.npz") == 130
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_file_with_a_colon_in_its_name_is_no_entry_point(tmp_path: Path) -> None:
+    assert init(halving(tmp_path / "net:2.onnx"), "--out", tmp_path / "net.yaml") == 0
+    assert load_spec(tmp_path / "net.yaml").source.onnx == "net:2.onnx"
+
+
+def test_dims_hold_the_sizes_of_the_requests(tmp_path: Path) -> None:
+    from onnx import helper
+
+    model = write(tmp_path / "net.onnx", [helper.make_node("Relu", ["x"], ["y"])], [value("x", ["batch", "length"])])
+    np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((8, 300)).astype("f4"))
+    assert init(model, "--from-requests", tmp_path / "requests.npz") == 0
+    length = load_spec(tmp_path / "net.yaml").dims["length"]
+    assert (length.min, length.opt, length.max) == (1, 300, 300)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["none.onnx"], "is no file"),
-        (["model.bin"], "the ending .bin is unknown"),
+        (["none.onnx"], "does not exist"),
+        (["saved"], "is a folder; name an ONNX file"),
+        (["model.bin"], "holds weights or a pickled module, without the model's code; give the function"),
+        (["model.xyz"], "has the ending .xyz, which is unknown"),
+        (["model.tflite"], "convert it to ONNX with tf2onnx"),
+        (["pointer.onnx"], "is a Git LFS pointer in the place of the file; run `git lfs pull`"),
         (["--from-requests", "model.bin"], "needs a MODEL"),
         (["net.onnx", "--out", "other/spec.yaml"], "is outside"),
     ],
@@ -53,7 +84,10 @@ def test_mistakes_are_told(
     tmp_path: Path, words: list[str], told: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.bin").touch()
+    (tmp_path / "saved").mkdir()
+    for name in ("model.bin", "model.xyz", "model.tflite"):
+        (tmp_path / name).touch()
+    (tmp_path / "pointer.onnx").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n")
     halving(tmp_path / "net.onnx")
     assert init(*words) == 2
     assert told in capsys.readouterr().err

@@ -10,8 +10,8 @@ from enginery.core.errors import ModelError, StepError
 from enginery.core.names import parse_reference
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import locate
-from pipeline.compile.steps.attributions import Suspect
 from pipeline.compile.steps.engines import NOT_BUILT
+from pipeline.compile.suspects import Suspect
 from tests.pipeline.projects import Project, weights, write_data, write_model
 from validation.attribution.result import attributions
 

@@ -4,6 +4,9 @@ import json
 import subprocess
 import sys
 
+import numpy as np
+import pytest
+
 COMMAND = [sys.executable, "-m", "pipeline.cli"]
 
 
@@ -17,3 +20,23 @@ def test_requests_from_stdin(tmp_path):
     assert head["kind"] == "enginery-traffic" and first == lines[0] and second["at"] > 1e9
     bad = subprocess.run([*COMMAND, "record", path], input='{"inputs": 3}\n', text=True, capture_output=True)
     assert bad.returncode == 2 and "inputs is missing" in bad.stderr
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": np.zeros((3, 2)), "z": np.zeros((4, 2))}, "every input needs as many"),
+        ({"x": np.array(["a", "b"])}, "numbers and truth values can be recorded"),
+        ({"x": np.array(1.0)}, "has no axes"),
+        (None, "cannot be read as .npz or .npy"),
+    ],
+)
+def test_a_mistake_in_the_first_request_leaves_no_file(tmp_path, arrays, words):
+    samples, path = tmp_path / "samples.npz", tmp_path / "traffic.jsonl"
+    np.savez(samples, **arrays) if arrays else samples.write_bytes(b"")
+    made = [*COMMAND, "record", path, "--samples", samples, "--per-second", "5"]
+    done = subprocess.run(made, text=True, capture_output=True)
+    assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
+    done = subprocess.run([*COMMAND, "record", path], input="[]\n", text=True, capture_output=True)
+    assert done.returncode == 2 and "an object is needed" in done.stderr
+    assert not path.exists()

@@ -1,4 +1,4 @@
-"""A build that fails a check says which node drifted and what to leave in float; the command says it again."""
+"""Of what failed, each graph and engine that a drifted node can explain is looked at once; nothing else is."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from enginery.core.reports.proof import Check
-from pipeline.compile.steps.attributions import suspects
+from pipeline.compile.suspects import find_suspects
 from pipeline.outcome import JudgedUnit
 from pipeline.values import Recipe
 
@@ -39,7 +39,7 @@ def test_what_only_inherits_a_failure_is_not_taken_apart(failed: list[Check], ta
     graph = SimpleNamespace(recipe=Recipe("b" * 64))
     built = SimpleNamespace(unit=SimpleNamespace(name="cpu int8 onnxruntime", request=request, graph=graph))
     judged = cast("JudgedUnit", SimpleNamespace(built=built, report=SimpleNamespace(failed=tuple(failed))))
-    found = suspects([judged])
+    found = find_suspects([judged])
     assert [item.joint for item in found] == taken
     sizes = tuple(check.case for check in failed if check.name == "sizes")
     assert all(item.sizes == sizes for item in found)

@@ -1,0 +1,184 @@
+"""Models as exporters write them: a spec that loads comes of each, or one error that says what to do."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from enginery.core.errors import ModelError, SpecError
+from pipeline.drafts.onnx_model import look_at_onnx
+from pipeline.drafts.text import write_spec
+from pipeline.spec.model import ModelSpec, load_spec
+from tests.pipeline.drafts.graphs import value
+
+node = helper.make_node
+X, Y = value("x", ["batch", 8]), value("y", ["batch", 4])
+ZIPMAP = helper.make_sequence_type_proto(
+    helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+)
+OPTIONAL = helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, ["batch", 8]))
+Values = Sequence[onnx.ValueInfoProto]
+
+
+def write(
+    path: Path, nodes: Sequence[onnx.NodeProto], inputs: Values = (X,), outputs: Values = (Y,), opset: int = 17
+) -> Path:
+    """A model with a weight `w` of 8 rows and 4 columns."""
+    weight = numpy_helper.from_array(np.ones((8, 4), "f4"), "w")
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [weight])
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("ai.onnx.ml", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    return path
+
+
+def drafted(path: Path) -> ModelSpec:
+    text = write_spec(look_at_onnx(path, path.name))
+    spec = path.with_suffix(".yaml")
+    spec.write_text(text)
+    return load_spec(spec)
+
+
+def unlike(kind: int) -> tuple[onnx.NodeProto, onnx.ValueInfoProto]:
+    return node("Cast", ["x"], ["c"], to=TensorProto.FLOAT), value("x", ["batch", 8], kind)
+
+
+PRODUCT = node("MatMul", ["x", "w"], ["y"])
+CLASSIFIED = [
+    node("LinearClassifier", ["x"], ["label", "scores"], domain="ai.onnx.ml", coefficients=[0.5] * 16,
+         intercepts=[0.0, 1.0], classlabels_ints=[0, 1]),
+    node("ZipMap", ["scores"], ["probabilities"], domain="ai.onnx.ml", classlabels_int64s=[0, 1]),
+]  # fmt: skip
+
+
+def test_outputs_that_no_engine_gives_are_left_out(tmp_path: Path) -> None:
+    outputs = [value("label", ["batch"], TensorProto.INT64), helper.make_value_info("probabilities", ZIPMAP)]
+    spec = drafted(write(tmp_path / "m.onnx", CLASSIFIED, outputs=outputs))
+    assert spec.outputs == ("label",)
+    assert "'zipmap': False" in (tmp_path / "m.yaml").read_text()
+
+
+def test_an_input_that_is_passed_on_is_left_out_of_the_outputs(tmp_path: Path) -> None:
+    assert drafted(write(tmp_path / "m.onnx", [PRODUCT], outputs=[X, Y])).outputs == ("y",)
+
+
+def test_an_output_of_unknown_rank_is_inferred(tmp_path: Path) -> None:
+    unranked = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    assert drafted(write(tmp_path / "m.onnx", [PRODUCT], outputs=[unranked])).outputs is None
+
+
+def test_an_input_of_unknown_rank_is_a_line_to_fill_in(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.onnx", [PRODUCT], [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)])
+    with pytest.raises(SpecError, match="FILL_IN"):
+        drafted(path)
+    assert "does not say how many axes" in (tmp_path / "m.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "size"),
+    [
+        ("MatMul", ["batch", "features"], (-1, 8)),
+        ("Conv", ["batch", "channels", "height", "width"], (1, 3)),
+        ("Transpose", ["batch", "height", "width", "channels"], (3, 3)),
+    ],
+)
+def test_axes_that_the_weights_fix_are_no_dims(tmp_path: Path, kind: str, inputs: list[str], size: tuple) -> None:
+    nodes = [PRODUCT] if kind == "MatMul" else [node("Conv", ["x"], ["y"])]
+    if kind != "MatMul":
+        first = "x" if kind == "Conv" else "t"
+        nodes = [node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2])] if kind == "Transpose" else []
+        shape = node("Constant", [], ["k"], value=numpy_helper.from_array(np.ones((4, 3, 1, 1), "f4")))
+        nodes = [shape, *nodes, node("Conv", [first, "k"], ["y"])]
+    outputs = [value("y", ["a", "b", "c", "d"][: len(inputs)])]
+    spec = drafted(write(tmp_path / "m.onnx", nodes, [value("x", inputs)], outputs))
+    axis, wanted = size
+    assert spec.inputs["x"].shape[axis] == wanted and len(spec.dims) == len(inputs) - 1
+
+
+def test_an_ir_version_that_no_runtime_reads_yet_is_no_obstacle(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.onnx", [PRODUCT])
+    model = onnx.load(path)
+    model.ir_version = 99
+    onnx.save(model, path)
+    assert "the graph ran at 1 and 8" in look_at_onnx(path, "m.onnx").dims["batch"].why
+
+
+def test_a_batch_of_which_only_multiples_run_is_found(tmp_path: Path) -> None:
+    shape = node("Constant", [], ["s"], value=numpy_helper.from_array(np.array([-1, 4, 8])))
+    path = write(tmp_path / "m.onnx", [shape, node("Reshape", ["x", "s"], ["y"])], [X], [value("y", ["n", 4, 8])])
+    (dim,) = drafted(path).named_dims()
+    assert (dim.name, dim.min, dim.max, dim.multiple) == ("batch", 4, 8, 4)
+
+
+@pytest.mark.parametrize("name", ["x\nprecisions: [int8]", "a: b", "on", "\x1b[31m", "日本/語:0", "n" * 400])
+def test_any_name_of_a_tensor_is_one_in_the_spec(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "m.onnx", [node("MatMul", [name, "w"], ["y"])], [value(name, ["null", 8])])
+    spec = drafted(path)
+    assert list(spec.inputs) == [name] and list(spec.dims) == ["null"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "inputs", "outputs", "words"),
+    [
+        ([PRODUCT], [value("x", [1, 8], TensorProto.BFLOAT16)], [Y], "valid ONNX|is bfloat16; inputs are float32"),
+        ([unlike(TensorProto.UINT32)[0], node("MatMul", ["c", "w"], ["y"])], [unlike(TensorProto.UINT32)[1]], [Y],
+         "is uint32; inputs are .* a cast behind it"),
+        ([node("Concat", ["p", "x"], ["y"], axis=1)], [X, value("p", ["batch", 0])], [value("y", ["batch", 8])],
+         r"\[batch, 0\], which is always empty"),
+        ([node("Relu", ["w"], ["y"])], [], [value("y", [8, 4])], "takes no inputs"),
+        ([PRODUCT], [X, X], [Y], "two inputs called 'x'"),
+        ([node("OptionalGetElement", ["x"], ["y"])], [helper.make_value_info("x", OPTIONAL)], [X],
+         "is optional, which no engine takes or gives; export the model without it"),
+        ([node("SplitToSequence", ["x"], ["s"])], [X], [helper.make_tensor_sequence_value_info("s", 1, None)],
+         "output 's' is a sequence"),
+    ],
+)  # fmt: skip
+def test_what_no_engine_can_take_is_one_error_with_a_remedy(
+    tmp_path: Path, nodes: list, inputs: list, outputs: list, words: str
+) -> None:
+    outputs = [value("y", ["batch", 8])] if words.startswith("is optional") else outputs
+    path = write(tmp_path / "m.onnx", nodes, inputs, outputs, opset=18)
+    with pytest.raises(ModelError, match=words):
+        look_at_onnx(path, "m.onnx")
+
+
+def test_sizes_that_would_fill_the_memory_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def watch(_self: object, spec: object, sizes: dict[str, int]) -> np.ndarray:
+        tried.append(int(np.prod([sizes[name] for name in "ijk"], dtype=np.int64)))
+        raise ValueError  # without words, as an assertion of a module is
+
+    monkeypatch.setattr("pipeline.drafts.probing._Probe._array", watch)
+    path = write(
+        tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], [value("x", list("ijk"))], [value("y", list("ijk"))]
+    )
+    assert all("(ValueError)" in dim.why for dim in look_at_onnx(path, "m.onnx").dims.values())
+    assert 256**3 in tried and max(tried) <= 1 << 26
+
+
+@pytest.mark.parametrize("runs", [1, 4, 5, 6])
+def test_a_slow_model_is_drafted_with_what_was_tried_in_time(
+    tmp_path: Path, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter([False] * runs)
+    monkeypatch.setattr("pipeline.drafts.probing._Probe.is_over", property(lambda _: next(left, True)))
+    ends = [value("x", ["batch", "k"])], [value("y", ["batch", "k"])]
+    spec = drafted(write(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], *ends))
+    assert spec.dims["batch"].min == 1 and spec.dims["k"].min <= 64
+    assert runs > 1 or "were over; widen it" in (tmp_path / "m.yaml").read_text()
+
+
+def test_all_of_the_largest_sizes_together_fit_the_memory(tmp_path: Path) -> None:
+    ends = [value("x", list("ijkl"))], [value("y", list("ijkl"))]
+    spec = drafted(write(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], *ends))
+    assert 1 << 20 < np.prod([dim.max for dim in spec.named_dims()]) <= 1 << 26
+
+
+@pytest.mark.parametrize(("place", "name"), [("bert/onnx/model.onnx", "bert"), ("bert.onnx", "bert")])
+def test_the_name_is_that_of_the_nearest_folder_that_says_something(tmp_path: Path, place: str, name: str) -> None:
+    path = tmp_path / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert look_at_onnx(write(path, [PRODUCT]), path.name).name == name
