@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enginery.core.reports.proof import Check, Report
 from enginery.core.text import pluralize
 from enginery.core.types import PRECISIONS
+from validation.limits.budget import at_most
 
 STAGES = {
     "export": "the ONNX model against the original framework",
@@ -22,7 +23,7 @@ _APART_DB = 6.0
 # Metrics with a least value; `format_bound` needs them where a value is exactly its limit.
 AT_LEAST = (
     *("sqnr_db", "centered_sqnr_db", "slice_sqnr_db", "quartile_sqnr_db"),
-    *("cosine", "agreement", "argmax_agreement", "accuracy"),
+    *("cosine", "agreement", "argmax_agreement"),
 )
 
 
@@ -152,7 +153,8 @@ def format_bound(check: Check) -> str:
     It follows from value and verdict; where value and limit are equal, from the metric's name (`AT_LEAST`).
     """
     if check.value is None or check.limit is None or math.isnan(check.value) or check.value == check.limit:
-        return "≥" if check.name in AT_LEAST else "≤"
+        likeness = check.name in AT_LEAST or (check.joint == "task" and not at_most(check.name))
+        return "≥" if likeness else "≤"
     return "≤" if (check.value < check.limit) == check.passed else "≥"
 
 
