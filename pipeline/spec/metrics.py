@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from enginery.core.text import suggest
-from enginery.core.types import Precision
+from enginery.core.types import PRECISIONS, Precision
 from pipeline.spec.value_types import GraphName, Mistakes, SpecPart
 from validation.metrics.tasks import terms
 
@@ -16,6 +16,19 @@ _DECIDES = (
     "whether limits on numeric drift do not count beside it: true for all precisions but fp32, or a list of precisions "
     "(docs/concepts/validation.md)"
 )
+
+
+def _name_precisions(value: object) -> object:
+    return [name for name in PRECISIONS if value and name != "fp32"] if isinstance(value, bool) else value
+
+
+Deciding: TypeAlias = Annotated[
+    tuple[Precision, ...],
+    BeforeValidator(_name_precisions),
+    WithJsonSchema(
+        {"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"enum": list(PRECISIONS), "type": "string"}}]}
+    ),
+]
 
 
 class _NamedMetric(SpecPart):
@@ -27,7 +40,7 @@ class _NamedMetric(SpecPart):
     output: GraphName = Field(description="the output that holds the answers")
     floor: float | None = Field(None, description="lowest value that passes")
     against: terms.Against | None = Field(None, description=_AGAINST)
-    decides: bool | tuple[Precision, ...] = Field(False, description=_DECIDES)
+    decides: Deciding = Field((), description=_DECIDES)
 
     @model_validator(mode="after")
     def _asks(self) -> Self:
@@ -51,8 +64,6 @@ class _NamedMetric(SpecPart):
 
     def decides_for(self, precision: Precision | None) -> bool:
         """Whether it decides about graphs and engines of a precision; None: the export, whose limits always count."""
-        if isinstance(self.decides, bool):
-            return self.decides and precision not in (None, "fp32")
         return precision in self.decides
 
     def outputs(self) -> Mapping[str, str]:

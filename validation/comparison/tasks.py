@@ -4,6 +4,7 @@ A share that passes on few samples may be lower on others. Its check says how mu
 Pearson, Biometrika 26, 1934), and how many samples without a wrong one would show its limit.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -15,7 +16,7 @@ from enginery.core.reports.proof import Check
 from enginery.core.types import Session, Tensors
 from validation.comparison.sessions import CHANGED, run
 from validation.golden.golden_set import Case, GoldenSet
-from validation.limits.budget import Budget, within
+from validation.limits.budget import HONEST_DB, Budget, StagedLimits, within
 from validation.metrics.tasks.measures import score_of
 from validation.metrics.tasks.scores import Score, TaskValue
 from validation.metrics.tasks.terms import VALUES, TaskMetric
@@ -148,6 +149,18 @@ def lift_limits(checks: Iterable[Check], metrics: Sequence[TaskMetric]) -> list[
     if not any(metric.decides for metric in metrics):
         return list(checks)
     return [_lift(check) if _is_lifted(check) else check for check in checks]
+
+
+def limits_elsewhere(checks: Iterable[Check], metrics: Sequence[TaskMetric]) -> StagedLimits | None:
+    """The limits on drift at sizes that no metric is measured at, where one decides; None where none does.
+
+    Twice the error of the worst case that was measured with it. checks: of the engine stage.
+    """
+    if not any(metric.decides for metric in metrics):
+        return None
+    known = [check.value for check in checks if check.name == "sqnr_db" and check.value is not None]
+    worst = min((value for value in known if math.isfinite(value)), default=None)
+    return StagedLimits.of(Budget(sqnr_db=None if worst is None else worst - HONEST_DB, argmax_agreement=0.0))
 
 
 def _is_lifted(check: Check) -> bool:

@@ -75,6 +75,7 @@ class CheckEngine:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
         from builders.reference import ReferenceSession
         from validation.comparison.sessions import drift_checks
+        from validation.comparison.tasks import lift_limits, limits_elsewhere
         from validation.fuzz.run import FuzzSides
         from validation.limits.budget import default_budget
         from validation.metrics.tally import Spreads
@@ -89,9 +90,10 @@ class CheckEngine:
         ):
             held = engine_drift_limits(graph, expected, wanted, frozen, self.limits, workdir)
             usual: dict[str, Drift] = {}
-            checks = drift_checks("engine", expected, actual, frozen, held, spreads, usual)
+            drift = drift_checks("engine", expected, actual, frozen, held, spreads, usual)
+            checks, elsewhere = tuple(lift_limits(drift, self.metrics)), limits_elsewhere(drift, self.metrics)
             documented = default_budget("engine", wanted.precision)
-            pair = FuzzSides(expected, actual, wanted.precision, held, documented, usual=usual)
+            pair = FuzzSides(expected, actual, wanted.precision, held, documented, usual=usual, elsewhere=elsewhere)
             compared_s = time.perf_counter() - started
             if self.calls:
                 checks += check_calls(self.calls, wanted, pair, frozen, graph, checks, compared_s)

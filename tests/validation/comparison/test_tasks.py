@@ -7,9 +7,9 @@ from enginery.core.errors import DataError, EngineryError, InputError
 from enginery.core.reports.proof import Check, judge
 from enginery.core.types import Dim, TensorSpec
 from validation.comparison.sessions import drift_checks
-from validation.comparison.tasks import lift_limits, task_checks
+from validation.comparison.tasks import lift_limits, limits_elsewhere, task_checks
 from validation.golden.golden_set import GoldenSet, freeze
-from validation.limits.budget import Budget
+from validation.limits.budget import HONEST_DB, Budget
 from validation.metrics.tasks.terms import AccuracyTerms, RegressionTerms, TaskMetric, TokenTerms, TopKTerms
 
 SPECS = [TensorSpec("x", "float32", ("batch", 3))]
@@ -168,6 +168,15 @@ def test_a_metric_that_decides_is_in_the_place_of_limits_on_drift():
 def test_what_is_no_drift_counts_whatever_decides(answer):
     drift = drift_checks("engine", None, Fake(answer), golden(), Budget(sqnr_db=40.0))
     assert any(not check.passed for check in lift_limits(drift, [decisions(decides=True)]))
+
+
+def test_other_sizes_may_drift_twice_as_far_as_what_a_deciding_metric_has_seen():
+    drift = drift_checks("engine", None, Fake(scaled), golden(), Budget(sqnr_db=40.0))
+    assert limits_elsewhere(drift, [decisions()]) is None
+    worst = min(check.value for check in drift if check.name == "sqnr_db")
+    held = limits_elsewhere(drift, [decisions(decides=True)])
+    assert held.current.budgets.default == Budget(sqnr_db=worst - HONEST_DB, argmax_agreement=0.0)
+    assert limits_elsewhere([], [decisions(decides=True)]).current.budgets.default.sqnr_db is None
 
 
 def test_drift_of_the_export_counts_whatever_decides():
