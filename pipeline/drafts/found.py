@@ -30,6 +30,7 @@ class FoundModel:
     inputs, outputs: in the model's order; a name of a dim is one that a spec can have.
     precisions: that make sense, with the reason for each.  notes: on the whole model, each one line of a comment.
     unknown: inputs of which nothing says what they are, and why; a person has to fill them in.
+    metric: the task metric that it most likely wants, as a spec has it; empty where nothing is evident.
     """
 
     name: str
@@ -40,6 +41,7 @@ class FoundModel:
     precisions: tuple[tuple[str, str], ...] = (("fp32", ""),)
     notes: tuple[str, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict)
+    metric: Mapping[str, object] = field(default_factory=dict)
 
     def with_dims(self, dims: Mapping[str, FoundDim]) -> "FoundModel":
         """The same with other dims."""

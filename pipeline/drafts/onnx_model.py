@@ -6,6 +6,7 @@ from pathlib import Path
 import onnx
 
 from pipeline.drafts.found import FoundModel, model_name, name_axes
+from pipeline.drafts.metrics import suggest_metric
 from pipeline.drafts.probing import find_dims, open_graph
 from pipeline.sources.onnx_model import load_onnx, specs_of
 from pipeline.sources.walk import all_nodes, all_tensors
@@ -28,6 +29,7 @@ def look_at_onnx(path: Path, shown: str) -> FoundModel:
         outputs=tuple(spec.name for spec in outputs),
         precisions=_precisions(model, counts),
         notes=tuple(_notes(model, counts, path)),
+        metric=suggest_metric(inputs, outputs),
     )
     return find_dims(found, lambda: open_graph(model, found.name))
 

@@ -52,6 +52,9 @@ def _sections(found: FoundModel, calibration: str | None, golden: str | None) ->
         "calibration", calibration, "real inputs that int8's ranges are measured on: add int8 to precisions"
     )
     yield from _data("golden", golden, "real inputs, others than those, that engines are proven with; random ones else")
+    if found.metric:
+        why = "in golden: what the model is for (docs/guides/task-metrics.md)"
+        yield f"# metric: {quote(dict(found.metric))}   # {why}"
 
 
 def _precisions(found: FoundModel, calibration: str | None) -> Iterable[str]:
