@@ -22,7 +22,7 @@ def write_spec(found: FoundModel, calibration: str | None = None, golden: str | 
 
 def quote(value: object) -> str:
     """A value as YAML has it in one line, quoted where it would be read as something else."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=1 << 30, allow_unicode=False)
+    text = yaml.safe_dump(value, default_flow_style=True, width=1 << 30, allow_unicode=False, sort_keys=False)
     return text.removesuffix("\n").removesuffix("...").rstrip("\n")
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from enginery.core.errors import DataError, EngineryError
-from enginery.core.reports.proof import Check
+from enginery.core.reports.proof import Check, Spread
 from enginery.core.types import Session, Tensors
 from validation.comparison.sessions import CHANGED, run
 from validation.golden.golden_set import Case, GoldenSet
-from validation.limits.budget import HONEST_DB, Budget, StagedLimits, within
+from validation.limits.budget import HONEST_DB, LEAST_DB, Budget, Budgets, StagedLimits, within
 from validation.metrics.tasks.measures import score_of
 from validation.metrics.tasks.scores import Score, TaskValue
 from validation.metrics.tasks.terms import VALUES, TaskMetric
@@ -151,16 +151,18 @@ def lift_limits(checks: Iterable[Check], metrics: Sequence[TaskMetric]) -> list[
     return [_lift(check) if _is_lifted(check) else check for check in checks]
 
 
-def limits_elsewhere(checks: Iterable[Check], metrics: Sequence[TaskMetric]) -> StagedLimits | None:
+def limits_elsewhere(spreads: Iterable[Spread], metrics: Sequence[TaskMetric]) -> StagedLimits | None:
     """The limits on drift at sizes that no metric is measured at, where one decides; None where none does.
 
-    Twice the error of the worst case that was measured with it. checks: of the engine stage.
+    Twice the error of the worst golden sample that was measured with it, since such a size may be that sample alone.
+    spreads: of the engine stage.
     """
     if not any(metric.decides for metric in metrics):
         return None
-    known = [check.value for check in checks if check.name == "sqnr_db" and check.value is not None]
-    worst = min((value for value in known if math.isfinite(value)), default=None)
-    return StagedLimits.of(Budget(sqnr_db=None if worst is None else worst - HONEST_DB, argmax_agreement=0.0))
+    worst = {item.output: item.sqnr_db[0] for item in spreads if item.sqnr_db}
+    held = {output: max(value - HONEST_DB, LEAST_DB) for output, value in worst.items() if not math.isnan(value)}
+    measured = {(output, "edge"): Budget(sqnr_db=value, argmax_agreement=0.0) for output, value in held.items()}
+    return StagedLimits.of(Budgets(Budget(argmax_agreement=0.0), measured))
 
 
 def _is_lifted(check: Check) -> bool:

@@ -91,7 +91,8 @@ class CheckEngine:
             held = engine_drift_limits(graph, expected, wanted, frozen, self.limits, workdir)
             usual: dict[str, Drift] = {}
             drift = drift_checks("engine", expected, actual, frozen, held, spreads, usual)
-            checks, elsewhere = tuple(lift_limits(drift, self.metrics)), limits_elsewhere(drift, self.metrics)
+            checks = tuple(lift_limits(drift, self.metrics))
+            elsewhere = limits_elsewhere(spreads.at("engine"), self.metrics)
             documented = default_budget("engine", wanted.precision)
             pair = FuzzSides(expected, actual, wanted.precision, held, documented, usual=usual, elsewhere=elsewhere)
             compared_s = time.perf_counter() - started

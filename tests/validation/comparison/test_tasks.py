@@ -1,5 +1,8 @@
 """Task metrics over a golden set: against labels and the original model, and in the place of limits on drift."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +12,8 @@ from enginery.core.types import Dim, TensorSpec
 from validation.comparison.sessions import drift_checks
 from validation.comparison.tasks import lift_limits, limits_elsewhere, task_checks
 from validation.golden.golden_set import GoldenSet, freeze
-from validation.limits.budget import HONEST_DB, Budget
+from validation.limits.budget import HONEST_DB, LEAST_DB, Budget
+from validation.metrics.tally import Spreads
 from validation.metrics.tasks.terms import AccuracyTerms, RegressionTerms, TaskMetric, TokenTerms, TopKTerms
 
 SPECS = [TensorSpec("x", "float32", ("batch", 3))]
@@ -170,13 +174,16 @@ def test_what_is_no_drift_counts_whatever_decides(answer):
     assert any(not check.passed for check in lift_limits(drift, [decisions(decides=True)]))
 
 
-def test_other_sizes_may_drift_twice_as_far_as_what_a_deciding_metric_has_seen():
-    drift = drift_checks("engine", None, Fake(scaled), golden(), Budget(sqnr_db=40.0))
-    assert limits_elsewhere(drift, [decisions()]) is None
-    worst = min(check.value for check in drift if check.name == "sqnr_db")
-    held = limits_elsewhere(drift, [decisions(decides=True)])
-    assert held.current.budgets.default == Budget(sqnr_db=worst - HONEST_DB, argmax_agreement=0.0)
-    assert limits_elsewhere([], [decisions(decides=True)]).current.budgets.default.sqnr_db is None
+def test_other_sizes_may_drift_twice_as_far_as_the_worst_golden_sample():
+    spreads = Spreads()
+    drift_checks("engine", None, Fake(lambda i: {"y": i["x"] * 2 + np.float32(0.01)}), golden(), Budget(), spreads)
+    (spread,) = spreads.at("engine")
+    assert limits_elsewhere([spread], [decisions()]) is None
+    held = limits_elsewhere([spread], [decisions(), decisions(decides=True)]).current.budgets
+    assert held.of("y", "edge") == Budget(sqnr_db=min(spread.sqnr_db) - HONEST_DB, argmax_agreement=0.0)
+    assert held.of("z", "edge") == Budget(argmax_agreement=0.0)
+    lost = replace(spread, sqnr_db=(-math.inf, 40.0))
+    assert limits_elsewhere([lost], [decisions(decides=True)]).current.budgets.of("y", "edge").sqnr_db == LEAST_DB
 
 
 def test_drift_of_the_export_counts_whatever_decides():
