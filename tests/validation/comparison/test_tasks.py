@@ -14,7 +14,14 @@ from validation.comparison.tasks import lift_limits, limits_elsewhere, task_chec
 from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.budget import HONEST_DB, LEAST_DB, Budget
 from validation.metrics.tally import Spreads
-from validation.metrics.tasks.terms import AccuracyTerms, RegressionTerms, TaskMetric, TokenTerms, TopKTerms
+from validation.metrics.tasks.terms import (
+    AccuracyTerms,
+    RegressionTerms,
+    SignalTerms,
+    TaskMetric,
+    TokenTerms,
+    TopKTerms,
+)
 
 SPECS = [TensorSpec("x", "float32", ("batch", 3))]
 DIMS = [Dim("batch", 1, 4, 8)]
@@ -197,4 +204,29 @@ def test_a_metric_that_decides_looks_at_the_edges_too():
 
     assert only(Fake(large_is_wrong), golden(), decisions()).passed
     one, edges = task_checks(Fake(large_is_wrong), golden(right_labels()), [accuracy(0.9, decides=True)])
-    assert one.passed and (edges.case, edges.passed, edges.limit) == ("edges", False, 0.9)
+    assert one.passed and (edges.case, edges.passed, edges.limit) == ("edges", False, pytest.approx(0.8))
+
+
+def shifted(inputs):
+    """One sample of the edges has another class than it should."""
+    value = inputs["x"] * 2
+    if len(value) == 1:
+        value = np.roll(value, 1, axis=1)
+    return {"y": value}
+
+
+@pytest.mark.parametrize(
+    ("terms", "limits", "loosened"),
+    [
+        (TopKTerms("y", 1), {"top_k": 0.8}, 0.6),
+        (TopKTerms("y", 1), {"top_k": 0.999}, 12 / 13),  # of 1, 4 and 8 samples
+        (RegressionTerms("y"), {"relative_error": 0.02}, 0.04),
+        (RegressionTerms("y"), {"r2": 0.99}, 0.98),
+        (SignalTerms("y"), {"least_si_sdr_db": 30.0}, 30 - HONEST_DB),
+    ],
+)
+def test_limits_at_the_edges_are_twice_as_far_and_allow_one_wrong_answer(terms, limits, loosened):
+    checks = task_checks(Fake(shifted), golden(), [TaskMetric(terms, limits, "original", True)])
+    (found,) = [check for check in checks if check.case == "edges" and check.limit is not None]
+    assert found.limit == pytest.approx(loosened)
+    assert found.passed is (terms.name == "top_k")

@@ -10,12 +10,13 @@ from enginery.core.types import Tensors
 from validation.metrics.tasks.scores import NOTHING, Score, TaskValue, must_fit, output_of
 from validation.metrics.tasks.terms import SignalTerms
 
-# What equal signals have; float32 ends near 150 dB.
-MOST_DB = 200.0
+# What equal signals have, and the most that counts: beyond the range of 16 bits, 98 dB, a mean would say little of the
+# signals that are not equal.
+MOST_DB = 100.0
 
 
 class Signals(Score[Array, Array]):
-    """Scale-invariant signal-to-distortion ratio of each signal along the last axis, in decibels, -200 to 200.
+    """Scale-invariant signal-to-distortion ratio of each signal along the last axis, in decibels, -100 to 100.
 
     10 log10(|a s|^2 / |a s - x|^2) of the answer x and the wanted s, with a = <x, s> / |s|^2 (Le Roux et al.,
     "SDR - half-baked or well done?", 2019, equation 5). Means are not removed. si_sdr_db: mean over the signals.
