@@ -201,7 +201,8 @@ def _groups(stage: str, reports: Sequence[Report]) -> Iterator[StageGroup]:
 
 
 def _worst(checks: Sequence[Check], name: str) -> PlacedCheck | None:
-    """The worst check of the metric `name`, failed ones first; None where none has a value."""
+    """The worst check of the metric `name`, failed ones first, then those whose limit a task metric lifts; None where
+    none has a value."""
 
     def goodness(check: Check) -> float:
         value = -math.inf if check.value is None or math.isnan(check.value) else check.value
@@ -210,7 +211,7 @@ def _worst(checks: Sequence[Check], name: str) -> PlacedCheck | None:
     found = [check for check in checks if check.name == name and check.value is not None]
     if not found:
         return None
-    worst = min(found, key=lambda check: (check.passed, goodness(check)))
+    worst = min(found, key=lambda check: (check.passed, check.waived is None, goodness(check)))
     return PlacedCheck(worst, _bar(worst.value), None if worst.limit is None else _bar(worst.limit))
 
 
