@@ -16,6 +16,7 @@ from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Engine
 from pipeline.compile.plan import PlanCandidate, Selection, candidates
+from pipeline.compile.steps.keys import metrics_of
 from pipeline.quantization.insertion_points import activations, prepare_model, tensors_to_measure
 from pipeline.quantization.schemes.cast import emulate
 from pipeline.quantization.schemes.write import write
@@ -27,8 +28,8 @@ from pipeline.sources.onnx_model import save_onnx, specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.model import ModelSpec, load_spec
 from pipeline.values import GraphVariant
-from validation.comparison.sessions import drift_checks, task_check
-from validation.comparison.terms import TaskMetric
+from validation.comparison.sessions import drift_checks
+from validation.comparison.tasks import task_checks
 from validation.data.samples import Samples
 from validation.golden.golden_set import GoldenSet
 from validation.limits.budget import default_budget
@@ -102,8 +103,7 @@ def shown(path: Path, precision: str) -> Path:
 def check(spec: ModelSpec, joint: str, precision: str, expected: Path, actual: Path, golden: GoldenSet) -> None:
     with OrtSession(expected, optimized=False) as left, OrtSession(actual, optimized=False) as right:
         drift_checks(joint, left, right, golden, default_budget(joint, precision))
-        if spec.golden and spec.golden.metric:
-            task_check(right, golden, TaskMetric(**spec.golden.metric.model_dump()))
+        task_checks(right, golden, metrics_of(spec))
 
 
 def build_and_check(spec: ModelSpec, item: PlanCandidate, graph: Path, golden: GoldenSet, folder: Path) -> None:
@@ -127,8 +127,7 @@ def build_and_check(spec: ModelSpec, item: PlanCandidate, graph: Path, golden: G
     if item.backend.runs(item.target) is None:
         with item.backend.open(engine) as actual, OrtSession(shown(graph, item.precision), optimized=False) as expected:
             drift_checks("engine", expected, actual, golden, default_budget("engine", item.precision))
-            if spec.golden and spec.golden.metric:
-                task_check(actual, golden, TaskMetric(**spec.golden.metric.model_dump()))
+            task_checks(actual, golden, metrics_of(spec))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ terminal's cursor, a change of direction reorders what a person reads, and XML c
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 # Share of two words that must be alike (difflib's ratio), and the least length of one that may begin the other.
@@ -43,6 +43,16 @@ def format_bytes(size: float | None) -> str:
         return ""
     power = next((power for power in (3, 2, 1) if size >= 1024**power), 0)
     return f"{size / 1024**power:.1f} {' KMG'[power]}iB" if power else f"{size:.0f} B"
+
+
+def format_metric(name: str, value: float) -> str:
+    """The value of a task metric: '0.9833', or '41.2 dB' of one whose name ends in '_db'."""
+    return f"{value:.1f} dB" if name.endswith("_db") else f"{value:.4f}"
+
+
+def format_metrics(values: Mapping[str, float]) -> str:
+    """Task metrics by name, in one line: 'accuracy 0.9833, character_error 0.0010'."""
+    return ", ".join(f"{name} {format_metric(name, value)}" for name, value in values.items())
 
 
 def pluralize(count: int, noun: str, plural: str = "") -> str:

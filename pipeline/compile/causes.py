@@ -35,7 +35,7 @@ def inputs_of(spec: ModelSpec, context: RunContext) -> Inputs:
     calibration, golden = spec.calibration, spec.golden
     observing = [ObservePart, ObservePartRemotely, MergeParts] if calibration else []
     searching = [SearchQuantization] if calibration and spec.quantization.searches else []
-    metric = golden.metric.model_dump(mode="json") if golden and golden.metric else None
+    metric = golden.model_dump(mode="json", include={"metric"})["metric"] if golden else None
     limits = spec.validation.model_dump(mode="json", include={"limits", "contract"}, exclude_unset=True)
     return {
         "export": _export_inputs(spec, context),

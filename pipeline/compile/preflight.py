@@ -18,7 +18,7 @@ from enginery.core.text import format_bytes
 from enginery.core.types import TensorSpec
 from enginery.user_code.entry_point import missing_function, source_files
 from pipeline.sources.onnx_header import GraphHeader, read_header, wrong_inputs, wrong_outputs
-from pipeline.spec.model import ModelSpec, locate_mistakes
+from pipeline.spec.model import ModelSpec, locate_mistakes, metric_outputs
 from pipeline.spec.value_types import Loc
 
 # A file that `git clone` left as a pointer begins so (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
@@ -119,9 +119,8 @@ def _compare(spec: ModelSpec, header: GraphHeader) -> Iterator[Mistake]:
         yield ("outputs", index), text
     if spec.outputs is not None:  # what else names outputs was held to these when the spec was read
         return
-    metric = spec.golden.metric if spec.golden else None
     contract = spec.validation.contract.outputs()
-    named: list[tuple[Loc, str]] = [(("golden", "metric", "output"), metric.output)] if metric else []
+    named = metric_outputs(spec)
     named += [(("validation", "contract", *below), output) for below, output in contract]
     for loc, name in named:
         yield from ((loc, text) for _, text in wrong_outputs(header.outputs, [name]))

@@ -32,6 +32,7 @@ class FoundModel:
     precisions: that make sense, with the reason for each.  notes: on the whole model, each one line of a comment.
     unknown: inputs of which nothing says what they are, and why; a person has to fill them in.
     left_out: outputs of the model that no spec can have, and why; `outputs` are the others.
+    metric: the task metric that it most likely wants, as a spec has it; empty where nothing is evident.
     """
 
     name: str
@@ -43,6 +44,7 @@ class FoundModel:
     notes: tuple[str, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    metric: Mapping[str, object] = field(default_factory=dict)
 
     def with_dims(self, dims: Mapping[str, FoundDim]) -> "FoundModel":
         """The same with other dims."""

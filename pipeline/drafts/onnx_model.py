@@ -11,6 +11,7 @@ from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
 from pipeline.drafts.fixed_axes import fixed_axes
 from pipeline.drafts.found import FoundModel, model_name, name_axes
+from pipeline.drafts.metrics import suggest_metric
 from pipeline.drafts.probing import find_dims, open_graph
 from pipeline.drafts.text import FILL_IN
 from pipeline.sources.export import choose_outputs
@@ -57,8 +58,19 @@ def look_at_onnx(path: Path, shown: str) -> FoundModel:
         notes=tuple(_notes(model, counts, path)),
         unknown=unknown,
         left_out=left_out,
+        metric=_suggest_metric(tidy, outputs),
     )
     return found if unknown else find_dims(found, lambda: open_graph(tidy, found.name))
+
+
+def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, object]:
+    """The task metric that the shapes of these outputs make evident; empty where nothing is known of them."""
+    given = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in given]
+    found = [value for value in model.graph.output if value.name in outputs]
+    if any(map(_is_unranked, (*inputs, *found))):
+        return {}
+    return suggest_metric([spec_of(value, "input") for value in inputs], [spec_of(value, "output") for value in found])
 
 
 def _name(path: Path) -> str:

@@ -23,7 +23,7 @@ def write_spec(found: FoundModel, calibration: str | None = None, golden: str | 
 def quote(value: object) -> str:
     """A value as YAML has it in one line, quoted where it would be read as something else."""
     quoting = '"' if isinstance(value, str) and not value.isprintable() else None  # else a line end ends the key
-    text = yaml.safe_dump(value, default_flow_style=True, default_style=quoting, width=1 << 30, allow_unicode=False)
+    text = yaml.safe_dump(value, default_flow_style=True, default_style=quoting, width=1 << 30, allow_unicode=False, sort_keys=False)
     return text.removesuffix("\n").removesuffix("...").rstrip("\n")
 
 
@@ -57,6 +57,9 @@ def _sections(found: FoundModel, calibration: str | None, golden: str | None) ->
         "calibration", calibration, "real inputs that int8's ranges are measured on: add int8 to precisions"
     )
     yield from _data("golden", golden, "real inputs, others than those, that engines are proven with; random ones else")
+    if found.metric:
+        why = "in golden: what the model is for (docs/guides/task-metrics.md)"
+        yield f"# metric: {quote(dict(found.metric))}   # {why}"
 
 
 def _precisions(found: FoundModel, calibration: str | None) -> Iterable[str]:

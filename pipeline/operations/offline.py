@@ -29,18 +29,18 @@ from enginery.registry.trust import require
 from enginery.registry.versions.lookup import locate
 from pipeline.compile.steps.blobs import fetch, golden_set, proof_of, runnable
 from pipeline.compile.steps.drift_limits import engine_drift_limits
-from pipeline.compile.steps.keys import engine_limits, limits_of, metric_of
+from pipeline.compile.steps.keys import engine_limits, limits_of, metrics_of
 from pipeline.compile.steps.proofs import CRASHED, contract_of
 from pipeline.operations.revalidate import as_built, published_proof, spec_of
 from pipeline.outcome import make_report
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Proof
-from validation.comparison.terms import TaskMetric
 from validation.golden.golden_set import GoldenSet
 from validation.gpu.cases import Answers, save_cases
 from validation.gpu.devices import KitDevice
 from validation.gpu.offline_bundle import BundledEngine, OfflineBundle
 from validation.gpu.results import MAX_BYTES, OfflineTrial, Results
+from validation.metrics.tasks.terms import TaskMetric
 
 # Clocks differ by less than this.
 _CLOCKS = timedelta(minutes=10)
@@ -100,7 +100,7 @@ class CheckRecording:
     request: BuildRequest
     golden: str
     limits: Mapping[str, float]
-    metric: TaskMetric | None
+    metrics: tuple[TaskMetric, ...]
     answers: Answers
 
     def run(self, context: WorkerContext) -> Proof:
@@ -123,7 +123,7 @@ class CheckRecording:
         with ReferenceSession(graph) as expected:
             held = engine_drift_limits(graph, expected, wanted, frozen, self.limits, workdir)
             checks = drift_checks("engine", expected, actual, frozen, held, spreads)
-            return proof_of(checks, actual, frozen, self.metric, "engine", spreads.at("engine"))
+            return proof_of(checks, actual, frozen, self.metrics, "engine", spreads.at("engine"))
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def _prove(store: Store, manifest: Manifest, entry: EngineEntry, spec: ModelSpec
         raise _Refused(f"its outcome is {item.outcome[:40]!r}, which this version does not know")
     request = request_of(entry)
     limits = limits_of(spec, request.precision, "engine")
-    check = CheckRecording(request, manifest.golden, limits, metric_of(spec), item.answers)
+    check = CheckRecording(request, manifest.golden, limits, metrics_of(spec, request.precision), item.answers)
     with tempfile.TemporaryDirectory(prefix="enginery-import-") as folder:
         try:
             found = run_job(Job(f"judge {entry.unit}", check, store.uri, engine_limits(spec, "proof")), Path(folder))

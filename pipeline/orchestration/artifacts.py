@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from enginery.core.text import pluralize, visible
+from enginery.core.text import format_metrics, pluralize, visible
 from enginery.registry.runs import OVER, RunState
 from pipeline.orchestration.runs.views import RunView, view_run
 from pipeline.values import Json
@@ -106,10 +106,11 @@ def version_markdown(document: "VersionDocument", page: str | None) -> str:
     seen = overview(document, pictures=False)
     lines = [f"# {plain_text(seen.reference)}: {seen.verdict.text}", ""]
     for name, values in document.metrics.items():
-        told = ", ".join(f"{metric} {value:.4f}" for metric, value in values.items())
-        lines.append(f"- {plain_text(name)}: {plain_text(told)}")
+        lines.append(f"- {plain_text(name)}: {plain_text(format_metrics(values))}")
     failed = [engine for engine in document.engines if engine.status == "failed"]
     lines += [f"- **failed**: {plain_text(engine.unit)}: {plain_text(engine.reason)}" for engine in failed]
+    waived = [row.entry for row in seen.engines if any(check.waived is not None for check in row.checks)]
+    lines += [f"- {plain_text(engine.unit)}: {plain_text(engine.reason)}" for engine in waived]
     lines += [f"- page: `{page}`"] if page else []
     if rows := drift_rows(document):
         lines += ["", "## Drift by stage", "", *_table(rows)]

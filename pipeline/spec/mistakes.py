@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 
 from enginery.core.text import suggest
 from pipeline.spec.value_types import Loc, Mistakes, format_value
@@ -113,7 +113,7 @@ def _without_union_tags(root: yaml.Node, loc: Loc) -> Loc:
 def _explain(item: _Mistake, loc: Loc, kind: Kind[M]) -> str:
     mistake, context, value = item.type, item.ctx, item.input
     if mistake == "extra_forbidden":
-        return f"unknown key; {suggest(str(loc[-1]), _known_keys(kind.model, loc[:-1]))}"
+        return f"unknown key; {suggest(str(loc[-1]), _known_keys(kind.model, item.loc[:-1]))}"
     if mistake == "missing":
         return f"is missing; add it ({kind.help})"
     if mistake == "literal_error":
@@ -132,16 +132,29 @@ def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:
     """The keys allowed at a place in the file, found by walking the types."""
     here: object = model
     for part in loc:
+        if tagged := _tagged(here, part):
+            here = tagged
+            continue
         if isinstance(here, type) and issubclass(here, BaseModel):
             if isinstance(part, int):
                 continue  # the items of a list were stepped into with its field
             here = here.model_fields[str(part)].annotation
         else:
-            here = typing.get_args(here)[-1]
+            here = typing.get_args(here)[0 if isinstance(part, int) else -1]
         members = [item for item in typing.get_args(here) if isinstance(item, type) and issubclass(item, BaseModel)]
         if members and typing.get_origin(here) is not dict:
             here = members[0]  # of `Part | None`
     return list(here.model_fields) if isinstance(here, type) and issubclass(here, BaseModel) else []
+
+
+def _tagged(here: object, tag: int | str) -> object:
+    """The member of a union, however deep, that pydantic tried by its tag; None where there is none."""
+    for part in typing.get_args(here):
+        if any(isinstance(item, Tag) and item.tag == tag for item in getattr(part, "__metadata__", ())):
+            return part.__origin__
+        if found := _tagged(part, tag):
+            return found
+    return None
 
 
 def line_of(root: yaml.Node, loc: Loc) -> int:

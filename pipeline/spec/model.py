@@ -195,11 +195,17 @@ def _mistakes_between(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
                 ("build", "required", index),
                 f"build.required has {pattern!r}, which covers no unit of this spec; correct it, or add what it names",
             )
-    metric = spec.golden.metric if spec.golden else None
-    if metric and spec.outputs and metric.output not in spec.outputs:
-        place = ("golden", "metric", "output")
-        yield place, f"golden.metric.output {metric.output!r} is not one of the outputs {list(spec.outputs)}"
+    for loc, output in metric_outputs(spec) if spec.outputs else ():
+        if output not in (spec.outputs or ()):
+            text = f"{'.'.join(map(str, loc))} {output!r} is not one of the outputs {list(spec.outputs or ())}"
+            yield loc, text
     yield from _broken_contract(spec)
+
+
+def metric_outputs(spec: ModelSpec) -> list[tuple[Loc, str]]:
+    """(key, output) for each output that a task metric names."""
+    named = spec.golden.named_metrics() if spec.golden else []
+    return [(("golden", *loc, key), name) for loc, item in named for key, name in item.outputs().items()]
 
 
 def _wrong_options(chosen: Mapping[str, Mapping[str, Scalar]]) -> Iterator[tuple[Loc, str]]:

@@ -17,11 +17,12 @@ from pipeline.sources.export import ExportResult, export
 from pipeline.sources.onnx_model import specs_of
 from pipeline.sources.request import ExportRequest
 from pipeline.spec.model import ModelSpec, load_spec
-from validation.comparison.sessions import expected_checks, task_check
-from validation.comparison.terms import TaskMetric
+from validation.comparison.sessions import expected_checks
+from validation.comparison.tasks import task_checks
 from validation.data.samples import Samples
 from validation.golden.golden_set import GoldenSet
 from validation.limits.budget import default_budget
+from validation.metrics.tasks.terms import AccuracyTerms, TaskMetric
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("digits", "encoder")
@@ -82,7 +83,8 @@ def test_the_digits_are_recognised(exported):
     if spec.golden.metric is None:
         pytest.skip("random weights recognise nothing")
     with OrtSession(done.onnx) as session:
-        check = task_check(session, GoldenSet.load(done.golden), TaskMetric("logits", 0.97))
+        metric = TaskMetric(AccuracyTerms("logits"), {"accuracy": 0.97}, "labels")
+        (check,) = task_checks(session, GoldenSet.load(done.golden), [metric])
     assert check.passed, check
 
 

@@ -24,10 +24,10 @@ from pipeline.sources.request import ExportRequest
 from pipeline.values import EngineBlob, ModelShapes
 from tests.faults.nets import BATCH, ROWS
 from validation.attribution.result import Attribution, read_attribution
-from validation.comparison.terms import TaskMetric
 from validation.fuzz.run import FuzzReport
+from validation.metrics.tasks.terms import AccuracyTerms, TaskMetric
 
-METRIC = TaskMetric("logits", 0.95)
+METRIC = TaskMetric(AccuracyTerms("logits"), {"accuracy": 0.95}, "labels")
 Limits = Mapping[str, float | None]
 
 
@@ -47,12 +47,12 @@ class Bench:
         self.folder, self.inputs, self.dims, self.rooms = folder, tuple(inputs), tuple(dims), 0
         self.store = open_store(folder / "registry", create=True)
         onnx.save(model, folder / "model.onnx")
-        self.metric = None if labels is None else METRIC
+        self.metrics = () if labels is None else (METRIC,)
         named = {} if labels is None else {"label": labels}
         np.savez(folder / "golden.npz", **samples, **named)
         source = ExportRequest("onnx", folder, "model.onnx", self.inputs, self.dims)
         label = None if labels is None else "label"
-        told = self.run(ExportModel(source, None, folder / "golden.npz", label, self.metric, {}))
+        told = self.run(ExportModel(source, None, folder / "golden.npz", label, self.metrics, {}))
         assert told.model is not None
         self.onnx, self.golden = told.model.digest, told.golden.golden
         self.outputs = told.model.outputs
@@ -119,7 +119,7 @@ class BuiltEngine:
         """The engine stage, with a contract and the task metric. seconds: for calls beside the golden set."""
         promised = None if contract is None else ContractTerms(dict(contract), self.shapes)
         calls = ExtraCalls(seconds, bool(contract and "bitwise" in contract), self.shapes)
-        check = CheckEngine(self.blob, self.bench.golden, limits or {}, self.bench.metric, promised, calls)  # type: ignore[arg-type]
+        check = CheckEngine(self.blob, self.bench.golden, limits or {}, self.bench.metrics, promised, calls)  # type: ignore[arg-type]
         return [*self.bench.run(check).checks]
 
     def attribution(self, sizes: Sequence[str] = ()) -> Attribution:

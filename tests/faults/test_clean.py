@@ -43,7 +43,7 @@ def test_nothing_fires_where_nothing_is_planted(seed: int, tmp_path: Path) -> No
     bench = Bench(tmp_path / "bench", model, data, dims=(DIMS[seed % 3],), labels=labels)
     engine = bench.engine(reordered(bench.canonical(), seed) if seed % 2 else None)
     found = [*bench.checks, *engine.checks(WHOLE)]
-    exported, bench.metric = bench.canonical(), None  # a floor is the spec's, and int8 may cost decisions by right
+    exported, bench.metrics = bench.canonical(), ()  # a floor is the spec's, and int8 may cost decisions by right
     ranges = ranges_of(exported, rows(2000 + seed, 64), ("x", "h", "n", "m", "logits"))
     graph, _ = quantize_int8(exported, ranges, (CPU, TENSORRT_FP32)[seed % 2])
     found += [*bench.graph_checks(graph, "int8"), *bench.engine(None, graph, "int8").checks(BITS)]

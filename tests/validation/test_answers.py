@@ -8,10 +8,11 @@ from builders.backends.onnxruntime import OrtSession
 from enginery.core.errors import EngineryError
 from enginery.core.reports.proof import judge
 from enginery.core.types import TensorSpec
-from validation.comparison.sessions import drift_checks, expected_checks, run, task_check
-from validation.comparison.terms import TaskMetric
+from validation.comparison.sessions import drift_checks, expected_checks, run
+from validation.comparison.tasks import task_checks
 from validation.golden.golden_set import Case, GoldenSet, freeze
 from validation.limits.budget import Budget
+from validation.metrics.tasks.terms import TaskMetric, TopKTerms
 
 SPECS = [TensorSpec("x", "float32", ("batch", 3))]
 LIMITS = Budget(sqnr_db=80)
@@ -62,7 +63,7 @@ def test_whatever_a_session_does_is_a_failed_check(answer, said):
     for checks in (
         drift_checks("engine", Fake(original), Fake(answer), golden(), LIMITS),
         expected_checks("engine", Fake(answer), golden(), LIMITS),
-        (task_check(Fake(answer), golden(), TaskMetric("y")),),
+        task_checks(Fake(answer), golden(), [TaskMetric(TopKTerms("y"))]),
     ):
         assert checks and not any(check.passed for check in checks)
         assert said in checks[0].note

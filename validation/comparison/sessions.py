@@ -1,11 +1,11 @@
-"""Runs two sessions over a golden set, case by case, and turns their drift into checks; and the task metric.
+"""Runs two sessions over a golden set, case by case, and turns their drift into checks.
 
 Whether a quantized graph decides as the model does is judged by a lower bound of the changed decisions (Clopper and
 Pearson, Biometrika 26, 1934), because a golden set is small and one near tie of 48 is 2 %: a graph fails when the data
 shows, at LEVEL, that it changes more than MOST of all decisions.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,20 +13,21 @@ from typing import Any
 import numpy as np
 
 from enginery.arrays import Array
-from enginery.core.errors import DataError, EngineryError, InputError
+from enginery.core.errors import EngineryError
 from enginery.core.reports.proof import Check
 from enginery.core.types import Session, Tensors
 from validation.comparison.outputs import StageComparison, check_of
-from validation.comparison.terms import TaskMetric
 from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import Budget, Budgets, OutputLimits, StagedLimits
 from validation.limits.measured import MeasuredDrift
-from validation.metrics.drift import Drift, is_exact, measure
+from validation.metrics.drift import Drift, measure
 from validation.metrics.tally import Spreads
+from validation.metrics.tasks.terms import TaskMetric
 from validation.statistics.rates import lower
 
 # The greatest share of changed decisions, and the chance that a graph that keeps it fails.
 MOST, LEVEL = 0.01, 0.01
+CHANGED = "max_decisions_changed"
 _REPEATS = "the same session answers the same inputs otherwise when it runs again, so that nothing can be proven"
 
 
@@ -74,23 +75,6 @@ def expected_checks(
 ) -> tuple[Check, ...]:
     """The checks of a session against the golden set's own expected outputs."""
     return drift_checks(stage, None, candidate, golden, limits, spreads)
-
-
-def task_check(session: Session, golden: GoldenSet, metric: TaskMetric) -> Check:
-    """The task metric over all golden cases, as a check against its floor.
-
-    Accuracy is the share of labels equal to the argmax over the output's last axis (an integer output is taken as it
-    is). A session that fails is a failed check. Raises DataError without as many labels as answers, and InputError for
-    an output that the model lacks.
-    """
-    name, output, floor = metric.name, metric.output, metric.floor
-    original = _accuracy((case.expected for case in golden.of_kind("golden")), output, golden.labels)
-    try:
-        value = _accuracy((run(session, case.inputs) for case in golden.of_kind("golden")), output, golden.labels)
-    except EngineryError as error:
-        return Check("task", name, output, "golden", None, floor, False, str(error))
-    passed = floor is None or value >= floor
-    return Check("task", name, output, "golden", value, floor, passed, f"the original model has {original:.4f}")
 
 
 def run(session: Session, inputs: Tensors) -> dict[str, Array]:
@@ -150,42 +134,23 @@ def _check_repeats(stage: str, case: Case, first: Tensors, again: Tensors, limit
         yield from (replace(check, name="repeats", note=f"{check.name}: {_REPEATS}") for check in broken[:1])
 
 
-def _accuracy(runs: Iterable[Tensors], output: str, labels: Array | None) -> float:
-    if labels is None:
-        raise DataError("the golden set has no labels; name them in golden.labels")
-    answers = np.concatenate([_answers(tensors, output) for tensors in runs])
-    if answers.size != labels.size:
-        raise DataError(
-            f"output {output!r} gives {answers.size} answers, but there are {labels.size} labels; give one each"
-        )
-    return float(np.mean(answers == labels.reshape(-1)))
-
-
-def _answers(tensors: Tensors, output: str) -> Array:
-    if output not in tensors:
-        raise InputError(f"metric output {output!r} is not an output; known: {', '.join(tensors)}")
-    value = tensors[output]
-    if is_exact(value):
-        return value.reshape(-1)
-    # A row with NaN has no answer: its argmax would be the place of the NaN, which may happen to be the label.
-    return np.where(np.isnan(value).any(axis=-1), np.nan, np.argmax(value, axis=-1)).reshape(-1)
-
-
 def decision_checks(
-    checks: Sequence[Check], golden: GoldenSet, metric: TaskMetric | None, limits: Mapping[str, object]
+    checks: Sequence[Check], golden: GoldenSet, metrics: Sequence[TaskMetric], limits: Mapping[str, object]
 ) -> list[Check]:
-    """The check that a graph changes few of the model's decisions on the metric's output; none without labels.
+    """The checks that a graph changes few of the model's decisions on the outputs of an accuracy, which has labels.
 
     checks: of the graph's drift.  limits: the spec's; where they have argmax_agreement, that is checked in its place.
     """
-    if metric is None or golden.labels is None or "argmax_agreement" in limits:
+    if golden.labels is None or "argmax_agreement" in limits:
         return []
-    found = [check for check in checks if (check.output, check.case) == (metric.output, "golden")]
-    agreement = next((check for check in found if check.name == "argmax_agreement"), None)
-    if agreement is None or agreement.value is None:
-        return []
-    rows = int(golden.labels.size)
-    changed = round((1 - agreement.value) * rows)
+    judged = [metric.terms.output for metric in metrics if metric.terms.name == "accuracy"]
+    found = [check for check in checks if check.case == "golden" and check.name == "argmax_agreement"]
+    pairs = [(check.output, check.value) for check in found if check.output in judged and check.value is not None]
+    return [_check_changed(output, agreement, int(golden.labels.size)) for output, agreement in pairs]
+
+
+def _check_changed(output: str, agreement: float, rows: int) -> Check:
+    changed = round((1 - agreement) * rows)
     bound = lower(changed, rows, LEVEL)
     note = f"{changed} of {rows} decisions are others; of all decisions at least this share, with 99 % confidence"
-    return [Check("quantization", "max_decisions_changed", metric.output, "golden", bound, MOST, bound <= MOST, note)]
+    return Check("quantization", CHANGED, output, "golden", bound, MOST, bound <= MOST, note)

@@ -1,4 +1,4 @@
-"""What a spec may ask of a model's outputs beside drift: a task metric and limits on distributions.
+"""What a spec may ask of a model's outputs beside drift and task metrics: limits on distributions.
 
 The defaults are explained in docs/concepts/validation.md.
 """
@@ -6,19 +6,6 @@ The defaults are explained in docs/concepts/validation.md.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
-
-
-@dataclass(frozen=True)
-class TaskMetric:
-    """How right a model's answers are by their labels. output: its argmax over the last axis is the predicted class.
-
-    floor: the lowest value that passes, from 0 to 1; None where the value is only reported.
-    """
-
-    output: str
-    floor: float | None = None
-    name: Literal["accuracy"] = "accuracy"
-
 
 Values = Literal["logits", "probabilities"]
 

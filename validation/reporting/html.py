@@ -61,7 +61,7 @@ def metric_text(value: float | None, name: str) -> str:
         return ""
     if not math.isfinite(value):
         return nonfinite_text(value)
-    if name.endswith("sqnr_db"):
+    if name.endswith("_db"):
         return f"{value:.1f} dB"
     if name == "nonfinite":
         return f"{value:.0f}"

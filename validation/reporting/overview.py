@@ -4,14 +4,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from enginery.core.parsing import mapping, number, text
-from enginery.core.reports.proof import OVERLAP, Check
+from enginery.core.reports.proof import OVERLAP, Check, name_task_checks
 from enginery.core.text import pluralize
 from enginery.core.types import PRECISIONS, BuildFailure
 from enginery.registry.evidence.canaries import CanaryVerdict
 from enginery.registry.manifest import EngineEntry
 from validation.attribution.formatting import AttributionView, view_attribution
 from validation.latency.view import LatencyView, view_latencies
+from validation.limits.budget import at_most, within
 from validation.reporting.distributions import ErrorDistribution, WorstRow, distributions, worst_cases
 from validation.reporting.quantization import QuantizationSection, quantizations
 from validation.reporting.stages import STAGES, DriftRow, StageSection, side_by_side, stages
@@ -67,15 +67,18 @@ class TaskPoint:
 
 @dataclass(frozen=True)
 class TaskSection:
-    """The task metric of each graph and of each engine that was run.
+    """A task metric of each graph and of each engine that was run. title: with the output where several have it.
 
-    floor: the least value that passes; None where the spec has none.  axis: its least and greatest value.
+    limit: the lowest value that passes (`side` floor) or the highest (ceiling); None where the spec has none.
+    axis: its least and greatest value.
     """
 
+    title: str
     name: str
     points: tuple[TaskPoint, ...]
-    floor: float | None
-    floor_at: float | None
+    limit: float | None
+    limit_at: float | None
+    side: str
     axis: tuple[float, float]
 
 
@@ -97,7 +100,7 @@ class VersionPage:
     verdict: Headline
     precisions: Sequence[str]
     matrix: Mapping[str, Mapping[str, Sequence[EngineRow]]]
-    tasks: TaskSection | None
+    tasks: Sequence[TaskSection]
     stages: Sequence[StageSection]
     stage_names: Sequence[str]
     beside: Sequence[DriftRow]
@@ -138,7 +141,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
         verdict=_headline(counts),
         precisions=[name for name in PRECISIONS if any(name in row for row in matrix.values())],
         matrix=matrix,
-        tasks=_tasks(version, engines),
+        tasks=list(_tasks(version, engines)),
         stages=stages(reports),
         stage_names=list(STAGES),
         beside=side_by_side(reports),
@@ -229,32 +232,41 @@ def headroom_db(check: Check) -> float:
     return 20 * math.log10(limit / value) if limit > 0 else -math.inf
 
 
-def _tasks(version: VersionDocument, engines: Sequence[EngineRow]) -> TaskSection | None:
-    golden = mapping(version.spec.get("golden") or {}, "spec.golden")
-    metric = mapping(golden.get("metric") or {}, "spec.golden.metric")
-    found = [(name, "graph", float(value)) for name, values in version.metrics.items() for value in values.values()]
-    for row in engines:
-        measured = [check.value for check in row.checks if check.joint == "task"]
-        if row.ran and measured and measured[-1] is not None:
-            found.append((row.entry.unit, "engine", measured[-1]))
-    if not found:
-        return None
-    floor = number(metric.get("floor"), "floor") if metric.get("floor") is not None else None
-    values = [value for _, _, value in found] + ([floor] if floor is not None else [])
-    finite = [value for value in values if math.isfinite(value)] or [0.0]
-    low, high = min(finite), max(finite)
-    pad = max((high - low) * 0.15, 0.005)
-    low = max(0.0, low - pad) if low >= 0 else low - pad
-    high = min(1.0, high + pad) if high <= 1 else high + pad
+def _tasks(version: VersionDocument, engines: Sequence[EngineRow]) -> Iterator[TaskSection]:
+    """A section for each task metric, in the order in which graphs and engines name them."""
+    graphs = [(name, "graph", value) for name, value in version.metrics.items()]
+    checks = {row.entry.unit: name_task_checks(row.checks) for row in engines}
+    ran = [(row.entry.unit, "engine", checks[row.entry.unit]) for row in engines if row.ran]
+    known = {title: check for found in checks.values() for title, check in found.items()}
+    for title in dict.fromkeys([*(title for _, _, values in graphs for title in values), *known]):
+        points = [(name, kind, values[title]) for name, kind, values in graphs if title in values]
+        engine = [(name, kind, found[title].value) for name, kind, found in ran if title in found]
+        points += [(name, kind, value) for name, kind, value in engine if value is not None]
+        if points:
+            check = known.get(title)
+            yield _task(title, check.name if check else title, check.limit if check else None, points)
+
+
+def _task(title: str, name: str, limit: float | None, found: Sequence[tuple[str, str, float]]) -> TaskSection:
+    values = [value for _, _, value in found] + ([] if limit is None else [limit])
+    low, high = _axis([value for value in values if math.isfinite(value)] or [0.0])
 
     def place(value: float) -> float:
         return round(100 * (value - low) / (high - low), 2) if math.isfinite(value) and high > low else 0.0
 
-    points = tuple(
-        TaskPoint(name, kind, value, place(value), floor is None or value >= floor) for name, kind, value in found
-    )
-    at = None if floor is None else place(floor)
-    return TaskSection(text(metric.get("name", "metric"), "name"), points, floor, at, (low, high))
+    def passed(value: float) -> bool:
+        return limit is None or within(name, value, limit)
+
+    points = tuple(TaskPoint(point, kind, value, place(value), passed(value)) for point, kind, value in found)
+    at = None if limit is None else place(limit)
+    return TaskSection(title, name, points, limit, at, "ceiling" if at_most(name) else "floor", (low, high))
+
+
+def _axis(values: Sequence[float]) -> tuple[float, float]:
+    """Both ends of an axis for these values, with some room, but not beyond 0 and 1 where the values are not."""
+    low, high = min(values), max(values)
+    pad = max((high - low) * 0.15, 0.005)
+    return max(0.0, low - pad) if low >= 0 else low - pad, min(1.0, high + pad) if high <= 1 else high + pad
 
 
 def _provenance(version: VersionDocument) -> dict[str, dict[str, object]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enginery.core.reports.proof import Check, Report
 from enginery.core.text import pluralize
 from enginery.core.types import PRECISIONS
+from validation.limits.budget import at_most
 
 STAGES = {
     "export": "the ONNX model against the original framework",
@@ -22,7 +23,7 @@ _APART_DB = 6.0
 # Metrics with a least value; `format_bound` needs them where a value is exactly its limit.
 AT_LEAST = (
     *("sqnr_db", "centered_sqnr_db", "slice_sqnr_db", "quartile_sqnr_db"),
-    *("cosine", "agreement", "argmax_agreement", "accuracy"),
+    *("cosine", "agreement", "argmax_agreement"),
 )
 
 
@@ -152,7 +153,8 @@ def format_bound(check: Check) -> str:
     It follows from value and verdict; where value and limit are equal, from the metric's name (`AT_LEAST`).
     """
     if check.value is None or check.limit is None or math.isnan(check.value) or check.value == check.limit:
-        return "≥" if check.name in AT_LEAST else "≤"
+        likeness = check.name in AT_LEAST or (check.joint == "task" and not at_most(check.name))
+        return "≥" if likeness else "≤"
     return "≤" if (check.value < check.limit) == check.passed else "≥"
 
 
@@ -199,7 +201,8 @@ def _groups(stage: str, reports: Sequence[Report]) -> Iterator[StageGroup]:
 
 
 def _worst(checks: Sequence[Check], name: str) -> PlacedCheck | None:
-    """The worst check of the metric `name`, failed ones first; None where none has a value."""
+    """The worst check of the metric `name`, failed ones first, then those whose limit a task metric lifts; None where
+    none has a value."""
 
     def goodness(check: Check) -> float:
         value = -math.inf if check.value is None or math.isnan(check.value) else check.value
@@ -208,7 +211,7 @@ def _worst(checks: Sequence[Check], name: str) -> PlacedCheck | None:
     found = [check for check in checks if check.name == name and check.value is not None]
     if not found:
         return None
-    worst = min(found, key=lambda check: (check.passed, goodness(check)))
+    worst = min(found, key=lambda check: (check.passed, check.waived is None, goodness(check)))
     return PlacedCheck(worst, _bar(worst.value), None if worst.limit is None else _bar(worst.limit))
 
 

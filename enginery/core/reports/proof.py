@@ -5,15 +5,15 @@ Only `approve` creates an `Approved`. A number that JSON cannot hold (NaN, an in
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NoReturn
 
-from enginery.core.codec import decode, encode_document
+from enginery.core.codec import OMIT_NONE, decode, encode_document
 from enginery.core.digest import digest_of
 from enginery.core.errors import IntegrityError
-from enginery.core.text import pluralize
+from enginery.core.text import join_first, pluralize
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ class Check:
     """One measured value and its limit; `limit` None means that it was measured and not judged.
 
     joint: the stage: export, quantization, engine or task.  name: the metric.  output: the tensor's name.  case: the
-    input on which it was measured.
+    input on which it was measured.  waived: the limit on drift that it breaks and that does not count, since the spec
+    lets a task metric decide; None for all others.
     """
 
     joint: str
@@ -107,6 +108,7 @@ class Check:
     limit: float | None
     passed: bool
     note: str = ""
+    waived: float | None = field(default=None, metadata=OMIT_NONE)
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,33 @@ def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdi
         return "unproven", cannot_run
     if not checks:
         return "failed", "nothing was checked; give golden data"
-    return "proven", f"{pluralize(len(checks), 'check')} passed"
+    return "proven", f"{pluralize(len(checks), 'check')} passed{_describe_waived(checks)}"
+
+
+def _describe_waived(checks: Sequence[Check]) -> str:
+    """By which task metrics the checks were judged in place of which limits; '' where all limits count."""
+    waived = [
+        f"{check.joint} {check.name} of {check.output} {check.value:.4g} (limit {check.waived:.4g})"
+        for check in checks
+        if check.waived is not None
+    ]
+    if not waived:
+        return ""
+    limited = {name: check.value for name, check in name_task_checks(checks).items() if check.limit is not None}
+    judged = ", ".join(f"{name} {value:.4g}" for name, value in limited.items())
+    return f"; judged by {judged} (golden.metric decides), not by {join_first(waived)}"
+
+
+def name_task_checks(checks: Iterable[Check]) -> dict[str, Check]:
+    """The checks of task metrics over the golden cases by the metric's name, with the output where several have one of
+    that name. Of exported model, graph and engine the last one's."""
+    found = [check for check in checks if check.joint == "task" and check.case.startswith("golden")]
+    outputs: dict[str, set[str]] = {}
+    for check in found:
+        outputs.setdefault(check.name, set()).add(check.output)
+    return {
+        check.name if len(outputs[check.name]) == 1 else f"{check.name} of {check.output}": check for check in found
+    }
 
 
 def describe(check: Check) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from enginery.core.origin import user
-from enginery.core.text import format_bytes
+from enginery.core.text import format_bytes, format_metric, format_metrics
 from pipeline.cli.options import (
     collect_run_options,
     combine,
@@ -164,7 +164,7 @@ def _send_if_unsent(outcome: "Outcome", registry: str) -> None:
 
 
 def show_outcome(outcome: "Outcome") -> None:
-    """Print the table of engines, the task metric of each graph they are built from, and where everything lies."""
+    """Print the table of engines, the task metrics of each graph they are built from, and where everything lies."""
     from pipeline.compile.publication.draft import RANDOM_INPUTS
 
     _print_engines(outcome)
@@ -179,7 +179,7 @@ def show_outcome(outcome: "Outcome") -> None:
     if any(RANDOM_INPUTS in engine.notes for engine in outcome.failed):
         say(f"note: {RANDOM_INPUTS}")
     for name, metrics in () if outcome.cached else outcome.metrics.items():
-        echo(f"{name} graph: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
+        echo(f"{name} graph: " + format_metrics(metrics))
     _show_place(outcome)
 
 
@@ -221,7 +221,7 @@ def _print_engines(outcome: "Outcome") -> None:
                 *(engine.target, engine.precision, engine.backend, engine.status),
                 format_bytes(engine.size_bytes),
                 f"{checks['passed']}/{total}" if total else "",
-                *(f"{engine.metrics[name]:.4f}" if name in engine.metrics else "" for name in metrics),
+                *(format_metric(name, engine.metrics[name]) if name in engine.metrics else "" for name in metrics),
                 engine.reason,
             ]
         )

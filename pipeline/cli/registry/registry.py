@@ -12,7 +12,7 @@ from enginery.core.names import STABLE, channel_of, parse_channel, parse_referen
 from enginery.core.origin import user
 from enginery.core.parsing import parse_json, read
 from enginery.core.reports.latency import LatencyReport
-from enginery.core.text import format_bytes, pluralize
+from enginery.core.text import format_bytes, format_metrics, pluralize
 from enginery.registry.evidence.build_details import LAYER_COLUMNS, layer_row, layers_of, quantization_records
 from enginery.registry.store.base import open_store
 from enginery.registry.trust import require
@@ -70,7 +70,7 @@ def show(
     if facts.page:
         echo(f"report   {facts.page}")
     for graph, metrics in sorted(manifest.metrics.items()):
-        echo(f"metric   {graph}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        echo(f"metric   {graph}: " + format_metrics(metrics))
     print_fields(("target", "precision", "backend", "status", "size_bytes", "checks", "reason"), facts.engines)
     if facts.canaries:
         echo("\ncanaries")

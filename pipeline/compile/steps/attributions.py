@@ -22,12 +22,12 @@ from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch, golden_set, proof_of, runnable, text_of
 from pipeline.compile.steps.drift_limits import engine_drift_limits, graph_drift_limits
 from pipeline.compile.steps.graphs import GraphRecipe
-from pipeline.compile.steps.keys import code_key, limits_of, metric_of, step_limits
+from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
 from pipeline.compile.steps.proofs import cases_of
 from pipeline.compile.suspects import Suspect
 from pipeline.progress.events import Finished
 from pipeline.values import Attributed, EngineBlob
-from validation.comparison.terms import TaskMetric
+from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -68,7 +68,7 @@ class AttributeGraph:
     golden: str
     precision: Precision
     limits: Mapping[str, float]
-    metric: TaskMetric | None = None
+    metrics: tuple[TaskMetric, ...] = ()
     seconds: float = math.inf
 
     def run(self, context: WorkerContext) -> AttributionFound:
@@ -76,21 +76,23 @@ class AttributeGraph:
         from builders.reference import ReferenceSession
         from validation.attribution.attribute import attribute as attribute_drift
         from validation.comparison.sessions import expected_checks
+        from validation.comparison.tasks import lift_limits
 
         clock = Clock(self.seconds)
-        place, workdir, precision, metric = open_store(context.store), context.workdir, self.precision, self.metric
+        place, workdir, precision, metrics = open_store(context.store), context.workdir, self.precision, self.metrics
         frozen = golden_set(place, self.golden, workdir)
         original = fetch(place, self.reference, workdir / "reference.onnx")
 
         with ReferenceSession(original) as session:
-            stages = graph_drift_limits(original, session, precision, frozen, self.limits, metric, workdir)
+            stages = graph_drift_limits(original, session, precision, frozen, self.limits, metrics, workdir)
             held = stages.loosest()
             expected = _answer(frozen, session, workdir / "answered.safetensors")
 
         def check(path: Path, cases: "GoldenSet") -> Sequence[Check]:
             with ReferenceSession(path) as actual:
                 checks = expected_checks("quantization", actual, cases, held)
-                return proof_of(checks, actual, cases, metric if cases is expected else None, "graph").checks
+                judged = metrics if cases is expected else ()
+                return lift_limits(proof_of(checks, actual, cases, judged, "graph").checks, metrics)
 
         candidate = runnable(fetch(place, self.graph, workdir / "graph.onnx"), precision)
         recipe = _read_recipe(place, self.recipe) if self.recipe else None
@@ -125,7 +127,7 @@ class AttributeEngine:
     engine: EngineBlob
     golden: str
     limits: Mapping[str, float]
-    metric: TaskMetric | None = None
+    metrics: tuple[TaskMetric, ...] = ()
     sizes: tuple[str, ...] = ()
     seconds: float = math.inf
 
@@ -137,7 +139,7 @@ class AttributeEngine:
         from validation.comparison.sessions import drift_checks
 
         clock = Clock(self.seconds)
-        place, workdir, metric = open_store(context.store), context.workdir, self.metric
+        place, workdir, metrics = open_store(context.store), context.workdir, self.metrics
         request = self.engine.request
         backend = opening_parts(discovery.configure(request.backend, dict(request.options)))
         if backend is None:
@@ -148,9 +150,9 @@ class AttributeEngine:
         with ReferenceSession(graph) as expected, backend.open_part(engine) as actual:
             held = engine_drift_limits(graph, expected, request, frozen, self.limits, workdir).loosest()
             if self.sizes:  # the limits are the golden set's
-                frozen, metric = cases_of(self.sizes, frozen, request), None
+                frozen, metrics = cases_of(self.sizes, frozen, request), ()
             checks = drift_checks("engine", expected, actual, frozen, held)
-            failed = _list_failed(proof_of(checks, actual, frozen, metric, "engine").checks)
+            failed = _list_failed(proof_of(checks, actual, frozen, metrics, "engine").checks)
         tapped = OnnxGraph(engine, workdir / "actual", backend.open_part, fuses=True)
         pair = _graph(graph, workdir / "expected"), tapped
         found = attribute_drift(
@@ -271,18 +273,19 @@ def attribute(suspect: Suspect, spec: "ModelSpec", reference: str, golden: str, 
 def _run_attribution(
     suspect: Suspect, spec: "ModelSpec", reference: str, golden: str, context: RunContext
 ) -> AttributionFound:
-    built, metric = suspect.built, metric_of(spec)
-    precision, graph = built.unit.request.precision, built.unit.graph
+    built, graph = suspect.built, suspect.built.unit.graph
+    precision = built.unit.request.precision
+    metrics = metrics_of(spec, precision)
     limits, seconds = limits_of(spec, precision, suspect.joint), spec.timeouts.attribution_s
     request: Request[AttributionFound]
     if suspect.joint == "quantization":
         recipe = graph.recipe.digest if graph.recipe else None
         request = AttributeGraph(
-            reference, built.unit.request.model, recipe, golden, precision, limits, metric, seconds
+            reference, built.unit.request.model, recipe, golden, precision, limits, metrics, seconds
         )
         opened = []
     else:
-        request = AttributeEngine(built.blob, golden, limits, metric, suspect.sizes, seconds)
+        request = AttributeEngine(built.blob, golden, limits, metrics, suspect.sizes, seconds)
         opened = [backend_root(built.unit.request.backend)]
     key = {**encode_fields(request), **code_key(type(request), *opened)}
     job = Job(f"attribute {suspect.name}", request, context.store.uri, step_limits(spec, "attribution"))

@@ -1,6 +1,7 @@
 """What the requests have in common: blobs as verified files, engines as sessions, and checks as a proof."""
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -9,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from builders.backends import compatibility, discovery
 from enginery.core.errors import IntegrityError
-from enginery.core.reports.proof import Check, Spread
+from enginery.core.reports.proof import Check, Spread, name_task_checks
 from enginery.core.requirements import Weights
 from enginery.core.types import Engine, Precision, Session
 from enginery.registry.store.base import Store
 from pipeline.values import EngineBlob, Json, Proof
-from validation.comparison.terms import TaskMetric
+from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from validation.golden.golden_set import GoldenSet
@@ -63,16 +64,18 @@ def proof_of(
     checks: Iterable[Check],
     session: Session,
     golden: "GoldenSet",
-    metric: TaskMetric | None,
+    metrics: Sequence[TaskMetric],
     what: str,
     spreads: Sequence[Spread] = (),
 ) -> Proof:
-    """Checks, task metric and spreads as a proof; the metric is a check of its own. what: the thing that was run."""
-    from validation.comparison.sessions import task_check
+    """Checks, task metrics and spreads as a proof; each value of a metric is a check of its own, and where a metric
+    decides, drift beyond its limits is not a failure. what: the thing that was run."""
+    from validation.comparison.tasks import lift_limits, task_checks
 
-    task = [replace(task_check(session, golden, metric), case=f"golden, {what}")] if metric else []
-    metrics = tuple((check.name, check.value) for check in task if check.value is not None)
-    return Proof((*checks, *task), metrics, tuple(spreads))
+    task = [replace(check, case=f"{check.case}, {what}") for check in task_checks(session, golden, metrics)]
+    found = {name: check.value for name, check in name_task_checks(task).items()}
+    values = tuple((name, value) for name, value in found.items() if value is not None and math.isfinite(value))
+    return Proof((*lift_limits(checks, metrics), *task), values, tuple(spreads))
 
 
 def runnable(graph: Path, precision: Precision) -> Path:

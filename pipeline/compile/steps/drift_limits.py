@@ -1,13 +1,13 @@
 """The limits of one graph's or engine's checks: documented, measured on the model, or a person's."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.backends import discovery
 from enginery.core.types import QUANTIZED, BuildRequest, Precision, Session
-from validation.comparison.terms import TaskMetric
+from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from builders.reference import ReferenceSession
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from validation.limits.budget import Budgets, OutputLimits, StagedLimits
     from validation.limits.rounding import Honest
 
-WEAK = "a weak limit: it knows nothing of the task; give validation.metric, or limits of your own"
+WEAK = "a weak limit: it knows nothing of the task; give golden.metric, or limits of your own"
 DECIDED = (
     "quantization decides near ties otherwise; if the task allows some, give argmax_agreement in validation.limits"
 )
@@ -63,7 +63,7 @@ def graph_drift_limits(
     precision: Precision,
     golden: "GoldenSet",
     limits: Mapping[str, float],
-    metric: TaskMetric | None,
+    metrics: Sequence[TaskMetric],
     workdir: Path,
 ) -> "StagedLimits":
     """The same of a graph in a lower precision against the fp32 one, which `path` and `reference` are."""
@@ -72,7 +72,7 @@ def graph_drift_limits(
 
     if precision in QUANTIZED:
         found = budgets("quantization", precision, golden.noise).override(limits)
-        weak = "" if metric or "sqnr_db" in limits else WEAK
+        weak = "" if metrics or "sqnr_db" in limits else WEAK
         decided = "" if "argmax_agreement" in limits else DECIDED
         return StagedLimits(OutputLimits(_add_notes(found, reference, weak, decided)))
     half: Precision | None = None if precision == "fp32" else precision

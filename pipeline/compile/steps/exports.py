@@ -19,11 +19,11 @@ from pipeline.compile.preflight import check_files
 from pipeline.compile.run_context import RunContext, import_versions
 from pipeline.compile.steps.blobs import fetch, proof_of
 from pipeline.compile.steps.golden import settle_golden
-from pipeline.compile.steps.keys import WRITE_MODEL, code_key, limits_of, metric_of, shapes_of, step_limits
+from pipeline.compile.steps.keys import WRITE_MODEL, code_key, limits_of, metrics_of, shapes_of, step_limits
 from pipeline.progress.events import Finished
 from pipeline.sources.request import ExportRequest
 from pipeline.values import Exported, Json, OnnxModel, Proof
-from validation.comparison.terms import TaskMetric
+from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from pipeline.spec.model import ModelSpec
@@ -65,14 +65,14 @@ class ExportModel:
     """Export to canonical ONNX, freeze the golden set and compare the two (the export stage).
 
     known: digest of the exported model when only the golden set is new.  data: the file or folder of the golden inputs,
-    labels: its array of class indices; None where there are none.
+    labels: its array of right answers; None where there are none.
     """
 
     source: ExportRequest
     known: str | None
     data: Path | None
     labels: str | None
-    metric: TaskMetric | None
+    metrics: tuple[TaskMetric, ...]
     limits: Mapping[str, float]
 
     def run(self, context: WorkerContext) -> ExportOutcome:
@@ -89,7 +89,7 @@ class ExportModel:
         exported = export_source(self.source, samples, column, workdir, self.limits, known)
         frozen = GoldenSet.load(exported.golden)
         with ReferenceSession(exported.onnx, name="the exported model") as session:
-            proof = proof_of(exported.checks, session, frozen, self.metric, "exported model", exported.spreads)
+            proof = proof_of(exported.checks, session, frozen, self.metrics, "exported model", exported.spreads)
         groups = (case.inputs for case in frozen.of_kind("golden"))
         inputs = place.put_bytes(golden_digests(groups, samples.complete)) if samples else None
         model = None if self.known else store_model(place, exported.onnx)
@@ -292,7 +292,7 @@ def _export_job(spec: "ModelSpec", context: RunContext, known: OnnxModel | None)
         known.digest if known else None,
         spec.file(golden.data) if golden else None,
         golden.labels if golden else None,
-        metric_of(spec),
+        metrics_of(spec),
         limits_of(spec, "fp32", "export"),
     )
     return Job("export", request, context.store.uri, step_limits(spec, "export"))

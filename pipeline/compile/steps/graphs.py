@@ -14,11 +14,11 @@ from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch, golden_set, proof_of, runnable, text_of
 from pipeline.compile.steps.calibration import CalibrationMethod, calibration_method, chosen_ranges
 from pipeline.compile.steps.drift_limits import graph_drift_limits
-from pipeline.compile.steps.keys import code_key, limits_of, metric_of, step_limits
+from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
 from pipeline.compile.steps.search import node_overrides
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.values import Exported, Graph, GraphVariant, Json, Observed, Proof, Recipe, Searched, SearchResult
-from validation.comparison.terms import TaskMetric
+from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -174,7 +174,7 @@ class CheckGraph:
     golden: str
     precision: Precision
     limits: Mapping[str, float]
-    metric: TaskMetric | None = None
+    metrics: tuple[TaskMetric, ...] = ()
     samples: SampleDigests | None = None
 
     def run(self, context: WorkerContext) -> Proof:
@@ -189,13 +189,13 @@ class CheckGraph:
         candidate = runnable(fetch(place, self.graph, workdir / "graph.onnx"), self.precision)
         original = fetch(place, self.reference, workdir / "reference.onnx")
         with ReferenceSession(original) as expected, ReferenceSession(candidate) as actual:
-            held = graph_drift_limits(original, expected, self.precision, frozen, self.limits, self.metric, workdir)
+            held = graph_drift_limits(original, expected, self.precision, frozen, self.limits, self.metrics, workdir)
             checks = drift_checks("quantization", expected, actual, frozen, held, spreads)
-            decided = decision_checks(checks, frozen, self.metric, self.limits) if self.precision in QUANTIZED else []
+            decided = decision_checks(checks, frozen, self.metrics, self.limits) if self.precision in QUANTIZED else []
             if self.samples:
                 golden, calibration = place.read_blob(self.samples.golden), place.read_blob(self.samples.calibration)
                 checks = (overlap_check(golden, calibration), *checks)
-            return proof_of([*checks, *decided], actual, frozen, self.metric, "graph", spreads.at("quantization"))
+            return proof_of([*checks, *decided], actual, frozen, self.metrics, "graph", spreads.at("quantization"))
 
 
 def quantize(
@@ -269,7 +269,7 @@ def _check_graph(
         exported.golden,
         precision,
         limits_of(spec, precision, "quantization"),
-        metric_of(spec),
+        metrics_of(spec, precision),
         samples,
     )
     key = {**encode(check), **code_key(CheckGraph)}

@@ -10,7 +10,7 @@ from enginery.core.types import Precision
 from pipeline.compile.closure.code import Root, find_code
 from pipeline.compile.run_context import versions
 from pipeline.values import Json, ModelShapes
-from validation.comparison.terms import TaskMetric
+from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from pipeline.spec.model import ModelSpec
@@ -67,9 +67,10 @@ def limits_of(
     return dict(overrides(spec, precision, stage))
 
 
-def metric_of(spec: "ModelSpec") -> TaskMetric | None:
-    """The task metric that the spec asks for."""
-    return TaskMetric(**spec.golden.metric.model_dump()) if spec.golden and spec.golden.metric else None
+def metrics_of(spec: "ModelSpec", precision: Precision | None = None) -> tuple[TaskMetric, ...]:
+    """The task metrics that the spec asks for. precision: of what they judge; of an export None, where none decides."""
+    golden = spec.golden
+    return tuple(item.to_terms(precision, golden.labels is not None) for item in golden.metrics) if golden else ()
 
 
 def model_shapes(spec: "ModelSpec") -> ModelShapes:

@@ -20,11 +20,11 @@ from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext, stops_run
 from pipeline.compile.steps.blobs import fetch, golden_set, open_session, proof_of, runnable
 from pipeline.compile.steps.drift_limits import engine_drift_limits, threads_for
-from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metric_of, model_shapes
+from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metrics_of, model_shapes
 from pipeline.outcome import JudgedUnit, make_report
 from pipeline.progress.events import VerdictReached
 from pipeline.values import Built, EngineBlob, Exported, Json, ModelShapes, Proof
-from validation.comparison.terms import TaskMetric
+from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from pipeline.spec.model import ModelSpec
@@ -59,7 +59,7 @@ class ContractTerms:
 
 @dataclass(frozen=True)
 class CheckEngine:
-    """Run an engine against the graph it was built from (the engine stage), with its contract and the task metric.
+    """Run an engine against the graph it was built from (the engine stage), with its contract and the task metrics.
 
     golden: digest of the golden set.  limits: what the spec says.  contract, calls: None where the spec has none.
     """
@@ -67,7 +67,7 @@ class CheckEngine:
     engine: EngineBlob
     golden: str
     limits: Mapping[str, float]
-    metric: TaskMetric | None = None
+    metrics: tuple[TaskMetric, ...] = ()
     contract: ContractTerms | None = None
     calls: ExtraCalls | None = None
 
@@ -75,6 +75,7 @@ class CheckEngine:
         """The checks. Raises EngineryError for an engine that cannot be opened."""
         from builders.reference import ReferenceSession
         from validation.comparison.sessions import drift_checks
+        from validation.comparison.tasks import lift_limits, limits_elsewhere
         from validation.fuzz.run import FuzzSides
         from validation.limits.budget import default_budget
         from validation.metrics.tally import Spreads
@@ -89,15 +90,17 @@ class CheckEngine:
         ):
             held = engine_drift_limits(graph, expected, wanted, frozen, self.limits, workdir)
             usual: dict[str, Drift] = {}
-            checks = drift_checks("engine", expected, actual, frozen, held, spreads, usual)
+            drift = drift_checks("engine", expected, actual, frozen, held, spreads, usual)
+            checks = tuple(lift_limits(drift, self.metrics))
+            elsewhere = limits_elsewhere(spreads.at("engine"), self.metrics)
             documented = default_budget("engine", wanted.precision)
-            pair = FuzzSides(expected, actual, wanted.precision, held, documented, usual=usual)
+            pair = FuzzSides(expected, actual, wanted.precision, held, documented, usual=usual, elsewhere=elsewhere)
             compared_s = time.perf_counter() - started
             if self.calls:
                 checks += check_calls(self.calls, wanted, pair, frozen, graph, checks, compared_s)
             if self.contract:
                 checks += _check_contract(self.contract, expected, actual, frozen, held)
-            return proof_of(checks, actual, frozen, self.metric, "engine", spreads.at("engine"))
+            return proof_of(checks, actual, frozen, self.metrics, "engine", spreads.at("engine"))
 
 
 def check_calls(
@@ -213,7 +216,7 @@ def prove_engine(built: Built, spec: "ModelSpec", golden: str, context: RunConte
         built.blob,
         golden,
         limits_of(spec, request.precision, "engine"),
-        metric_of(spec),
+        metrics_of(spec, request.precision),
         contract_of(spec),
         calls_of(spec),
     )

@@ -207,5 +207,5 @@ def _find_judged_output(spec: "ModelSpec", exported: Exported) -> str | None:
     """The output whose argmax is judged by labels; None where there are none."""
     if spec.calibration is None or spec.calibration.labels is None:
         return None
-    metric = spec.golden.metric if spec.golden else None
-    return metric.output if metric else exported.model.outputs[0].name
+    metrics = spec.golden.metrics if spec.golden else ()
+    return next((item.output for item in metrics if item.name == "accuracy"), exported.model.outputs[0].name)

@@ -10,7 +10,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from enginery.core.text import format_bytes
+from enginery.core.text import format_bytes, format_metrics
 from pipeline.operations.compare.report import (
     SHAPES,
     EngineFacts,
@@ -20,6 +20,7 @@ from pipeline.operations.compare.report import (
     find_fastest,
     is_too_noisy,
 )
+from validation.limits.budget import at_most
 from validation.plots.texts import seconds_text
 
 # Smaller differences decide nothing: of a task metric, of the SQNR in dB (one bit), and as a factor of cost.
@@ -73,13 +74,20 @@ def _narrow(as_fast: list[EngineFacts], lead: EngineFacts) -> tuple[EngineFacts,
     return (lead if lead in left else left[0]), None
 
 
+def _goodness(name: str, value: float) -> float:
+    """A task metric's value where more is better, in units of which METRIC_STEP decides nothing."""
+    if name.endswith("_db"):
+        return value * METRIC_STEP / SQNR_STEP_DB
+    return -value if at_most(name) else value
+
+
 # Name, score of an engine (more is better), and the difference of scores that decides. For a rebuild a difference of 1
 # is a factor of COST_FACTOR in its time.
 Axis = tuple[str, Callable[[EngineFacts], float], float]
 AXES: tuple[Axis, ...] = (
     ("portability", lambda item: float(len(item.covers)), 1.0),
     ("shapes", lambda item: -1.0 if item.shapes is None else float(SHAPES.index(item.shapes)), 1.0),
-    ("accuracy", lambda item: sum(item.metrics.values()), METRIC_STEP),
+    ("accuracy", lambda item: sum(_goodness(*pair) for pair in item.metrics.items()), METRIC_STEP),
     ("accuracy", lambda item: item.sqnr_db if item.sqnr_db is not None else 0.0, SQNR_STEP_DB),
     ("rebuild", lambda item: -math.log(max(item.build_s or 0.0, 1e-3), COST_FACTOR), 1.0),
 )
@@ -182,5 +190,5 @@ def _shape_words(item: EngineFacts) -> str:
 
 
 def _accuracy_words(item: EngineFacts) -> str:
-    told = [f"{name} {value:.4f}" for name, value in item.metrics.items()]
+    told = [format_metrics(item.metrics)] if item.metrics else []
     return ", ".join(told + ([] if item.sqnr_db is None else [f"SQNR {item.sqnr_db:.0f} dB"]))

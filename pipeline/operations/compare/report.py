@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from enginery.core.reports.latency import MachineKind, Quantile
-from enginery.core.text import format_bytes
+from enginery.core.text import format_bytes, format_metric
 from enginery.registry.evidence.latencies import Timed
 from validation.latency.formatting import format_count, join_reasons
 from validation.plots.texts import seconds_text
@@ -193,7 +193,7 @@ def format_rows(found: BackendComparison) -> tuple[Sequence[str], list[list[str]
             _cell(engine.sqnr_db, lambda value: f"{value:.0f} dB"),
             _SIZES[engine.shapes],
             f"{len(engine.covers)} of {len(found.fleet)}" if engine.status != "refused" else "",
-            *(f"{engine.metrics[name]:.4f}" if name in engine.metrics else "" for name in metrics),
+            *(format_metric(name, engine.metrics[name]) if name in engine.metrics else "" for name in metrics),
         ]
         for engine in found.engines
     ]

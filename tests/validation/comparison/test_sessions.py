@@ -5,10 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError, EngineryError, InputError
+from enginery.core.errors import EngineryError
 from enginery.core.types import Dim, TensorSpec
-from validation.comparison.sessions import drift_checks, expected_checks, task_check
-from validation.comparison.terms import TaskMetric
+from validation.comparison.sessions import drift_checks, expected_checks
 from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.budget import Budget
 
@@ -139,52 +138,3 @@ def test_integer_outputs_must_be_equal_unless_a_share_is_allowed(limit, passes):
     other = Fake(lambda i: {"y": np.array([0, 1, 1])})
     check = by_name(expected_checks("engine", other, frozen, Budget(argmax_agreement=limit)))["agreement"]
     assert check.passed is passes and check.value == pytest.approx(2 / 3)
-
-
-def test_accuracy_is_over_all_golden_cases_in_order():
-    x = np.concatenate([case.inputs["x"] for case in golden().of_kind("golden")])
-    labels = np.argmax(x, axis=1)
-    labels[0] = (labels[0] + 1) % 3
-    metric = TaskMetric("y", 0.9)
-    check = task_check(Fake(original), golden(labels), metric)
-    assert check.value == 7 / 8 and not check.passed and check.limit == 0.9
-    assert check.note == "the original model has 0.8750"
-    assert task_check(Fake(original), golden(labels), TaskMetric("y")).passed
-    assert task_check(Fake(classes), golden(labels), TaskMetric("y", 0.8)).passed
-
-
-def raises(inputs):
-    raise EngineryError("out of memory")
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        (raises, "out of memory"),
-        (lambda i: {"z": i["x"]}, "'y' is not an output"),
-        (lambda i: {"y": i["x"][:1]}, "2 answers"),
-    ],
-    ids=["raises", "missing", "shape"],
-)
-def test_a_candidate_that_does_not_answer_fails_the_task(answer, said):
-    check = task_check(Fake(answer), golden(np.zeros(8)), TaskMetric("y", 0.0))
-    assert not check.passed and check.value is None and said in check.note
-
-
-def test_an_output_of_nan_has_no_accuracy():
-    labels = np.zeros(8, np.int64)
-    nan = Fake(lambda i: {"y": i["x"] * np.float32(np.nan)})
-    assert task_check(nan, golden(labels), TaskMetric("y", 0.1)).value == 0
-
-
-@pytest.mark.parametrize(
-    ("labels", "output", "error", "said"),
-    [
-        (None, "y", DataError, "no labels"),
-        (np.arange(7), "y", DataError, "8 answers, but there are 7 labels"),
-        (np.arange(8), "z", InputError, "'z' is not an output; known: y"),
-    ],
-)
-def test_a_task_that_cannot_be_measured_is_an_error(labels, output, error, said):
-    with pytest.raises(error, match=said):
-        task_check(Fake(original), golden(labels), TaskMetric(output, 0.5))

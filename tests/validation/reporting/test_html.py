@@ -190,6 +190,43 @@ def test_sizes_and_metrics_have_units():
     assert metric_text(0.98333, "accuracy") == "0.9833"
 
 
+def with_tasks(*checks: Check) -> dict:
+    """The usual version whose engines have these task metrics, and their graphs the same values."""
+    data = bare()
+    for report in data["reports"]:
+        kept = [check for check in report["checks"] if check["joint"] != "task"]
+        report["checks"] = kept + [encode_document(check) for check in checks]
+    values = {check.name: check.value for check in checks if check.case.startswith("golden")}
+    return {**data, "metrics": dict.fromkeys(data["metrics"], values)}
+
+
+def test_each_task_metric_has_a_section_with_its_limit_on_its_side():
+    found = with_tasks(
+        Check("task", "equal_texts", "y", "golden, engine", 0.97, 0.9, True),
+        Check("task", "character_error", "y", "golden, engine", 0.02, 0.01, False),
+        Check("task", "si_sdr_db", "z", "golden, engine", 41.26, None, True),
+        Check("task", "si_sdr_db", "z", "edges, engine", 3.0, None, True),
+    )
+    texts, errors, ratio = overview(found).tasks
+    assert (texts.title, texts.limit, texts.side) == ("equal_texts", 0.9, "floor")
+    assert (errors.title, errors.limit, errors.side) == ("character_error", 0.01, "ceiling")
+    assert all(point.passed for point in (*texts.points, *ratio.points))
+    assert not any(point.passed for point in errors.points)
+    assert {point.kind for point in texts.points} == {"graph", "engine"}
+    assert ratio.limit is ratio.limit_at is None and {point.value for point in ratio.points} == {41.26}
+    page = Page(render(found)).text
+    assert "Task: character_error" in page and "ceiling 0.01" in page and "floor 0.9" in page and "41.3 dB" in page
+
+
+def test_a_limit_that_a_task_metric_lifts_is_shown_as_such():
+    data = bare()
+    for report in data["reports"]:
+        for check in report["checks"]:
+            if check["joint"] == "engine" and check["name"] == "sqnr_db":
+                check |= {"limit": None, "waived": 45.0, "value": 41.0}
+    assert "limit 45.0 dB not applied" in Page(render(data)).text
+
+
 def test_the_joints_stand_side_by_side_and_name_where_the_drift_is():
     rows = {row.title: row for row in overview(version_report()).beside}
     int8 = rows["cpu int8 onnxruntime"]

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from enginery.core.codec import decode, encode_document
 from enginery.core.errors import IntegrityError
-from enginery.core.reports.proof import Approved, Check, Report, Spread, Worst, approve, describe, judge
+from enginery.core.reports.proof import (
+    Approved,
+    Check,
+    Report,
+    Spread,
+    Worst,
+    approve,
+    describe,
+    judge,
+    name_task_checks,
+)
 
 GOOD = Check("engine", "sqnr_db", "logits", "golden", 41.0, 22.0, True)
 BAD = replace(GOOD, value=12.0, passed=False)
@@ -101,6 +111,29 @@ def test_judge():
     assert judge([GOOD], "no sm_89 here") == ("unproven", "no sm_89 here")
     assert judge([BAD, BAD], "no sm_89 here")[0] == "failed"
     assert judge([]) == ("failed", "nothing was checked; give golden data")
+
+
+def test_limits_that_a_task_metric_lifts_are_in_the_reason_and_in_the_json():
+    lifted = replace(BAD, passed=True, limit=None, waived=22.0)
+    tasks = [Check("task", "top_k", "logits", f"{case}, engine", 1.0, 0.9, True) for case in ("golden", "edges")]
+    verdict, reason = judge([GOOD, lifted, *tasks])
+    assert verdict == "proven" and reason.startswith("4 checks passed; judged by top_k 1 (golden.metric decides), ")
+    assert reason.endswith("not by engine sqnr_db of logits 12 (limit 22)")
+    assert judge([GOOD, lifted, tasks[0], replace(tasks[1], passed=False)])[0] == "failed"
+    report = replace(REPORT, checks=(GOOD, lifted))
+    good, other = report.to_json()["checks"]
+    assert "waived" not in good and other["waived"] == 22.0
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_task_checks_are_named_by_value_and_by_output_where_two_have_it():
+    def task(name, output, value, case="golden, engine"):
+        return Check("task", name, output, case, value, None, True)
+
+    graph, engine = task("r2", "y", 0.5, "golden, graph"), task("r2", "y", 0.7)
+    assert name_task_checks([GOOD, graph, engine, task("r2", "y", 0.1, "edges, engine")]) == {"r2": engine}
+    two = [engine, task("r2", "z", 0.2), task("accuracy", "z", 0.3)]
+    assert list(name_task_checks(two)) == ["r2 of y", "r2 of z", "accuracy"]
 
 
 def test_describe_says_what_where_and_how_much():

@@ -60,6 +60,22 @@ def test_the_fastest_is_whom_the_duels_say_and_not_the_times_alone():
 
 
 @pytest.mark.parametrize(
+    ("metric", "worse", "better", "words"),
+    [
+        ("accuracy", 0.98, 0.99, "accuracy 0.9900"),
+        ("character_error", 0.02, 0.01, "character_error 0.0100"),
+        ("si_sdr_db", 20.0, 30.0, "si_sdr_db 30.0 dB"),
+    ],
+)
+def test_the_better_value_of_a_task_metric_decides_whichever_side_is_better(metric, worse, better, words):
+    engines = [engine("a", metrics={metric: worse}), engine("b", 1.02e-3, metrics={metric: better})]
+    told = recommend(engines, [pair("a", "b", SAME)], FLEET)
+    assert told.unit == "b" and f"nearer to the original ({words}, SQNR 100 dB)" in told.reason
+    near = [engine("a", metrics={"si_sdr_db": 20.0}), engine("b", 1.02e-3, metrics={"si_sdr_db": 21.0})]
+    assert recommend(near, [pair("a", "b", SAME)], FLEET).unit == "a"
+
+
+@pytest.mark.parametrize(
     ("better", "words"),
     [
         ({"covers": FLEET}, "builds for 3 of the fleet's 3 targets"),

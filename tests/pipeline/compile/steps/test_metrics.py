@@ -1,0 +1,53 @@
+"""Builds whose spec lets a task metric decide: what is published, what it says, and what still fails."""
+
+from typing import Any
+
+import pytest
+
+from tests.pipeline.projects import Project, units
+
+TOP = {"name": "top_k", "output": "logits", "against": "original", "k": 1, "floor": 0.8}
+REGRESSION = {"name": "regression", "output": "logits", "against": "original"}
+# Limits that no int8 graph and engine keeps.
+OUT_OF_REACH = {"int8": {"quantization": {"sqnr_db": 100}, "engine": {"sqnr_db": 150}}}
+
+
+def built(project: Project, metric: Any) -> dict[str, Any]:
+    golden = {"data": "golden.npz", "labels": "label", "metric": metric}
+    project.change_spec(targets=["cpu"], golden=golden, validation={"limits": OUT_OF_REACH, "attribution": "off"})
+    return project.build().json
+
+
+def test_decisions_judge_in_the_place_of_numeric_limits_and_everything_says_so(project: Project) -> None:
+    outcome = built(project, [{**TOP, "decides": True}, {**REGRESSION, "floor": None}])
+    assert units(outcome, "status") == {"cpu fp32": "proven", "cpu int8": "proven"}
+    reason = units(outcome, "reason")["cpu int8"]
+    assert "judged by top_k" in reason and "golden.metric decides" in reason
+    assert "not by quantization sqnr_db of logits" in reason and "(limit 100)" in reason
+    assert "golden.metric" not in units(outcome, "reason")["cpu fp32"]
+    values = units(outcome, "metrics")["cpu int8"]
+    assert values.keys() == {"top_k", "r2", "relative_error", "largest_error"} and 0.8 <= values["top_k"] <= 1
+    shown = project.run("show", "tiny", "--json").json
+    assert reason in {engine["reason"] for engine in shown["engines"]}
+    assert project.run("report", "tiny", "--out", project.folder / "page.html").code == 0
+    page = (project.folder / "page.html").read_text()
+    assert (
+        "limit 100.0 dB not applied" in page
+        and "limit 150.0 dB not applied" in page
+        and "Task: top_k" in page
+        and "Task: r2" in page
+    )
+
+
+@pytest.mark.parametrize(
+    ("metric", "failed"),
+    [
+        (TOP, "quantization sqnr_db of logits"),
+        ({**TOP, "decides": ["fp16"]}, "quantization sqnr_db of logits"),
+        ({**REGRESSION, "relative_error": 1e-9, "decides": True}, "task rel"),
+    ],
+)
+def test_what_decides_for_others_or_fails_itself_lifts_nothing(project, metric, failed) -> None:
+    outcome = built(project, metric)
+    assert units(outcome, "status") == {"cpu fp32": "proven", "cpu int8": "failed"}
+    assert units(outcome, "reason")["cpu int8"].startswith(failed)

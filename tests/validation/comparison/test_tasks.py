@@ -1,0 +1,232 @@
+"""Task metrics over a golden set: against labels and the original model, and in the place of limits on drift."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from enginery.core.errors import DataError, EngineryError, InputError
+from enginery.core.reports.proof import Check, judge
+from enginery.core.types import Dim, TensorSpec
+from validation.comparison.sessions import drift_checks
+from validation.comparison.tasks import lift_limits, limits_elsewhere, task_checks
+from validation.golden.golden_set import GoldenSet, freeze
+from validation.limits.budget import HONEST_DB, LEAST_DB, Budget
+from validation.metrics.tally import Spreads
+from validation.metrics.tasks.terms import (
+    AccuracyTerms,
+    RegressionTerms,
+    SignalTerms,
+    TaskMetric,
+    TokenTerms,
+    TopKTerms,
+)
+
+SPECS = [TensorSpec("x", "float32", ("batch", 3))]
+DIMS = [Dim("batch", 1, 4, 8)]
+
+
+class Fake:
+    """A session made of a function."""
+
+    inputs = SPECS
+    outputs = (TensorSpec("y", "float32", ("batch", 3)),)
+
+    def __init__(self, function):
+        self.function = function
+
+    def run(self, inputs):
+        return self.function(inputs)
+
+
+def original(inputs):
+    return {"y": inputs["x"] * 2}
+
+
+def classes(inputs):
+    return {"y": np.argmax(inputs["x"], axis=1)}
+
+
+def golden(labels=None) -> GoldenSet:
+    x = np.random.default_rng(3).standard_normal((8, 3)).astype(np.float32)
+    return freeze([{"x": x[:4]}, {"x": x[4:]}], SPECS, DIMS, original, labels)
+
+
+def accuracy(floor=None, output="y", decides=False):
+    return TaskMetric(AccuracyTerms(output), {} if floor is None else {"accuracy": floor}, "labels", decides)
+
+
+def decisions(floor=0.9, decides=False):
+    return TaskMetric(TopKTerms("y", 1), {"top_k": floor}, "original", decides)
+
+
+def only(session, frozen, metric) -> Check:
+    (check,) = task_checks(session, frozen, [metric])
+    return check
+
+
+def right_labels():
+    x = np.concatenate([case.inputs["x"] for case in golden().of_kind("golden")])
+    return np.argmax(x, axis=1)
+
+
+def test_accuracy_is_over_all_golden_cases_in_order():
+    labels = right_labels()
+    labels[0] = (labels[0] + 1) % 3
+    check = only(Fake(original), golden(labels), accuracy(0.9))
+    assert check.value == 7 / 8 and not check.passed and check.limit == 0.9
+    assert check.note.startswith("the original model has 0.8750; 7 of 8: at least 0.53 of all, with 95 % confidence")
+    assert only(Fake(original), golden(labels), accuracy()).passed
+    assert only(Fake(classes), golden(labels), accuracy(0.8)).passed
+
+
+def test_a_pass_on_few_samples_says_how_many_would_show_the_limit():
+    check = only(Fake(original), golden(), decisions(0.95))
+    assert check.passed and check.value == 1.0
+    assert check.note == "8 of 8: at least 0.69 of all, with 95 % confidence; 59 without a wrong one would show 0.95"
+    assert "would show" not in only(Fake(original), golden(), decisions(0.6)).note
+
+
+def raises(inputs):
+    raise EngineryError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (raises, "out of memory"),
+        (lambda i: {"z": i["x"]}, "'y' is not an output"),
+        (lambda i: {"y": i["x"][:1]}, "1 answers"),
+        (lambda i: {"y": i["x"][:, :0]}, ""),
+    ],
+    ids=["raises", "missing", "shape", "empty"],
+)
+@pytest.mark.parametrize("metric", [accuracy(0.1), accuracy(), decisions(0.1)])
+def test_a_candidate_that_does_not_answer_fails_the_task(answer, said, metric):
+    check = only(Fake(answer), golden(np.zeros(8)), metric)
+    assert said in check.note
+    assert (not check.passed and check.value is None) if said else not check.value
+
+
+def test_an_output_of_nan_has_no_accuracy():
+    nan = Fake(lambda i: {"y": i["x"] * np.float32(np.nan)})
+    assert only(nan, golden(np.zeros(8, np.int64)), accuracy(0.1)).value == 0
+    assert only(nan, golden(), decisions()).value == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "metric", "error", "said"),
+    [
+        (None, accuracy(0.5), DataError, "no labels"),
+        (np.arange(7), accuracy(0.5), DataError, "8 answers, but there are 7 labels"),
+        (np.arange(9), accuracy(0.5), DataError, "8 answers, but there are 9 labels"),
+        (np.arange(8), accuracy(0.5, "z"), InputError, "'z' is not an output; known: y"),
+        (np.arange(8), TaskMetric(TokenTerms("y"), {}, "original"), DataError, r"has the shape \(4, 3\); .* 3 axes"),
+        (np.ones((8, 2)), TaskMetric(RegressionTerms("y"), {}, "labels"), DataError, "labels do not fit"),
+    ],
+)
+def test_a_task_that_cannot_be_measured_is_an_error(labels, metric, error, said):
+    with pytest.raises(error, match=said):
+        task_checks(Fake(original), golden(labels), [metric])
+
+
+def test_several_metrics_take_one_run_of_each_case():
+    calls = []
+
+    def counted(inputs):
+        calls.append(len(inputs["x"]))
+        return original(inputs)
+
+    found = task_checks(Fake(counted), golden(), [decisions(), TaskMetric(RegressionTerms("y"), {"relative_error": 0})])
+    assert calls == [4, 4]
+    assert [check.name for check in found] == ["top_k", "r2", "relative_error", "largest_error"]
+    assert [check.limit for check in found] == [0.9, None, 0, None] and all(check.passed for check in found)
+
+
+def scaled(inputs):
+    return {"y": inputs["x"] * 2.5}
+
+
+def test_a_metric_that_decides_is_in_the_place_of_limits_on_drift():
+    frozen, metrics = golden(), [decisions(decides=True)]
+    drift = drift_checks("engine", None, Fake(scaled), frozen, Budget(sqnr_db=40.0, max_rel=1e-3, cosine=0.999))
+    broken = {(check.name, check.case): check.limit for check in drift if not check.passed}
+    assert {name for name, _ in broken} == {"sqnr_db", "max_rel"}
+    assert lift_limits(drift, [decisions()]) == list(drift)
+    lifted = lift_limits(drift, metrics)
+    assert {(check.name, check.case): check.waived for check in lifted if check.waived} == broken
+    assert [check.value for check in lifted] == [check.value for check in drift]
+    assert all(check.limit == 0.999 for check in lifted if check.name == "cosine")
+    verdict, reason = judge([*lifted, *task_checks(Fake(scaled), frozen, metrics)])
+    assert verdict == "proven"
+    assert "judged by top_k 1 (golden.metric decides), not by engine max_rel of y 0.25 (limit 0.001)" in reason
+    wrong = Fake(lambda i: {"y": -i["x"]})
+    assert judge([*lifted, *task_checks(wrong, frozen, metrics)])[0] == "failed"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        raises,
+        lambda i: {"y": i["x"] * np.float32(np.nan)},
+        lambda i: {"y": i["x"][:, :2]},
+        lambda i: {"y": i["x"].astype(np.float64)},
+        lambda i: {"y": np.full_like(i["x"], 2)},
+    ],
+    ids=["raises", "nan", "shape", "dtype", "constant"],
+)
+def test_what_is_no_drift_counts_whatever_decides(answer):
+    drift = drift_checks("engine", None, Fake(answer), golden(), Budget(sqnr_db=40.0))
+    assert any(not check.passed for check in lift_limits(drift, [decisions(decides=True)]))
+
+
+def test_other_sizes_may_drift_twice_as_far_as_the_worst_golden_sample():
+    spreads = Spreads()
+    drift_checks("engine", None, Fake(lambda i: {"y": i["x"] * 2 + np.float32(0.01)}), golden(), Budget(), spreads)
+    (spread,) = spreads.at("engine")
+    assert limits_elsewhere([spread], [decisions()]) is None
+    held = limits_elsewhere([spread], [decisions(), decisions(decides=True)]).current.budgets
+    assert held.of("y", "edge") == Budget(sqnr_db=min(spread.sqnr_db) - HONEST_DB, argmax_agreement=0.0)
+    assert held.of("z", "edge") == Budget(argmax_agreement=0.0)
+    lost = replace(spread, sqnr_db=(-math.inf, 40.0))
+    assert limits_elsewhere([lost], [decisions(decides=True)]).current.budgets.of("y", "edge").sqnr_db == LEAST_DB
+
+
+def test_drift_of_the_export_counts_whatever_decides():
+    drift = drift_checks("export", None, Fake(scaled), golden(), Budget(sqnr_db=40.0))
+    assert lift_limits(drift, [decisions(decides=True)]) == list(drift)
+
+
+def test_a_metric_that_decides_looks_at_the_edges_too():
+    def large_is_wrong(inputs):
+        return {"y": inputs["x"] * (-2 if len(inputs["x"]) == 8 else 2)}
+
+    assert only(Fake(large_is_wrong), golden(), decisions()).passed
+    one, edges = task_checks(Fake(large_is_wrong), golden(right_labels()), [accuracy(0.9, decides=True)])
+    assert one.passed and (edges.case, edges.passed, edges.limit) == ("edges", False, pytest.approx(0.8))
+
+
+def shifted(inputs):
+    """One sample of the edges has another class than it should."""
+    value = inputs["x"] * 2
+    if len(value) == 1:
+        value = np.roll(value, 1, axis=1)
+    return {"y": value}
+
+
+@pytest.mark.parametrize(
+    ("terms", "limits", "loosened"),
+    [
+        (TopKTerms("y", 1), {"top_k": 0.8}, 0.6),
+        (TopKTerms("y", 1), {"top_k": 0.999}, 12 / 13),  # of 1, 4 and 8 samples
+        (RegressionTerms("y"), {"relative_error": 0.02}, 0.04),
+        (RegressionTerms("y"), {"r2": 0.99}, 0.98),
+        (SignalTerms("y"), {"least_si_sdr_db": 30.0}, 30 - HONEST_DB),
+    ],
+)
+def test_limits_at_the_edges_are_twice_as_far_and_allow_one_wrong_answer(terms, limits, loosened):
+    checks = task_checks(Fake(shifted), golden(), [TaskMetric(terms, limits, "original", True)])
+    (found,) = [check for check in checks if check.case == "edges" and check.limit is not None]
+    assert found.limit == pytest.approx(loosened)
+    assert found.passed is (terms.name == "top_k")
