@@ -111,13 +111,14 @@ def honest_rounding(
     It is ended after `MOST_S`; then, and where a graph cannot be perturbed or run so, the last result has what is known
     and says why it is no more.
     """
-    import onnx
+    from builders.onnx_graphs.shards import write_graph
+    from builders.onnx_graphs.weights import load_graph
 
     path, known_so_far, end = workdir / "rounding.onnx", Honest(), time.monotonic() + MOST_S
     try:
-        model = onnx.load(graph)
+        model = load_graph(graph)
         perturbed = with_rounding(model, half, activation_blocks)
-        onnx.save(perturbed, path)
+        write_graph(perturbed, path)
         with opens(path) as rounding:
             groups = _groups(golden, graph, reference, SAMPLES)
             ways = [list(_ways(*traits(perturbed), group)) for group in groups]

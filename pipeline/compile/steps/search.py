@@ -16,7 +16,7 @@ from enginery.core.types import BuildRequest, QuantizationScheme
 from enginery.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.blobs import fetch, text_of
+from pipeline.compile.steps.blobs import fetch_graph, text_of
 from pipeline.compile.steps.calibration import (
     CalibrationMethod,
     CalibrationSamples,
@@ -87,7 +87,7 @@ class SearchQuantization:
         from validation.data.samples import Samples
 
         place, workdir, search = open_store(context.store), context.workdir, self.search
-        model = onnx.load(fetch(place, self.model, workdir / "model.onnx"))
+        model = onnx.load(fetch_graph(place, self.model, workdir / "model.onnx"))
         activation = self.kind.activation
         scheme = QuantizationScheme(activation, activation == "uint8", "fp32", self.kind.weight_levels)
         measured = chosen_ranges(place, GraphVariant("int8", scheme), self.observations, self.calibration)
