@@ -14,14 +14,19 @@ _GRAPH, _INITIALIZER, _EXTERNAL_DATA = 7, 5, 13  # of ModelProto, GraphProto, Te
 def list_shards(path: Path) -> tuple[str, ...]:
     """The digests of the shards that the graph in a file names, sorted; none of a graph in one piece, and none of
     another file, of which its reader says more. Raises ModelError for weights in a file that is no shard."""
+    found = list_weight_files(path)
+    if wrong := [name for name in found if not is_digest(name)]:
+        raise ModelError(f"{path.name} keeps weights in {wrong[0][:80]!r}, which is no shard; build it again")
+    return found
+
+
+def list_weight_files(path: Path) -> tuple[str, ...]:
+    """The files that the weights of a graph lie in, as it names them, sorted; () of what is no graph."""
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            found = sorted(set(_locations(data)))
+            return tuple(sorted(set(_locations(data))))
     except ValueError:
         return ()
-    if wrong := next((name for name in found if not is_digest(name)), None):
-        raise ModelError(f"{path.name} keeps weights in {wrong[:80]!r}, which is no shard; build it again")
-    return tuple(found)
 
 
 def _locations(data: mmap.mmap) -> Iterator[str]:

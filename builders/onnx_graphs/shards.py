@@ -7,6 +7,7 @@ order of their names, so that a changed weight changes one shard. docs/decisions
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -32,7 +33,9 @@ _ALIGNED = 4096
 
 def save_graph(model: ModelProto, path: Path, shard_bytes: int = SHARD_BYTES) -> None:
     """Write a model with weights in files, with all its large weights in shards beside `path`; equal models give equal
-    bytes. Shards that lie there already stay. The model then names the shards by their absolute paths.
+    bytes. A shard that lies there already stays where the model has half of it or more: a few small weights that a
+    quantized graph has left in float are no reason to keep all float weights. The model then names the shards by their
+    absolute paths.
 
     Raises ModelError for one that is over 2 GB without its large weights, or `EncodeError` of protobuf.
     """
@@ -44,7 +47,8 @@ def save_graph(model: ModelProto, path: Path, shard_bytes: int = SHARD_BYTES) ->
     same = dict[object, list[TensorProto]]()  # tensors of the same bytes, which are written once
     for tensor in outside:
         same.setdefault(place_of(tensor) if is_external(tensor) else id(tensor), []).append(tensor)
-    fresh = [tensors[0] for tensors in same.values() if not _is_shard(tensors[0], folder)]
+    kept = _find_kept([tensors[0] for tensors in same.values() if _is_shard(tensors[0], folder)])
+    fresh = [first for first, *_ in same.values() if not (is_external(first) and place_of(first)[0] in kept)]
     for group in _groups(fresh, shard_bytes):
         _write_shard(group, folder)
     for first, *others in same.values():
@@ -80,6 +84,14 @@ def link_shards(model: ModelProto, folder: Path) -> None:
         if not shard.exists():
             shard.hardlink_to(file)
         set_place(tensor, shard.name, *rest)
+
+
+def _find_kept(tensors: Sequence[TensorProto]) -> set[str]:
+    """The shards of which these tensors take half or more."""
+    used = Counter[str]()
+    for file, _, length in map(place_of, tensors):
+        used[file] += length
+    return {file for file, size in used.items() if 2 * size >= Path(file).stat().st_size}
 
 
 def _is_shard(tensor: TensorProto, folder: Path) -> bool:

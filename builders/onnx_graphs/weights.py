@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from enginery.arrays import Array
 from enginery.core.errors import ModelError
@@ -37,6 +37,11 @@ def has_external(model: ModelProto) -> bool:
 def size_of(model: ModelProto) -> int:
     """Bytes of a model with its external weights."""
     return int(model.ByteSize()) + sum(place_of(tensor)[2] for tensor in model.graph.initializer if is_external(tensor))
+
+
+def find_external(graph: GraphProto) -> TensorProto:
+    """A weight that lies in a file, as `from_array` takes it; an empty tensor where none does."""
+    return next((tensor for tensor in graph.initializer if is_external(tensor)), TensorProto())
 
 
 def load_graph(path: Path) -> ModelProto:
@@ -186,9 +191,12 @@ def without_weights(model: ModelProto) -> ModelProto:
     return light
 
 
-def take_shapes(model: ModelProto, light: ModelProto) -> ModelProto:
-    """The model, in place, with the shapes that were inferred in its copy `without_weights`."""
-    del model.graph.value_info[:], model.graph.output[:]
-    model.graph.value_info.extend(light.graph.value_info)
-    model.graph.output.extend(light.graph.output)
-    return model
+def with_weights(light: ModelProto, model: ModelProto) -> ModelProto:
+    """A copy that `without_weights` made of `model`, in place, with the weights again."""
+    outside = {item.name: item for item in model.graph.initializer if is_external(item)}
+    given = {value.name for value in model.graph.input}
+    inputs = [value for value in light.graph.input if value.name not in outside or value.name in given]
+    del light.graph.input[:]
+    light.graph.input.extend(inputs)
+    light.graph.initializer.extend(outside.values())
+    return light

@@ -9,10 +9,13 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from builders.backends import discovery
+from builders.onnx_graphs.shard_names import list_weight_files
 from enginery.core.errors import EngineryError, ModelError
 from enginery.core.types import TensorSpec
 from enginery.user_code.entry_point import missing_function, source_files
 from pipeline.sources.onnx_header import GraphHeader, read_header, wrong_inputs, wrong_outputs
+from pipeline.sources.request import MOST_EMBEDDED_BYTES
 from pipeline.spec.model import ModelSpec, locate_mistakes
 from pipeline.spec.value_types import Loc
 
@@ -42,6 +45,7 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
             yield ("source", spec.source.kind), str(error)
     if header is not None:
         yield from _compare(spec, header)
+        yield from _too_large(spec)
     if spec.source.weights and ("source", "weights") not in unread:
         yield from _wrong_weights(spec.file(spec.source.weights))
     # Where the model says otherwise than the spec, the spec is wrong; data is not held to what it says there.
@@ -105,6 +109,18 @@ def _compare(spec: ModelSpec, header: GraphHeader) -> Iterator[Mistake]:
     named += [(("validation", "contract", *below), output) for below, output in contract]
     for loc, name in named:
         yield from ((loc, text) for _, text in wrong_outputs(header.outputs, [name]))
+
+
+def _too_large(spec: ModelSpec) -> Iterator[Mistake]:
+    """An ONNX model whose weights stay in files of their own, where no backend of the spec takes one."""
+    path = spec.file(spec.source_file)
+    files = [path, *(path.parent / name for name in list_weight_files(path))]
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    if len(files) > 1 and size > MOST_EMBEDDED_BYTES:
+        tools = (discovery.configure(name, options) for name, options in spec.backends.items())
+        reasons = [discovery.refuse_shards(tool, size) for tool in tools]
+        if all(reasons):
+            yield ("backends",), str(reasons[0])
 
 
 def _wrong_weights(path: Path) -> Iterator[Mistake]:

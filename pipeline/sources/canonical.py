@@ -24,7 +24,7 @@ from onnx import inliner
 from onnx_ir.passes import common
 
 from builders.onnx_graphs.bodies import list_bodies
-from builders.onnx_graphs.weights import has_external, is_external, take_shapes, without_weights
+from builders.onnx_graphs.weights import has_external, is_external, with_weights, without_weights
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
 from pipeline.sources.constant_ifs import fold_constant_ifs
@@ -294,4 +294,4 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
     except _REFUSALS as error:
         raise ModelError(f"the model is not valid ONNX: {_reason(error)}; correct or export it again") from error
     inferred.graph.value_info.sort(key=lambda value: value.name)
-    return inferred if light is model else take_shapes(model, inferred)
+    return inferred if light is model else with_weights(inferred, model)

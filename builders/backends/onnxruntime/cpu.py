@@ -61,6 +61,7 @@ class OnnxRuntime:
         times_nodes=True,
         opens_parts=True,
         thread_safe=True,
+        shards=True,
         rounds_activations=True,  # in MatMulNBits, by default (session.qdq_matmulnbits_accuracy_level 4)
     )
 

@@ -222,15 +222,14 @@ def _propose(
 
     before: the checks of the graph as it is.  check: makes the checks of an ONNX file.  clock: of the attribution.
     """
-    import onnx
-
+    from builders.onnx_graphs.weights import load_graph
     from pipeline.quantization.ranges import Ranges
     from pipeline.quantization.search.proposal import QuantizationRecipe, propose
     from pipeline.sources.onnx_model import save_onnx
 
     variant, ranges = written.variant, Ranges.from_json(written.ranges) if written.ranges else None
     rewriting = variant.precision, variant.scheme, ranges, written.overrides, written.left, not variant.native_io
-    recipe = QuantizationRecipe(onnx.load(model), *rewriting)
+    recipe = QuantizationRecipe(load_graph(model), *rewriting)
 
     def judge(graph: "ModelProto") -> Sequence[Check]:
         path = workdir / "trial.onnx"

@@ -15,7 +15,7 @@ from pipeline.compile.steps.blobs import fetch_graph, golden_set, proof_of, put_
 from pipeline.compile.steps.calibration import CalibrationMethod, calibration_method, chosen_ranges
 from pipeline.compile.steps.drift_limits import graph_drift_limits
 from pipeline.compile.steps.keys import code_key, limits_of, metric_of, step_limits
-from pipeline.compile.steps.search import node_overrides
+from pipeline.compile.steps.search import node_overrides, not_searched
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.values import Exported, Graph, GraphVariant, Json, Observed, Proof, Recipe, Searched, SearchResult, Shards
 from validation.comparison.terms import TaskMetric
@@ -253,7 +253,8 @@ def write_graph(
     job = Job("quantize", request, context.store.uri, step_limits(spec, "quantization"))
     found = context.once("quantize", f"write {variant.name}", key, job, lambda written: written.blobs)
     recipe = Recipe(found.recipe, found.written_from if found.written_from != model.digest else None)
-    shown = found.inputs, found.outputs, found.scales, found.notes
+    notes = (*not_searched(variant, spec, exported), *found.notes)
+    shown = found.inputs, found.outputs, found.scales, notes
     graph = Graph(variant, found.model, *shown, record=found.record, recipe=recipe)
     return replace(graph, idle=found.idle, own_int8=model.own_int8, shards=found.shards)
 
