@@ -78,7 +78,8 @@ def write_offline_bundle(
     engines = {}
     for entry in chosen:
         digest = str(entry.digest)
-        path = fetch(store, digest, place / f"{digest}{entry.suffix or ''}")
+        fetch_one = fetch_graph if entry.suffix == ".onnx" else fetch
+        path = fetch_one(store, digest, place / f"{digest}{entry.suffix or ''}")
         engines[digest] = BundledEngine(digest, request_of(entry), path)
     golden = fetch(store, manifest.golden, folder / "golden.safetensors")
     save_cases(GoldenSet.load(golden), manifest.golden, folder)

@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from builders.onnx_graphs.shard_names import list_shards
 from enginery.core.codec import decode, encode
 from enginery.core.digest import canonical_json, digest_of_file, is_digest
 from enginery.core.errors import IntegrityError
@@ -90,4 +91,7 @@ def _check_engine(item: _Entry, folder: Path) -> BundledEngine:
     path = folder / "engines" / name
     if digest_of_file(path) != digest:
         raise ValueError(f"{path.name} was changed on the way")
+    for shard in list_shards(path) if path.suffix == ".onnx" else ():
+        if digest_of_file(path.with_name(shard)) != shard:
+            raise ValueError(f"shard {shard} of {path.name} was changed on the way")
     return BundledEngine(digest, item.request, path)

@@ -21,7 +21,7 @@ from pipeline.compile.steps.blobs import fetch_graph, proof_of, put_graph
 from pipeline.compile.steps.golden import settle_golden
 from pipeline.compile.steps.keys import WRITE_MODEL, code_key, limits_of, metric_of, shapes_of, step_limits
 from pipeline.progress.events import Finished
-from pipeline.sources.request import ExportRequest
+from pipeline.sources.request import MOST_EMBEDDED_BYTES, ExportRequest
 from pipeline.values import Exported, Json, OnnxModel, Proof
 from validation.comparison.terms import TaskMetric
 
@@ -287,6 +287,7 @@ def _export_job(spec: "ModelSpec", context: RunContext, known: OnnxModel | None)
         source.weights,
         source.opset,
         source.module,
+        MOST_EMBEDDED_BYTES,
     )
     request = ExportModel(
         reads,
