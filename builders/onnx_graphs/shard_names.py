@@ -21,12 +21,23 @@ def list_shards(path: Path) -> tuple[str, ...]:
 
 
 def list_weight_files(path: Path) -> tuple[str, ...]:
-    """The files that the weights of a graph lie in, as it names them, sorted; () of what is no graph."""
+    """The files that the weights of a graph lie in, as it names them, sorted; () of what is no graph or not there."""
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return tuple(sorted(set(_locations(data))))
-    except ValueError:
+    except (ValueError, OSError):
         return ()
+
+
+def has_shards(path: Path) -> bool:
+    """Whether the weights of the graph in a file lie in shards."""
+    return any(map(is_digest, list_weight_files(path)))
+
+
+def graph_bytes(path: Path) -> int:
+    """Bytes of a graph's file and of the files that its weights lie in."""
+    files = (path.parent / name for name in list_weight_files(path))
+    return path.stat().st_size + sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _locations(data: mmap.mmap) -> Iterator[str]:

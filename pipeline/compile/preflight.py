@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from builders.backends import discovery
-from builders.onnx_graphs.shard_names import list_weight_files
+from builders.onnx_graphs.shard_names import graph_bytes, list_weight_files
 from enginery.core.errors import EngineryError, ModelError
 from enginery.core.types import TensorSpec
 from enginery.user_code.entry_point import missing_function, source_files
@@ -114,9 +114,8 @@ def _compare(spec: ModelSpec, header: GraphHeader) -> Iterator[Mistake]:
 def _too_large(spec: ModelSpec) -> Iterator[Mistake]:
     """An ONNX model whose weights stay in files of their own, where no backend of the spec takes one."""
     path = spec.file(spec.source_file)
-    files = [path, *(path.parent / name for name in list_weight_files(path))]
-    size = sum(file.stat().st_size for file in files if file.is_file())
-    if len(files) > 1 and size > MOST_EMBEDDED_BYTES:
+    size = graph_bytes(path)
+    if list_weight_files(path) and size > MOST_EMBEDDED_BYTES:
         tools = (discovery.configure(name, options) for name, options in spec.backends.items())
         reasons = [discovery.refuse_shards(tool, size) for tool in tools]
         if all(reasons):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from builders.onnx_graphs.shard_names import graph_bytes
 from enginery.arrays import Array
 from enginery.core.types import Precision, Session
 from validation.comparison.sessions import run
@@ -221,7 +222,7 @@ def _groups(golden: GoldenSet, graph: Path, reference: Session, samples: int) ->
     model is small."""
     kinds = case_kinds(golden)
     sizes = {index: _size(golden.cases[index]) for index, kind in enumerate(kinds) if kind == "edge"}
-    small = graph.stat().st_size < SMALL_BYTES and max(sizes.values(), default=0) < SMALL_INPUTS
+    small = graph_bytes(graph) < SMALL_BYTES and max(sizes.values(), default=0) < SMALL_INPUTS
     whole = list(islice(golden.of_kind("golden"), MOST_CASES if small else samples))
     cases = whole if small else [_first_samples(case, reference) for case in whole]
     if not small:

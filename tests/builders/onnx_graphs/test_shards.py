@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from builders.onnx_graphs.shard_names import list_shards, list_weight_files
+from builders.onnx_graphs.shard_names import graph_bytes, has_shards, list_shards, list_weight_files
 from builders.onnx_graphs.shards import in_shards, link_shards, save_graph, write_graph
 from builders.onnx_graphs.weights import (
     LOOSE,
@@ -192,3 +192,13 @@ def test_a_file_that_is_too_short_and_a_wrong_length_are_refused(tmp_path):
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ModelError, match=f"tensor 'w0' has 8 bytes, its shape {length}"):
         to_array(load_graph(path).graph.initializer[1])
+
+
+def test_the_size_of_a_graph_is_that_of_its_files(tmp_path):
+    path = saved(tmp_path / "a")
+    files = list(path.parent.iterdir())
+    assert graph_bytes(path) == sum(file.stat().st_size for file in files) > 6 * 4 * WIDTH * WIDTH
+    assert has_shards(path) and not has_shards(tmp_path / "absent.onnx")
+    (tmp_path / "whole.onnx").write_bytes(helper.make_model(helper.make_graph([], "g", [], [])).SerializeToString())
+    assert not has_shards(tmp_path / "whole.onnx")
+    assert graph_bytes(tmp_path / "whole.onnx") == (tmp_path / "whole.onnx").stat().st_size
