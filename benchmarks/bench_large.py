@@ -2,7 +2,7 @@
 
 A synthetic transformer is written, opened and run once by ONNX Runtime alone (what the runtime itself takes), built,
 changed in one weight and built again. Memory is resident memory, private and with mapped files, sampled every 50 ms.
-Usage: python -m benchmarks.bench_large FOLDER [--gb 2.6] [--width 2048] [--precisions fp32,int8] [--backends a,b]
+Usage: python -m benchmarks.bench_large FOLDER [--gb 2.6] [--width 2048] [--precisions fp32,int8] [--once]
 """
 
 import argparse
@@ -147,6 +147,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--precisions", default="fp32")
     parser.add_argument("--backends", default="onnxruntime")
+    parser.add_argument("--once", action="store_true", help="do not change a weight and build again")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     source, registry, work = (chosen.folder / name for name in ("source", "registry", "work"))
@@ -172,6 +173,8 @@ def main() -> None:
     alone = watch(words, folders, environment).driver
     build = [sys.executable, "-m", "pipeline.cli", "build", str(spec), "--registry", str(registry)]
     report(f"build of {size / 1e9:.2f} GB", watch(build, folders, environment), alone, size)
+    if chosen.once:
+        return
     before = blobs_of(registry)
     change_weight(model)
     again = watch(build, folders, environment)
