@@ -9,12 +9,15 @@ import pytest
 from onnx import numpy_helper
 
 from builders.reference import ReferenceSession
+from enginery.core.errors import IntegrityError
 from enginery.core.names import parse_reference
 from enginery.registry.store.base import open_store
 from enginery.registry.versions.lookup import locate
 from pipeline.compile import preflight
 from pipeline.compile.steps import exports
+from pipeline.operations.offline import write_offline_bundle
 from tests.pipeline.projects import Project, answers, units, write_model
+from validation.gpu.offline_bundle import OfflineBundle
 
 
 def wide_weights() -> dict[str, np.ndarray]:
@@ -89,7 +92,7 @@ def test_a_backend_that_takes_one_file_is_refused_before_anything_is_built(shard
     assert all(why in engine["reason"] for engine in refused)
 
 
-def test_an_image_holds_the_shards(sharded: Project, tmp_path) -> None:
+def test_images_and_bundles_hold_the_shards(sharded: Project, tmp_path) -> None:
     sharded.change_spec(precisions=["fp32"], calibration=None)
     sharded.build()
     assert sharded.run("export-oci", "tiny@1", tmp_path / "image").code == 0
@@ -98,7 +101,14 @@ def test_an_image_holds_the_shards(sharded: Project, tmp_path) -> None:
         names = tar.getnames()
     store = open_store(str(sharded.registry))
     manifest = locate(store, parse_reference("tiny")).manifest
-    assert {*manifest.shards[str(manifest.engines[0].digest)]} < {*names}
+    (shard,) = manifest.shards[str(manifest.engines[0].digest)]
+    assert shard in names
+    bundle = write_offline_bundle(store, manifest, tmp_path / "bundle")
+    OfflineBundle.load(bundle.folder)
+    (carried := bundle.engines[0].path.with_name(shard)).unlink()
+    carried.write_bytes(b"damaged")
+    with pytest.raises(IntegrityError, match="was changed on the way"):
+        OfflineBundle.load(bundle.folder)
 
 
 def test_models_that_fit_one_file_are_as_they_were(sharded: Project, monkeypatch: pytest.MonkeyPatch) -> None:

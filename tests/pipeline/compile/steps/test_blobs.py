@@ -10,9 +10,11 @@ from onnx import ModelProto, TensorProto, helper
 from builders.onnx_graphs.shard_names import list_shards
 from builders.onnx_graphs.shards import save_graph
 from builders.onnx_graphs.weights import load_graph, set_place
+from builders.reference import ReferenceSession
 from enginery.core.errors import IntegrityError
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.steps.blobs import StoredGraph, fetch_graph, put_graph, runnable
+from validation.attribution.onnx_graph import OnnxGraph
 
 WIDTH = 32
 
@@ -88,3 +90,12 @@ def test_other_engines_have_no_shards(tmp_path: Path, store: Store) -> None:
     path = tmp_path / "engine.plan"
     save_graph(model_in(tmp_path), path)
     assert put_graph(store, path).shards == ()
+
+
+def test_a_part_of_a_graph_is_opened_over_its_shards(tmp_path: Path) -> None:
+    path = tmp_path / "graph.onnx"
+    save_graph(model_in(tmp_path), path)
+    graph = OnnxGraph(path, tmp_path / "parts", ReferenceSession, fuses=False)
+    x = np.ones((2, WIDTH), np.float32)
+    with graph.open_tapped(["y"], whole=False) as session:
+        assert np.array_equal(session.run({"x": x})["y"], x)
