@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from builders.backends.onnxruntime.file import embed_shapes, restore_names
 from builders.backends.onnxruntime.session import OrtSession, open_model, words_of
+from builders.onnx_graphs.shard_names import has_shards
 from enginery.core.errors import ModelError
 from enginery.core.types import Untyped
 
@@ -23,12 +24,16 @@ class ReferenceSession(OrtSession):
     threads: of one operator; 0 is one per core.  name: what errors call the model; default: its file's name.
     plan_buffers: whether tensors share buffers by a plan. The time of planning grows with the square of their number
     (0.7 s for 1,400 nodes); without a plan each tensor is freed after its last use too, and memory is the same.
+    Weights in shards are used as they are mapped. Packed for the kernels, as they are otherwise, they are a copy in
+    memory, beside that of the engine that is compared; a run takes up to twice the time without.
     Raises ModelError, naming the operator where that is the reason, when the model cannot be read or run.
     """
 
     def __init__(self, model: Path, *, threads: int = 0, name: str | None = None, plan_buffers: bool = True) -> None:
         def open_session(path: Path, options: Untyped) -> Untyped:
             options.enable_mem_reuse = plan_buffers
+            if has_shards(path):
+                options.add_session_config_entry("session.disable_prepacking", "1")
             return open_model(path, options, name=name)
 
         super().__init__(model, optimized=False, threads=threads, opens=open_session, name=name)

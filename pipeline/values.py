@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from enginery.core.codec import OMIT_DEFAULT
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.requirements import Requirement
 from enginery.core.text import pluralize
 from enginery.core.types import BuildFailure, BuildRequest, Dim, Precision, QuantizationScheme, TensorSpec, WeightLevels
 
 Json = dict[str, Any]
+# Digest and bytes of each shard of a graph or an engine (`builders.onnx_graphs.shards`); none of one in one piece.
+Shards = tuple[tuple[str, int], ...]
 # Kinds of int8 activations, as in `QuantizationScheme`.
 Activation = Literal["int8", "uint8"]
 
@@ -20,6 +23,7 @@ class OnnxModel:
 
     blake3: of that file; None where the worker that uploaded it did not have the library.
     integer_nodes: (operator, how many) of the nodes that multiply in int8, as the model came, in every variant.
+    shards: of its weights.
     """
 
     digest: str
@@ -29,6 +33,12 @@ class OnnxModel:
     carries_qdq: bool
     blake3: str | None = None
     integer_nodes: tuple[tuple[str, int], ...] = ()
+    shards: Shards = field(default=(), metadata=OMIT_DEFAULT)
+
+    @property
+    def blobs(self) -> list[str]:
+        """Digests of the blobs that it is made of."""
+        return [self.digest, *dict(self.shards)]
 
     @property
     def own_int8(self) -> str | None:
@@ -94,7 +104,7 @@ class EngineRecord:
 
     seconds: that the compiler took.  requires: as in `Engine`.
     extras: what the build left beside the engine (`Engine.extras`), name -> digest.
-    refitted_from: as in `Built`.
+    refitted_from: as in `Built`.  shards: files that the engine's file names.
     """
 
     request: BuildRequest
@@ -107,6 +117,12 @@ class EngineRecord:
     blake3: str | None = None
     extras: Mapping[str, str] = field(default_factory=dict)
     refitted_from: str | None = None
+    shards: Shards = field(default=(), metadata=OMIT_DEFAULT)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes in bytes of the blobs that the engine is made of, by digest."""
+        return {self.digest: self.size_bytes, **dict(self.shards)}
 
 
 @dataclass(frozen=True)
@@ -216,7 +232,7 @@ class Graph:
 
     inputs, outputs: as this graph declares them.  record: digest of what quantizing did, tensor by tensor, as a blob.
     recipe: of graphs that were written here.  idle: why no node of it computes in its precision; None where one does.
-    own_int8: as in `OnnxModel`.
+    own_int8, shards: as in `OnnxModel`.
     """
 
     variant: GraphVariant
@@ -230,6 +246,7 @@ class Graph:
     recipe: Recipe | None = None
     idle: str | None = None
     own_int8: str | None = None
+    shards: Shards = ()
 
 
 @dataclass(frozen=True)
@@ -292,6 +309,7 @@ class Built:
     blake3: of the engine's file; None of one that was put on record without the library.
     extras: what the build left beside the engine (`Engine.extras`), name -> digest.
     refitted_from: digest of the engine that this one has its kernels from, and other weights.
+    shards: as in `EngineRecord`.
     """
 
     unit: Unit
@@ -306,6 +324,7 @@ class Built:
     blake3: str | None = None
     extras: tuple[tuple[str, str], ...] = ()
     refitted_from: str | None = None
+    shards: Shards = ()
 
     @property
     def blob(self) -> EngineBlob:
@@ -327,4 +346,5 @@ class Built:
             blake3=found.blake3,
             extras=tuple(sorted(found.extras.items())),
             refitted_from=found.refitted_from,
+            shards=found.shards,
         )

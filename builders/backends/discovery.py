@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from enginery.core.capabilities import Capabilities
 from enginery.core.errors import EngineryError, InputError, UnknownNameError
 from enginery.core.hardware.cpu_kinds import HOST, kind_named, kind_of
-from enginery.core.text import suggest
+from enginery.core.text import format_bytes, suggest
 from enginery.core.types import CPU_KIND, Backend, BuildRequest, Scalar, Target, Untyped
 
 GROUP = "enginery.backends"
@@ -60,6 +60,17 @@ def option_fields(cls: type[Backend]) -> dict[str, tuple[type[Scalar], Scalar]]:
 def capabilities_of(name: str) -> Capabilities:
     """What the backend of that name can do. Raises as `load` does."""
     return load(name).capabilities
+
+
+def refuse_shards(backend: Backend, size_bytes: int) -> str | None:
+    """Why a backend cannot build a model whose weights, so many bytes, lie in files of their own; None when it can, and
+    for no bytes."""
+    if not size_bytes or backend.capabilities.shards:
+        return None
+    return (
+        f"the weights ({format_bytes(size_bytes)}) lie in files beside the graph, because one ONNX file ends at 2 GB "
+        f"(protobuf), and {backend.name} takes a model in one file; use another backend, or a smaller model"
+    )
 
 
 def option_meanings(cls: type[Backend]) -> dict[str, str]:

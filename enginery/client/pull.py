@@ -123,7 +123,8 @@ def download_engine(
 ) -> Pulled:
     """Download the chosen engine into the folder `dest`, verified, with a JSON description beside it.
 
-    An engine without weights of its own gets the model that holds them beside it, before the engine itself.
+    An engine without weights of its own gets the model that holds them beside it, and one whose weights lie in shards
+    gets these, before the engine itself.
     fetcher: None uses this machine's cache, without progress. Raises IntegrityError for other bytes than were
     published, UnavailableError when registry or disk are out of reach.
     """
@@ -134,6 +135,11 @@ def download_engine(
         return fetcher.fetch(store, choose_digest(digest, manifest.blake3.get(digest)), size_bytes, path)
 
     weights = dest / name if (name := _weights_name(manifest, engine)) else None
+    beside = {**manifest.shards.get(str(engine.digest), {})}
+    if weights is not None:
+        beside |= manifest.shards.get(str(engine.graph), {})
+    for shard, size in beside.items():
+        fetch(shard, size, dest / shard)
     if weights is not None:
         fetch(str(engine.graph), store.size(str(engine.graph)), weights)
     stem = stem_of(manifest, engine)
@@ -177,6 +183,8 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
     }
     weights = _weights_name(manifest, engine)
     found: dict[str, object] = {"weights": weights} if weights else {}
+    if shards := manifest.shards.get(str(engine.digest)):
+        found["shards"] = sorted(shards)
     if options := {item.name: item.value for item in engine.requires if isinstance(item, SessionOption)}:
         found["session_options_without_vnni"] = options
     return origin | found | {key: value for key, value in engine.to_json().items() if key != "checks"}

@@ -41,6 +41,7 @@ class Capabilities:
     tensors of such an engine can be tapped.
     thread_safe: whether several threads may run one session at once. Any other is run by the thread that opened it.
     rounds_activations: whether products with int4 weights round their activations to 8 bits, block by block.
+    shards: whether it compiles graphs whose weights lie in files beside them, as those of over 1 GiB do.
     gpu_tools: entries of `versions()` that engines for CPUs are made without: they are in no such engine's toolchain.
     options: names of options that others may read or set.
     """
@@ -53,5 +54,6 @@ class Capabilities:
     opens_parts: bool = False
     thread_safe: bool = False
     rounds_activations: bool = False
+    shards: bool = False
     gpu_tools: tuple[str, ...] = ()
     options: SharedOptions = SharedOptions()

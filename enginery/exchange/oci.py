@@ -10,9 +10,11 @@ an image's, because container runtimes mount nothing else.
 
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
 from enginery.client.pull import describe, stem_of
 from enginery.core import parsing
@@ -102,7 +104,7 @@ def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str
         "requires": canonical_json([to_json(item) for item in entry.requires]).decode(),
         "toolchain": ", ".join(f"{name} {version}" for name, version in sorted(entry.toolchain.items())) or None,
         "engine": f"sha256:{entry.digest}",
-        "engine-bytes": str(entry.size_bytes),
+        "engine-bytes": str(manifest.size_of(entry)),
         "report": f"sha256:{entry.report}",
     }
     return {**_version_annotations(manifest), **{f"{PREFIX}{key}": value for key, value in found.items() if value}}
@@ -113,7 +115,8 @@ def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry
     manifest = located.manifest
     stem = stem_of(manifest, entry)
     description = canonical_json(describe(located, entry, f"{stem}{entry.suffix}"))
-    layer = layout.put_layer(store, entry, stem, description)
+    shards = manifest.shards.get(str(entry.digest), {})
+    layer = layout.put_layer(store, entry, stem, description, sorted(shards))
     annotations = _engine_annotations(manifest, entry)
     # Of the machine that built: engines carry code for its kind of CPU, or are loaded by libraries of it.
     architecture = _ARCHITECTURES.get(str(manifest.host.get("machine", "")).lower(), "amd64")
@@ -146,25 +149,22 @@ class _Layout:
         write_whole(self._blobs() / digest, data)
         return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
 
-    def put_layer(self, store: Store, entry: EngineEntry, stem: str, description: bytes) -> Json:
-        """Write an engine's tar; returns its descriptor. Raises IntegrityError for a damaged engine."""
+    def put_layer(
+        self, store: Store, entry: EngineEntry, stem: str, description: bytes, shards: Sequence[str] = ()
+    ) -> Json:
+        """Write the tar of an engine with its shards; its descriptor. Raises IntegrityError for a damaged one."""
         folder = self._blobs()
         with reachable(f"writing {folder}"):
             sweep(folder)
             with tempfile.TemporaryDirectory(dir=self.root) as copies, start_atomic_write(folder) as file:
-                copy = Path(copies) / "engine"
-                store.fetch(str(entry.digest), copy)
-                pax = tarfile.PAX_FORMAT
-                with copy.open("rb") as stream, tarfile.open(fileobj=file.stream, mode="w", format=pax) as tar:
-                    files = (
-                        (entry.suffix, stream, copy.stat().st_size),
-                        (".json", BytesIO(description), len(description)),
-                    )
-                    for suffix, content, size in files:
-                        # A TarInfo has neither times nor owners, so that equal files give equal bytes.
-                        info = tarfile.TarInfo(f"{stem}{suffix}")
-                        info.size, info.mode = size, 0o444
-                        tar.addfile(info, content)
+                copy = Path(copies) / "blob"
+                with tarfile.open(fileobj=file.stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                    blobs = [(f"{stem}{entry.suffix}", str(entry.digest)), *((shard, shard) for shard in shards)]
+                    for name, digest in blobs:
+                        store.fetch(digest, copy)
+                        with copy.open("rb") as stream:
+                            _add(tar, name, stream, copy.stat().st_size)
+                    _add(tar, f"{stem}.json", BytesIO(description), len(description))
                 file.stream.flush()
                 digest, size = digest_of_file(file.path), file.stream.tell()
                 file.commit(folder / digest)
@@ -175,6 +175,13 @@ class _Layout:
         with reachable(f"making {folder}"):
             make_folder(folder)
         return folder
+
+
+def _add(tar: tarfile.TarFile, name: str, content: BinaryIO, size: int) -> None:
+    """Add a file. A TarInfo has neither times nor owners, so that equal files give equal bytes."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o444
+    tar.addfile(info, content)
 
 
 def _read_index(dest: Path) -> list[Json]:

@@ -11,7 +11,7 @@ from typing import Literal, TypeVar, get_args
 
 from enginery.core import parsing
 from enginery.core.codec import decode
-from enginery.core.digest import canonical_json, digest_of
+from enginery.core.digest import canonical_json, digest_of, is_digest
 from enginery.core.errors import IntegrityError
 from enginery.core.names import is_name
 from enginery.core.parsing import Malformed
@@ -114,6 +114,8 @@ class Manifest:
     spec: the spec with every default filled in.  sources: models and data that engines were built from and measured
     against, name -> digest; stored as blobs.  provenance: what those were made from (spec, weights, data files),
     name -> digest; not stored.  blake3: SHA-256 -> BLAKE3 of blobs that are pulled, where the uploader had the library.
+    shards: of engines and sources whose weights lie in files of their own: digest of the file that names them -> digest
+    of each -> size in bytes; they are blobs.
     toolchain, host: what built it, where.  metrics: the task metric per precision.
     report: digest of the version's report (JSON).  created_at: ISO 8601, UTC.
 
@@ -134,6 +136,7 @@ class Manifest:
     engines: tuple[EngineEntry, ...] = ()
     report: str | None = None
     format: int = FORMAT
+    shards: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def golden(self) -> str:
@@ -151,8 +154,14 @@ class Manifest:
         return digest
 
     def to_json(self) -> dict[str, object]:
-        """A JSON object, without the digest."""
-        return {**asdict(replace(self, engines=())), "engines": [entry.to_json() for entry in self.engines]}
+        """A JSON object, without the digest; without `shards` where there are none, as manifests were written before
+        those came."""
+        found = {**asdict(replace(self, engines=())), "engines": [entry.to_json() for entry in self.engines]}
+        return {name: value for name, value in found.items() if name != "shards" or value}
+
+    def size_of(self, entry: EngineEntry) -> int | None:
+        """Size in bytes of an engine's file and its shards; None of a unit without an engine."""
+        return entry.size_bytes and entry.size_bytes + sum(self.shards.get(str(entry.digest), {}).values())
 
     def to_bytes(self) -> bytes:
         """The document as it is stored; equal manifests give equal bytes. Raises Malformed, and ValueError for NaN."""
@@ -177,6 +186,8 @@ class Manifest:
         for entry in self.engines:
             found |= {entry.report: f"report of {entry.unit}"} if entry.report else {}
             found |= {entry.digest: f"engine {entry.unit}"} if entry.digest else {}
+        for whole, shards in self.shards.items():
+            found |= {shard: f"shard of {found.get(whole, whole)}" for shard in shards if shard not in found}
         return found | ({self.report: "report"} if self.report else {})
 
 
@@ -221,10 +232,20 @@ def _read(data: dict[str, object]) -> Manifest:
         metrics=read(data, "metrics", parsing.mapping_of(parsing.mapping_of(parsing.number))),
         engines=read(data, "engines", parsing.many(read_entry)),
         report=read(data, "report", parsing.optional(parsing.digest)),
+        shards=read(data, "shards", parsing.mapping_of(_shards)) if "shards" in data else {},
     )
+    if wrong := next((name for name in manifest.shards if not is_digest(name)), None):
+        raise Malformed(f"shards has {wrong[:80]!r}, which is no digest")
     if unknown := set(data) - set(asdict(replace(manifest, engines=()))) - {"digest"}:
         raise Malformed(f"{min(unknown)} is a field that format {FORMAT} does not have")
     return manifest
+
+
+def _shards(value: object, path: str) -> Mapping[str, int]:
+    found = parsing.mapping_of(parsing.count)(value, path)
+    if wrong := next((name for name in found if not is_digest(name)), None):
+        raise Malformed(f"{path} has {wrong[:80]!r}, which is no digest")
+    return found
 
 
 def read_entry(value: object, path: str) -> EngineEntry:

@@ -141,6 +141,7 @@ class TorchProgram:
     weights: str | None = None
     opset: int = 20
     module: str = ""
+    most_embedded_bytes: int = 1 << 30
 
     def serve(self, channel: MessageChannel) -> None:
         """Answer until the other end is closed. Raises EOFError then, ModelError where nothing can be captured."""
@@ -159,7 +160,7 @@ class TorchProgram:
     def _answer(self, program: Program, asked: Asked, arrays: Arrays) -> tuple[Answered, Arrays]:
         if asked.onnx is None:
             return Answered(), program.run(arrays)
-        write_onnx(program, self.opset, asked.onnx)
+        write_onnx(program, self.opset, asked.onnx, self.most_embedded_bytes)
         return Answered(), {}
 
 

@@ -19,7 +19,7 @@ from enginery.core.errors import ModelError
 from enginery.core.text import join_first
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.user_code.entry_point import call_entry_point, place, reason
-from enginery.user_code.weights import read_weights
+from enginery.user_code.weights import read_weights, weights_beside
 
 if TYPE_CHECKING:
     import torch
@@ -253,8 +253,9 @@ def named_outputs(result: Any) -> dict[str, "torch.Tensor"]:
     return named
 
 
-def write_onnx(program: Program, opset: int, path: Path) -> None:
-    """Write a captured program as ONNX, translated by torch's dynamo exporter.
+def write_onnx(program: Program, opset: int, path: Path, most_embedded_bytes: int) -> None:
+    """Write a captured program as ONNX, translated by torch's dynamo exporter; its weights in a file beside it
+    (`weights_beside`), one after the other, where they take more than `most_embedded_bytes`.
 
     Raises ModelError naming an operator without ONNX form, for another opset than asked for, and above 2 GB.
     """
@@ -275,6 +276,10 @@ def write_onnx(program: Program, opset: int, path: Path) -> None:
     for value, name in zip(converted.model.graph.inputs, program.inputs, strict=True):
         value.name = name
     NameFixPass()(converted.model)
+    weights = (value.const_value for value in converted.model.graph.initializers.values())
+    if sum(weight.nbytes for weight in weights if weight is not None) > most_embedded_bytes:
+        ir.save(converted.model, path, external_data=weights_beside(path).name, size_threshold_bytes=1024)
+        return
     try:
         path.write_bytes(ir.to_proto(converted.model).SerializeToString(deterministic=True))
     except (ValueError, EncodeError) as error:

@@ -80,3 +80,8 @@ def _holds_tensors(item: Mapping[object, object]) -> bool:
     import torch
 
     return bool(item) and all(isinstance(value, torch.Tensor) for value in item.values())
+
+
+def weights_beside(path: Path) -> Path:
+    """The file that the weights of a large ONNX model in `path` are written to."""
+    return path.with_name(f"{path.name}.weights")

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from pipeline.compile.plan import Selection, candidates, check_required, find_unserved, plan_builds
+from pipeline.compile.plan import Selection, buildable_variants, check_required, find_unserved, plan_builds
 from pipeline.compile.publication.attributed import publish_attributions
 from pipeline.compile.publication.draft import draft_version
 from pipeline.compile.publication.pages import draw_page
@@ -80,7 +80,7 @@ def prepare(spec: ModelSpec, selection: Selection, context: RunContext, run: Ste
         context.progress.emit(Finished(name, reason=reason, words=f"left out: {reason}"))
     exported = run.call(export, spec, context)
     ranges = calibrate(spec, exported, context, run)
-    variants = dict.fromkeys(item.variant for item in candidates(spec, selection))
+    variants = buildable_variants(spec, selection, exported)
     kinds = find_searched_kinds(variants, spec, exported)
     choices = dict(zip(kinds, run.map(choose, kinds, spec, exported, ranges, context), strict=True))
     graphs = run.map(quantize, variants, spec, exported, ranges, choices, context)

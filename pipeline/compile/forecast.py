@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enginery.registry.store.base import Store
 from pipeline.compile.causes import Causes, causes_of
 from pipeline.compile.composition import InProcess, calibrate
-from pipeline.compile.plan import PlanCandidate, Selection, candidates, plan_builds
+from pipeline.compile.plan import PlanCandidate, Selection, buildable_variants, candidates, plan_builds
 from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext
 from pipeline.compile.steps.engines import build
 from pipeline.compile.steps.exports import recorded_export
@@ -57,7 +57,7 @@ def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnR
     if exported is None:
         return OnRecord(missing=("export",))
     missing = [] if exported.golden else ["golden set"]
-    variants = list(dict.fromkeys(item.variant for item in candidates(spec, selection)))
+    variants = list(buildable_variants(spec, selection, exported))
     ranges, choices = None, dict[Searched, SearchResult]()
     try:
         ranges = calibrate(spec, exported, context, InProcess())

@@ -71,6 +71,17 @@ def candidates(spec: ModelSpec, selection: Selection) -> tuple[PlanCandidate, ..
     )
 
 
+def buildable_variants(spec: ModelSpec, selection: Selection, exported: Exported) -> tuple[GraphVariant, ...]:
+    """The graph variants of the candidates, each once, without those that are refused whatever their graph is."""
+    found = (item.variant for item in candidates(spec, selection) if _refuse_shards(exported, item.backend) is None)
+    return tuple(dict.fromkeys(found))
+
+
+def _refuse_shards(exported: Exported, backend: Backend) -> str | None:
+    """Why a backend cannot build a model whose weights lie in files of their own, or None."""
+    return backends.refuse_shards(backend, sum(size for _, size in exported.model.shards))
+
+
 def find_unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
     """The targets asked for that no backend of the spec builds for. Raises InputError where that is all of them."""
     served = {item.target for item in candidates(spec, selection)}
@@ -91,11 +102,13 @@ def plan_builds(
     """Decide for every unit whose graph is known whether it is built, already there, refused, or has failed with its
     graph, which no target's engine can put right; and say why."""
     by_variant, causes = {graph.variant: graph for graph in graphs}, causes_of(spec, context)
-    units = [
-        _unit(spec, exported, item, by_variant[item.variant], causes, context)
-        for item in candidates(spec, selection)
-        if item.variant in by_variant
-    ]
+    model, units = exported.model, list[Unit]()
+    for item in candidates(spec, selection):
+        graph = by_variant.get(item.variant)
+        if graph is None and _refuse_shards(exported, item.backend):
+            graph = Graph(item.variant, model.digest, model.inputs, model.outputs)  # none was written for a refusal
+        if graph is not None:
+            units.append(_unit(spec, exported, item, graph, causes, context))
     return BuildPlan(spec.model, tuple(units))
 
 
@@ -134,6 +147,8 @@ def _unit(
 
 
 def _refusal(exported: Exported, item: PlanCandidate, request: BuildRequest, idle: str | None = None) -> str | None:
+    if reason := _refuse_shards(exported, item.backend):
+        return reason
     if exported.model.carries_qdq and item.precision != "int8":
         return f"the model carries Q/DQ of its own (QAT); {item.precision} would not be {item.precision}; use int8"
     if len(request.profiles) > MOST_PROFILES and not item.target.is_cpu:

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from builders.backends import discovery
+from builders.onnx_graphs.shard_names import graph_bytes, list_weight_files
 from enginery.core.errors import EngineryError, ModelError
 from enginery.core.text import format_bytes
 from enginery.core.types import TensorSpec
 from enginery.user_code.entry_point import missing_function, source_files
 from pipeline.sources.onnx_header import GraphHeader, read_header, wrong_inputs, wrong_outputs
+from pipeline.sources.request import MOST_EMBEDDED_BYTES
 from pipeline.spec.model import ModelSpec, locate_mistakes, metric_outputs
 from pipeline.spec.value_types import Loc
 
@@ -48,7 +51,8 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
             yield ("source", spec.source.kind), str(error)
     if header is not None:
         yield from _compare(spec, header)
-    yield from _too_large(spec)
+        yield from _weights_too_large(spec)
+    yield from _inputs_too_large(spec)
     if spec.source.weights and ("source", "weights") not in unread:
         yield from _wrong_weights(spec.file(spec.source.weights))
     # Where the model says otherwise than the spec, the spec is wrong; data is not held to what it says there.
@@ -67,7 +71,7 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
         yield from _wrong_samples(("golden", "data"), spec, path, sound, spec.golden.labels, others)
 
 
-def _too_large(spec: ModelSpec) -> Iterator[Mistake]:
+def _inputs_too_large(spec: ModelSpec) -> Iterator[Mistake]:
     """An input that this machine's memory cannot hold once at the largest sizes of its dims: edge cases are."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     sizes = {dim.name: dim.max for dim in spec.named_dims()}
@@ -124,6 +128,17 @@ def _compare(spec: ModelSpec, header: GraphHeader) -> Iterator[Mistake]:
     named += [(("validation", "contract", *below), output) for below, output in contract]
     for loc, name in named:
         yield from ((loc, text) for _, text in wrong_outputs(header.outputs, [name]))
+
+
+def _weights_too_large(spec: ModelSpec) -> Iterator[Mistake]:
+    """An ONNX model whose weights stay in files of their own, where no backend of the spec takes one."""
+    path = spec.file(spec.source_file)
+    size = graph_bytes(path)
+    if list_weight_files(path) and size > MOST_EMBEDDED_BYTES:
+        tools = (discovery.configure(name, options) for name, options in spec.backends.items())
+        reasons = [discovery.refuse_shards(tool, size) for tool in tools]
+        if all(reasons):
+            yield ("backends",), str(reasons[0])
 
 
 def _wrong_weights(path: Path) -> Iterator[Mistake]:

@@ -1,7 +1,7 @@
 """A look at an ONNX file: what it takes and gives, what it is made of, and at which sizes it runs."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 

@@ -23,7 +23,9 @@ def write_spec(found: FoundModel, calibration: str | None = None, golden: str | 
 def quote(value: object) -> str:
     """A value as YAML has it in one line, quoted where it would be read as something else."""
     quoting = '"' if isinstance(value, str) and not value.isprintable() else None  # else a line end ends the key
-    text = yaml.safe_dump(value, default_flow_style=True, default_style=quoting, width=1 << 30, allow_unicode=False, sort_keys=False)
+    text = yaml.safe_dump(
+        value, default_flow_style=True, default_style=quoting, width=1 << 30, allow_unicode=False, sort_keys=False
+    )
     return text.removesuffix("\n").removesuffix("...").rstrip("\n")
 
 

@@ -14,7 +14,7 @@ from enginery.registry.manifest import request_of
 from enginery.registry.store.base import open_store
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.blobs import fetch, golden_set
+from pipeline.compile.steps.blobs import fetch, fetch_graph, golden_set
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.operations.revalidate import spec_of
 from pipeline.progress.events import Finished
@@ -50,7 +50,7 @@ class RebuildEngine:
         backend = discovery.configure(self.request.backend, dict(self.request.options))
         discovery.check_toolchain(backend, self.request)
         frozen = golden_set(place, self.golden, workdir)
-        engine = backend.build(self.request, fetch(place, self.request.model, workdir / "model.onnx"), workdir)
+        engine = backend.build(self.request, fetch_graph(place, self.request.model, workdir / "model.onnx"), workdir)
         with backend.open(engine) as session:
             cases = [case for kind in ("golden", "edge") for case in islice(frozen.of_kind(kind), MOST_CASES)]
             answers = [replace(case, inputs={}, expected=run(session, case.inputs)) for case in cases]

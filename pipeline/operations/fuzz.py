@@ -13,7 +13,7 @@ from enginery.registry.manifest import request_of
 from enginery.registry.store.base import open_store
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.blobs import fetch, golden_set, open_session, runnable
+from pipeline.compile.steps.blobs import fetch_graph, golden_set, open_session, runnable
 from pipeline.compile.steps.drift_limits import engine_drift_limits
 from pipeline.compile.steps.keys import engine_limits, limits_of, model_shapes
 from pipeline.operations.revalidate import spec_of
@@ -62,7 +62,7 @@ class FuzzEngine:
 
         place, workdir, wanted = open_store(context.store), context.workdir, self.engine.request
         frozen, cases = golden_set(place, self.golden, workdir), self._cases()
-        source = fetch(place, wanted.model, workdir / "graph.onnx")
+        source = fetch_graph(place, wanted.model, workdir / "graph.onnx")
         graph = runnable(source, wanted.precision)
         documented = default_budget("engine", wanted.precision).override(self.limits)
 

@@ -27,7 +27,7 @@ from enginery.registry.manifest import EngineEntry, Manifest, request_of
 from enginery.registry.store.base import Store, open_store
 from enginery.registry.trust import require
 from enginery.registry.versions.lookup import locate
-from pipeline.compile.steps.blobs import fetch, golden_set, proof_of, runnable
+from pipeline.compile.steps.blobs import fetch, fetch_graph, golden_set, proof_of, runnable
 from pipeline.compile.steps.drift_limits import engine_drift_limits
 from pipeline.compile.steps.keys import engine_limits, limits_of, metrics_of
 from pipeline.compile.steps.proofs import CRASHED, contract_of
@@ -78,7 +78,8 @@ def write_offline_bundle(
     engines = {}
     for entry in chosen:
         digest = str(entry.digest)
-        path = fetch(store, digest, place / f"{digest}{entry.suffix or ''}")
+        fetch_one = fetch_graph if entry.suffix == ".onnx" else fetch
+        path = fetch_one(store, digest, place / f"{digest}{entry.suffix or ''}")
         engines[digest] = BundledEngine(digest, request_of(entry), path)
     golden = fetch(store, manifest.golden, folder / "golden.safetensors")
     save_cases(GoldenSet.load(golden), manifest.golden, folder)
@@ -119,7 +120,7 @@ class CheckRecording:
                 run(actual, case.inputs)
             except DataError as error:
                 raise IntegrityError(f"case {case.name!r}: {error}") from error
-        graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
+        graph = runnable(fetch_graph(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
         with ReferenceSession(graph) as expected:
             held = engine_drift_limits(graph, expected, wanted, frozen, self.limits, workdir)
             checks = drift_checks("engine", expected, actual, frozen, held, spreads)

@@ -22,7 +22,7 @@ from enginery.registry.manifest import EngineEntry, Manifest, request_of
 from enginery.registry.store.base import open_store
 from pipeline.compile.causes import explain_change
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.blobs import fetch, fetch_engine
+from pipeline.compile.steps.blobs import fetch_engine, fetch_graph
 from pipeline.compile.steps.engines import memory_request, needs, recall_engine, record_engine
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.outcome import Outcome
@@ -54,8 +54,8 @@ class RefitEngine:
         if refitter is None:
             raise InputError(f"engines of {wanted.backend} cannot be refitted")
         enter_phase("fetching")
-        model = fetch(place, wanted.model, workdir / "new.onnx")
-        if reason := differs(fetch(place, old.request.model, workdir / "old.onnx"), model):
+        model = fetch_graph(place, wanted.model, workdir / "new.onnx")
+        if reason := differs(fetch_graph(place, old.request.model, workdir / "old.onnx"), model):
             raise ModelError(f"the models differ in more than their weights: {reason}; build the engine again")
         enter_phase("refitting")
         begun = time.monotonic()

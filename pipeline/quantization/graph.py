@@ -14,6 +14,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from builders.onnx_graphs.bodies import list_bodies, list_reads
+from builders.onnx_graphs.weights import from_array, has_external, to_array, with_weights, without_weights
 from enginery.core.errors import ModelError
 
 # Constants of at most so many elements can be shapes, whose values decide other tensors' types and ranks.
@@ -68,15 +69,16 @@ def finish(model: ModelProto) -> ModelProto:
     _replace(graph.initializer, [item for item in graph.initializer if item.name in read])
     stated = {value.name: value for value in graph.value_info}
     del graph.value_info[:]
+    light = without_weights(model) if has_external(model) else model
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, check_type=True)
+        inferred = onnx.shape_inference.infer_shapes(light, check_type=True)
         if known := list(_kept_shapes(stated, inferred)):
-            model.graph.value_info.extend(known)
-            inferred = onnx.shape_inference.infer_shapes(model, check_type=True)
+            light.graph.value_info.extend(known)
+            inferred = onnx.shape_inference.infer_shapes(light, check_type=True)
         onnx.checker.check_model(inferred)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ModelError(f"the converted graph is not valid ONNX: {error}") from error
-    return inferred
+    return inferred if light is model else with_weights(inferred, model)
 
 
 def _kept_shapes(stated: Mapping[str, onnx.ValueInfoProto], inferred: ModelProto) -> Iterator[onnx.ValueInfoProto]:
@@ -107,6 +109,8 @@ def raise_opset(model: ModelProto, lowest: int) -> ModelProto:
     if opset_of(model) >= lowest:
         return model
     try:
+        if has_external(model):
+            return with_weights(onnx.version_converter.convert_version(without_weights(model), lowest), model)
         return onnx.version_converter.convert_version(model, lowest)
     except (RuntimeError, ValueError) as error:
         message = f"opset {opset_of(model)} cannot be lifted to {lowest}: {error}; export with opset {lowest} or newer"
@@ -220,10 +224,10 @@ def fold_constant_moves(graph: GraphProto) -> None:
         if source is None or node.output[0] in outputs:
             left.append(node)
         else:
-            values = numpy_helper.to_array(source)
+            values = to_array(source)
             if node.op_type == "Transpose":
                 values = values.transpose(attribute_of(node, "perm", [*reversed(range(values.ndim))]))
-            folded = numpy_helper.from_array(np.ascontiguousarray(values), node.output[0])
+            folded = from_array(np.ascontiguousarray(values), node.output[0], source)
             graph.initializer.append(folded)
             given[folded.name] = folded
     _replace(graph.node, left)

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from builders.onnx_graphs.bodies import list_bodies
+from builders.onnx_graphs.weights import to_array
 from enginery.core.reports.quantization import FloatNode
 from pipeline.quantization.graph import (
     attribute_of,
@@ -145,7 +146,7 @@ def _obstacle(node: NodeProto, given: Mapping[str, TensorProto], types: Mapping[
         return "it has a beta other than 1; fold it into the bias"
     if node.op_type == "ConvTranspose" and attribute_of(node, "group", 1) != 1:
         return "its weight's output channels lie in groups; per-channel scales need one axis"
-    values = numpy_helper.to_array(weight)
+    values = to_array(weight)
     if values.size == 0:
         return "its weight is empty"
     return None if np.isfinite(values).all() else "its weight holds NaN or Inf"
@@ -168,7 +169,7 @@ def _saturates_around_zero(node: NodeProto, given: Mapping[str, TensorProto]) ->
     bounds = [given[name] for name in node.input[1:3] if name in given]
     if len(bounds) != 2:
         return False
-    low, high = (float(numpy_helper.to_array(bound)) for bound in bounds)
+    low, high = (float(to_array(bound)) for bound in bounds)
     return low <= 0 <= high
 
 

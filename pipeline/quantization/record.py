@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto
 
+from builders.onnx_graphs.weights import to_array
 from enginery.core.reports.quantization import (
     QuantizationRecord,
     QuantizedTensor,
@@ -139,7 +140,7 @@ class _PairReader:
 
     def _constant(self, node: NodeProto, index: int) -> NDArray[np.float64] | None:
         found = self.given.get(node.input[index]) if len(node.input) > index else None
-        return None if found is None else numpy_helper.to_array(found).astype(np.float64)
+        return None if found is None else to_array(found).astype(np.float64)
 
     def _before(self, tensor: str) -> Iterator[str]:
         """A tensor, and those that it is a moved or converted copy of."""
@@ -213,7 +214,7 @@ def _describe_weights(graph: ModelProto, pairs: Sequence[_QdqPair], evidence: Ev
         float_weight = given.get(readers[0].input[1]) if readers else None
         if float_weight is None or float_weight.data_type != TensorProto.FLOAT:
             continue
-        values = numpy_helper.to_array(float_weight).astype(np.float64)
+        values = to_array(float_weight).astype(np.float64)
         scales = np.atleast_1d(pair.scales)
         largest = float(scales.max())
         span: Span = Levels.of(pair.element_type, largest).span

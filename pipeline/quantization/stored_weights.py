@@ -8,9 +8,10 @@ not quantized, and would be four times larger.
 from collections.abc import Collection, Mapping
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto
 
 from builders.onnx_graphs.bodies import list_reads
+from builders.onnx_graphs.weights import find_external, from_array, to_array
 from enginery.arrays import Array
 from pipeline.quantization.graph import attribute_of, constants
 
@@ -30,13 +31,13 @@ def widen_stored_weights(graph: GraphProto, readers: Collection[str]) -> int:
         for node in graph.node
         if node.op_type in readers and len(node.input) > 1 and node.input[1] in made
     )
-    widened = 0
+    widened, outside = 0, find_external(graph)
     for name in wanted:
         values = _widen(name, given, made, _LONGEST)
         if values is None or values.dtype != np.float32:
             continue
         graph.node.remove(made.pop(name))
-        graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
+        graph.initializer.append(from_array(np.ascontiguousarray(values), name, outside))
         widened += 1
     if widened:
         _remove_unread(graph)
@@ -46,7 +47,7 @@ def widen_stored_weights(graph: GraphProto, readers: Collection[str]) -> int:
 def _widen(name: str, given: Mapping[str, TensorProto], made: Mapping[str, NodeProto], depth: int) -> Array | None:
     """The values of a tensor that a short chain of moves and widening makes out of constants; else None."""
     if name in given:
-        return numpy_helper.to_array(given[name])
+        return to_array(given[name])
     node = made.get(name)
     if node is None or depth == 0 or node.domain not in ("", "ai.onnx"):
         return None

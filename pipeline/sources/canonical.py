@@ -24,6 +24,7 @@ from onnx import inliner
 from onnx_ir.passes import common
 
 from builders.onnx_graphs.bodies import list_bodies
+from builders.onnx_graphs.weights import has_external, is_external, with_weights, without_weights
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
 from pipeline.sources.constant_ifs import fold_constant_ifs
@@ -273,18 +274,19 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     plain.graph.initializer.sort(key=lambda tensor: tensor.name)
     del plain.graph.value_info[:]
     for tensor in all_tensors(plain):  # numbers as bytes, as most exporters store them, and not in lists by type
-        if not tensor.HasField("raw_data") and tensor.data_type != onnx.TensorProto.STRING:
+        if not (tensor.HasField("raw_data") or is_external(tensor) or tensor.data_type == onnx.TensorProto.STRING):
             tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
     return plain
 
 
 def _check(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with shapes inferred. Raises ModelError where that or the checker fails, or takes too much memory."""
-    infer, size = onnx.shape_inference.infer_shapes, model.ByteSize()
+    light = without_weights(model) if has_external(model) else model
+    infer, size = onnx.shape_inference.infer_shapes, light.ByteSize()
     try:
         # Inference computes the values of small tensors too, which a Range or a row of Concats makes large.
         with limit_memory(_CHECKING_BYTES + 8 * size):
-            inferred = infer(model, check_type=True, strict_mode=True, data_prop=True)
+            inferred = infer(light, check_type=True, strict_mode=True, data_prop=True)
             onnx.checker.check_model(inferred)
     except MemoryError as error:
         raise ModelError(
@@ -294,4 +296,4 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
     except _REFUSALS as error:
         raise ModelError(f"the model is not valid ONNX: {_reason(error)}; correct or export it again") from error
     inferred.graph.value_info.sort(key=lambda value: value.name)
-    return inferred
+    return inferred if light is model else with_weights(inferred, model)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from builders.onnx_graphs.weights import load_graph
 from builders.reference import ReferenceSession
 from enginery.arrays import Array
 from enginery.core.digest import digest_of_file
@@ -21,6 +22,7 @@ from enginery.core.errors import ModelError
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.user_code.task import Answered, Asked, Captured, Task, TorchProgram
+from enginery.user_code.weights import weights_beside
 from pipeline.sources.noise import measure_noise
 from pipeline.sources.onnx_header import wrong_outputs
 from pipeline.sources.onnx_model import canonical, check_weights, load_onnx, save_onnx
@@ -34,6 +36,8 @@ from validation.metrics.tally import Spreads
 
 # Groups of random inputs where no golden data is given, and their seed.
 RANDOM_GROUPS, RANDOM_SEED = 8, 0
+# The file that a torch source is translated into.
+CAPTURED = "captured.onnx"
 
 
 @dataclass(frozen=True)
@@ -142,9 +146,9 @@ def _torch_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
             )
 
         def convert() -> onnx.ModelProto:
-            path = workdir / "captured.onnx"
+            path = workdir / CAPTURED
             process.ask(Asked(path), Answered)
-            model = onnx.load(path)
+            model = load_graph(path)
             path.unlink()
             return model
 
@@ -153,11 +157,12 @@ def _torch_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
             return dict(zip(names, outputs.values(), strict=True))
 
         yield _Source(convert, names, run, captured.notes)
+    weights_beside(workdir / CAPTURED).unlink(missing_ok=True)
 
 
 @contextmanager
 def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
-    model = load_onnx(request.root / request.file, request.root)
+    model = load_onnx(request.root / request.file, request.root, request.most_embedded_bytes)
     names = choose_outputs(model, request.outputs)
     given = workdir / "source.onnx"
     save_onnx(model, given)

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 from builders.execution.jobs import Job, ProcessLimits, WorkerContext
 from builders.execution.process import run_job
+from builders.onnx_graphs.shard_names import has_shards
 from enginery.core.errors import StepError
 from enginery.core.types import Dim, Tensors, TensorSpec
 from validation.data.batches import leading_dim
@@ -54,6 +55,8 @@ def measure_noise(
     Of the edges, the smallest and the largest are measured: between them lies what all sizes lose. Where it cannot be
     measured within `MOST_S` and the memory, the result says why.
     """
+    if has_shards(model):
+        return Noise(reason="its weights lie in shards, and are not all held in float64")
     edges = sorted(golden.of_kind("edge"), key=lambda case: sum(array.size for array in case.inputs.values()))
     ends = [edges[0], edges[-1]] if edges else []
     chosen = [*_singles(golden.of_kind("golden"), inputs, dims), *_singles(ends, inputs, dims)]

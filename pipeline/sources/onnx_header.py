@@ -1,7 +1,6 @@
 """The inputs and outputs of an ONNX file, without its weights and nodes: a few fields read out of the protobuf.
 
-Parsing a file takes time and memory with its size; here everything between the fields that are wanted is skipped, and
-of a mapped file that is never read from the disk. Field numbers: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
+Parsing a file takes time and memory with its size; here what is not wanted is skipped (`builders.onnx_graphs.wire`).
 """
 
 import mmap
@@ -9,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from builders.onnx_graphs.wire import Field, decode, fields, inner_fields, inner_text
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
 
@@ -35,16 +35,6 @@ class GraphHeader:
 
     inputs: tuple[GraphInput, ...]
     outputs: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Field:
-    """A field of a message: its number, its value if that is a number, and where its bytes lie if it has a length."""
-
-    number: int
-    value: int
-    begin: int
-    end: int
 
 
 def read_header(path: Path) -> GraphHeader:
@@ -102,89 +92,40 @@ def format_shape(shape: Sequence[int | str]) -> str:
 def _read_graph(data: mmap.mmap) -> GraphHeader:
     inputs, outputs, given = list[GraphInput](), list[str](), set[str]()
     found = False
-    for graph in _fields(data, 0, len(data)):
+    for graph in fields(data, 0, len(data)):
         if graph.number != _GRAPH:
             continue
         found = True
-        for field in _fields(data, graph.begin, graph.end):
+        for field in fields(data, graph.begin, graph.end):
             if field.number == _INPUT:
                 inputs.append(_read_input(data, field))
             elif field.number == _OUTPUT:
-                outputs.append(_text(data, field, 1))
+                outputs.append(inner_text(data, field, 1))
             elif field.number == _INITIALIZER:
-                given.add(_text(data, field, _TENSOR_NAME))
+                given.add(inner_text(data, field, _TENSOR_NAME))
     if not found or not outputs:
         raise ValueError("there is no graph")
     return GraphHeader(tuple(item for item in inputs if item.name not in given), tuple(outputs))
 
 
-def _read_input(data: mmap.mmap, value: _Field) -> GraphInput:
+def _read_input(data: mmap.mmap, value: Field) -> GraphInput:
     """A ValueInfoProto: name = 1, type = 2 {tensor_type = 1 {elem_type = 1, shape = 2 {dim = 1}}}."""
     dtype, shape = "", None
-    for kind in _inner(data, value, 2):
-        for tensor in _inner(data, kind, 1):
-            dtype = next((_DTYPES.get(f.value, f"type {f.value}") for f in _inner(data, tensor, 1)), "")
-            for dims in _inner(data, tensor, 2):
-                shape = tuple(_read_dim(data, dim) for dim in _inner(data, dims, 1))
-    return GraphInput(_text(data, value, 1), dtype, shape)
+    for kind in inner_fields(data, value, 2):
+        for tensor in inner_fields(data, kind, 1):
+            dtype = next((_DTYPES.get(f.value, f"type {f.value}") for f in inner_fields(data, tensor, 1)), "")
+            for dims in inner_fields(data, tensor, 2):
+                shape = tuple(_read_dim(data, dim) for dim in inner_fields(data, dims, 1))
+    return GraphInput(inner_text(data, value, 1), dtype, shape)
 
 
-def _read_dim(data: mmap.mmap, dim: _Field) -> int | str:
+def _read_dim(data: mmap.mmap, dim: Field) -> int | str:
     """dim_value = 1, dim_param = 2. Unknown are the sizes that `onnx_model.load_onnx` takes for unknown."""
     size: int | str = "?"
-    for field in _fields(data, dim.begin, dim.end):
+    for field in fields(data, dim.begin, dim.end):
         if field.number == 1:
             size = "?" if field.value >> 63 else field.value  # a negative number has the highest of 64 bits
         elif field.number == 2:
-            name = _decode(data, field)
+            name = decode(data, field)
             size = name if name != "None" and any(letter.isalpha() for letter in name) else "?"
     return size
-
-
-def _inner(data: mmap.mmap, outer: _Field, number: int) -> Iterator[_Field]:
-    return (field for field in _fields(data, outer.begin, outer.end) if field.number == number)
-
-
-def _text(data: mmap.mmap, outer: _Field, number: int) -> str:
-    return next((_decode(data, field) for field in _inner(data, outer, number)), "")
-
-
-def _decode(data: mmap.mmap, field: _Field) -> str:
-    return data[field.begin : field.end].decode()
-
-
-def _fields(data: mmap.mmap, place: int, end: int) -> Iterator[_Field]:
-    """The fields of the message in these bytes (https://protobuf.dev/programming-guides/encoding). Raises ValueError
-    where a field has no such form or leaves the message."""
-    while place < end:
-        tag, place = _varint(data, place, end)
-        value, begin = 0, place
-        match tag & 7:
-            case 0:
-                value, place = _varint(data, place, end)
-            case 1:
-                place += 8
-            case 2:
-                length, begin = _varint(data, place, end)
-                place = begin + length
-            case 5:
-                place += 4
-            case _:
-                raise ValueError("a wire type that ONNX does not have")
-        if place > end or tag < 8:
-            raise ValueError("a field that leaves its message")
-        yield _Field(tag >> 3, value, begin, place)
-
-
-def _varint(data: mmap.mmap, place: int, end: int) -> tuple[int, int]:
-    """A number of at most 64 bits, and the place behind it."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if place >= end:
-            break
-        byte = data[place]
-        place += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, place
-    raise ValueError("a number has no end")

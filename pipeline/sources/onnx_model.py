@@ -1,8 +1,9 @@
 """ONNX models on disk: read with every check that a hostile file needs, written with equal bytes for equal models.
 
 External data, which are tensors' bytes in other files, must lie in the model's folder. Weights with NaN or infinities
-are refused by name, because otherwise the first sample that shows them is blamed. Models of 2 GB and more are refused,
-which protobuf cannot hold in one piece.
+are refused by name, because otherwise the first sample that shows them is blamed. Of models whose weights take more
+than `MOST_EMBEDDED_BYTES` the large weights stay in their files, and are written as shards (`builders.onnx_graphs`):
+protobuf cannot hold 2 GB in one piece.
 """
 
 from collections import Counter
@@ -15,17 +16,26 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
+from builders.onnx_graphs.bodies import list_reads
+from builders.onnx_graphs.shards import save_graph
+from builders.onnx_graphs.weights import (
+    LEAST_BYTES,
+    has_external,
+    may_lie_outside,
+    set_place,
+    to_array,
+)
 from enginery.arrays import Array, check_finite
-from enginery.core.digest import digest_of_bytes
+from enginery.core.digest import digest_of_bytes, digest_of_file
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
 from pipeline.sources.canonical import OLDEST_IR_VERSION, canonical
-from pipeline.sources.walk import all_graphs, all_nodes, all_tensors, has_sparse, texts
+from pipeline.sources.external_data import LARGEST_BYTES, check_places, embed_all, inside, list_external
+from pipeline.sources.request import MOST_EMBEDDED_BYTES
+from pipeline.sources.walk import all_graphs, all_nodes, has_sparse, texts
 
 __all__ = ["canonical", "external_files", "load_onnx", "newest_opset", "save_onnx", "specs_of"]
 
-# The greatest size that protobuf can hold, in bytes.
-LARGEST_BYTES = (1 << 31) - 1
 # Operator domains of onnxruntime's CPU kernels; any other one needs a custom library.
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
 # Operators that multiply with their constants, which should not be infinite. Elsewhere one may be a mask or a bound.
@@ -64,7 +74,7 @@ def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, Array]]:
     constants += [(node.output[0], item.t) for node in nodes for item in node.attribute if item.HasField("t")]
     for name, tensor in constants:
         if onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).kind not in "iubOSU":
-            array = onnx.numpy_helper.to_array(tensor)
+            array = to_array(tensor)
             if not np.isfinite(array).all():
                 yield name, array
 
@@ -73,94 +83,41 @@ def _drop_infinities(array: Array) -> Array:
     return np.where(np.isinf(array), 0, array) if array.size > 1 else np.zeros_like(array)
 
 
-def inside(path: Path, folder: Path, what: str) -> Path:
-    """The path, if it is a file in `folder` with links followed; else ModelError. what: names the folder."""
-    try:
-        within, there = path.resolve().is_relative_to(folder.resolve()), path.is_file()
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL inside, links in a circle
-        raise ModelError(f"{str(path)[:300]!r} cannot be the path of a file ({error}); correct it") from error
-    if not within:
-        raise ModelError(f"{path} leads outside {what} {folder}; put the file itself inside")
-    if not there:
-        raise ModelError(f"{path} does not exist or is not a file; correct the path or restore the file")
-    return path
+def load_onnx(path: Path, root: Path, most_embedded_bytes: int = MOST_EMBEDDED_BYTES) -> onnx.ModelProto:
+    """Read a model, with its external data where all its weights take at most `most_embedded_bytes`; else large weights
+    stay in their files (`builders.onnx_graphs.weights`), and unused ones are left out.
 
-
-def _list_external(model: onnx.ModelProto, path: Path) -> list[tuple[onnx.TensorProto, Path, int, int]]:
-    """Each external tensor of the model in `path`, with file, offset and length in bytes; no file is read.
-
-    Raises ModelError for a file outside of the model's folder, one that is too short, and over 2 GB in all.
-    """
-    found = []
-    for tensor in all_tensors(model):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            file, offset, length = _place(tensor, path.parent)
-            what = f"the folder of {path.name}, which its external data must stay in:"
-            size = inside(file, path.parent, what).stat().st_size
-            if offset + length > size:
-                raise ModelError(
-                    f"{path}: tensor {tensor.name[:80]!r} ends at byte {offset + length} of {file.name}, which has "
-                    f"{size}; the file is truncated or belongs to another model: copy both again"
-                )
-            found.append((tensor, file, offset, length))
-    # Many tensors may name the same bytes: what counts is what the model will hold.
-    held = path.stat().st_size + sum(length for *_, length in found)
-    if max(held, sum(file.stat().st_size for file in {path, *(file for _, file, *_ in found)})) > LARGEST_BYTES:
-        raise ModelError(
-            f"{path}: the model and its external data are over 2 GB; models that large cannot be built yet"
-        )
-    return found
-
-
-def _place(tensor: onnx.TensorProto, folder: Path) -> tuple[Path, int, int]:
-    """The file of an external tensor, and offset and length in it, in bytes."""
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    try:
-        offset, length = _number(entries, "offset"), _number(entries, "length") or _bytes_of(tensor)
-        return folder / entries.get("location", ""), offset, length
-    except (ValueError, KeyError) as error:
-        raise ModelError(
-            f"tensor {tensor.name[:80]!r} has a broken external data entry: {str(error)[:200]}; export it again"
-        ) from error
-
-
-def _number(entries: dict[str, str], key: str) -> int:
-    """A number of bytes of an external entry; 0 without one. Raises ValueError."""
-    found = int(entries.get(key, 0))
-    if not 0 <= found < 1 << 63:
-        raise ValueError(f"{key} is {entries[key][:80]}, and no number of bytes")
-    return found
-
-
-def _bytes_of(tensor: onnx.TensorProto) -> int:
-    """The bytes of a tensor's shape. Raises ValueError for an impossible one, KeyError for an unknown type."""
-    count = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    for size in tensor.dims:
-        count *= size
-        if not 0 <= count < 1 << 63:
-            raise ValueError(f"its dims are {str(list(tensor.dims[:8]))[:200]}")
-    return count
-
-
-def load_onnx(path: Path, root: Path) -> onnx.ModelProto:
-    """Read a model and its external data into memory. root: the spec's folder, which the model must be in.
-
-    Raises ModelError, with the remedy, for a file that is missing, empty, truncated or no ONNX; for external data that
-    is missing, too short or outside of the model's folder (through a link too); for an unknown opset or domain.
+    root: the spec's folder, which the model must be in. Raises ModelError, with the remedy, for a file that is missing,
+    empty, truncated or no ONNX; for external data that is missing, too short or outside of the model's folder (through
+    a link too); for an unknown opset or domain.
     """
     model = _parse(inside(path, root, "the spec's folder"))
     _check_operators(model, path)
-    for tensor, file, offset, length in _list_external(model, path):
-        with file.open("rb") as stream:
-            stream.seek(offset)
-            tensor.raw_data = stream.read(length)
-        tensor.ClearField("data_location")
-        del tensor.external_data[:]
+    external = list_external(model, path)
+    # Many tensors may name the same bytes: what counts is what the model would hold.
+    large = bool(external) and path.stat().st_size + sum(length for *_, length in external) > most_embedded_bytes
+    if large:
+        check_places(external, path)
+    weights = {id(tensor) for tensor in model.graph.initializer if may_lie_outside(tensor)} if large else set()
+    outside = [item for item in external if id(item[0]) in weights and item[3] >= LEAST_BYTES]
+    within = [item for item in external if id(item[0]) not in weights or item[3] < LEAST_BYTES]
+    for tensor, file, offset, length in outside:
+        set_place(tensor, str(file.resolve()), offset, length)
+    embed_all(within, path)
+    if large:
+        _drop_unread(model.graph)
     _forget_unknown_sizes(model)
     # A newer onnx writes a newer version than onnxruntime reads, of a graph that any can hold.
     oldest = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
     model.ir_version = min(model.ir_version, max(oldest, OLDEST_IR_VERSION))
     return model
+
+
+def _drop_unread(graph: onnx.GraphProto) -> None:
+    """In place: leave out the weights that nothing reads."""
+    read = {name for node in graph.node for name in list_reads(node)} | {value.name for value in graph.output}
+    for tensor in [tensor for tensor in graph.initializer if tensor.name not in read]:
+        graph.initializer.remove(tensor)
 
 
 def _forget_unknown_sizes(model: onnx.ModelProto) -> None:
@@ -180,12 +137,18 @@ def _forget_unknown_sizes(model: onnx.ModelProto) -> None:
 def external_files(path: Path, root: Path) -> tuple[Path, ...]:
     """The files of a model's external data, sorted; none is read. Raises ModelError as `load_onnx`."""
     model = _parse(inside(path, root, "the spec's folder"))
-    return tuple(sorted({file for _, file, *_ in _list_external(model, path)}))
+    return tuple(sorted({file for _, file, *_ in list_external(model, path)}))
 
 
 def save_onnx(model: onnx.ModelProto, path: Path) -> str:
-    """Write a model, with equal bytes for equal models; the file's digest. Raises ModelError above 2 GB."""
+    """Write a model, with equal bytes for equal models; one with weights in files as a graph with shards beside it.
+
+    Returns the file's digest. Raises ModelError above 2 GB.
+    """
     try:
+        if has_external(model):
+            save_graph(model, path)
+            return digest_of_file(path)
         data = model.SerializeToString(deterministic=True)
     except (ValueError, EncodeError) as error:
         raise ModelError(f"{path.name}: the model is over 2 GB, which one ONNX file cannot hold") from error
@@ -232,7 +195,7 @@ def _parse(path: Path) -> onnx.ModelProto:
     if path.stat().st_size == 0:
         raise ModelError(f"{path} is empty; export the model again")
     if path.stat().st_size > LARGEST_BYTES:
-        raise ModelError(f"{path} is over 2 GB; models that large cannot be built yet")
+        raise ModelError(f"{path} is over 2 GB; export it with its weights as external data")
     try:
         model = onnx.load(path, format="protobuf", load_external_data=False)
     except DecodeError as error:

@@ -7,6 +7,10 @@ from typing import Literal
 
 from enginery.core.types import Dim, Scalar, TensorSpec
 
+# Of a model with its external data, which is taken into one file; graphs that are made of it (fp32 for fp16) must fit
+# there too.
+MOST_EMBEDDED_BYTES = 1 << 30
+
 
 @dataclass(frozen=True)
 class ExportRequest:
@@ -15,6 +19,8 @@ class ExportRequest:
     function, arguments: the entry point of a torch source.  module: its dotted name; empty where `file` is named.
     outputs: names in order; None keeps the model's own.
     opset: of the ONNX model of a torch or pt2 source.
+    most_embedded_bytes: of external data that is taken into one file; the large weights of a model with more stay in
+    files of their own.
     """
 
     kind: Literal["torch", "pt2", "onnx"]
@@ -28,3 +34,4 @@ class ExportRequest:
     weights: str | None = None
     opset: int = 20
     module: str = ""
+    most_embedded_bytes: int = MOST_EMBEDDED_BYTES

@@ -13,6 +13,8 @@ from builders.backends.onnxruntime import OnnxRuntime
 from builders.backends.onnxruntime.cpu import SATURATES
 from builders.backends.onnxruntime.saturation import exact_source, file_may_saturate
 from builders.backends.onnxruntime.session import session_options
+from builders.onnx_graphs.shard_names import list_shards
+from builders.onnx_graphs.shards import save_graph
 from enginery.core.hardware.cpu_kinds import EXACT_SESSION, KINDS
 from enginery.core.requirements import Cpu, SessionOption
 from tests.builders import graphs
@@ -108,3 +110,17 @@ def test_the_option_asks_for_7_bit_weights_and_is_part_of_the_build_key():
     assert (plain.scheme().weight_levels, reduced.scheme().weight_levels) == (127, 64)
     keys = {graphs.request("cpu", options=discovery.options_of(tool)).key for tool in (plain, reduced)}
     assert len(keys) == 2
+
+
+def test_a_graph_in_shards_is_rewritten_into_a_file_beside_it(tmp_path):
+    weight = np.random.default_rng(0).integers(-128, 128, (64, 32)).astype(np.int8)
+    node = helper.make_node("MatMulInteger", ["u", "w"], ["y"], name="y")
+    ends = [("u", U8, ["n", 64])], [("y", S32, ["n", 32])]
+    path = graphs.save(tmp_path / "m.onnx", [node], *ends, [("w", weight)])
+    save_graph(onnx.load(path), path)
+    source = exact_source(path, session_options("ORT_DISABLE_ALL", 1))
+    assert isinstance(source, str) and source != str(path)
+    assert {*list_shards(Path(source))} > {*list_shards(path)}
+    u = np.full((1, 64), 255, np.uint8)
+    found = ort.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, {"u": u})[0]
+    assert np.array_equal(found, u.astype(np.int32) @ weight.astype(np.int32))

@@ -35,19 +35,24 @@ class OnnxGraph:
     def __init__(self, path: Path, workdir: Path, opens: Opener, *, fuses: bool) -> None:
         import onnx
 
+        from builders.onnx_graphs.shards import in_shards, link_shards
+        from builders.onnx_graphs.weights import load_graph
         from builders.reference import embed_shapes, restore_names
 
         workdir.mkdir(parents=True, exist_ok=True)
         self._path, self._workdir, self._opens, self._count = path, workdir, opens, 0
-        self._model = onnx.load(path)
-        onnx.save(  # moves the weights out of the model in memory as well
-            self._model,
-            workdir / "light.onnx",
-            save_as_external_data=True,
-            all_tensors_to_one_file=True,
-            location="weights",
-            size_threshold=EXTERNAL_FROM_BYTES,
-        )
+        self._model = load_graph(path)
+        if in_shards(self._model):
+            link_shards(self._model, workdir)
+        else:
+            onnx.save(  # moves the weights out of the model in memory as well
+                self._model,
+                workdir / "light.onnx",
+                save_as_external_data=True,
+                all_tensors_to_one_file=True,
+                location="weights",
+                size_threshold=EXTERNAL_FROM_BYTES,
+            )
         embed_shapes(self._model, workdir)
         restore_names(self._model)
         graph = self._model.graph

@@ -11,9 +11,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from builders.onnx_graphs.shard_names import list_shards
 from enginery.core.codec import decode, encode
 from enginery.core.digest import canonical_json, digest_of_file, is_digest
-from enginery.core.errors import IntegrityError
+from enginery.core.errors import IntegrityError, ModelError
 from enginery.core.types import BuildRequest, Scalar
 
 KIND, FORMAT = "enginery-carried", 1
@@ -77,7 +78,7 @@ class OfflineBundle:
                 raise ValueError(f"kind {found.kind[:40]}, format {found.format}")
             engines = tuple(_check_engine(item, folder) for item in found.engines)
             return cls(found.model, found.version, found.manifest, found.golden, engines, folder)
-        except (OSError, ValueError, IntegrityError, RecursionError) as error:
+        except (OSError, ValueError, IntegrityError, ModelError, RecursionError) as error:
             raise IntegrityError(
                 f"{folder} was not written by `enginery validate --carry` ({str(error)[:200]}); carry it anew"
             ) from error
@@ -90,4 +91,7 @@ def _check_engine(item: _Entry, folder: Path) -> BundledEngine:
     path = folder / "engines" / name
     if digest_of_file(path) != digest:
         raise ValueError(f"{path.name} was changed on the way")
+    for shard in list_shards(path) if path.suffix == ".onnx" else ():
+        if digest_of_file(path.with_name(shard)) != shard:
+            raise ValueError(f"shard {shard} of {path.name} was changed on the way")
     return BundledEngine(digest, item.request, path)

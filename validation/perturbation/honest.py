@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from builders.onnx_graphs.shard_names import graph_bytes
 from enginery.arrays import Array
 from enginery.core.types import Precision, Session
 from validation.comparison.sessions import run
@@ -124,13 +125,14 @@ def honest_rounding(
     It is ended after `MOST_S`; then, and where a graph cannot be perturbed or run so, the last result has what is known
     and says why it is no more.
     """
-    import onnx
+    from builders.onnx_graphs.shards import write_graph
+    from builders.onnx_graphs.weights import load_graph
 
     path, known_so_far, end = workdir / "rounding.onnx", Honest(), time.monotonic() + MOST_S
     try:
-        model = onnx.load(graph)
+        model = load_graph(graph)
         perturbed = with_rounding(model, half, activation_blocks)
-        onnx.save(perturbed, path)
+        write_graph(perturbed, path)
         with opens(path) as rounding:
             groups = _groups(golden, graph, reference, SAMPLES)
             ways = [list(_ways(*traits(perturbed), group)) for group in groups]
@@ -238,7 +240,7 @@ def _groups(golden: GoldenSet, graph: Path, reference: Session, samples: int) ->
     model is small."""
     kinds = case_kinds(golden)
     sizes = {index: _size(golden.cases[index]) for index, kind in enumerate(kinds) if kind == "edge"}
-    small = graph.stat().st_size < SMALL_BYTES and max(sizes.values(), default=0) < SMALL_INPUTS
+    small = graph_bytes(graph) < SMALL_BYTES and max(sizes.values(), default=0) < SMALL_INPUTS
     whole = list(islice(golden.of_kind("golden"), MOST_CASES if small else samples))
     cases = whole if small else [_first_samples(case, reference) for case in whole]
     if not small:

@@ -61,6 +61,7 @@ class OnnxRuntime:
         times_nodes=True,
         opens_parts=True,
         thread_safe=True,
+        shards=True,
         rounds_activations=True,  # in MatMulNBits, by default (session.qdq_matmulnbits_accuracy_level 4)
     )
 
@@ -120,7 +121,7 @@ class OnnxRuntime:
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Optimise `model` into WORKDIR/engine.onnx and open it once. Raises ModelError with ONNX Runtime's reason."""
-        from builders.backends.onnxruntime.file import embed_weights
+        from builders.backends.onnxruntime.file import settle_weights
         from builders.backends.onnxruntime.narrow_weights import keep_narrow_weights
         from builders.backends.onnxruntime.rewrites import FUSION, file_moves_first_axis, rewrite_optimized
         from builders.backends.onnxruntime.saturation import file_may_saturate
@@ -129,8 +130,9 @@ class OnnxRuntime:
         without = (FUSION,) if self.graph_optimization == "all" and file_moves_first_axis(model) else ()
         options = session_options(_LEVELS[self.graph_optimization][0], self.intra_op_threads, without)
         options.optimized_model_filepath = str(path)
+        options.add_session_config_entry("session.disable_prepacking", "1")  # the session that saves never runs
         open_model(model, options, exact=False)
-        notes = embed_weights(path, model.parent)
+        notes = settle_weights(path)
         notes += rewrite_optimized(path, faster=self.graph_optimization != "none")
         saturates = file_may_saturate(path)  # weights that are only stored narrow are in no integer sum
         if self.graph_optimization == "extended":  # an engine of 'all' is not optimized when it is opened

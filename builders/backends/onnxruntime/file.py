@@ -5,17 +5,24 @@ from pathlib import Path
 import onnx
 
 from builders.onnx_graphs.bodies import walk_graphs
+from builders.onnx_graphs.shards import in_shards, save_graph
+from builders.onnx_graphs.weights import embed, has_external, is_external, load_graph
 
 # How ONNX Runtime names the fp32 values that stand in for fp16 ones without a kernel.
 WIDENED = "InsertedPrecisionFreeCast_"
 _INDICES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
 
-def embed_weights(path: Path, source: Path) -> tuple[str, ...]:
-    """Take the external data under `source` into the engine `path`; a note where fp16 operators compute in fp32."""
-    engine = onnx.load(path, load_external_data=False)
-    if any(onnx.external_data_helper.uses_external_data(tensor) for tensor in engine.graph.initializer):
-        onnx.load_external_data_for_model(engine, str(source))
+def settle_weights(path: Path) -> tuple[str, ...]:
+    """Take the external data beside it into the engine `path`, or see that it lies in shards, where that of its source
+    did; a note where fp16 operators compute in fp32."""
+    engine = load_graph(path)
+    if in_shards(engine):
+        save_graph(engine, path)
+    elif has_external(engine):
+        for tensor in engine.graph.initializer:
+            if is_external(tensor):
+                embed(tensor)
         onnx.save(engine, path)
     widened = sum(any(WIDENED in name for name in (*node.input, *node.output)) for node in engine.graph.node)
     if not widened:

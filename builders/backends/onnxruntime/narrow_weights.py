@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from builders.onnx_graphs.shards import in_shards, write_graph
+from builders.onnx_graphs.weights import embed, is_external, load_graph, size_of, to_array
 from enginery.arrays import Array
 from enginery.core.text import pluralize
 
@@ -27,18 +28,20 @@ _FLOAT = int(TensorProto.FLOAT)
 
 def keep_narrow_weights(path: Path, source: Path) -> tuple[str, ...]:
     """Put narrow constants back into the optimized model `path`, which was made from `source`; a note where it did."""
-    model = onnx.load(source, load_external_data=False)
+    model = load_graph(source)
     chains = find_widened(model)
     if not chains:
         return ()
-    onnx.load_external_data_for_model(model, str(source.parent))
-    engine = onnx.load(path)
-    before, kept = engine.ByteSize(), restore_chains(engine, model, chains)
+    for tensor in [] if in_shards(model) else _constants(model).values():
+        if is_external(tensor):
+            embed(tensor)
+    engine = load_graph(path)
+    before, kept = size_of(engine), restore_chains(engine, model, chains)
     if not kept:
         return ()
-    onnx.save(engine, path)
+    write_graph(engine, path)
     count = pluralize(kept, "weight is", "weights are")
-    saved = f"{engine.ByteSize() / 1e6:.1f} MB instead of {before / 1e6:.1f}"
+    saved = f"{size_of(engine) / 1e6:.1f} MB instead of {before / 1e6:.1f}"
     return (f"{count} stored narrow, as they came, and widened to fp32 when the engine is opened: {saved}",)
 
 
@@ -117,16 +120,14 @@ def _gives(chain: tuple[NodeProto, ...], given: Mapping[str, TensorProto], wante
     """Whether a chain makes the very bits of a constant."""
     values = dict[str, Array]()
     for node in chain:
-        operands = [values[name] if name in values else numpy_helper.to_array(given[name]) for name in node.input]
+        operands = [values[name] if name in values else to_array(given[name]) for name in node.input]
         if node.op_type == "Cast":
             values[node.output[0]] = operands[0].astype(np.float32)
         else:
             operation = np.multiply if node.op_type == "Mul" else np.subtract
             values[node.output[0]] = operation(operands[0], operands[1])
     result = values[chain[-1].output[0]]
-    return result.dtype == np.float32 and np.array_equal(
-        result.view(np.int32), numpy_helper.to_array(wanted).view(np.int32)
-    )
+    return result.dtype == np.float32 and np.array_equal(result.view(np.int32), to_array(wanted).view(np.int32))
 
 
 def _size_bytes(item: TensorProto) -> int:

@@ -28,6 +28,8 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from builders.onnx_graphs.bodies import walk_graphs, walk_nodes
+from builders.onnx_graphs.shards import write_graph
+from builders.onnx_graphs.weights import load_graph, to_array
 
 _BIAS_INPUT = 6
 # Measured with 1.31 on a CPU with 1 MiB of L2 to a core, ResNet-18: parts of 64, 128 and 192 channels (0.3 to 0.9 MB)
@@ -44,10 +46,10 @@ _READERS = ("MatMul", "FusedMatMul")
 
 def rewrite_optimized(path: Path, *, faster: bool) -> tuple[str, ...]:
     """Rewrite an optimized model on disk; notes on what was done. faster: whether with the rewrites for speed."""
-    model = onnx.load(path)
+    model = load_graph(path)
     swapped = cast_first(model)
     if swapped + (fuse_bias(model) + split_convolutions(model) if faster else 0):
-        onnx.save(model, path)
+        write_graph(model, path)
     if not swapped:
         return ()
     return (
@@ -132,7 +134,7 @@ def _parts(model: ModelProto, node: NodeProto, width: int, given: Mapping[str, T
         part.name, part.output[0] = (f"{name}/{start}" for name in (node.name, node.output[0]))
         for index in _PER_CHANNEL:
             if index < len(node.input) and node.input[index]:
-                values = numpy_helper.to_array(given[node.input[index]])
+                values = to_array(given[node.input[index]])
                 if values.ndim and len(values) == channels:
                     part.input[index] = f"{node.input[index]}/{node.name}/{start}"
                     own = np.ascontiguousarray(values[start : start + width])

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 from google.protobuf.message import Error  # type: ignore[import-untyped]
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from builders.onnx_graphs.bodies import walk_graphs
+from builders.onnx_graphs.shards import in_shards, save_graph
+from builders.onnx_graphs.weights import embed, from_array, is_external, load_graph, to_array
+from enginery.core.errors import ModelError
 from enginery.core.hardware.cpu_kinds import EXACT_SESSION
 from enginery.core.types import Untyped
 
@@ -32,7 +34,7 @@ _PLACES: dict[str, tuple[int, int, int]] = {
 }
 _SHIFT = 128
 HIGHEST = 64  # 2 * 255 * 64 < 2**15
-_UNREADABLE = (Error, ValueError, OSError, onnx.checker.ValidationError)
+_UNREADABLE = (Error, ValueError, OSError, ModelError)
 
 
 def exact_source(path: Path, options: Untyped) -> str | bytes:
@@ -44,14 +46,14 @@ def exact_source(path: Path, options: Untyped) -> str | bytes:
     import onnxruntime as ort
 
     try:
-        model = onnx.load(path, load_external_data=False)
-        if not may_saturate(model, path.parent):
+        model = load_graph(path)
+        if not may_saturate(model):
             return str(path)
         options.add_session_config_entry(*EXACT_SESSION)
         # The option changes constants only, and nothing in a graph that runs as it is written.
         as_written = options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if as_written or not all(Rewrite(model).list_constant_factors()):
-            return model.SerializeToString() if make_exact(model, path.parent) else str(path)
+            return _write_exact(model, path) if Rewrite(model).list_constant_factors() else str(path)
     except _UNREADABLE:  # over 2 GiB, too: then the option is all there is
         options.add_session_config_entry(*EXACT_SESSION)
     return str(path)
@@ -59,37 +61,42 @@ def exact_source(path: Path, options: Untyped) -> str | bytes:
 
 def file_may_saturate(path: Path) -> bool:
     """`may_saturate` of a file."""
-    return may_saturate(onnx.load(path, load_external_data=False), path.parent)
+    return may_saturate(load_graph(path))
 
 
-def may_saturate(model: ModelProto, folder: Path) -> bool:
+def may_saturate(model: ModelProto) -> bool:
     """Whether an int8 tensor of a model holds more than 64 in magnitude, or is made while it runs.
 
-    folder: of its external data, of which int8 tensors alone are read. A tensor of one number, such as a zero point, is
-    in no pair of products.
+    Of external data int8 tensors alone are read. A tensor of one number, such as a zero point, is in no pair of
+    products.
     """
     for graph in walk_graphs(model.graph):
         within = (item.t for node in graph.node for item in node.attribute if item.HasField("t"))
         for tensor in (*graph.initializer, *within):
             if tensor.data_type == TensorProto.INT8 and math.prod(tensor.dims) > 1:
-                values = numpy_helper.to_array(tensor, str(folder))
+                values = to_array(tensor)
                 if values.max() > HIGHEST or values.min() < -HIGHEST:
                     return True
     rewrite = Rewrite(model)
     return rewrite.quantizes_to_int8() or not all(rewrite.list_constant_factors())
 
 
-def make_exact(model: ModelProto, folder: Path) -> bool:
-    """Put uint8 in the place of each int8 weight that meets uint8 activations, in place; whether there was one.
+def _write_exact(model: ModelProto, path: Path) -> str | bytes:
+    """The model of `path` with uint8 in the place of each int8 weight that meets uint8 activations: its bytes, or the
+    path of a file beside it where its weights lie in shards.
 
-    Weight and zero point both grow by 128, so that the results are the same. folder: of the model's external data,
-    which is then read. Graphs within nodes stay as they are.
+    Weight and zero point both grow by 128, so that the results are the same. Graphs within nodes stay as they are.
     """
-    if not Rewrite(model).list_constant_factors():
-        return False
-    onnx.load_external_data_for_model(model, str(folder))
+    sharded = in_shards(model)
+    for tensor in model.graph.initializer:
+        if is_external(tensor) and not sharded:
+            embed(tensor)
     Rewrite(model).apply()
-    return True
+    if not sharded:
+        return bytes(model.SerializeToString())
+    exact = path.with_name(f"exact-{path.name}")
+    save_graph(model, exact)
+    return str(exact)
 
 
 class Rewrite:
@@ -159,7 +166,9 @@ class Rewrite:
             return
         result = self._shifted[name] = f"{name} as uint8"
         if given := self._constants.get(name):
-            self._add((numpy_helper.to_array(given).astype(np.int16) + _SHIFT).astype(np.uint8), result)
+            values = (to_array(given).astype(np.int16) + _SHIFT).astype(np.uint8)
+            self.graph.initializer.append(from_array(values, result, given))
+            self._constants[result] = self.graph.initializer[-1]
             return
         wide, moved, amount = (f"{name} {part}" for part in ("widened", "moved", "shift"))
         self._add(np.array(_SHIFT, np.int32), amount)

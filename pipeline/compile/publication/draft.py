@@ -65,15 +65,15 @@ def draft_version(
             if item.report and exported.golden_inputs is None:
                 fields["notes"] = (*fields["notes"], RANDOM_INPUTS)
             others.append(EngineEntry(**fields, status="failed", reason=item.reason))
-    approved = say_which_are_large(approved)
     blake3 = {item.built.digest: item.built.blake3 for item in judged if item.built.digest}
+    manifest = _draft_manifest(spec, exported, plan, judged)
 
     def read_sources() -> BuildSources:
         return BuildSources(inputs_of(spec, context), exported.reads, exported.model.digest, exported.golden)
 
     return VersionDraft(
-        manifest=_draft_manifest(spec, exported, plan, judged),
-        approved=tuple(approved),
+        manifest=manifest,
+        approved=tuple(say_which_are_large(approved, manifest)),
         others=tuple(others),
         units=tuple(unit.name for unit in plan.units),
         judged=tuple(judged),
@@ -85,9 +85,14 @@ def draft_version(
     )
 
 
-def say_which_are_large(approved: Sequence[tuple[EngineEntry, Approved]]) -> list[tuple[EngineEntry, Approved]]:
-    """The engines, those with a note that are narrower than fp16 and larger than the fp16 engine beside them."""
-    entries = [entry for entry, _ in approved]
+def say_which_are_large(
+    approved: Sequence[tuple[EngineEntry, Approved]], manifest: Manifest
+) -> list[tuple[EngineEntry, Approved]]:
+    """The engines, those with a note that are narrower than fp16 and larger than the fp16 engine beside them.
+
+    manifest: says which shards they have.
+    """
+    entries = [replace(entry, size_bytes=manifest.size_of(entry)) for entry, _ in approved]
     notes = [compare_with_fp16(entry, entries) for entry in entries]
     return [
         (replace(entry, notes=(*entry.notes, note)) if note else entry, proof)
@@ -120,7 +125,17 @@ def _draft_manifest(spec: ModelSpec, exported: Exported, plan: BuildPlan, judged
         toolchain=versions("enginery", "torch", "onnx", "onnxscript", "onnxruntime", "numpy"),
         host=describe_host(),
         metrics={graph.variant.name: dict(graph.proof.metrics) for graph in graphs if graph.proof.metrics},
+        shards=_list_shards(exported, graphs, judged),
     )
+
+
+def _list_shards(
+    exported: Exported, graphs: Collection[Graph], judged: Sequence[JudgedUnit]
+) -> dict[str, dict[str, int]]:
+    found = {exported.model.digest: exported.model.shards}
+    found |= {graph.model: graph.shards for graph in graphs}
+    found |= {item.built.digest: item.built.shards for item in judged if item.built.digest}
+    return {digest: dict(shards) for digest, shards in found.items() if shards}
 
 
 def resolved_spec(spec: ModelSpec) -> Json:

@@ -83,9 +83,11 @@ def _publish(draft: VersionDraft, context: RunContext) -> Published | None:
 
 def _list_results(draft: VersionDraft, published: tuple[EngineEntry, ...]) -> tuple[EngineResult, ...]:
     """One for each unit, in the plan's order. The published entries are the truth where there are any."""
+    sizes = {entry.unit: draft.manifest.size_of(entry) for entry in published}
     entries = {entry.unit: entry for entry in (*draft.others, *published)}
     judged = {item.built.unit.name: item for item in draft.judged}
-    return tuple(_result(entries[unit], judged.get(unit)) for unit in draft.units)
+    found = (_result(entries[unit], judged.get(unit)) for unit in draft.units)
+    return tuple(replace(result, size_bytes=sizes.get(result.unit)) for result in found)
 
 
 def _result(entry: EngineEntry, item: JudgedUnit | None) -> EngineResult:

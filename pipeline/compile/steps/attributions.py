@@ -19,7 +19,7 @@ from enginery.core.types import Precision, Session
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.blobs import fetch, golden_set, proof_of, runnable, text_of
+from pipeline.compile.steps.blobs import fetch_graph, golden_set, proof_of, runnable, text_of
 from pipeline.compile.steps.drift_limits import engine_drift_limits, graph_drift_limits
 from pipeline.compile.steps.graphs import GraphRecipe
 from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
@@ -81,7 +81,7 @@ class AttributeGraph:
         clock = Clock(self.seconds)
         place, workdir, precision, metrics = open_store(context.store), context.workdir, self.precision, self.metrics
         frozen = golden_set(place, self.golden, workdir)
-        original = fetch(place, self.reference, workdir / "reference.onnx")
+        original = fetch_graph(place, self.reference, workdir / "reference.onnx")
 
         with ReferenceSession(original) as session:
             stages = graph_drift_limits(original, session, precision, frozen, self.limits, metrics, workdir)
@@ -94,9 +94,9 @@ class AttributeGraph:
                 judged = metrics if cases is expected else ()
                 return lift_limits(proof_of(checks, actual, cases, judged, "graph").checks, metrics)
 
-        candidate = runnable(fetch(place, self.graph, workdir / "graph.onnx"), precision)
+        candidate = runnable(fetch_graph(place, self.graph, workdir / "graph.onnx"), precision)
         recipe = _read_recipe(place, self.recipe) if self.recipe else None
-        source = original if recipe is None else fetch(place, recipe.model, workdir / "source.onnx")
+        source = original if recipe is None else fetch_graph(place, recipe.model, workdir / "source.onnx")
         before = check(candidate, expected)
         pair = _graph(source, workdir / "expected"), _graph(candidate, workdir / "actual")
         found = attribute_drift(
@@ -144,9 +144,9 @@ class AttributeEngine:
         backend = opening_parts(discovery.configure(request.backend, dict(request.options)))
         if backend is None:
             raise InputError(f"engines of {request.backend} cannot be tapped yet; attribute their graph")
-        engine = fetch(place, self.engine.digest, workdir / f"engine{self.engine.suffix}")
+        engine = fetch_graph(place, self.engine.digest, workdir / f"engine{self.engine.suffix}")
         frozen = golden_set(place, self.golden, workdir)
-        graph = runnable(fetch(place, request.model, workdir / "graph.onnx"), request.precision)
+        graph = runnable(fetch_graph(place, request.model, workdir / "graph.onnx"), request.precision)
         with ReferenceSession(graph) as expected, backend.open_part(engine) as actual:
             held = engine_drift_limits(graph, expected, request, frozen, self.limits, workdir).loosest()
             if self.sizes:  # the limits are the golden set's
@@ -225,15 +225,14 @@ def _propose(
 
     before: the checks of the graph as it is.  check: makes the checks of an ONNX file.  clock: of the attribution.
     """
-    import onnx
-
+    from builders.onnx_graphs.weights import load_graph
     from pipeline.quantization.ranges import Ranges
     from pipeline.quantization.search.proposal import QuantizationRecipe, propose
     from pipeline.sources.onnx_model import save_onnx
 
     variant, ranges = written.variant, Ranges.from_json(written.ranges) if written.ranges else None
     rewriting = variant.precision, variant.scheme, ranges, written.overrides, written.left, not variant.native_io
-    recipe = QuantizationRecipe(onnx.load(model), *rewriting)
+    recipe = QuantizationRecipe(load_graph(model), *rewriting)
 
     def judge(graph: "ModelProto") -> Sequence[Check]:
         path = workdir / "trial.onnx"

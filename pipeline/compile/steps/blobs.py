@@ -3,22 +3,33 @@
 import json
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.backends import compatibility, discovery
+from builders.onnx_graphs.shard_names import list_shards
+from enginery.core.digest import digest_of_file
 from enginery.core.errors import IntegrityError
 from enginery.core.reports.proof import Check, Spread, name_task_checks
 from enginery.core.requirements import Weights
 from enginery.core.types import Engine, Precision, Session
 from enginery.registry.store.base import Store
-from pipeline.values import EngineBlob, Json, Proof
+from enginery.registry.store.files import BlobDigest
+from pipeline.values import EngineBlob, Json, Proof, Shards
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
     from validation.golden.golden_set import GoldenSet
+
+
+@dataclass(frozen=True)
+class StoredGraph:
+    """An ONNX graph in a store, with the shards of its weights."""
+
+    blob: BlobDigest
+    shards: Shards
 
 
 def fetch(store: Store, digest: str, dest: Path) -> Path:
@@ -38,13 +49,49 @@ def fetch(store: Store, digest: str, dest: Path) -> Path:
     return dest
 
 
+def fetch_graph(store: Store, digest: str, dest: Path) -> Path:
+    """A verified copy of an ONNX graph at `dest`, with its shards beside it: links to the blobs where the file system
+    allows that. Raises as `fetch`, and ModelError for weights in other files."""
+    fetch(store, digest, dest)
+    for shard in list_shards(dest):
+        if not (beside := dest.with_name(shard)).exists():
+            _link(store, shard, beside)
+    return dest
+
+
+def _link(store: Store, digest: str, dest: Path) -> None:
+    """A blob at `dest`, verified, as a second name of the same file, or as a copy."""
+    with suppress(OSError):
+        dest.hardlink_to(store.path(digest))
+        if digest_of_file(dest) == digest:
+            return
+    dest.unlink(missing_ok=True)
+    fetch(store, digest, dest)
+
+
+def put_graph(store: Store, path: Path) -> StoredGraph:
+    """Store an ONNX graph, its shards first, or another engine's file, which has none. Of a registry on this machine
+    each shard then is a link to its blob, so that they take room once."""
+    names = list_shards(path) if path.suffix == ".onnx" else ()
+    shards = tuple((name, path.with_name(name).stat().st_size) for name in names)
+    for shard, size in shards:
+        beside = path.with_name(shard)
+        if store.stored_size(shard) != size:
+            store.put_file(beside)
+            if store.near:
+                beside.unlink()
+                _link(store, shard, beside)
+    return StoredGraph(store.put_and_digest_file(path), shards)
+
+
 def fetch_engine(store: Store, blob: EngineBlob, folder: Path) -> Engine:
     """An engine, verified, with the ONNX model where the weights are left to that. Raises as `fetch`."""
-    path = fetch(store, blob.digest, folder / f"engine{blob.suffix}")
+    fetch_one = fetch_graph if blob.suffix == ".onnx" else fetch
+    path = fetch_one(store, blob.digest, folder / f"engine{blob.suffix}")
     request = blob.request
     requires = discovery.configure(request.backend, dict(request.options)).requires(request)
     stripped = any(isinstance(item, Weights) for item in requires)
-    weights = fetch(store, request.model, folder / "weights.onnx") if stripped else None
+    weights = fetch_graph(store, request.model, folder / "weights.onnx") if stripped else None
     return Engine(request, path, blob.digest, path.stat().st_size, blob.suffix, requires, weights=weights)
 
 
@@ -86,12 +133,12 @@ def runnable(graph: Path, precision: Precision) -> Path:
     """
     if precision == "fp32":
         return graph
-    import onnx
-
+    from builders.onnx_graphs.weights import load_graph
     from pipeline.quantization.schemes.cast import emulate
+    from pipeline.sources.onnx_model import save_onnx
 
     emulated = graph.with_name("emulated.onnx")
-    onnx.save(emulate(onnx.load(graph)), emulated)
+    save_onnx(emulate(load_graph(graph)), emulated)
     return emulated
 
 

@@ -15,7 +15,7 @@ from enginery.registry.store.base import Store, open_store
 from enginery.user_code.entry_point import source_files
 from pipeline.compile.preflight import check_files
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.blobs import fetch
+from pipeline.compile.steps.blobs import fetch_graph
 from pipeline.compile.steps.engines import USUAL_MEMORY_MIB
 from pipeline.compile.steps.keys import code_key, model_shapes, step_limits
 from pipeline.values import Exported, GraphVariant, Json, ModelShapes, Observed
@@ -62,16 +62,15 @@ class ObservePart:
 
     def run(self, context: WorkerContext) -> Observed:
         """What the samples showed. Raises DataError when the data has changed since the step was keyed."""
-        import onnx
-
+        from builders.onnx_graphs.weights import load_graph
         from pipeline.quantization.insertion_points import activations, prepare_model, tensors_to_measure
         from pipeline.quantization.statistics.observe import observe as observe_samples
         from validation.data.overlap import DigestCollector
         from validation.data.samples import Samples
 
         place = open_store(context.store)
-        model = fetch(place, self.model, context.workdir / "model.onnx")
-        graph = prepare_model(onnx.load(model))
+        model = fetch_graph(place, self.model, context.workdir / "model.onnx")
+        graph = prepare_model(load_graph(model))
         everything, needed = activations(graph), tensors_to_measure(graph)
         del graph
         with open_samples(self.samples) as source:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.backends import discovery
+from builders.onnx_graphs.shard_names import graph_bytes
 from enginery.core.types import QUANTIZED, BuildRequest, Precision, Session
 from validation.metrics.tasks.terms import TaskMetric
 
@@ -100,7 +101,7 @@ def _as_written(path: Path) -> "ReferenceSession":
 def threads_for(graph: Path) -> int:
     """Threads of a session that runs a graph as it is written, 0 for one per core: of a small one a second thread waits
     between the operators, and costs as much as the first."""
-    return 1 if graph.stat().st_size < ONE_THREAD_BYTES else 0
+    return 1 if graph_bytes(graph) < ONE_THREAD_BYTES else 0
 
 
 def _add_notes(found: "Budgets", reference: Session, note: str, of_integers: str | None = None) -> "Budgets":

@@ -29,7 +29,7 @@ from enginery.registry.records import remember
 from enginery.registry.store.base import Store, change, open_store
 from enginery.registry.store.layout import timing_key
 from pipeline.compile.run_context import RunContext, stops_run
-from pipeline.compile.steps.blobs import fetch
+from pipeline.compile.steps.blobs import fetch_graph, put_graph
 from pipeline.compile.steps.keys import engine_limits
 from pipeline.progress.events import Finished, Predicted
 from pipeline.values import Built, EngineRecord, ReducedWorkspace, Unit
@@ -69,7 +69,7 @@ class BuildEngine:
         backend = discovery.configure(wanted.backend, dict(wanted.options))
         discovery.check_toolchain(backend, wanted)
         enter_phase("fetching")
-        model = fetch(place, wanted.model, context.workdir / "model.onnx")
+        model = fetch_graph(place, wanted.model, context.workdir / "model.onnx")
         timing = TimingCache(place, backend, context.workdir)
         timing.fetch()
         enter_phase("compiling")
@@ -99,21 +99,22 @@ def record_engine(
     store: Store, engine: Engine, seconds: float, extras: Mapping[str, str], refitted_from: str | None = None
 ) -> EngineRecord:
     """Upload an engine and put it on record by its build key. Arguments as in `EngineRecord`."""
-    stored = store.put_and_digest_file(engine.path)
+    stored = put_graph(store, engine.path)
     record = EngineRecord(
         engine.request,
-        stored.digest,
+        stored.blob.digest,
         engine.size_bytes,
         engine.suffix,
         seconds,
         engine.requires,
         engine.notes,
-        stored.blake3,
+        stored.blob.blake3,
         extras,
         refitted_from,
+        stored.shards,
     )
     key = digest_of({"build": engine.request.key})
-    remember(store, "build", key, encode(record), [record.digest, *extras.values()])
+    remember(store, "build", key, encode(record), [*record.sizes, *extras.values()])
     return record
 
 
@@ -273,4 +274,4 @@ def recall_reduced(request: BuildRequest, context: RunContext) -> BuildRequest |
 
 def recall_engine(request: BuildRequest, context: RunContext) -> EngineRecord | None:
     """The engine on record for a build key; None where its blob is missing or cut, or the record cannot be read."""
-    return context.recall("build", {"build": request.key}, EngineRecord, lambda found: {found.digest: found.size_bytes})
+    return context.recall("build", {"build": request.key}, EngineRecord, lambda found: found.sizes)

@@ -17,11 +17,11 @@ from enginery.registry.store.base import Store, open_store
 from enginery.user_code.entry_point import imported_packages, source_files
 from pipeline.compile.preflight import check_files
 from pipeline.compile.run_context import RunContext, import_versions
-from pipeline.compile.steps.blobs import fetch, proof_of
+from pipeline.compile.steps.blobs import fetch_graph, proof_of, put_graph
 from pipeline.compile.steps.golden import settle_golden
 from pipeline.compile.steps.keys import WRITE_MODEL, code_key, limits_of, metrics_of, shapes_of, step_limits
 from pipeline.progress.events import Finished
-from pipeline.sources.request import ExportRequest
+from pipeline.sources.request import MOST_EMBEDDED_BYTES, ExportRequest
 from pipeline.values import Exported, Json, OnnxModel, Proof
 from validation.metrics.tasks.terms import TaskMetric
 
@@ -85,7 +85,7 @@ class ExportModel:
         place, workdir, labels = open_store(context.store), context.workdir, self.labels
         samples = _open_golden_samples(self.data, self.source, labels) if self.data else None
         column = samples.column(labels) if samples and labels else None
-        known = fetch(place, self.known, workdir / "known.onnx") if self.known else None
+        known = fetch_graph(place, self.known, workdir / "known.onnx") if self.known else None
         exported = export_source(self.source, samples, column, workdir, self.limits, known)
         frozen = GoldenSet.load(exported.golden)
         with ReferenceSession(exported.onnx, name="the exported model") as session:
@@ -107,23 +107,24 @@ def _open_golden_samples(data: Path, wanted: ExportRequest, labels: str | None) 
         return Samples.open(data, wanted.inputs, wanted.dims, (labels,) if labels else ())
     except DataError:
         if wanted.kind == "onnx":
-            own, _ = specs_of(load_onnx(wanted.root / wanted.file, wanted.root))
+            own, _ = specs_of(load_onnx(wanted.root / wanted.file, wanted.root, wanted.most_embedded_bytes))
             check_names([spec.name for spec in own], [spec.name for spec in wanted.inputs])
         raise
 
 
 def store_model(place: Store, path: Path) -> OnnxModel:
     """Put the canonical ONNX file `path` into the store: its digests, and what the steps after it ask of it."""
+    from builders.onnx_graphs.weights import load_graph
     from pipeline.quantization.own_integers import count_integer_nodes
     from pipeline.quantization.schemes.qdq import carries_qdq
-    from pipeline.sources.onnx_model import load_onnx, specs_of
+    from pipeline.sources.onnx_model import specs_of
 
-    model = load_onnx(path, path.parent)
+    model = load_graph(path)
     inputs, outputs = specs_of(model)
-    stored = place.put_and_digest_file(path)
+    stored = put_graph(place, path)
     opset = max(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
-    own = carries_qdq(model), stored.blake3, count_integer_nodes(model)
-    return OnnxModel(stored.digest, tuple(inputs), tuple(outputs), opset, *own)
+    own = carries_qdq(model), stored.blob.blake3, count_integer_nodes(model), stored.shards
+    return OnnxModel(stored.blob.digest, tuple(inputs), tuple(outputs), opset, *own)
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ def export(spec: "ModelSpec", context: RunContext) -> Exported:
         if model is None:
             raise StepError("export: no model came of it; run again")
         if outcome.model:
-            context.remember("export", keys.model, encode(model), [model.digest])
+            context.remember("export", keys.model, encode(model), model.blobs)
         context.remember("golden", keys.golden(model.digest), encode(golden), golden.blobs)
         context.progress.emit(Finished(name))
     settle_golden(spec, golden.golden, context)
@@ -286,6 +287,7 @@ def _export_job(spec: "ModelSpec", context: RunContext, known: OnnxModel | None)
         source.weights,
         source.opset,
         source.module,
+        MOST_EMBEDDED_BYTES,
     )
     request = ExportModel(
         reads,

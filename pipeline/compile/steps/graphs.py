@@ -2,22 +2,22 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from builders.execution.jobs import Job, WorkerContext
-from enginery.core.codec import decode, encode
+from enginery.core.codec import OMIT_DEFAULT, decode, encode
 from enginery.core.errors import DataError, InputError
 from enginery.core.types import CALIBRATED, QUANTIZED, Precision, TensorSpec
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.blobs import fetch, golden_set, proof_of, runnable, text_of
+from pipeline.compile.steps.blobs import fetch_graph, golden_set, proof_of, put_graph, runnable, text_of
 from pipeline.compile.steps.calibration import CalibrationMethod, calibration_method, chosen_ranges
 from pipeline.compile.steps.drift_limits import graph_drift_limits
 from pipeline.compile.steps.keys import code_key, limits_of, metrics_of, step_limits
-from pipeline.compile.steps.search import node_overrides
+from pipeline.compile.steps.search import node_overrides, not_searched
 from pipeline.quantization.schemes.overrides import Override
-from pipeline.values import Exported, Graph, GraphVariant, Json, Observed, Proof, Recipe, Searched, SearchResult
+from pipeline.values import Exported, Graph, GraphVariant, Json, Observed, Proof, Recipe, Searched, SearchResult, Shards
 from validation.metrics.tasks.terms import TaskMetric
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class GraphRecipe:
 class WrittenGraph:
     """The model in one graph variant. Fields as in `values.Graph`; ranges: the calibrated ranges, as a blob.
 
-    written_from: digest of the float model behind it.  idle: as in `values.Graph`.
+    written_from: digest of the float model behind it.  idle, shards: as in `values.Graph`.
     """
 
     model: str
@@ -63,12 +63,13 @@ class WrittenGraph:
     recipe: str
     written_from: str
     idle: str | None = None
+    shards: Shards = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
     def blobs(self) -> list[str]:
         """Digests of the blobs that it names."""
         named = (self.model, self.ranges, self.record, self.recipe, self.written_from)
-        return [digest for digest in named if digest]
+        return [*(digest for digest in named if digest), *dict(self.shards)]
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,7 @@ class WriteGraph:
     def run(self, context: WorkerContext) -> WrittenGraph:
         """The graph, its scales, the record of what quantizing did, and its recipe. Raises InputError for a rule that
         matches no node."""
-        import onnx
-
+        from builders.onnx_graphs.weights import load_graph
         from pipeline.quantization.ranges import Ranges
         from pipeline.quantization.schemes.write import write as write_variant
         from pipeline.quantization.statistics.observations import Observations
@@ -97,7 +97,7 @@ class WriteGraph:
 
         place, workdir, variant, choice = open_store(context.store), context.workdir, self.variant, self.choice
         source = choice.model if choice else self.model
-        model = onnx.load(fetch(place, source, workdir / "model.onnx"))
+        model = load_graph(fetch_graph(place, source, workdir / "model.onnx"))
         measured = chosen_ranges(place, variant, self.observations, self.calibration)
         if choice:
             measured = Ranges.from_json(json.loads(place.read_blob(choice.ranges)))
@@ -106,6 +106,7 @@ class WriteGraph:
         written, notes = write_variant(model, variant.precision, *how, keep_io=not variant.native_io, left=left)
         inputs, outputs = specs_of(written)
         save_onnx(written, workdir / "graph.onnx")
+        stored = put_graph(place, workdir / "graph.onnx")
         ranges = measured.to_json() if measured else None
         recipe = GraphRecipe(source, variant, ranges, self.overrides, left, choice is not None)
         calibrated = variant.precision in CALIBRATED
@@ -114,7 +115,7 @@ class WriteGraph:
             seen = Observations.from_bytes(place.read_blob(self.observations))
             record = _record(place, (model, written), variant, notes, measured, seen, choice)
         return WrittenGraph(
-            model=place.put_file(workdir / "graph.onnx"),
+            model=stored.blob.digest,
             inputs=tuple(inputs),
             outputs=tuple(outputs),
             notes=(*([choice.summary] if choice else []), *notes.lines()),
@@ -124,6 +125,7 @@ class WriteGraph:
             recipe=place.put_bytes(text_of(encode(recipe))),
             written_from=source,
             idle=notes.idle,
+            shards=stored.shards,
         )
 
 
@@ -186,8 +188,8 @@ class CheckGraph:
 
         place, spreads, workdir = open_store(context.store), Spreads(), context.workdir
         frozen = golden_set(place, self.golden, workdir)
-        candidate = runnable(fetch(place, self.graph, workdir / "graph.onnx"), self.precision)
-        original = fetch(place, self.reference, workdir / "reference.onnx")
+        candidate = runnable(fetch_graph(place, self.graph, workdir / "graph.onnx"), self.precision)
+        original = fetch_graph(place, self.reference, workdir / "reference.onnx")
         with ReferenceSession(original) as expected, ReferenceSession(candidate) as actual:
             held = graph_drift_limits(original, expected, self.precision, frozen, self.limits, self.metrics, workdir)
             checks = drift_checks("quantization", expected, actual, frozen, held, spreads)
@@ -234,7 +236,7 @@ def write_graph(
         )
     if variant.precision == "fp32" or model.carries_qdq:
         proof, own = Proof(metrics=exported.proof.metrics), model.own_int8
-        return Graph(variant, model.digest, model.inputs, model.outputs, proof=proof, own_int8=own)
+        return Graph(variant, model.digest, model.inputs, model.outputs, proof=proof, own_int8=own, shards=model.shards)
     if variant.precision in CALIBRATED and ranges is None:
         raise DataError(
             f"{variant.precision} needs real samples, and the model carries no Q/DQ of its own; add calibration.data"
@@ -251,9 +253,10 @@ def write_graph(
     job = Job("quantize", request, context.store.uri, step_limits(spec, "quantization"))
     found = context.once("quantize", f"write {variant.name}", key, job, lambda written: written.blobs)
     recipe = Recipe(found.recipe, found.written_from if found.written_from != model.digest else None)
-    shown = found.inputs, found.outputs, found.scales, found.notes
+    notes = (*not_searched(variant, spec, exported), *found.notes)
+    shown = found.inputs, found.outputs, found.scales, notes
     graph = Graph(variant, found.model, *shown, record=found.record, recipe=recipe)
-    return replace(graph, idle=found.idle, own_int8=model.own_int8)
+    return replace(graph, idle=found.idle, own_int8=model.own_int8, shards=found.shards)
 
 
 def _check_graph(

@@ -21,7 +21,7 @@ from enginery.core.types import Backend, Engine
 from enginery.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.blobs import fetch, fetch_engine, golden_set
+from pipeline.compile.steps.blobs import fetch_engine, fetch_graph, golden_set
 from pipeline.compile.steps.keys import code_key, engine_limits, model_shapes
 from pipeline.outcome import JudgedUnit
 from pipeline.progress.events import Finished
@@ -71,7 +71,7 @@ class MeasureEngine:
         measured = measure_engine(opens, buckets, terms.seconds, workdir, imports, terms.streams)
         tuned = tuned_for(self.shapes.dims)
         at = next((i for i, bucket in enumerate(buckets) if bucket.sizes == tuned), len(buckets) - 1)
-        model = fetch(place, wanted.model, workdir / "graph.onnx")
+        model = fetch_graph(place, wanted.model, workdir / "graph.onnx")
         graph = graph_costs(model, self.shapes.inputs, buckets[at].sizes)
         breakdown = _break_down(backend, made, graph, buckets[at], measured.buckets[at], terms.seconds, workdir)
         report = LatencyReport(

@@ -18,7 +18,7 @@ from enginery.core.types import BuildRequest, Dim, Session
 from enginery.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext, stops_run
-from pipeline.compile.steps.blobs import fetch, golden_set, open_session, proof_of, runnable
+from pipeline.compile.steps.blobs import fetch_graph, golden_set, open_session, proof_of, runnable
 from pipeline.compile.steps.drift_limits import engine_drift_limits, threads_for
 from pipeline.compile.steps.keys import code_key, engine_limits, limits_of, metrics_of, model_shapes
 from pipeline.outcome import JudgedUnit, make_report
@@ -83,7 +83,7 @@ class CheckEngine:
         place, spreads, started = open_store(context.store), Spreads(), time.perf_counter()
         wanted, workdir = self.engine.request, context.workdir
         frozen = golden_set(place, self.golden, workdir)
-        graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
+        graph = runnable(fetch_graph(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
         with (
             ReferenceSession(graph, threads=threads_for(graph)) as expected,
             open_session(place, self.engine, workdir) as actual,

@@ -16,7 +16,7 @@ from enginery.core.types import BuildRequest, QuantizationScheme
 from enginery.registry.store.base import open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext
-from pipeline.compile.steps.blobs import fetch, text_of
+from pipeline.compile.steps.blobs import fetch_graph, text_of
 from pipeline.compile.steps.calibration import (
     CalibrationMethod,
     CalibrationSamples,
@@ -87,7 +87,7 @@ class SearchQuantization:
         from validation.data.samples import Samples
 
         place, workdir, search = open_store(context.store), context.workdir, self.search
-        model = onnx.load(fetch(place, self.model, workdir / "model.onnx"))
+        model = onnx.load(fetch_graph(place, self.model, workdir / "model.onnx"))
         activation = self.kind.activation
         scheme = QuantizationScheme(activation, activation == "uint8", "fp32", self.kind.weight_levels)
         measured = chosen_ranges(place, GraphVariant("int8", scheme), self.observations, self.calibration)
@@ -197,10 +197,19 @@ def node_overrides(spec: "ModelSpec") -> tuple[Override, ...]:
 def find_searched_kinds(
     variants: Iterable[GraphVariant], spec: "ModelSpec", exported: Exported
 ) -> tuple[Searched, ...]:
-    """The kinds of int8 that the spec wants searched for these graph variants, each once."""
-    if not spec.quantization.searches or exported.model.carries_qdq:
+    """The kinds of int8 that the spec wants searched for these graph variants, each once; none of a model whose weights
+    lie in shards, which a search would hold in memory (`not_searched`)."""
+    if not spec.quantization.searches or exported.model.carries_qdq or exported.model.shards:
         return ()
     return tuple(dict.fromkeys(variant.searched for variant in variants if variant.searched))
+
+
+def not_searched(variant: GraphVariant, spec: "ModelSpec", exported: Exported) -> tuple[str, ...]:
+    """A note on a variant of which nothing is searched because its weights lie in shards; () for others."""
+    asked = ", ".join(f"quantization.{key}" for key in spec.quantization.searches)
+    if not (asked and variant.searched and exported.model.shards):
+        return ()
+    return (f"without {asked}: trials hold all weights in memory, and those of this model lie in shards",)
 
 
 def _find_judged_output(spec: "ModelSpec", exported: Exported) -> str | None:

@@ -8,7 +8,7 @@ from builders.execution.jobs import WorkerContext
 from enginery.core.errors import EngineryError
 from enginery.core.types import BuildRequest, Dim, Session, Tensors
 from enginery.registry.store.base import open_store
-from pipeline.compile.steps.blobs import fetch, golden_set, open_session, runnable
+from pipeline.compile.steps.blobs import fetch_graph, golden_set, open_session, runnable
 from pipeline.values import EngineBlob, ModelShapes
 
 Sizes = Mapping[str, int]
@@ -40,7 +40,7 @@ class ProbeShapes:
 
         place, wanted, workdir = open_store(context.store), self.engine.request, context.workdir
         real = next(golden_set(place, self.golden, workdir).of_kind("golden")).inputs
-        graph = runnable(fetch(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
+        graph = runnable(fetch_graph(place, wanted.model, workdir / "graph.onnx"), wanted.precision)
         with ReferenceSession(graph) as expected, open_session(place, self.engine, workdir) as actual:
 
             def answers(tried: Sequence[Sizes]) -> bool | None:

@@ -16,9 +16,10 @@ from contextlib import suppress
 from typing import Literal
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from builders.onnx_graphs.bodies import list_bodies, list_captured, list_reads
+from builders.onnx_graphs.weights import from_array, is_external, to_array
 from enginery.core.errors import ModelError
 from enginery.core.reports.quantization import FloatNode
 from pipeline.quantization.graph import (
@@ -200,7 +201,7 @@ class _CastRewrite:
         self.nodes.append(helper.make_node("Cast", [source], [result], name=f"{result}_cast", to=wanted))
 
     def _convert_constant(self, name: str, converted: str, scale: bool) -> None:
-        values = numpy_helper.to_array(self.given[name])
+        values = to_array(self.given[name])
         if scale:
             if (values < self.half.tiny).any():
                 self.floored.append(name)
@@ -209,7 +210,7 @@ class _CastRewrite:
         zeros = int(np.count_nonzero(values)) - int(np.count_nonzero(narrowed))
         if zeros:
             self.underflowed.append((name, zeros, values.size))
-        self.graph.initializer.append(numpy_helper.from_array(narrowed, converted))
+        self.graph.initializer.append(from_array(narrowed, converted, self.given[name]))
 
     def _fresh(self, name: str, suffix: str) -> str:
         fresh = unused_name(f"{name}_{suffix}", self.taken)
@@ -225,14 +226,16 @@ def emulate(model: ModelProto) -> ModelProto:
     """
     copy = tidy(model)
     graph, types = copy.graph, element_types(copy)
+    nodes = [_widen_outside(item) for item in graph.initializer if is_external(item) and item.data_type in _HALF_TYPES]
     for item in graph.initializer:
-        _widen(item)
+        if not is_external(item):
+            _widen(item)
     for value in graph.output:
         if value.type.tensor_type.elem_type in _HALF_TYPES:
             value.type.tensor_type.elem_type = FLOAT
     halves = [value.name for value in graph.input if value.type.tensor_type.elem_type in _HALF_TYPES]
     names = {name: f"{name}/widened" for name in halves}
-    nodes = [helper.make_node("Cast", [name], [wide], name=wide, to=FLOAT) for name, wide in names.items()]
+    nodes += [helper.make_node("Cast", [name], [wide], name=wide, to=FLOAT) for name, wide in names.items()]
     for node in graph.node:
         for index, name in enumerate(node.input):
             node.input[index] = names.get(name, name)
@@ -258,7 +261,13 @@ def _widen_attributes(node: NodeProto) -> None:
             attribute.i = FLOAT
 
 
+def _widen_outside(item: TensorProto) -> NodeProto:
+    """The node that widens a 16-bit weight in a file, which gets another name, in place: a copy would take its room."""
+    name, item.name = item.name, f"{item.name}/stored"
+    return helper.make_node("Cast", [item.name], [name], name=f"{name}/widen", to=FLOAT)
+
+
 def _widen(item: TensorProto) -> None:
     """In place: a 16-bit tensor becomes float32."""
     if item.data_type in _HALF_TYPES:
-        item.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(item).astype("float32"), item.name))
+        item.CopyFrom(from_array(to_array(item).astype("float32"), item.name, item))

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper
 
+from builders.onnx_graphs.weights import find_external, from_array, to_array
 from enginery.arrays import Array
 from pipeline.quantization.graph import constants, consumers, sort_nodes, unused_name
 from pipeline.quantization.insertion_points import Site
@@ -93,9 +94,9 @@ def _axis(size: int, kernel: int, begin: int, end: int) -> _Axis | None:
 
 def _fold(model: ModelProto, node: NodeProto, site: Site, axes: tuple[_Axis, ...]) -> Site:
     """In place: SpaceToDepth in front of the convolution, and its weight and attributes over blocks; the new site."""
-    values, taken = numpy_helper.to_array(constants(model.graph)[site.weight]), _names(model)
+    values, taken = to_array(constants(model.graph)[site.weight]), _names(model)
     blocks, weight = unused_name(f"{site.activation}_blocks", taken), unused_name(f"{site.weight}_blocks", taken)
-    model.graph.initializer.append(numpy_helper.from_array(_block_kernel(values, axes), weight))
+    model.graph.initializer.append(from_array(_block_kernel(values, axes), weight, find_external(model.graph)))
     model.graph.node.append(
         helper.make_node("SpaceToDepth", [site.activation], [blocks], name=f"SpaceToDepth/{blocks}", blocksize=2)
     )

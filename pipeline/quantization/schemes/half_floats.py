@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, defs, numpy_helper
 
+from builders.onnx_graphs.weights import to_array
 from enginery.arrays import Array
 from pipeline.quantization.ranges import Ranges
 
@@ -112,7 +113,7 @@ def retype(node: NodeProto, half: HalfFormat) -> None:
         if attribute.name == "to":
             attribute.i = half.element_type
         if attribute.name == "value":
-            attribute.t.CopyFrom(numpy_helper.from_array(half.narrow(numpy_helper.to_array(attribute.t))))
+            attribute.t.CopyFrom(numpy_helper.from_array(half.narrow(to_array(attribute.t))))
 
 
 def _formal(parameters: Sequence[defs.OpSchema.FormalParameter], index: int) -> str:
@@ -125,7 +126,7 @@ def find_too_large(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -
     found = dict[str, str]()
     for item in model.graph.initializer:
         if item.data_type == FLOAT:
-            magnitudes = np.abs(numpy_helper.to_array(item))
+            magnitudes = np.abs(to_array(item))
             # Infinities can be represented and do not count.
             reach = float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))
             if not np.isfinite(half.narrow(np.array(reach)).astype(np.float32)):

@@ -10,8 +10,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
+from builders.onnx_graphs.weights import find_external, from_array, to_array
 from enginery.arrays import Array
 from pipeline.quantization.graph import constants, unused_name
 
@@ -74,6 +75,7 @@ class Insertion:
         self.grid = grid
         self.weight_grid = grid if grid.name == "fp8" else replace(GRIDS["int8"], highest=levels)
         self.given = constants(model.graph)
+        self._outside = find_external(model.graph)
         self.by_name = {node.name: node for node in model.graph.node}
         self.scales: dict[str, float] = {}
         self._pairs: dict[str, str] = {}
@@ -114,7 +116,7 @@ class Insertion:
         if key not in self._stored:
             scale = self.constant(scales, f"{name}_scale")
             zero = self.constant(np.zeros(scales.shape, grid.dtype), f"{name}_zero_point")
-            values = numpy_helper.to_array(self.given[name])
+            values = to_array(self.given[name])
             source = name if pair else self.constant(grid.rounded(values, scales, axis), f"{name}_{grid.name}")
             if pair:
                 source = self._add("QuantizeLinear", [name, scale, zero], f"{name}_quantized", axis=axis)
@@ -124,7 +126,7 @@ class Insertion:
     def bias(self, node: str, scales: NDArray[np.float32]) -> None:
         """Store a node's constant bias as int32. scales: [channels], of the accumulator (activation times weight)."""
         reader = self.by_name[node]
-        values = numpy_helper.to_array(self.given[reader.input[2]]).astype(np.float64)
+        values = to_array(self.given[reader.input[2]]).astype(np.float64)
         limits = np.iinfo(np.int32)
         rounded = np.clip(np.rint(values / scales.astype(np.float64)), limits.min, limits.max).astype(np.int32)
         inputs = [self.constant(rounded, f"{reader.input[2]}_int32"), self.constant(scales, f"{reader.input[2]}_scale")]
@@ -134,7 +136,7 @@ class Insertion:
     def constant(self, values: Array, name: str) -> str:
         """Add an initializer, by this name or, where it is taken, one like it; returns the name."""
         fresh = self._fresh(name)
-        self.graph.initializer.append(numpy_helper.from_array(np.asarray(values, order="C"), fresh))
+        self.graph.initializer.append(from_array(np.asarray(values, order="C"), fresh, self._outside))
         return fresh
 
     def _pair(self, tensor: str, result: str, low: float, high: float) -> str:
@@ -161,7 +163,7 @@ class Insertion:
 
 def weight_scales(insertion: Insertion, node: str, axis: int) -> NDArray[np.float32]:
     """Scales [channels] of a node's weight along `axis`; a channel of zeros gets the smallest of the others."""
-    values = numpy_helper.to_array(insertion.given[insertion.by_name[node].input[1]])
+    values = to_array(insertion.given[insertion.by_name[node].input[1]])
     scales = insertion.weight_grid.scales(values, axis)
     smallest = scales[scales > 0].min(initial=np.float32(1.0))
     return np.where(scales > 0, scales, smallest).astype(np.float32)

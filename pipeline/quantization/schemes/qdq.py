@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, NodeProto
 
+from builders.onnx_graphs.weights import to_array
 from enginery.core.errors import DataError
 from enginery.core.reports.quantization import FloatNode
 from enginery.core.types import QuantizationScheme
@@ -227,7 +228,7 @@ def _weight_and_bias(insertion: Insertion, site: Site, activation_scale: float) 
     node, scales = insertion.by_name[site.node], weight_scales(insertion, site.node, site.axis)
     alpha = attribute_of(node, "alpha", 1.0)
     if has_quantizable_bias(node, insertion.given, len(scales)) and alpha > 0:
-        bias = numpy_helper.to_array(insertion.given[node.input[2]])
+        bias = to_array(insertion.given[node.input[2]])
         scales = widened_for_bias(scales, bias, activation_scale * alpha)
         accumulator = np.float32(activation_scale * alpha) * scales
         if (accumulator >= np.finfo(np.float32).tiny).all():

@@ -17,8 +17,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper
 
+from builders.onnx_graphs.weights import to_array
 from enginery.arrays import Array
 from enginery.core.reports.quantization import FloatNode
 from enginery.core.types import QuantizationScheme
@@ -95,7 +96,7 @@ class _DynamicRewrite:
         """x W (+ b) becomes (quantized x) (int8 W) times both scales (+ b)."""
         insertion, node = self.insertion, self.insertion.by_name[site.node]
         scales = weight_scales(insertion, site.node, site.axis)
-        values = insertion.weight_grid.rounded(numpy_helper.to_array(insertion.given[site.weight]), scales, site.axis)
+        values = insertion.weight_grid.rounded(to_array(insertion.given[site.weight]), scales, site.axis)
         alpha = np.float32(attribute_of(node, "alpha", 1.0))
         weight = insertion.constant(values.T if site.axis == 0 else values, f"{site.weight}_int8")
         weight_zero = insertion.constant(np.zeros(scales.shape, np.int8), f"{site.weight}_zero_point")
@@ -191,7 +192,7 @@ def _error(parts: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[n
 def _store(insertion: Insertion, site: Site, block: int) -> None:
     """Put the int4 weight, [depth, channels], and its DequantizeLinear in the place of the float one."""
     node = insertion.by_name[site.node]
-    values = numpy_helper.to_array(insertion.given[site.weight])
+    values = to_array(insertion.given[site.weight])
     if site.axis == 0:  # Gemm with transB
         values = values.T
     # onnxruntime fuses no int4 weight with a Gemm that has transB or alpha.

@@ -15,8 +15,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
+from builders.onnx_graphs.weights import to_array
 from enginery.arrays import Array
 from pipeline.quantization.graph import constants, consumers
 from pipeline.quantization.ranges import Ranges
@@ -59,7 +60,7 @@ class _UnderflowSearch:
 
     def judge_constant(self, item: TensorProto) -> None:
         """Keep a constant that vanishes, and the path from an epsilon to what divides by it."""
-        values = numpy_helper.to_array(item)
+        values = to_array(item)
         lost = (values != 0) & (self.half.narrow(values) == 0)
         if not lost.any():
             return

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper
 
+from builders.onnx_graphs.weights import to_array
 from enginery.core.errors import ModelError
 from enginery.core.types import Tensors
 from pipeline.quantization.graph import attribute_of, constants
@@ -60,7 +61,7 @@ def matrices(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Mapping[str
     """Node name -> weight as [channels in, channels out], for the groups that mix."""
     given = constants(model.graph)
     sites = [site for group in groups if group.mixes for site in group.sites]
-    return {site.node: transpose_for(site, numpy_helper.to_array(given[site.weight])) for site in sites}
+    return {site.node: transpose_for(site, to_array(given[site.weight])) for site in sites}
 
 
 def transpose_for(site: Site, weight: Floats) -> Floats:
@@ -199,5 +200,5 @@ def gather(
         weight = given[site.weight]
         channels = weight.dims[0 if site.op_type == "ConvTranspose" else site.axis]
         macs = sizes[site.node] / samples * math.prod(weight.dims) / channels
-        work[site.node] = StatisticsWork(macs, numpy_helper.to_array(weight).nbytes)
+        work[site.node] = StatisticsWork(macs, to_array(weight).nbytes)
     return found, work

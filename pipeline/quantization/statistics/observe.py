@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from builders.onnx_graphs.bodies import list_reads
+from builders.onnx_graphs.shards import link_shards
+from builders.onnx_graphs.weights import has_external, load_graph
 from builders.reference import embed_shapes, open_interpreter, words_of
 from enginery.arrays import Array, describe_nonfinite
 from enginery.core.digest import digest_of_file
@@ -141,7 +143,7 @@ def observe(
     and sample, for NaN anywhere and for infinity where int8 computes; ModelError for a model that does not run or lacks
     a named tensor.
     """
-    loaded = onnx.load(model)
+    loaded = load_graph(model)
     masks = [f"{name!r} holds {describe_nonfinite(array)}" for name, array in nonfinite_constants(loaded)]
     remedy = f"; look at the model's constants first: {', '.join(masks)}" if masks else ""
     graph = prepare_model(loaded)
@@ -238,14 +240,17 @@ def _optimize(
 ) -> tuple[ModelProto, dict[str, str]]:
     """The graph as onnxruntime would run it with `inner` as outputs, and where each of them can be measured."""
     graph, source = model.graph, workdir / "source.onnx"
-    onnx.save(
-        model,
-        source,
-        save_as_external_data=True,
-        all_tensors_to_one_file=True,
-        location="source.weights",
-        size_threshold=EXTERNAL_FROM_BYTES,
-    )
+    if has_external(model):
+        link_shards(model, workdir)
+    else:
+        onnx.save(
+            model,
+            source,
+            save_as_external_data=True,
+            all_tensors_to_one_file=True,
+            location="source.weights",
+            size_threshold=EXTERNAL_FROM_BYTES,
+        )
     embed_shapes(model, workdir)
     _check_tensors(model, tensors)  # only now, when the model is light
     if not inner:

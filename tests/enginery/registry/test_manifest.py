@@ -16,6 +16,7 @@ from enginery.core.parsing import Malformed
 from enginery.core.requirements import KINDS, Gpu, GpuMemory, Runtime, to_json
 from enginery.core.types import ShapeProfile, TensorSpec
 from enginery.registry.manifest import EngineEntry, Manifest, parse, read_requirement
+from enginery.registry.versions.lookup import engine_sizes
 
 D = "d" * 64
 ENTRY = EngineEntry(
@@ -74,6 +75,18 @@ def test_it_reads_back_and_always_gives_the_same_bytes() -> None:
     assert parse(stepped.to_bytes()) == stepped
 
 
+def test_shards_are_blobs_and_count_where_sizes_are_told() -> None:
+    assert "shards" not in json.loads(MANIFEST.to_bytes())
+    sharded = replace(MANIFEST, shards={D: {"e" * 64: 7, "f" * 64: 30}})
+    assert parse(sharded.to_bytes()) == sharded != MANIFEST
+    assert {digest: sharded.blobs()[digest] for digest in ("e" * 64, D)} == {
+        "e" * 64: "shard of engine sm_89 int8 tensorrt-rtx",
+        D: sharded.blobs()[D],
+    }
+    assert (MANIFEST.size_of(ENTRY), sharded.size_of(ENTRY)) == (5, 42)
+    assert engine_sizes(sharded) == {D: 5, "e" * 64: 7, "f" * 64: 30}
+
+
 @given(st.integers(0, 2000), st.integers(1, 255))
 def test_any_edit_is_found(position: int, change: int) -> None:
     data = bytearray(MANIFEST.to_bytes())
@@ -108,6 +121,9 @@ def entry_without(name: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"shards": {D: {"../e": 1}}}, "shards.*which is no digest"),
+        ({"shards": {"/etc": {D: 1}}}, "shards.*which is no digest"),
+        ({"shards": {D: {D: -1}}}, "shards"),
         ({"format": 2}, "upgrade enginery"),
         ({"format": "1"}, "format"),
         ({"model": "../x"}, "model is '../x'"),

@@ -16,7 +16,7 @@ from enginery.core.errors import EngineryError, ModelError, StepError
 from enginery.core.types import TensorSpec
 from pipeline.quantization.schemes.qdq import carries_qdq
 from pipeline.sources import canonical as canonical_module
-from pipeline.sources import onnx_model
+from pipeline.sources import external_data, onnx_model
 from pipeline.sources.onnx_model import canonical, external_files, load_onnx, save_onnx, specs_of
 from tests.calls import call_job
 from tests.hostile_onnx import WEIGHTS, hostile_models, valid_model
@@ -144,16 +144,35 @@ def test_dims_that_no_tensor_has(folder: Path, dims: list[int]) -> None:
     refused(folder, model, "its dims are|which has 48|no number of bytes")
 
 
-def test_many_tensors_of_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def overlapping(count: int, step: int) -> onnx.ModelProto:
+    """A model with so many weights out of the 48 bytes of external data, each `step` bytes behind the one before."""
     model = valid_model()
-    for index in range(30):
+    far(model.graph.initializer[0], "weights.bin", offset=0, length=16)
+    model.graph.initializer[0].dims[:] = [4]
+    for index in range(1, count):
         model.graph.initializer.add().CopyFrom(model.graph.initializer[0])
         model.graph.initializer[-1].name = f"w{index}"
-    size = len(model.SerializeToString())
-    monkeypatch.setattr(onnx_model, "LARGEST_BYTES", size + 31 * 48)
-    taken(folder, model.SerializeToString())
-    monkeypatch.setattr(onnx_model, "LARGEST_BYTES", size + 31 * 48 - 1)
-    refused(folder, model, "over 2 GB")
+        model.graph.initializer[-1].external_data[1].value = str(index * step)
+    return model
+
+
+def test_shards_are_no_larger_than_the_files_they_are_made_of(folder: Path) -> None:
+    path = folder / "model.onnx"
+    path.write_bytes(overlapping(30, 0).SerializeToString())
+    load_onnx(path, folder, most_embedded_bytes=0)  # all are the same tensor: written once
+    path.write_bytes(overlapping(9, 4).SerializeToString())
+    with pytest.raises(ModelError, match="tensors overlap in its external data files"):
+        load_onnx(path, folder, most_embedded_bytes=0)
+
+
+def test_constants_inside_nodes_are_embedded_up_to_2_gb(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = valid_model()
+    far(model.graph.node[3].attribute[0].g.initializer.add(name="z", data_type=1, dims=[12]), "weights.bin")
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    monkeypatch.setattr(external_data, "LARGEST_BYTES", 47)
+    monkeypatch.setattr(onnx_model, "_parse", lambda _: model)
+    with pytest.raises(ModelError, match="constants of over 2 GB"):
+        load_onnx(folder / "model.onnx", folder)
 
 
 def calling(bodies: Sequence[Sequence[onnx.NodeProto]], called: str) -> onnx.ModelProto:

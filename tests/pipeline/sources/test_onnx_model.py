@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from builders.backends.onnxruntime import OrtSession
+from builders.onnx_graphs.weights import to_array
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
@@ -152,15 +153,21 @@ class TestExternalData:
         with pytest.raises(ModelError, match=r"tensor 'w' ends at byte 48 of weights\.bin, which has 40"):
             load_onnx(path, tmp_path)
 
-    def test_more_than_2_gb_is_refused_before_it_is_read(self, tmp_path):
-        path = external(tmp_path)
-        os.truncate(tmp_path / "weights.bin", (1 << 31) + 48)  # sparse: it takes no room on the disk
+    def test_of_a_large_model_it_stays_in_its_file(self, tmp_path):
+        path, wide = external(tmp_path), 1 << 28
+        model = onnx.load(path, load_external_data=False)
+        model.graph.initializer[0].dims[:] = [3, wide]
+        next(e for e in model.graph.initializer[0].external_data if e.key == "length").value = str(12 * wide)
+        path.write_bytes(model.SerializeToString())
+        os.truncate(tmp_path / "weights.bin", 12 * wide + 100)  # 3 GB, sparse: it takes no room on the disk
         for read in (load_onnx, external_files):
             tracemalloc.start()
-            with pytest.raises(ModelError, match="over 2 GB; models that large cannot be built yet"):
-                read(path, tmp_path)
+            read(path, tmp_path)
             assert tracemalloc.get_traced_memory()[1] < 1 << 20
             tracemalloc.stop()
+        model = load_onnx(path, tmp_path)
+        assert model.ByteSize() < 10_000
+        assert to_array(model.graph.initializer[0]).shape == (3, wide)
 
     @pytest.mark.parametrize("location", ["../outside.bin", "/etc/hostname", "sub/../../outside.bin", "link.bin"])
     def test_outside_the_models_folder_is_refused(self, tmp_path, location):

@@ -1,0 +1,69 @@
+"""Single fields of a protobuf file, without parsing all of it: what lies between is skipped, and of a mapped file never
+read. Field numbers of ONNX: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
+"""
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a message: its number, its value if that is a number, and where its bytes lie if it has a length."""
+
+    number: int
+    value: int
+    begin: int
+    end: int
+
+
+def inner_fields(data: mmap.mmap, outer: Field, number: int) -> Iterator[Field]:
+    """The fields of that number in the message that a field holds. Raises ValueError as `fields`."""
+    return (field for field in fields(data, outer.begin, outer.end) if field.number == number)
+
+
+def inner_text(data: mmap.mmap, outer: Field, number: int) -> str:
+    """The first text of that number in the message that a field holds; '' without one. Raises ValueError."""
+    return next((decode(data, field) for field in inner_fields(data, outer, number)), "")
+
+
+def decode(data: mmap.mmap, field: Field) -> str:
+    """The text that a field holds. Raises ValueError where it is no UTF-8."""
+    return data[field.begin : field.end].decode()
+
+
+def fields(data: mmap.mmap, place: int, end: int) -> Iterator[Field]:
+    """The fields of the message in these bytes (https://protobuf.dev/programming-guides/encoding). Raises ValueError
+    where a field has no such form or leaves the message."""
+    while place < end:
+        tag, place = _varint(data, place, end)
+        value, begin = 0, place
+        match tag & 7:
+            case 0:
+                value, place = _varint(data, place, end)
+            case 1:
+                place += 8
+            case 2:
+                length, begin = _varint(data, place, end)
+                place = begin + length
+            case 5:
+                place += 4
+            case _:
+                raise ValueError("a wire type that ONNX does not have")
+        if place > end or tag < 8:
+            raise ValueError("a field that leaves its message")
+        yield Field(tag >> 3, value, begin, place)
+
+
+def _varint(data: mmap.mmap, place: int, end: int) -> tuple[int, int]:
+    """A number of at most 64 bits, and the place behind it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if place >= end:
+            break
+        byte = data[place]
+        place += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, place
+    raise ValueError("a number has no end")

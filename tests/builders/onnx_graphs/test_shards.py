@@ -1,0 +1,204 @@
+"""Graphs in shards: what is written, shared, read back and refused."""
+
+import hashlib
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from builders.onnx_graphs.shard_names import graph_bytes, has_shards, list_shards, list_weight_files
+from builders.onnx_graphs.shards import in_shards, link_shards, save_graph, write_graph
+from builders.onnx_graphs.weights import (
+    LOOSE,
+    from_array,
+    is_external,
+    load_graph,
+    place_of,
+    set_place,
+    size_of,
+    to_array,
+    with_weights,
+    without_weights,
+)
+from builders.reference import ReferenceSession
+from enginery.core.errors import ModelError
+
+WIDTH = 32
+SHARD = 3 * 4 * WIDTH * WIDTH  # three weights
+
+
+def weight(index: int) -> np.ndarray:
+    return np.random.default_rng(index).standard_normal((WIDTH, WIDTH)).astype(np.float32)
+
+
+def chain(count: int, folder, **other: np.ndarray) -> ModelProto:
+    """x times `count` weights w0, w1 ..., which lie in one file of the folder; `other` replaces some."""
+    value = helper.make_tensor_value_info
+    nodes = [helper.make_node("MatMul", [f"x{i}" if i else "x", f"w{i}"], [f"x{i + 1}"]) for i in range(count)]
+    nodes.append(helper.make_node("Add", [f"x{count}", "bias"], ["y"]))
+    data, weights = b"", [numpy_helper.from_array(np.zeros(WIDTH, np.float32), "bias")]
+    for index in range(count):
+        array = other.get(f"w{index}", weight(index))
+        tensor = TensorProto(name=f"w{index}", data_type=TensorProto.FLOAT, dims=array.shape)
+        set_place(tensor, str(folder / "weights.bin"), len(data), array.nbytes)
+        data += array.tobytes()
+        weights.append(tensor)
+    (folder / "weights.bin").write_bytes(data)
+    ends = [[value(name, TensorProto.FLOAT, ["n", WIDTH])] for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "chain", *ends, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def saved(folder, count=6, **other):
+    folder.mkdir()
+    path = folder / "graph.onnx"
+    save_graph(chain(count, folder, **other), path, SHARD)
+    (folder / "weights.bin").unlink()
+    return path
+
+
+def test_a_shard_is_named_by_its_bytes_and_the_graph_runs_from_there(tmp_path):
+    path = saved(tmp_path / "a")
+    names = list_shards(path)
+    assert len(names) == 2 and {item.name for item in path.parent.iterdir()} == {"graph.onnx", *names}
+    for name in names:
+        assert hashlib.sha256((path.parent / name).read_bytes()).hexdigest() == name
+    x = np.ones((2, WIDTH), np.float32)
+    expected = x
+    for index in range(6):
+        expected = expected @ weight(index)
+    with ReferenceSession(path) as session:
+        assert np.allclose(session.run({"x": x})["y"], expected, rtol=1e-4)
+    model = load_graph(path)
+    assert np.array_equal(to_array(model.graph.initializer[1]), weight(0))
+    assert in_shards(model) and size_of(model) > 6 * 4 * WIDTH * WIDTH > path.stat().st_size
+
+
+def test_a_changed_weight_changes_its_shard_alone(tmp_path):
+    before, after = saved(tmp_path / "a"), saved(tmp_path / "b", w4=weight(99))
+    assert len({*list_shards(before)} & {*list_shards(after)}) == 1
+    assert list_shards(saved(tmp_path / "c")) == list_shards(before)
+    assert saved(tmp_path / "d").read_bytes() == before.read_bytes()
+
+
+def test_a_shard_stays_where_half_of_it_is_used(tmp_path):
+    path = saved(tmp_path / "a")
+    model = load_graph(path)
+    model.graph.initializer[2].CopyFrom(numpy_helper.from_array(weight(50), "w1"))  # two of three weights stay
+    save_graph(model, tmp_path / "a" / "two.onnx", SHARD)
+    assert {*list_shards(path)} < {*list_shards(tmp_path / "a" / "two.onnx")}
+    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(weight(51), "w0"))  # one stays: it moves
+    save_graph(model, tmp_path / "a" / "one.onnx", SHARD)
+    first = place_of(load_graph(path).graph.initializer[1])[0]
+    assert first.rpartition("/")[2] not in list_shards(tmp_path / "a" / "one.onnx")
+    assert np.array_equal(to_array(load_graph(tmp_path / "a" / "one.onnx").graph.initializer[3]), weight(2))
+
+
+def test_tensors_of_the_same_bytes_are_written_once(tmp_path):
+    model = chain(2, tmp_path)
+    set_place(model.graph.initializer[2], *place_of(model.graph.initializer[1]))
+    save_graph(model, tmp_path / "graph.onnx")
+    (shard,) = list_shards(tmp_path / "graph.onnx")
+    assert (tmp_path / shard).stat().st_size == 4 * WIDTH * WIDTH
+
+
+def test_shapes_and_small_constants_stay_in_the_graph(tmp_path):
+    model = chain(2, tmp_path)
+    indices = numpy_helper.from_array(np.arange(1000), "indices")
+    model.graph.initializer.append(indices)
+    set_place(indices := model.graph.initializer[-1], str(tmp_path / "weights.bin"), 0, 8000)
+    save_graph(model, tmp_path / "graph.onnx")
+    assert [is_external(item) for item in load_graph(tmp_path / "graph.onnx").graph.initializer] == [
+        False, True, True, False,
+    ]  # fmt: skip
+
+
+def test_new_weights_go_through_files_of_their_own(tmp_path):
+    path = saved(tmp_path / "a")
+    model = load_graph(path)
+    halved = from_array(weight(0).astype(np.float16), "w0", model.graph.initializer[1])
+    assert is_external(halved) and place_of(halved)[0].rpartition("/")[2].startswith(LOOSE)
+    assert np.array_equal(to_array(halved), weight(0).astype(np.float16))
+    assert not is_external(from_array(np.ones(4, np.float32), "small", halved))
+    assert not is_external(from_array(weight(0), "w0", numpy_helper.from_array(weight(0))))
+    model.graph.initializer[1].CopyFrom(halved)
+    save_graph(model, path)
+    assert not list(path.parent.glob(f"{LOOSE}*"))
+
+
+def test_four_bit_weights_are_read_unpacked(tmp_path):
+    import ml_dtypes
+
+    values = np.arange(-8, 8).astype(ml_dtypes.int4).repeat(200).reshape(40, 80)
+    model = load_graph(saved(tmp_path / "a"))
+    made = from_array(values, "w", model.graph.initializer[1])
+    assert is_external(made) and place_of(made)[2] == 1600
+    assert np.array_equal(to_array(made), values)
+
+
+def test_links_in_another_folder_are_the_same_files(tmp_path):
+    path = saved(tmp_path / "a")
+    model = load_graph(path)
+    (tmp_path / "b").mkdir()
+    link_shards(model, tmp_path / "b")
+    (tmp_path / "b" / "graph.onnx").write_bytes(model.SerializeToString())
+    for name in list_shards(path):
+        assert (tmp_path / "b" / name).samefile(path.parent / name)
+    with ReferenceSession(tmp_path / "b" / "graph.onnx") as session:
+        session.run({"x": np.ones((1, WIDTH), np.float32)})
+
+
+def test_a_graph_in_one_piece_stays_so(tmp_path):
+    model = chain(1, tmp_path)
+    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(weight(0), "w0"))
+    write_graph(model, tmp_path / "graph.onnx")
+    assert list_shards(tmp_path / "graph.onnx") == () and onnx.load(tmp_path / "graph.onnx") == model
+    (tmp_path / "other.onnx").write_bytes(b"\xff\xff")
+    assert list_shards(tmp_path / "other.onnx") == ()
+
+
+def test_weights_are_put_back_where_they_were_taken_out(tmp_path):
+    model = load_graph(saved(tmp_path / "a"))
+    light = without_weights(model)
+    onnx.checker.check_model(onnx.shape_inference.infer_shapes(light, strict_mode=True))
+    assert {value.name for value in light.graph.input} == {"x", *(f"w{i}" for i in range(6))}
+    assert with_weights(light, model) == model
+
+
+@pytest.mark.parametrize("location", ["../a/weights.bin", "/etc/hostname", "", "..", "link", "absent"])
+def test_only_files_beside_the_graph_are_read(tmp_path, location):
+    path = saved(tmp_path / "a")
+    (path.parent / "link").symlink_to("/etc/hostname")
+    model = onnx.load(path, load_external_data=False)
+    set_place(model.graph.initializer[1], location, 0, 4 * WIDTH * WIDTH)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="which is no file beside it"):
+        load_graph(path)
+    assert location in list_weight_files(path)
+    with pytest.raises(ModelError, match="which is no shard"):
+        list_shards(path)
+
+
+def test_a_file_that_is_too_short_and_a_wrong_length_are_refused(tmp_path):
+    path = saved(tmp_path / "a")
+    model = onnx.load(path, load_external_data=False)
+    name, _, length = place_of(model.graph.initializer[1])
+    set_place(model.graph.initializer[1], name, 10**9, length)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="ends behind its file"):
+        load_graph(path)
+    set_place(model.graph.initializer[1], name, 0, 8)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match=f"tensor 'w0' has 8 bytes, its shape {length}"):
+        to_array(load_graph(path).graph.initializer[1])
+
+
+def test_the_size_of_a_graph_is_that_of_its_files(tmp_path):
+    path = saved(tmp_path / "a")
+    files = list(path.parent.iterdir())
+    assert graph_bytes(path) == sum(file.stat().st_size for file in files) > 6 * 4 * WIDTH * WIDTH
+    assert has_shards(path) and not has_shards(tmp_path / "absent.onnx")
+    (tmp_path / "whole.onnx").write_bytes(helper.make_model(helper.make_graph([], "g", [], [])).SerializeToString())
+    assert not has_shards(tmp_path / "whole.onnx")
+    assert graph_bytes(tmp_path / "whole.onnx") == (tmp_path / "whole.onnx").stat().st_size

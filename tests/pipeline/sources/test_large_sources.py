@@ -1,0 +1,71 @@
+"""Sources whose weights are too large for one file, with a threshold of some bytes: exported into shards."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from builders.onnx_graphs.shard_names import list_shards
+from builders.onnx_graphs.weights import load_graph, to_array
+from enginery.core.errors import ModelError
+from enginery.core.types import TensorSpec
+from pipeline.sources.external_data import list_external
+from pipeline.sources.onnx_model import load_onnx
+from pipeline.sources.request import ExportRequest
+from tests.pipeline.sources.exports import BATCH, LINEAR, failed, run, torch_request
+from validation.golden.golden_set import GoldenSet
+
+WIDE = TensorSpec("x", "float32", ("batch", 40))
+
+
+def large_onnx(folder, value: float = 2.0) -> ExportRequest:
+    """y = relu(x w), with a weight that nothing reads beside it; both lie in weights.bin."""
+    arrays = {"w": np.full((40, 40), value, np.float32), "unread": np.ones((40, 40), np.float32)}
+    ends = [[helper.make_tensor_value_info(name, 1, ["batch", 40])] for name in ("x", "y")]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])]
+    weights = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", *ends, weights), opset_imports=[helper.make_opsetid("", 20)], ir_version=9
+    )
+    onnx.save(model, folder / "m.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    return ExportRequest("onnx", folder, "m.onnx", (WIDE,), (BATCH,), most_embedded_bytes=1000)
+
+
+def test_an_onnx_file_is_exported_with_its_weights_in_shards(tmp_path):
+    exported = run(large_onnx(tmp_path))
+    (shard,) = list_shards(exported.onnx)
+    assert exported.onnx.with_name(shard).stat().st_size == 40 * 40 * 4  # without what nothing reads
+    assert not failed(exported)
+    noise = GoldenSet.load(exported.golden).noise
+    assert noise is not None and "lie in shards" in noise.reason
+    assert any("lie in shards" in note for note in exported.notes)
+
+
+def test_a_torch_model_is_the_same_in_shards(tmp_path):
+    code = LINEAR.replace("width=4", "width=400")
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    whole = run(torch_request(tmp_path / "a", code))
+    sharded = run(torch_request(tmp_path / "b", code, most_embedded_bytes=1000))
+    assert list_shards(sharded.onnx) and not list_shards(whole.onnx) and not failed(sharded)
+    one, other = (
+        {item.name: to_array(item) for item in load_graph(exported.onnx).graph.initializer}
+        for exported in (whole, sharded)
+    )
+    assert one.keys() == other.keys() and all(one[name].shape == other[name].shape for name in one)
+    assert {item.name for item in sharded.onnx.parent.iterdir()} >= {"model.onnx", *list_shards(sharded.onnx)}
+    assert not list(sharded.onnx.parent.glob("*.weights"))
+
+
+def test_nan_in_a_weight_outside_is_found(tmp_path):
+    with pytest.raises(ModelError, match="'w'"):
+        run(large_onnx(tmp_path, value=np.nan))
+
+
+def test_a_length_that_the_shape_does_not_have_is_refused(tmp_path):
+    request = large_onnx(tmp_path)
+    model = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    next(entry for entry in model.graph.initializer[0].external_data if entry.key == "length").value = "6000"
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    assert len(list_external(model, tmp_path / "m.onnx")) == 2
+    with pytest.raises(ModelError, match="tensor 'w' has 6000 bytes, its shape 6400"):
+        load_onnx(tmp_path / "m.onnx", tmp_path, request.most_embedded_bytes)
