@@ -7,11 +7,13 @@ checks, which say the same, one at a time, and what headers do not show.
 
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from enginery.core.errors import EngineryError, ModelError
 from enginery.core.types import TensorSpec
 from enginery.user_code.entry_point import missing_function, source_files
+from pipeline.sources.arguments import wrong_arguments
 from pipeline.sources.onnx_header import GraphHeader, read_header, wrong_inputs, wrong_outputs
 from pipeline.spec.model import ModelSpec, locate_mistakes
 from pipeline.spec.value_types import Loc
@@ -41,6 +43,9 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
         except ModelError as error:
             yield ("source", spec.source.kind), str(error)
     if header is not None:
+        given = spec.source.arguments
+        yield from ((("source", "arguments", name), text) for name, text in wrong_arguments(header.inputs, given))
+        header = replace(header, inputs=tuple(item for item in header.inputs if item.name not in given))
         yield from _compare(spec, header)
     if spec.source.weights and ("source", "weights") not in unread:
         yield from _wrong_weights(spec.file(spec.source.weights))

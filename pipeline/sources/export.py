@@ -21,6 +21,7 @@ from enginery.core.errors import ModelError
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.user_code.task import Answered, Asked, Captured, Task, TorchProgram
+from pipeline.sources.arguments import fix_inputs
 from pipeline.sources.noise import measure_noise
 from pipeline.sources.onnx_header import wrong_outputs
 from pipeline.sources.onnx_model import canonical, check_weights, load_onnx, save_onnx
@@ -151,6 +152,7 @@ def _torch_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
 @contextmanager
 def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
     model = load_onnx(request.root / request.file, request.root)
+    fix_inputs(model, request.arguments)
     names = _choose_outputs(model, request.outputs)
     given = workdir / "source.onnx"
     save_onnx(model, given)
