@@ -71,8 +71,8 @@ def _outcomes(results: Results) -> Iterator[str]:
     proven = sum(unit["status"] == "proven" for unit in units)
     yield "## What came of it\n"
     yield (
-        f"{len(results)} graphs, {len(units)} engines asked for on the CPU: {proven} proven; the others stand below with\n"
-        "their reasons. Empty is what `init` does not ask for, because the graph came quantized or has no weights.\n"
+        f"{len(results)} graphs, {len(units)} engines asked for on the CPU: {proven} proven; the others stand below\n"
+        "with their reasons. Empty is what `init` does not ask for: the graph came quantized or has no weights.\n"
     )
     rows = []
     for name, result in results.items():
@@ -192,5 +192,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 def _plain(text: str) -> str:
     """A cell: one line without bars, of 300 letters at most."""
-    words = " ".join(str(text).replace("|", "/").split()).replace("<", "&lt;")
+    words = str(text).replace(f"{FOLDER}/", "").replace("|", "/").replace("<", "&lt;")
+    words = " ".join(words.split())
     return words if len(words) <= 300 else f"{words[:300]} ..."
