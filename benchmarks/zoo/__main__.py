@@ -24,7 +24,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "zoo.md"
 
 
 def main() -> int:
-    """Exit code 1 where a build ended in a traceback or ran too long."""
+    """Exit code 1 where a build ended in a traceback."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo", description="Graphs of other people's packages.")
     parser.add_argument("--only", nargs="*", metavar="NAME", help="names of graphs; default: all")
     parser.add_argument("--backends", nargs="*", default=[FIRST], help="default: %(default)s")

@@ -40,6 +40,10 @@ _TIMES = """\
 Median milliseconds of one run of one input: onnxruntime's default options, one thread, all files in turn in one
 process.
 """
+_COSTS = """\
+Wall clock of `enginery build` from an empty registry: export, calibration, quantization, engines, proof and attribution
+of all precisions; and the peak of all its processes' memory together (PSS).
+"""
 _OTHERS = """\
 What each takes or refuses, in the first precision of the spec (TensorRT for RTX: in every precision, for sm_80, built
 without a GPU and therefore unproven).
@@ -129,10 +133,7 @@ def _show_time(file: Mapping[str, Any]) -> str:
 
 def _costs(results: Results) -> Iterator[str]:
     yield "## The builds\n"
-    yield (
-        "Wall clock of `enginery build` from an empty registry: export, calibration, quantization, engines, proof and "
-        "attribution of all precisions; and the peak of all its processes' memory together (PSS).\n"
-    )
+    yield _COSTS
     rows = [[name, f"{result['seconds']:.0f}", str(result["peak_mib"])] for name, result in results.items()]
     yield from _table(["graph", "seconds", "peak MiB"], rows)
 
