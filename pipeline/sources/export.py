@@ -85,7 +85,11 @@ def export(
     spreads = Spreads()
     groups = samples or list(random_groups(request.inputs, request.dims))
     with write_model(request, model_file, workdir, known) as source:
-        golden = freeze(groups, request.inputs, request.dims, source.run, labels)
+        try:
+            golden = freeze(groups, request.inputs, request.dims, source.run, labels)
+        except ModelError as error:
+            what = "inputs of golden.data" if samples else "random inputs, which stand in for golden.data: add that"
+            raise ModelError(f"{error}; it was run on {what}") from error
     golden = replace(golden, noise=measure_noise(model_file, golden, request.inputs, request.dims, workdir))
     with ReferenceSession(model_file, name="the exported model") as session:
         golden_digest = golden.save(golden_file)
