@@ -88,8 +88,10 @@ def export(
         try:
             golden = freeze(groups, request.inputs, request.dims, source.run, labels)
         except ModelError as error:
-            what = "inputs of golden.data" if samples else "random inputs, which stand in for golden.data: add that"
-            raise ModelError(f"{error}; it was run on {what}") from error
+            random = (
+                "" if samples else "; random inputs stand in for golden.data, which may not suit the model: add that"
+            )
+            raise ModelError(f"{error}{random}") from error
     golden = replace(golden, noise=measure_noise(model_file, golden, request.inputs, request.dims, workdir))
     with ReferenceSession(model_file, name="the exported model") as session:
         golden_digest = golden.save(golden_file)
