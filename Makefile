@@ -6,7 +6,7 @@
 # conformance  installs every compiler that pip has, holds all to one suite, and writes what came out into docs/reference/conformance.md
 # node-tests   ONNX's own 1,900 backend node tests through the CPU engine, and built by TensorRT-RTX; the same page
 # proof  plants every fault over networks, seeds and precisions, counts false alarms and the canary's errors; the tables of the docs
-# zoo    graphs out of 19 packages, downloaded, built and proven; docs/zoo.md
+# zoo    graphs out of 19 packages, downloaded, built, proven, beside other quantizers; docs/zoo.md
 # house  the figures that the redesign is measured by, into docs/house.md
 # gpu-check  the GPU proof kit on this machine's GPU, with PYTHON and what it has installed
 # cluster-test  the chart on a real Kubernetes control plane on loopback, of the programs in the folder KUBE_ASSETS

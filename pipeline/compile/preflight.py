@@ -9,6 +9,7 @@ import math
 import os
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from enginery.core.errors import EngineryError, ModelError
 from enginery.core.text import format_bytes
 from enginery.core.types import TensorSpec
 from enginery.user_code.entry_point import missing_function, source_files
+from pipeline.sources.arguments import wrong_arguments
 from pipeline.sources.onnx_header import GraphHeader, read_header, wrong_inputs, wrong_outputs
 from pipeline.sources.request import MOST_EMBEDDED_BYTES
 from pipeline.spec.model import ModelSpec, locate_mistakes, metric_outputs
@@ -50,6 +52,9 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
         except ModelError as error:
             yield ("source", spec.source.kind), str(error)
     if header is not None:
+        given = spec.source.arguments
+        yield from ((("source", "arguments", name), text) for name, text in wrong_arguments(header.inputs, given))
+        header = replace(header, inputs=tuple(item for item in header.inputs if item.name not in given))
         yield from _compare(spec, header)
         yield from _weights_too_large(spec)
     yield from _inputs_too_large(spec)

@@ -110,22 +110,47 @@ def _read_input(value: onnx.ValueInfoProto, fixed: Mapping[tuple[str, int], int]
 
 
 def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str]:
+    """One line on the whole file, and one for each input that decides which branch of an If runs."""
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
     by = f", written by {model.producer_name}" if model.producer_name.isprintable() and model.producer_name else ""
     most = ", ".join(f"{count} {name}" for name, count in counts.most_common(4))
     size = path.stat().st_size / (1 << 20)
-    return [f"{path.name}: {size:.1f} MiB, opset {opset}{by}; {counts.total()} nodes: {most}"]
+    return [
+        f"{path.name}: {size:.1f} MiB, opset {opset}{by}; {counts.total()} nodes: {most}",
+        *(
+            f"{name!r} decides which branch of an If runs: with a value for it in source.arguments, and not in inputs, "
+            "that branch alone is built, in every precision"
+            for name in sorted(_deciding_inputs(model))
+        ),
+    ]
+
+
+def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
+    """The scalar inputs that conditions of Ifs are computed from, where nothing else is."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    inputs = {spec.name: spec for spec in specs_of(model)[0]}
+    found = set[str]()
+    for node in (node for node in model.graph.node if node.op_type == "If"):
+        reached, todo = set[str](), [node.input[0]]
+        while todo:
+            name = todo.pop()
+            reached |= {name} & inputs.keys()
+            todo += makers[name].input if name in makers else ()
+        found |= reached if all(not inputs[name].shape for name in reached) else set()
+    return found
 
 
 def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str, str], ...]:
     """Precisions that make sense for what the graph is made of."""
-    if counts.keys() & {"QuantizeLinear", "DequantizeLinear"}:
+    if "QuantizeLinear" in counts:
         return (("int8", "the graph as it is: it carries Q/DQ nodes, and other precisions would quantize twice"),)
     if quantized := counts.keys() & (_INTEGER | {"DynamicQuantizeLSTM"}):
         names = ", ".join(sorted(quantized))
         return (
             ("fp32", f"the graph as it is: it came quantized ({names}), and other precisions would quantize twice"),
         )
+    if "DequantizeLinear" in counts:
+        return (("fp32", "the graph as it is: it computes in float with weights that came in 8 or 4 bits"),)
     if counts.keys() & _TREES:
         return (("fp32", "the graph as it is: decision trees have no weights that 16 or 8 bits would make smaller"),)
     bits = {tensor.data_type for tensor in all_tensors(model) if len(tensor.dims) > 1}

@@ -210,6 +210,8 @@ def _describe_weights(graph: ModelProto, pairs: Sequence[_QdqPair], evidence: Ev
     given = constants(graph.graph)
     by_node = {node.name: node for node in graph.graph.node}
     for pair in pairs:
+        if any(name in given and given[name].data_type in NAMES for name in pair.names):
+            continue  # the model came with it stored so
         readers = [by_node[name] for name in pair.readers if name in by_node and len(by_node[name].input) > 1]
         float_weight = given.get(readers[0].input[1]) if readers else None
         if float_weight is None or float_weight.data_type != TensorProto.FLOAT:

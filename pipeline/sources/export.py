@@ -23,6 +23,7 @@ from enginery.core.reports.proof import Check, Spread
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.user_code.task import Answered, Asked, Captured, Task, TorchProgram
 from enginery.user_code.weights import weights_beside
+from pipeline.sources.arguments import fix_inputs
 from pipeline.sources.noise import measure_noise
 from pipeline.sources.onnx_header import wrong_outputs
 from pipeline.sources.onnx_model import canonical, check_weights, load_onnx, save_onnx
@@ -163,6 +164,7 @@ def _torch_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
 @contextmanager
 def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
     model = load_onnx(request.root / request.file, request.root, request.most_embedded_bytes)
+    fix_inputs(model, request.arguments)
     names = choose_outputs(model, request.outputs)
     given = workdir / "source.onnx"
     save_onnx(model, given)

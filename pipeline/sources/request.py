@@ -16,7 +16,8 @@ MOST_EMBEDDED_BYTES = 1 << 30
 class ExportRequest:
     """A source and the form that its ONNX model gets. root: the spec's folder.  file, weights: relative to it.
 
-    function, arguments: the entry point of a torch source.  module: its dotted name; empty where `file` is named.
+    function: the entry point of a torch source.  module: its dotted name; empty where `file` is named.
+    arguments: of that function; of an ONNX source, values of inputs that become constants.
     outputs: names in order; None keeps the model's own.
     opset: of the ONNX model of a torch or pt2 source.
     most_embedded_bytes: of external data that is taken into one file; the large weights of a model with more stay in

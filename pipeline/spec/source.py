@@ -31,7 +31,11 @@ class Source(SpecPart):
         description="loaded into the torch module, strictly: .safetensors, or a state dict in .pt, .pth or .bin, read "
         "with weights_only",
     )
-    arguments: dict[str, Scalar] = Field({}, description="keyword arguments of the torch function")
+    arguments: dict[str, Scalar] = Field(
+        {},
+        description="keyword arguments of the torch function; of an ONNX file, values of inputs, such as a sample rate "
+        "that chooses between two networks, which engines do not take any more",
+    )
     opset: int = Field(20, ge=17, le=23, description="ONNX opset that torch sources are exported to")
 
     @field_validator("torch")
@@ -60,8 +64,8 @@ class Source(SpecPart):
         given = [name for name in ("torch", "pt2", "onnx") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"needs exactly one of torch, pt2, onnx; found {', '.join(given) or 'none'}")
-        if self.torch is None and (self.weights or self.arguments):
-            given = [key for key in ("weights", "arguments") if getattr(self, key)]
+        homeless = {"weights": self.torch is None, "arguments": self.pt2 is not None}
+        if given := [key for key in homeless if homeless[key] and getattr(self, key)]:
             raise Mistakes([((key,), f"{key} belongs to a torch source; remove it") for key in given])
         return self
 

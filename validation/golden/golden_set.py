@@ -17,7 +17,7 @@ import numpy as np
 from enginery.arrays import Array
 from enginery.core.codec import OMIT_NONE, decode, encode
 from enginery.core.digest import canonical_json, digest_of_bytes, digest_of_file
-from enginery.core.errors import DataError, IntegrityError
+from enginery.core.errors import DataError, IntegrityError, ModelError
 from enginery.core.types import Dim, Tensors, TensorSpec, sizes_product
 from validation.data.batches import enough_samples
 from validation.data.samples import Samples, resize
@@ -112,7 +112,8 @@ def freeze(
     """The golden set of a model, which is run once for each case.
 
     samples: opened samples, or groups of inputs.  specs: of the model's inputs.  run: the model.  labels: of the
-    samples. Raises DataError without samples, or for tensors that are no numpy numbers.
+    samples. Raises DataError without samples, or for tensors that are no numpy numbers, and ModelError where the model
+    does not run, with the sizes of an edge.
     """
     groups = list(samples.batches() if isinstance(samples, Samples) else samples)
     if not groups:
@@ -153,7 +154,11 @@ def edge_sizes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> list[dict[st
 
 
 def _case(name: str, kind: CaseKind, inputs: Tensors, run: Callable[[Tensors], Tensors]) -> Case:
-    expected = {output: np.asarray(value) for output, value in run(inputs).items()}
+    try:
+        expected = {output: np.asarray(value) for output, value in run(inputs).items()}
+    except ModelError as error:
+        more = "" if kind == "golden" else f"; it was run at {name}, which the spec's dims allow: narrow them"
+        raise ModelError(f"{error}{more}") from error
     for output, value in {**inputs, **expected}.items():
         if value.dtype.kind not in _KINDS:
             raise DataError(f"case {name!r}: tensor {output!r} is {value.dtype}; golden data holds numpy's own numbers")

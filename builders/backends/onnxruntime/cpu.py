@@ -28,7 +28,7 @@ from builders.backends.onnxruntime.session import OrtSession, open_model, sessio
 from builders.backends.optional_methods import RunProfile
 from builders.backends.shape_profiles import unbounded
 from enginery.core.capabilities import Capabilities
-from enginery.core.errors import InputError
+from enginery.core.errors import InputError, ModelError
 from enginery.core.hardware.cpu_kinds import EXACT_SESSION, this_kind, why_no_proof
 from enginery.core.requirements import Requirement, SessionOption, for_target, later_versions
 from enginery.core.types import BuildRequest, Engine, QuantizationScheme, Session, Target, Tensors, WeightLevels
@@ -122,7 +122,7 @@ class OnnxRuntime:
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Optimise `model` into WORKDIR/engine.onnx and open it once. Raises ModelError with ONNX Runtime's reason."""
         from builders.backends.onnxruntime.file import settle_weights
-        from builders.backends.onnxruntime.narrow_weights import keep_narrow_weights
+        from builders.backends.onnxruntime.narrow_weights import keep_narrow_weights, note_widened
         from builders.backends.onnxruntime.rewrites import FUSION, file_moves_first_axis, rewrite_optimized
         from builders.backends.onnxruntime.saturation import file_may_saturate
 
@@ -131,16 +131,35 @@ class OnnxRuntime:
         options = session_options(_LEVELS[self.graph_optimization][0], self.intra_op_threads, without)
         options.optimized_model_filepath = str(path)
         options.add_session_config_entry("session.disable_prepacking", "1")  # the session that saves never runs
-        open_model(model, options, exact=False)
+        try:
+            open_model(model, options, exact=False)
+        except ModelError as error:
+            raise ModelError(f"{error}{self._opens_as_written(model)}") from error
         notes = settle_weights(path)
         notes += rewrite_optimized(path, faster=self.graph_optimization != "none")
         saturates = file_may_saturate(path)  # weights that are only stored narrow are in no integer sum
         if self.graph_optimization == "extended":  # an engine of 'all' is not optimized when it is opened
             notes += keep_narrow_weights(path, model)
+        elif self.graph_optimization == "all":
+            notes += note_widened(model)
         self.open_part(path)
         also = (SessionOption(*EXACT_SESSION),) if saturates else ()
         notes += (SATURATES,) if saturates else ()
         return Engine.of_file(self, request, path, notes, also)
+
+    def _opens_as_written(self, model: Path) -> str:
+        """The remedy for a graph that ONNX Runtime's optimizer does not take, where it opens without; '' elsewhere.
+
+        A branch of an If can be wrong for sizes that are fixed and never taken at them: the optimizer looks into it.
+        """
+        try:
+            open_model(model, session_options("ORT_DISABLE_ALL", self.intra_op_threads), exact=False)
+        except ModelError:
+            return ""
+        return (
+            "; it opens as it is written: set backends.onnxruntime.graph_optimization to none, give the sizes as dims, "
+            "or the value of an input that decides an If as source.arguments"
+        )
 
     def runs(self, target: Target) -> str | None:
         """A CPU is always at hand."""

@@ -45,6 +45,16 @@ def keep_narrow_weights(path: Path, source: Path) -> tuple[str, ...]:
     return (f"{count} stored narrow, as they came, and widened to fp32 when the engine is opened: {saved}",)
 
 
+def note_widened(source: Path) -> tuple[str, ...]:
+    """The note on an engine whose graph is not optimized again when it is opened, so that nothing narrow is kept."""
+    chains = find_widened(onnx.load(source, load_external_data=False)).values()
+    count = len({chain[0].output[0] for chain in chains})  # a chain's beginning is one too
+    if not count:
+        return ()
+    came = pluralize(count, "weight that came narrow is", "weights that came narrow are")
+    return (f"{came} stored as fp32, because graph_optimization 'all' saves the final graph; 'extended' keeps them",)
+
+
 def find_widened(model: ModelProto) -> dict[str, tuple[NodeProto, ...]]:
     """Float32 tensor -> the nodes that make it out of constants, in order, where it is larger than those."""
     given = _constants(model)

@@ -26,8 +26,12 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     (r"Scale coefficients must all be positive", "a quantization scale underflowed to 0; floor it at float16's tiny"),
     (
         r"missing values for shape input tensor|shape inputs, but no optimization profile",
-        "an input decides shapes or loops there, and has no range of values here: make it a constant of the model, or "
-        "use another backend",
+        "an input decides shapes or loops there, and has no range of values here: make it a constant of the model "
+        "(source.arguments), or use another backend",
+    ),
+    (
+        r"condition is not a build-time constant",
+        "give the dims that decide the branch, as the batch of a recurrent cell does, fixed sizes under inputs",
     ),
     (r"optimization profile|profile \d+|MIN<=OPT<=MAX", "make dims (min, opt, max) fit the model's inputs"),
     (_NO_MEMORY, "free GPU memory, or lower the largest shapes in dims"),

@@ -49,6 +49,8 @@ FLOAT = TensorProto.FLOAT
 _HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 # The opset from which on the operators that carry the work (Conv, pooling) have a bf16 form.
 _BF16_OPSET = 22
+# Operators that compute nothing: a graph of which these alone were cast is no fp16 graph.
+_PASSING_ON = ("Cast", "Identity")
 
 
 def cast_float(
@@ -154,7 +156,7 @@ class _CastRewrite:
             node, {name: self._cast_input(name, FLOAT) for name in list_captured(node) if self.types.get(name) == FLOAT}
         )
         self.nodes.append(node)
-        self.cast += bool(outputs)
+        self.cast += bool(outputs) and node.op_type not in _PASSING_ON
         for index in sorted(outputs):
             self._store(node, index)
 

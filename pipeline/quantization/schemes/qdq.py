@@ -38,7 +38,6 @@ from pipeline.quantization.schemes.insertion import (
 )
 from pipeline.quantization.schemes.overrides import OverridePrecision, find_override, in_fp32
 
-QDQ_TYPES = ("QuantizeLinear", "DequantizeLinear")
 # Additive attention masks reach -1e4 and far beyond; one step of int8 over such a range is larger than any activation.
 LARGEST_REACH = 1e4
 # Q/DQ of fp16, and fp8 itself, exist from this opset on; the IR from 9.
@@ -47,8 +46,11 @@ LOWEST_IR_FP8 = 9
 
 
 def carries_qdq(model: ModelProto) -> bool:
-    """Whether the model already holds Q/DQ nodes (trained with quantization, or quantized elsewhere)."""
-    return any(node.op_type in QDQ_TYPES for node in model.graph.node)
+    """Whether the model rounds what it computes with (trained with quantization, or quantized elsewhere).
+
+    One with DequantizeLinear alone stores its weights in 8 or 4 bits and computes in float: it is no int8 model.
+    """
+    return any(node.op_type == "QuantizeLinear" for node in model.graph.node)
 
 
 def quantize_int8(

@@ -177,6 +177,26 @@ def test_an_unsupported_operator_is_named(tmp_path, op, domain, dtype, words):
         OrtSession(graphs.one_node(tmp_path / "model.onnx", op, dtype, domain=domain))
 
 
+def test_a_branch_that_the_optimizer_refuses_and_is_never_taken_has_a_remedy(tmp_path):
+    """The other branch squeezes an axis of 2: an error at these sizes, which only the optimizer sees."""
+    text = """
+    <ir_version: 8, opset_import: ["": 17]>
+    net (float[2,3] x, bool c) => (float[a,b] y) <int64[1] two = {2}, int64[1] three = {3}, int64[1] zero = {0}> {
+        y = If (c) <
+            then_branch = g () => (float[a,b] i) { i = Identity(x) },
+            else_branch = h () => (float[a,b] q) {
+                s = Concat<axis=0>(two, three) r = Reshape(x, s) q = Squeeze(r, zero)
+            }
+        >
+    }
+    """
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match=r"must be 1 instead of 2.*opens as it is written: set backends"):
+        OnnxRuntime().build(ort_request(), tmp_path / "model.onnx", tmp_path)
+    engine = OnnxRuntime(graph_optimization="none").build(ort_request(), tmp_path / "model.onnx", tmp_path)
+    assert engine.size_bytes
+
+
 def test_an_opset_from_the_future_is_a_model_error(tmp_path):
     model = onnx.load(graphs.mlp(tmp_path / "model.onnx"))
     model.opset_import[0].version = 99

@@ -201,6 +201,13 @@ def test_too_little_memory_is_told_apart_so_that_it_is_tried_again_leaner():
     assert "quantization.overrides" in alone and "backends.tensorrt.workspace_mib" in alone
 
 
+def test_a_branch_that_a_dim_decides_has_the_remedy():
+    said = (
+        "IConditionalOutputLayer If_2: Must have inputs with equal ranks when condition is not a build-time constant."
+    )
+    assert "remedy: give the dims that decide the branch" in builder_reason("TensorRT", "tensorrt", [("ERROR", said)])
+
+
 def test_only_full_tensorrt_tunes_on_its_target():
     assert TensorRT.capabilities.tunes_on_target and not TensorRTRTX.capabilities.tunes_on_target
 

@@ -110,6 +110,13 @@ def test_what_the_model_says_otherwise_is_told_and_data_is_not_blamed(folder, in
     assert len(found) == len(wanted) and all(words in line for words, line in zip(wanted, found, strict=True))
 
 
+def test_an_input_with_a_value_is_no_input_of_the_spec(folder: Path) -> None:
+    source = {"onnx": "m.onnx", "arguments": {"z": 1.0, "w": 2}}
+    unknown, twice = mistakes(spec_of(folder, source=source))
+    assert "source.arguments.w: the model has no such input; its inputs are x, z" in unknown
+    assert "inputs.z: the model has no such input; its inputs are x" in twice
+
+
 def test_outputs_that_the_metric_and_the_contract_name_are_the_models(folder: Path) -> None:
     golden = {"data": "gold.npz", "labels": "label", "metric": {"output": "logits", "floor": 0.5}}
     contract = {"contract": {"structured": {"boxes": {"finite": True}}}}

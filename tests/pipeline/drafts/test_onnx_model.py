@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from enginery.core.errors import ModelError
 from enginery.core.names import is_name
@@ -16,6 +17,7 @@ from pipeline.drafts.onnx_model import look_at_onnx
 from pipeline.drafts.text import write_spec
 from pipeline.spec.model import load_spec
 from tests.pipeline.drafts.graphs import halving, value, with_state, write
+from tests.pipeline.sources.test_arguments import two_networks
 
 
 def test_dims_without_names_get_them_and_steps_are_found(tmp_path: Path) -> None:
@@ -64,6 +66,24 @@ def test_a_model_with_qdq_is_drafted_in_the_one_precision_that_the_plan_takes(tm
     node = helper.make_node("QuantizeLinear", ["x", "s"], ["y"])
     write(tmp_path / "m.onnx", [node], [value("x", ["n", 2])], s=0.5)
     assert [name for name, _ in look_at_onnx(tmp_path / "m.onnx", "m.onnx").precisions] == ["int8"]
+
+
+def test_weights_that_came_narrow_are_no_int8_model(tmp_path: Path) -> None:
+    narrow = numpy_helper.from_array(np.ones((2, 2), np.int8))
+    nodes = [
+        helper.make_node("Constant", [], ["w"], value=narrow),
+        helper.make_node("DequantizeLinear", ["w", "s"], ["f"]),
+        helper.make_node("MatMul", ["x", "f"], ["y"]),
+    ]
+    write(tmp_path / "m.onnx", nodes, [value("x", ["n", 2])], s=0.5)
+    assert [name for name, _ in look_at_onnx(tmp_path / "m.onnx", "m.onnx").precisions] == ["fp32"]
+
+
+def test_an_input_that_decides_a_branch_is_named(tmp_path: Path) -> None:
+    two_networks(tmp_path / "m.onnx")
+    first, *others = look_at_onnx(tmp_path / "m.onnx", "m.onnx").notes
+    assert "2 If" not in first and len(others) == 1
+    assert others[0].startswith("'rate' decides which branch of an If runs: with a value for it in source.arguments")
 
 
 def test_a_graph_that_runs_at_no_size_gets_guesses_that_say_so(tmp_path: Path) -> None:

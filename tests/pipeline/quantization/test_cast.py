@@ -177,6 +177,14 @@ def test_control_flow_keeps_fp32_and_reads_what_it_captures_in_fp32() -> None:
     assert sqnr_db(expected, run(emulate(result), x_values(), False)) > 55
 
 
+def test_a_graph_of_which_only_copies_are_cast_is_no_fp16_graph():
+    """Silero's VAD is an If and an Identity for each output."""
+    body = "then_branch = a () => (float[n,5] t) { t = Relu(x) }, else_branch = b () => (float[n,5] e) { e = Neg(x) }"
+    net = x_net(f"z = If (flag) <{body}> y = Identity(z)", flag=np.array(True))
+    _, notes = cast_float(net, "fp16")
+    assert notes.cast == 0 and "control flow" in notes.idle
+
+
 def _float(name: str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
 

@@ -226,6 +226,14 @@ def test_ranges_of_another_model_are_refused() -> None:
         quantize_int8(conv_net(), Ranges({}, "minmax", "0" * 64, 1), CPU)
 
 
+def test_weights_stored_in_8_bits_alone_leave_a_model_to_be_quantized() -> None:
+    """With DequantizeLinear alone it computes in float, and is no int8 model."""
+    net = x_net("f = DequantizeLinear(v, s) a = Mul(x, f) y = MatMul(a, w)", v=np.ones(5, np.int8), s=np.float64(0.5))
+    assert not carries_qdq(net)
+    result, notes = quantize_int8(net, ranges_of(net, x_values(), tensors_to_measure(net)), CPU)
+    assert len(notes.quantized) == 1 and carries_qdq(result)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_model_that_carries_qdq_passes_through_untouched(scheme: str) -> None:
     trained = quantized(conv_net(), images(), "tensorrt-fp32")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from enginery.core.errors import DataError
+from enginery.core.errors import DataError, ModelError
 from enginery.core.types import Dim, TensorSpec
 from validation.data.samples import Samples, sizes_of
 from validation.golden.golden_set import MAX_EDGE_CASES, Case, GoldenSet, edge_sizes, freeze
@@ -61,6 +61,20 @@ def test_an_edge_holds_each_sample_once_before_any_comes_again():
     frozen = freeze(groups, [TensorSpec("x", "float32", ("batch", 2))], [Dim("batch", 1, 4, 13)], double)
     (largest,) = [case.inputs["x"] for case in frozen.of_kind("edge") if case.name == "batch=13"]
     assert len(np.unique(largest[:10], axis=0)) == 10 and len(largest) == 13
+
+
+def test_sizes_at_which_the_model_does_not_run_are_named():
+    """As where an input holds the length of another."""
+
+    def run(inputs):
+        if inputs["x"].shape[1] == 2:
+            raise ModelError("lengths reach beyond the sequence")
+        return double(inputs)
+
+    with pytest.raises(
+        ModelError, match="beyond the sequence; it was run at batch=1 seq=2, which the spec's dims allow"
+    ):
+        freeze([{"x": np.zeros((4, 5), np.float32)}], SPECS, DIMS, run)
 
 
 def test_edges_hold_real_data():

@@ -125,6 +125,15 @@ def test_the_share_of_work_counts_multiplications():
     assert found["quantized"] == 1
 
 
+def test_a_weight_that_came_stored_in_8_bits_is_not_one_that_was_quantized():
+    net = x_net(
+        "f = DequantizeLinear(v, s) g = Mul(f, half) a = MatMul(x, w) y = Mul(a, g)",
+        v=np.full(5, 3, np.int8), s=np.float64(0.5), half=np.float64(0.5),
+    )  # fmt: skip
+    found, _ = recorded(net, x_values())
+    assert [item["name"] for item in found["tensors"] if item["role"] == "weight"] == ["w"]
+
+
 def test_the_worst_activations_come_first_and_have_histograms():
     chain = [f"h{i + 1} = MatMul({f'h{i}' if i else 'x'}, w{i})" for i in range(8)]
     matrices = {f"w{i}": np.random.default_rng(i).normal(size=(5, 5)) for i in range(8)}

@@ -1,0 +1,102 @@
+"""Pictures [n, c, h, w] in 0..255: rendered words, scanned pages, photographs of scikit-learn and scikit-image."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.zoo.packages import read_image
+from enginery.arrays import Array
+from enginery.core.types import Shape
+
+_WORDS = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8").split()
+_PHOTOGRAPHS = (
+    "astronaut.png",
+    "chelsea.png",
+    "coffee.png",
+    "rocket.jpg",
+    "motorcycle_left.png",
+    "hubble_deep_field.jpg",
+)
+_SCANS = ("page.png", "text.png")
+# The share of pages that are scans; the rest is drawn.
+_SCANNED = 0.25
+
+
+def draw_pages(generator: np.random.Generator, shape: Shape) -> Array:
+    """Pages of a few words, and pieces of scans."""
+    return np.stack([_page(generator, shape[1:]) for _ in range(shape[0])])
+
+
+def draw_lines(generator: np.random.Generator, shape: Shape) -> Array:
+    """Lines of one word."""
+    return np.stack([_draw(generator, shape[1:], 1) for _ in range(shape[0])])
+
+
+def turn(generator: np.random.Generator, shape: Shape) -> Array:
+    """Pages by quarter turns; lines, where the shape is flat, by half turns."""
+    flat = shape[-1] > 2 * shape[-2]
+    pages = (draw_lines if flat else draw_pages)(generator, shape)
+    turns = generator.integers(0, 2, shape[0]) * 2 if flat else generator.integers(0, 4, shape[0])
+    return np.stack([np.rot90(page, int(turn), (1, 2)) for page, turn in zip(pages, turns, strict=True)])
+
+
+def cut_photographs(generator: np.random.Generator, shape: Shape) -> Array:
+    """Pieces of photographs, at another size."""
+    return np.stack([_cut(generator, _photographs(), shape[1:]) for _ in range(shape[0])])
+
+
+@cache
+def _photographs() -> tuple[Array, ...]:
+    from sklearn.datasets import load_sample_images
+
+    return (
+        *load_sample_images().images,
+        *(read_image("scikit-image", f"skimage/data/{name}") for name in _PHOTOGRAPHS),
+    )
+
+
+@cache
+def _scans() -> tuple[Array, ...]:
+    return tuple(read_image("scikit-image", f"skimage/data/{name}") for name in _SCANS)
+
+
+def _cut(generator: np.random.Generator, pictures: tuple[Array, ...], shape: Shape) -> Array:
+    """A square piece of one of the pictures, resized to `shape` [c, h, w]."""
+    from PIL import Image
+
+    whole = pictures[int(generator.integers(len(pictures)))]
+    most = min(whole.shape[:2])
+    side = int(generator.integers(most // 2, most))
+    top, left = (int(generator.integers(0, size - side)) for size in whole.shape[:2])
+    piece = Image.fromarray(whole[top : top + side, left : left + side])
+    return _planes(piece.resize((shape[2], shape[1])), shape[0])
+
+
+def _page(generator: np.random.Generator, shape: Shape) -> Array:
+    if generator.random() < _SCANNED:
+        return _cut(generator, _scans(), shape)
+    return _draw(generator, shape, int(generator.integers(3, 9)))
+
+
+def _draw(generator: np.random.Generator, shape: Shape, words: int) -> Array:
+    """Words of the README on a light ground: [c, h, w]."""
+    import matplotlib
+    from PIL import Image, ImageDraw, ImageFont
+
+    channels, height, width = shape
+    ground, ink = generator.integers(190, 256, 3), generator.integers(0, 90, 3)
+    image = Image.new("RGB", (width, height), tuple(map(int, ground)))
+    draw = ImageDraw.Draw(image)
+    face = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+    for index in range(words):
+        size = int(height * 0.7) if words == 1 else int(generator.integers(11, max(12, height // 6)))
+        top = 2 if words == 1 else int(height * index / words)
+        place = (int(generator.integers(0, max(1, width // 3))), top)
+        draw.text(place, str(generator.choice(_WORDS)), tuple(map(int, ink)), ImageFont.truetype(str(face), size))
+    return _planes(image, channels)
+
+
+def _planes(image: "Image.Image", channels: int) -> Array:  # noqa: F821
+    pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"), "f4")
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)

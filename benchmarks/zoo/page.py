@@ -1,0 +1,198 @@
+"""docs/zoo.md, out of the results that lie in build/zoo: one table for each subject."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.zoo.building import FIRST
+from benchmarks.zoo.packages import FOLDER, KNOWN
+
+Results = Mapping[str, Mapping[str, Any]]
+_FILES = {
+    "source": "as it came",
+    "enginery fp32": "fp32",
+    "enginery fp16": "fp16",
+    "onnxconverter-common fp16": "converter-common fp16",
+    "enginery int8": "int8",
+    "onnxruntime int8": "onnxruntime int8",
+    "olive int8": "Olive int8",
+}
+_HEAD = """\
+# Graphs of other people's packages
+
+What `enginery init` and `enginery build` make of graphs that nobody here wrote. `make zoo` downloads the packages by
+pip, checks them by digest and writes this page; no graph is kept in the repository. Inputs are pages that were rendered
+or scanned, photographs, files, this project's own text and sentences that espeak-ng speaks (`benchmarks/zoo`). Specs
+are those that `enginery init` wrote, with narrower sizes where `graphs.yaml` says so, and nothing else: no search, no
+limits. Times and memory are of a machine of two cores with other work beside: compare columns, not rows.
+"""
+_QUALITY = """\
+SQNR in dB on 12 inputs that nothing was calibrated with, of the worst output as a whole / of its worst slice (one index
+of one axis), against the graph as it came, run without optimisation. "exact": no difference at all. Columns in bold are
+ours; an empty cell is an engine that was refused or failed its proof, above, or a peer's error, below. onnxruntime
+int8: `quantize_static`, Q/DQ, MinMax, uint8 activations and int8 weights per channel, on the same calibration samples;
+converter-common: `convert_float_to_float16` of onnxconverter-common, inputs and outputs kept; Olive: its
+`OnnxStaticQuantization`, as it comes, on the same samples.
+"""
+_SIZES = "MiB of each file.\n"
+_TIMES = """\
+Median milliseconds of one run of one input: onnxruntime's default options, one thread, all files in turn in one
+process.
+"""
+_COSTS = """\
+Wall clock of `enginery build` from an empty registry: export, calibration, quantization, engines, proof and attribution
+of all precisions; and the peak of all its processes' memory together (PSS).
+"""
+_OTHERS = """\
+What each takes or refuses, in the first precision of the spec (TensorRT for RTX: in every precision, for sm_80, built
+without a GPU and therefore unproven).
+"""
+
+
+def write_page(path: Path) -> None:
+    """Write the page of everything that lies there."""
+    results = {name: read(name, f"result-{FIRST}.json") for name in KNOWN["graphs"]}
+    results = {name: result for name, result in results.items() if result}
+    judged = {name: read(name, "peers.json") for name in results}
+    sections = {"Quality": (_QUALITY, _show_quality), "Sizes": (_SIZES, _show_size), "Latencies": (_TIMES, _show_time)}
+    parts = [_HEAD, *_outcomes(results), *_reasons(results)]
+    for title, (words, show) in sections.items():
+        parts += [f"## {title}\n", words, *_table(["graph", *_columns()], _rows(judged, show))]
+    parts += [*_costs(results), *_errors(judged), *_others(results)]
+    path.write_text("\n".join(parts), encoding="utf-8")
+
+
+def read(name: str, file: str) -> dict[str, Any]:
+    """A result of a graph; {} where there is none."""
+    path = FOLDER / name / file
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def _outcomes(results: Results) -> Iterator[str]:
+    precisions = ["fp32", "fp16", "int8"]
+    units = [unit for result in results.values() for unit in result.get("units", ())]
+    proven = sum(unit["status"] == "proven" for unit in units)
+    yield "## What came of it\n"
+    yield (
+        f"{len(results)} graphs, {len(units)} engines asked for on the CPU: {proven} proven; the others stand below\n"
+        "with their reasons. Empty is what `init` does not ask for: the graph came quantized or has no weights.\n"
+    )
+    rows = []
+    for name, result in results.items():
+        graph, found = KNOWN["graphs"][name], {unit["precision"]: unit for unit in result.get("units", ())}
+        otherwise = "error" if "error" in result else ""
+        status = [found[precision]["status"] if precision in found else otherwise for precision in precisions]
+        rows.append([name, _origin(graph), graph["kind"], *status])
+    yield from _table(["graph", "package", "kind", *precisions], rows)
+
+
+def _origin(graph: Mapping[str, Any]) -> str:
+    if "grown" in graph:
+        return "made by skl2onnx of scikit-learn's trees"
+    package = KNOWN["packages"][graph["package"]]
+    return f"{graph['package']} {package['version']} ({package['licence']})"
+
+
+def _reasons(results: Results) -> Iterator[str]:
+    rows = []
+    for name, result in results.items():
+        units = [unit for unit in result.get("units", ()) if unit["status"] != "proven"]
+        rows += [[name, unit["precision"], f"{unit['status']}: {unit['reason']}"] for unit in units]
+        rows += [[name, "all", result["error"]]] if "error" in result else []
+    if rows:
+        yield "### Not proven, and why\n"
+        yield from _table(["graph", "precision", "reason"], rows)
+
+
+def _columns() -> list[str]:
+    return [f"**{title}**" if file.startswith("enginery") else title for file, title in _FILES.items()]
+
+
+def _rows(judged: Results, show: Any) -> Iterator[list[str]]:
+    for name, files in judged.items():
+        if files:
+            yield [name, *(show(files.get(file, {})) for file in _FILES)]
+
+
+def _show_quality(file: Mapping[str, Any]) -> str:
+    if "sqnr_db" not in file:
+        return ""
+    whole, worst = ("exact" if file[key] is None else f"{file[key]:.1f}" for key in ("sqnr_db", "slice_db"))
+    equal = f", {file['equal']:.0%} equal" if file["equal"] < 1 else ""
+    return (whole if whole == worst else f"{whole} / {worst}").replace("-999.0", "not finite") + equal
+
+
+def _show_size(file: Mapping[str, Any]) -> str:
+    return f"{file['mib']:.2f}" if "mib" in file else ""
+
+
+def _show_time(file: Mapping[str, Any]) -> str:
+    return f"{file['ms']:.3g}" if "ms" in file else ""
+
+
+def _costs(results: Results) -> Iterator[str]:
+    yield "## The builds\n"
+    yield _COSTS
+    rows = [[name, f"{result['seconds']:.0f}", str(result["peak_mib"])] for name, result in results.items()]
+    yield from _table(["graph", "seconds", "peak MiB"], rows)
+
+
+def _errors(judged: Results) -> Iterator[str]:
+    rows = [
+        [name, file, found["error"]]
+        for name, files in judged.items()
+        for file, found in files.items()
+        if "error" in found
+    ]
+    if rows:
+        yield "## What the peers said\n"
+        yield from _table(["graph", "file", "error"], rows)
+
+
+def _others(results: Results) -> Iterator[str]:
+    files = sorted(
+        {path.name for name in results for path in (FOLDER / name).glob("result-*.json")} - {f"result-{FIRST}.json"}
+    )
+    if not files:
+        return
+    yield "## Other backends\n"
+    yield _OTHERS
+    backends = [file.removeprefix("result-").removesuffix(".json") for file in files]
+    found = {name: [read(name, file) for file in files] for name in results}
+    rows = [[name, *map(_statuses, each)] for name, each in found.items() if any(each)]
+    yield from _table(["graph", *backends], rows)
+    said = [
+        [name, backend, text]
+        for name, each in found.items()
+        for backend, result in zip(backends, each, strict=True)
+        for text in _said(result)
+    ]
+    if said:
+        yield from _table(["graph", "backend", "reason"], said)
+
+
+def _statuses(result: Mapping[str, Any]) -> str:
+    units = [f"{unit['precision']} {unit['status']}" for unit in result.get("units", ())]
+    return "error" if "error" in result else ", ".join(units)
+
+
+def _said(result: Mapping[str, Any]) -> list[str]:
+    units = [unit for unit in result.get("units", ()) if unit["status"] not in ("proven", "unproven")]
+    texts = [f"{unit['precision']} {unit['status']}: {unit['reason']}" for unit in units]
+    return [*texts, *([result["error"]] if "error" in result else [])]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(_plain(cell) for cell in row)} |"
+    yield ""
+
+
+def _plain(text: str) -> str:
+    """A cell: one line without bars, of 300 letters at most."""
+    words = str(text).replace(f"{FOLDER}/", "").replace("|", "/").replace("<", "&lt;")
+    words = " ".join(words.split())
+    return words if len(words) <= 300 else f"{words[:300]} ..."

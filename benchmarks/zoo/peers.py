@@ -1,0 +1,200 @@
+"""Other quantizers on a graph, and all files, theirs and ours, judged on the same golden inputs in one process.
+
+    python -m benchmarks.zoo.peers FOLDER      (in the environment of `environment`)
+
+Theirs: onnxruntime's `quantize_static` (Q/DQ, MinMax, uint8 activations, int8 weights) on the same calibration samples,
+onnxconverter-common's float16, Olive's static quantization on these samples. A peer's error is a result. Each file is
+opened with onnxruntime's default options and one thread; times are medians of interleaved runs. Ours are the engines of
+`result-onnxruntime.json`. Writes FOLDER/peers.json.
+"""
+
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from enginery.arrays import Array
+from enginery.core.types import Tensors
+from enginery.registry.store.base import open_store
+from validation.metrics.drift import Drift, measure
+
+ROUNDS = 15
+_LONGEST_TIMING_S = 20.0
+_CALIBRATION, _GOLDEN = "calibration.npz", "golden.npz"
+
+
+def main() -> int:
+    folder = Path(sys.argv[1]).resolve()
+    arguments = {name: np.asarray(value) for name, value in json.loads(sys.argv[2]).items()}
+    files: dict[str, Path | str] = {"source": folder / "model.onnx", **_ours(folder)}
+    for name, make in PEERS.items():
+        files[name] = _made(name, make, folder, arguments)
+    (folder / "peers.json").write_text(json.dumps(judge(files, folder, arguments), indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _ours(folder: Path) -> dict[str, Path]:
+    """Our engines, by precision."""
+    result = folder / "result-onnxruntime.json"
+    units = json.loads(result.read_text(encoding="utf-8")).get("units", ()) if result.is_file() else ()
+    store = open_store(folder / "registry") if units else None
+    return {f"enginery {unit['precision']}": store.path(unit["digest"]) for unit in units if store and unit["digest"]}
+
+
+def _made(name: str, make: Callable[[Path, Path, Tensors], None], folder: Path, arguments: Tensors) -> Path | str:
+    """The file of a peer, or its error in one line."""
+    path = folder / f"{name.replace(' ', '-')}.onnx"
+    try:
+        path.unlink(missing_ok=True)
+        make(folder, path, arguments)
+        return path if path.is_file() else "it wrote no file and said nothing"
+    except Exception as error:  # whatever a peer raises is its result
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _samples(path: Path, arguments: Tensors) -> Iterator[Tensors]:
+    """Complete inputs of a file, with the inputs that are fixed in ours."""
+    with np.load(path) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    for index in range(len(next(iter(arrays.values())))):
+        yield {**{name: array[index] for name, array in arrays.items()}, **arguments}
+
+
+def _static(folder: Path, path: Path, arguments: Tensors) -> None:
+    from onnxruntime import quantization
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left = _samples(folder / _CALIBRATION, arguments)
+
+        def get_next(self) -> Tensors | None:
+            return next(self.left, None)
+
+    quantization.quantize_static(
+        folder / "model.onnx", path, Reader(), quant_format=quantization.QuantFormat.QDQ, per_channel=True,
+        activation_type=quantization.QuantType.QUInt8, weight_type=quantization.QuantType.QInt8,
+    )  # fmt: skip
+
+
+def _float16(folder: Path, path: Path, _: Tensors) -> None:
+    from onnxconverter_common import float16
+
+    onnx.save(float16.convert_float_to_float16(onnx.load(folder / "model.onnx"), keep_io_types=True), path)
+
+
+def _olive(folder: Path, path: Path, arguments: Tensors) -> None:
+    from olive.data.registry import Registry
+    from olive.workflows import run
+
+    def load(**_: object) -> list[tuple[Tensors, int]]:
+        return [(sample, 0) for sample in _samples(folder / _CALIBRATION, arguments)]
+
+    Registry.register_dataset("zoo_samples")(load)
+    data = {
+        "name": "samples",
+        "type": "DataContainer",
+        "load_dataset_config": {"type": "zoo_samples"},
+        "pre_process_data_config": {"type": "skip_pre_process"},
+        "post_process_data_config": {"type": "skip_post_process"},
+        "dataloader_config": {"type": "no_auto_batch_dataloader"},
+    }
+    place = folder / "olive"
+    config = {
+        "input_model": {"type": "ONNXModel", "model_path": str(folder / "model.onnx")},
+        "data_configs": [data],
+        "passes": {"quantize": {"type": "OnnxStaticQuantization", "data_config": "samples"}},
+        "output_dir": str(place / "out"),
+        "cache_dir": str(place / "cache"),
+        "evaluate_input_model": False,
+        "log_severity_level": 4,
+    }
+    run(config)
+    (found,) = (place / "out").rglob("*.onnx")
+    found.replace(path)
+
+
+PEERS: Mapping[str, Callable[[Path, Path, Tensors], None]] = {
+    "onnxruntime int8": _static,
+    "onnxconverter-common fp16": _float16,
+    "olive int8": _olive,
+}
+
+
+def judge(files: Mapping[str, Path | str], folder: Path, arguments: Tensors) -> dict[str, dict[str, Any]]:
+    """By file: MiB, worst output's SQNR and worst slice's in dB against `source` unoptimised, and median ms."""
+    golden = list(_samples(folder / _GOLDEN, arguments))
+    reference = _open(folder / "model.onnx", ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    expected = [_run(reference, sample) for sample in golden]
+    found, open_files = dict[str, dict[str, Any]](), dict[str, ort.InferenceSession]()
+    for name, file in files.items():
+        found[name] = {"error": file} if isinstance(file, str) else {"mib": file.stat().st_size / (1 << 20)}
+        if isinstance(file, Path):
+            try:
+                session = _open(file)
+                found[name] |= _quality(expected, [_run(session, sample) for sample in golden])
+                open_files[name] = session
+            except Exception as error:  # of onnxruntime, which has no base class for its errors
+                found[name]["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    for name, times in _times(open_files, golden).items():
+        found[name]["ms"] = round(statistics.median(times) * 1000, 3)
+    return found
+
+
+def _open(path: Path, level: Any = ort.GraphOptimizationLevel.ORT_ENABLE_ALL) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _run(session: ort.InferenceSession, sample: Tensors) -> list[Array]:
+    taken = {item.name for item in session.get_inputs()}
+    return session.run(None, {name: value for name, value in sample.items() if name in taken})  # type: ignore[no-any-return]
+
+
+def _quality(expected: list[list[Array]], actual: list[list[Array]]) -> dict[str, float | None]:
+    """Over the outputs: the least SQNR, whole and of a slice; of integer outputs the least share of equal elements."""
+    whole, slices, equal = [math.inf], [math.inf], [1.0]
+    for output in range(len(expected[0])):
+        drift = Drift(mismatches=0) if expected[0][output].dtype.kind in "biu" else Drift()
+        for e, a in zip(expected, actual, strict=True):
+            e, a = np.asarray(e[output]), np.asarray(a[output])
+            drift = drift.merge(measure(e, a.astype(e.dtype), samples=1 if e.ndim else None))
+        if drift.mismatches is None:
+            whole.append(-math.inf if drift.nonfinite else drift.sqnr_db)
+            slices.append(-math.inf if drift.nonfinite else drift.slice_sqnr_db)
+        else:
+            equal.append(drift.argmax_agreement)
+    return {"sqnr_db": _number(min(whole)), "slice_db": _number(min(slices)), "equal": min(equal)}
+
+
+def _number(decibels: float) -> float | None:
+    """None for no error at all, which JSON has no number for; -999 for values that are not finite."""
+    return None if decibels == math.inf else -999.0 if decibels == -math.inf else round(decibels, 1)
+
+
+def _times(sessions: Mapping[str, ort.InferenceSession], golden: list[Tensors]) -> dict[str, list[float]]:
+    """Seconds of single runs, a round over all files at a time."""
+    times: dict[str, list[float]] = {name: [] for name in sessions}
+    until = time.monotonic() + _LONGEST_TIMING_S
+    for index in range(ROUNDS):
+        if index > 2 and time.monotonic() > until:
+            break
+        for name, session in sessions.items():
+            began = time.perf_counter()
+            _run(session, golden[index % len(golden)])
+            times[name].append(time.perf_counter() - began)
+    return times
+
+
+if __name__ == "__main__":
+    sys.exit(main())
