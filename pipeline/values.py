@@ -77,7 +77,7 @@ class SearchResult:
     """What a search chose for one kind of int8. model, ranges, choice, smoothed: blobs: the float model, its ranges,
     the choice with its reasons, and the statistics of smoothed activations.
 
-    left: nodes left in float, with the reason.  summary: for people.
+    left: nodes left in float, with the reason.  share: of the weighted multiplications, in int8.  summary: for people.
     """
 
     model: str
@@ -85,6 +85,7 @@ class SearchResult:
     choice: str
     smoothed: str
     left: Mapping[str, str]
+    share: float
     summary: str
 
 
@@ -216,7 +217,7 @@ class Graph:
 
     inputs, outputs: as this graph declares them.  record: digest of what quantizing did, tensor by tensor, as a blob.
     recipe: of graphs that were written here.  idle: why no node of it computes in its precision; None where one does.
-    own_int8: as in `OnnxModel`.
+    own_int8: as in `OnnxModel`.  searched: why a search was made that nobody asked for, and what came of it.
     """
 
     variant: GraphVariant
@@ -230,6 +231,7 @@ class Graph:
     recipe: Recipe | None = None
     idle: str | None = None
     own_int8: str | None = None
+    searched: str | None = None
 
 
 @dataclass(frozen=True)
