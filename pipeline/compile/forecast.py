@@ -93,12 +93,8 @@ def _search_on_record(
     not on record."""
     if not any(graph.proof.failed for graph in known.graphs):
         return known
-    plan, searched, waiting = (
-        plan_builds(spec, exported, known.graphs, selection, context),
-        list[Graph](),
-        list[MissedGraphs](),
-    )
-    for missed in find_missed(plan, spec, exported):
+    searched, waiting = list[Graph](), list[MissedGraphs]()
+    for missed in find_missed(plan_builds(spec, exported, known.graphs, selection, context), spec, exported):
         try:
             searched += search_missed(missed, spec, exported, ranges, context)
         except NotOnRecord:
@@ -212,11 +208,8 @@ def _explain_unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> st
     stages = ["calibration"] if exported else ["export", *(["calibration"] if item.precision != "fp32" else [])]
     none = "no engine for this unit yet" if name not in causes.before else f"not on record: {', '.join(known.missing)}"
     after = "quantized" if exported else "exported"
-    searched = (
-        ", and searched if plain ranges miss the limits"
-        if item.variant.searched and search_follows(causes.spec)
-        else ""
-    )
+    follows = item.variant.searched and search_follows(causes.spec)
+    searched = ", and searched if plain ranges miss the limits" if follows else ""
     return f"{'; '.join(causes.list_changes(name, *stages)) or none}; known once the model is {after}{searched}"
 
 

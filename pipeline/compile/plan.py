@@ -100,12 +100,12 @@ def plan_builds(
 
 
 def check_required(plan: BuildPlan) -> None:
-    """Stop before any work when a unit that the spec requires is refused. Raises EngineryError."""
+    """Stop when a unit that the spec requires is refused. Raises EngineryError."""
     lines = [f"{unit.name}: {unit.reason}" for unit in plan.refused if unit.required]
     if lines:
         remedy = "change the spec, or take them out of build.required"
         raise EngineryError(
-            "\n".join([f"units that the spec requires are refused, so nothing was built; {remedy}:", *lines])
+            "\n".join([f"units that the spec requires are refused, so nothing is published; {remedy}:", *lines])
         )
 
 

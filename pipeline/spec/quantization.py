@@ -132,5 +132,5 @@ class Quantization(SpecPart):
     def _searched_or_not(self) -> Self:
         if self.search == "never" and self.searches:
             keys = " and ".join(self.searches)
-            raise Mistakes([(("search",), f"never, and {keys} ask for a search; remove search, or {keys}")])
+            raise Mistakes([(("search",), f"search: never contradicts {keys}, which search; remove search, or {keys}")])
         return self
