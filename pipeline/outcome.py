@@ -52,6 +52,8 @@ def make_report(
         reason = f"{reason}, on {cpu or this_kind().name}"
     if (own := built.unit.graph.own_int8) and request.precision != "int8-dynamic":
         reason = f"{reason}; {own}"
+    if searched := built.unit.graph.searched:
+        reason = f"{reason}; {searched}"
     return Report(
         unit=request.unit,
         target=request.target.name,

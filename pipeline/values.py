@@ -87,7 +87,7 @@ class SearchResult:
     """What a search chose for one kind of int8. model, ranges, choice, smoothed: blobs: the float model, its ranges,
     the choice with its reasons, and the statistics of smoothed activations.
 
-    left: nodes left in float, with the reason.  summary: for people.
+    left: nodes left in float, with the reason.  share: of the weighted multiplications, in int8.  summary: for people.
     """
 
     model: str
@@ -95,6 +95,7 @@ class SearchResult:
     choice: str
     smoothed: str
     left: Mapping[str, str]
+    share: float
     summary: str
 
 
@@ -232,7 +233,7 @@ class Graph:
 
     inputs, outputs: as this graph declares them.  record: digest of what quantizing did, tensor by tensor, as a blob.
     recipe: of graphs that were written here.  idle: why no node of it computes in its precision; None where one does.
-    own_int8, shards: as in `OnnxModel`.
+    own_int8, shards: as in `OnnxModel`.  searched: why a search was made that nobody asked for, and what came of it.
     """
 
     variant: GraphVariant
@@ -247,6 +248,7 @@ class Graph:
     idle: str | None = None
     own_int8: str | None = None
     shards: Shards = ()
+    searched: str | None = None
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextvars import copy_context
+from dataclasses import dataclass, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from pipeline.compile.missed import MissedGraphs, find_missed, search_missed
 from pipeline.compile.plan import Selection, buildable_variants, check_required, find_unserved, plan_builds
 from pipeline.compile.publication.attributed import publish_attributions
 from pipeline.compile.publication.draft import draft_version
@@ -66,14 +68,30 @@ class InProcess:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model exported, quantized and planned: all that `enginery plan` needs."""
+    """A model exported, quantized and planned: all that `enginery plan` needs. ranges: what calibration observed.
+
+    missed: graphs of the plan that a search shall take the place of.
+    """
 
     exported: Exported
+    ranges: Observed | None
     graphs: tuple[Graph, ...]
     plan: BuildPlan
+    missed: tuple[MissedGraphs, ...] = ()
+
+    @property
+    def ready(self) -> BuildPlan:
+        """The units that wait for no search."""
+        waiting = {graph.variant for kind in self.missed for graph in kind.graphs}
+        return replace(self.plan, units=tuple(unit for unit in self.plan.units if unit.graph.variant not in waiting))
 
 
 def prepare(spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner) -> Prepared:
+    """The first three steps: export, quantize, plan; with the search of what plain int8 ranges missed."""
+    return search_int8(prepare_plainly(spec, selection, context, run), spec, selection, context, run)
+
+
+def prepare_plainly(spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner) -> Prepared:
     """The first three steps: export, quantize, plan."""
     for name in find_unserved(spec, selection):
         reason = f"no backend of the spec ({', '.join(spec.backends)}) builds for it"
@@ -85,7 +103,22 @@ def prepare(spec: ModelSpec, selection: Selection, context: RunContext, run: Ste
     choices = dict(zip(kinds, run.map(choose, kinds, spec, exported, ranges, context), strict=True))
     graphs = run.map(quantize, variants, spec, exported, ranges, choices, context)
     plan = run.call(plan_builds, spec, exported, graphs, selection, context)
-    return Prepared(exported, tuple(graphs), plan)
+    return Prepared(exported, ranges, tuple(graphs), plan, find_missed(plan, spec, exported))
+
+
+def search_int8(
+    plain: Prepared, spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner
+) -> Prepared:
+    """The same with searched graphs in the place of those that missed their limits, and planned anew."""
+    if not plain.missed:
+        return plain
+    found = run.map(search_missed, plain.missed, spec, plain.exported, plain.ranges, context)
+    searched = {graph.variant: graph for graphs in found for graph in graphs}
+    graphs = tuple(searched.get(graph.variant, graph) for graph in plain.graphs)
+    late = run.call(plan_builds, spec, plain.exported, [*searched.values()], selection, context)
+    by_name = {unit.name: unit for unit in late.units}
+    units = tuple(by_name.get(unit.name, unit) for unit in plain.plan.units)
+    return replace(plain, graphs=graphs, plan=replace(plain.plan, units=units), missed=())
 
 
 def calibrate(spec: ModelSpec, exported: Exported, context: RunContext, run: StepRunner) -> Observed | None:
@@ -99,10 +132,7 @@ def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, ru
 
     Raises what a step raises.
     """
-    ready = prepare(spec, selection, context, run)
-    context.progress.emit(Planned(ready.plan))
-    check_required(ready.plan)
-    built: Sequence[Built] = run.map(build, ready.plan.wanted, spec, context)
+    ready, built = build_all(prepare_plainly(spec, selection, context, run), spec, selection, context, run)
     judged: Sequence[JudgedUnit] = run.map(validate, built, spec, ready.exported, context)
     # One by one: two engines at once would time each other.
     judged = [run.call(measure, item, spec, ready.exported, context) for item in judged]
@@ -113,6 +143,26 @@ def compile_model(spec: ModelSpec, selection: Selection, context: RunContext, ru
         outcome = run.call(publish_attributions, outcome, draft, attributed, draw_page, context)
     context.progress.emit(RunConcluded(outcome))
     return outcome
+
+
+def build_all(
+    plain: Prepared, spec: ModelSpec, selection: Selection, context: RunContext, run: StepRunner
+) -> tuple[Prepared, list[Built]]:
+    """Every unit of the plan, built; what waits for a search of int8 is built after it, and the others beside it."""
+    context.progress.emit(Planned(plain.ready))
+    check_required(plain.ready)
+    with ThreadPoolExecutor(1) as aside:
+        # In this context: what a runner knows of its run is kept in variables of it.
+        searching = aside.submit(copy_context().run, search_int8, plain, spec, selection, context, run)
+        built = run.map(build, plain.ready.wanted, spec, context)
+        ready = searching.result()
+    known, early = {item.unit.name: item for item in built}, {unit.name for unit in plain.ready.units}
+    late = replace(ready.plan, units=tuple(unit for unit in ready.plan.units if unit.name not in early))
+    if plain.missed:
+        context.progress.emit(Planned(late))
+        check_required(late)
+        known |= {item.unit.name: item for item in run.map(build, late.wanted, spec, context)}
+    return ready, [known[unit.name] for unit in ready.plan.wanted]
 
 
 def attribute_failures(

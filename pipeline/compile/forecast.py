@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enginery.registry.store.base import Store
 from pipeline.compile.causes import Causes, causes_of
 from pipeline.compile.composition import InProcess, calibrate
+from pipeline.compile.missed import MissedGraphs, find_missed, search_follows, search_missed
 from pipeline.compile.plan import PlanCandidate, Selection, buildable_variants, candidates, plan_builds
 from pipeline.compile.run_context import NotOnRecord, OnlyRecords, RunContext
 from pipeline.compile.steps.engines import build
@@ -21,7 +22,7 @@ from pipeline.compile.steps.proofs import validate
 from pipeline.compile.steps.search import choose, find_searched_kinds
 from pipeline.progress.events import Progress
 from pipeline.spec.model import ModelSpec, matches_unit
-from pipeline.values import Exported, Graph, Json, Searched, SearchResult, Unit
+from pipeline.values import Exported, Graph, Json, Observed, Searched, SearchResult, Unit
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,13 @@ class OnRecord:
     """The export, whose golden set is '' where that is not on record, and the graphs that are known.
 
     missing: the steps that are not on record, as far as that shows before they run.
+    missed: graphs, not among these, that a search shall take the place of.
     """
 
     exported: Exported | None = None
     graphs: tuple[Graph, ...] = ()
     missing: tuple[str, ...] = ()
+    missed: tuple[MissedGraphs, ...] = ()
 
 
 class _RecordReader(RunContext):
@@ -74,7 +77,33 @@ def on_record(spec: ModelSpec, selection: Selection, context: RunContext) -> OnR
                 graphs[-1] = quantize(variant, spec, exported, ranges, choices, context)
         except NotOnRecord as step:
             missing.append(str(step))
-    return OnRecord(exported, tuple(graphs), tuple(dict.fromkeys(missing)))
+    found = OnRecord(exported, tuple(graphs), tuple(dict.fromkeys(missing)))
+    return _search_on_record(found, exported, ranges, spec, selection, context)
+
+
+def _search_on_record(
+    known: OnRecord,
+    exported: Exported,
+    ranges: Observed | None,
+    spec: ModelSpec,
+    selection: Selection,
+    context: RunContext,
+) -> OnRecord:
+    """The same with searched graphs in the place of those that missed their limits; without these where the search is
+    not on record."""
+    if not any(graph.proof.failed for graph in known.graphs):
+        return known
+    searched, waiting = list[Graph](), list[MissedGraphs]()
+    for missed in find_missed(plan_builds(spec, exported, known.graphs, selection, context), spec, exported):
+        try:
+            searched += search_missed(missed, spec, exported, ranges, context)
+        except NotOnRecord:
+            waiting.append(missed)
+    others = [graph for kind in waiting for graph in kind.graphs]
+    by_variant = {graph.variant: graph for graph in searched}
+    graphs = tuple(by_variant.get(graph.variant, graph) for graph in known.graphs if graph not in others)
+    missing = (*known.missing, *(f"search of {kind.name}" for kind in waiting))
+    return OnRecord(exported, graphs, missing, tuple(waiting))
 
 
 # What a proof depends on beside the engine.
@@ -172,11 +201,16 @@ def _foresee_unit(
 
 def _explain_unknown(item: PlanCandidate, known: OnRecord, causes: Causes) -> str:
     """Why it is not known what becomes of a unit."""
+    for missed in known.missed:
+        if item.variant in {graph.variant for graph in missed.graphs}:
+            return f"{missed.why}: what int8 takes is searched, and known once that is done"
     name, exported = item.unit, known.exported is not None
     stages = ["calibration"] if exported else ["export", *(["calibration"] if item.precision != "fp32" else [])]
     none = "no engine for this unit yet" if name not in causes.before else f"not on record: {', '.join(known.missing)}"
     after = "quantized" if exported else "exported"
-    return f"{'; '.join(causes.list_changes(name, *stages)) or none}; known once the model is {after}"
+    follows = item.variant.searched and search_follows(causes.spec)
+    searched = ", and searched if plain ranges miss the limits" if follows else ""
+    return f"{'; '.join(causes.list_changes(name, *stages)) or none}; known once the model is {after}{searched}"
 
 
 def _changes(forecast: Forecast, known: OnRecord, causes: Causes) -> list[ForecastChange]:

@@ -113,12 +113,12 @@ def plan_builds(
 
 
 def check_required(plan: BuildPlan) -> None:
-    """Stop before any work when a unit that the spec requires is refused. Raises EngineryError."""
+    """Stop when a unit that the spec requires is refused. Raises EngineryError."""
     lines = [f"{unit.name}: {unit.reason}" for unit in plan.refused if unit.required]
     if lines:
         remedy = "change the spec, or take them out of build.required"
         raise EngineryError(
-            "\n".join([f"units that the spec requires are refused, so nothing was built; {remedy}:", *lines])
+            "\n".join([f"units that the spec requires are refused, so nothing is published; {remedy}:", *lines])
         )
 
 
@@ -127,13 +127,16 @@ def _unit(
 ) -> Unit:
     request, aside = _request(spec, item, graph), ""
     required = any(matches_unit(pattern, request.unit) for pattern in spec.build.required)
+    searched = f"; {graph.searched}" if graph.searched else ""
     if reason := _refusal(exported, item, request, graph.idle):
-        return Unit(request, graph, "refused", reason, required)
+        return Unit(request, graph, "refused", reason + (searched if graph.idle else ""), required)
     if graph.own_int8 and item.precision != "int8-dynamic":
         aside = f"; {graph.own_int8}"
+    aside += searched
     if failed := [*exported.proof.failed, *graph.proof.failed]:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        return Unit(request, graph, "failed", f"not built: its graph failed: {describe(failed[0])}{more}", required)
+        failure = f"not built: its graph failed: {describe(failed[0])}{more}"
+        return Unit(request, graph, "failed", f"{failure}{searched}", required)
     known = recall_engine(request, context)
     if known is None and (reduced := recall_reduced(request, context)):
         option = backends.capabilities_of(request.backend).options.workspace_mib

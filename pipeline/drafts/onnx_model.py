@@ -128,7 +128,8 @@ def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path) -> list[str
 def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
     """The scalar inputs that conditions of Ifs are computed from, where nothing else is."""
     makers = {name: node for node in model.graph.node for name in node.output}
-    inputs = {spec.name: spec for spec in specs_of(model)[0]}
+    given = {tensor.name for tensor in model.graph.initializer}
+    inputs = {value.name: value.type.tensor_type for value in model.graph.input if value.name not in given}
     found = set[str]()
     for node in (node for node in model.graph.node if node.op_type == "If"):
         reached, todo = set[str](), [node.input[0]]
@@ -136,8 +137,12 @@ def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
             name = todo.pop()
             reached |= {name} & inputs.keys()
             todo += makers[name].input if name in makers else ()
-        found |= reached if all(not inputs[name].shape for name in reached) else set()
+        found |= reached if all(_is_scalar(inputs[name]) for name in reached) else set()
     return found
+
+
+def _is_scalar(tensor: onnx.TypeProto.Tensor) -> bool:
+    return tensor.HasField("shape") and not tensor.shape.dim
 
 
 def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str, str], ...]:

@@ -56,7 +56,7 @@ def _sections(found: FoundModel, calibration: str | None, golden: str | None) ->
     yield "targets: [cpu]                # or a generation (ampere), a product (l4), sm_89, gpu (each generation), all"
     yield ""
     yield from _data(
-        "calibration", calibration, "real inputs that int8's ranges are measured on: add int8 to precisions"
+        "calibration", calibration, "real inputs that int8 is measured and, if need be, searched on: add int8"
     )
     yield from _data("golden", golden, "real inputs, others than those, that engines are proven with; random ones else")
     if found.metric:

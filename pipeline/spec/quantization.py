@@ -100,6 +100,12 @@ class Quantization(SpecPart):
         "fp32", description="native: an fp16 graph also takes and gives fp16; callers then convert"
     )
     overrides: tuple[NodeOverride, ...] = Field((), description="rules by node; the last one that matches counts")
+    search: Literal["when-needed", "never"] = Field(
+        "when-needed",
+        description="when-needed: where plain int8 ranges miss the graph's limits, what int8 takes is searched on the "
+        "calibration samples until they hold; never: such a graph fails. With smoothing, floor or latency, int8 is "
+        "searched at once",
+    )
     smoothing: Literal["none", "auto"] = Field(
         "none", description="auto: int8 moves outliers of activations into weights, with a strength searched per group"
     )
@@ -121,3 +127,10 @@ class Quantization(SpecPart):
             "latency": self.latency == "measure",
         }
         return tuple(key for key, wanted in asked.items() if wanted)
+
+    @model_validator(mode="after")
+    def _searched_or_not(self) -> Self:
+        if self.search == "never" and self.searches:
+            keys = " and ".join(self.searches)
+            raise Mistakes([(("search",), f"search: never contradicts {keys}, which search; remove search, or {keys}")])
+        return self

@@ -152,7 +152,7 @@ def test_a_required_unit_that_is_refused_fails_before_anything_is_built(project:
     project.change_spec(build={"required": ["sm_75 fp32"]})
     done = project.build()
     assert done.code == 1
-    assert "error: units that the spec requires are refused, so nothing was built" in done.err
+    assert "error: units that the spec requires are refused, so nothing is published" in done.err
     assert "\n  sm_75 fp32 tensorrt-rtx: " in done.err
     assert not (project.registry / "models").exists()
 

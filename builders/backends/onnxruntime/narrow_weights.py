@@ -47,7 +47,7 @@ def keep_narrow_weights(path: Path, source: Path) -> tuple[str, ...]:
 
 def note_widened(source: Path) -> tuple[str, ...]:
     """The note on an engine whose graph is not optimized again when it is opened, so that nothing narrow is kept."""
-    chains = find_widened(onnx.load(source, load_external_data=False)).values()
+    chains = find_widened(load_graph(source)).values()
     count = len({chain[0].output[0] for chain in chains})  # a chain's beginning is one too
     if not count:
         return ()

@@ -3,12 +3,12 @@
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from builders.backends import discovery
 from builders.backends.shape_profiles import profiles
-from builders.execution.jobs import Job, WorkerContext
+from builders.execution.jobs import Job, ProcessLimits, WorkerContext
 from enginery.core.codec import encode
 from enginery.core.errors import DataError, IntegrityError
 from enginery.core.hardware.cpu_kinds import this_kind, why_no_proof
@@ -26,9 +26,9 @@ from pipeline.compile.steps.calibration import (
     open_samples,
     samples_key,
 )
-from pipeline.compile.steps.keys import code_key, step_limits
+from pipeline.compile.steps.keys import code_key, limits_of, step_limits
 from pipeline.quantization.schemes.overrides import Override
-from pipeline.quantization.search.quality import SearchFloor
+from pipeline.quantization.search.quality import GraphLimits, SearchFloor
 from pipeline.values import Exported, GraphVariant, Observed, Searched, SearchResult
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ class SearchQuantization:
             place.put_bytes(text_of(encode(found.document(search.floor)))),
             place.put_bytes(Observations(self.model, self.samples.digest, (), found.smoothed).to_bytes()),
             dict(found.left),
+            found.point.share,
             "; ".join(filter(None, [found.summary, f"latency was not measured: {cannot}" if cannot else ""])),
         )
 
@@ -157,24 +158,58 @@ def find_latency_probe(kind: Searched, spec: "ModelSpec", exported: Exported) ->
 def choose(
     kind: Searched, spec: "ModelSpec", exported: Exported, ranges: Observed | None, context: RunContext
 ) -> SearchResult:
-    """Search what to quantize and how, for one kind of int8. ranges: what calibration observed.
+    """Search what to quantize and how, for one kind of int8, as the spec asks. ranges: what calibration observed.
 
     Raises DataError without calibration samples, and for a model that carries Q/DQ of its own.
     """
+    wanted, probe = spec.quantization, find_latency_probe(kind, spec, exported)
+    floor = SearchFloor(**wanted.floor.model_dump()) if wanted.floor else None
+    terms = SearchTerms(wanted.smoothing, floor, node_overrides(spec))
+    return _search(kind, terms, probe, step_limits(spec, "quantization"), spec, exported, ranges, context)
+
+
+def search_for_limits(
+    kind: Searched, spec: "ModelSpec", exported: Exported, ranges: Observed | None, context: RunContext
+) -> SearchResult:
+    """Search the most of one kind of int8 that keeps the limits of its graph, with smoothing. Raises as `choose`.
+
+    It may use half of this machine's memory, because engines are built beside it.
+    """
+    given = limits_of(spec, "int8", "quantization")
+    labelled = spec.golden.metrics if spec.golden and spec.golden.labels and "argmax_agreement" not in given else ()
+    decisions = next((item.output for item in labelled if item.name == "accuracy"), None)
+    terms = SearchTerms("auto", SearchFloor(graph=GraphLimits(given, decisions)), node_overrides(spec))
+    limits = step_limits(spec, "quantization")
+    limits = replace(
+        limits,
+        memory_mib=limits.memory_mib // 2,
+        raise_timeout=f"{limits.raise_timeout}, or say quantization.search: never",
+    )
+    return _search(kind, terms, None, limits, spec, exported, ranges, context)
+
+
+def _search(
+    kind: Searched,
+    terms: SearchTerms,
+    probe: LatencyProbe | None,
+    limits: ProcessLimits,
+    spec: "ModelSpec",
+    exported: Exported,
+    ranges: Observed | None,
+    context: RunContext,
+) -> SearchResult:
     if exported.model.carries_qdq:
         raise DataError("there is nothing to choose: the model carries Q/DQ of its own, and they stay")
     method = calibration_method(spec)
     if ranges is None or method is None:
         raise DataError("what to quantize is chosen on real samples; add calibration.data")
-    wanted, probe = spec.quantization, find_latency_probe(kind, spec, exported)
-    floor = SearchFloor(**wanted.floor.model_dump()) if wanted.floor else None
     timed = [backend_root(probe.request.backend)] if probe and probe.request else []
     request = SearchQuantization(
         exported.model.digest,
         kind,
         ranges.observations,
         method,
-        SearchTerms(wanted.smoothing, floor, node_overrides(spec)),
+        terms,
         probe,
         _find_judged_output(spec, exported),
         calibration_samples(spec),
@@ -185,7 +220,7 @@ def choose(
         "samples": samples_key(request.samples),
         **code_key(SearchQuantization, *timed),
     }
-    job = Job("choose", request, context.store.uri, step_limits(spec, "quantization"))
+    job = Job("choose", request, context.store.uri, limits)
     return context.once("choose", f"choose {kind.name}", key, job, lambda v: [v.model, v.ranges, v.choice, v.smoothed])
 
 

@@ -21,8 +21,9 @@ from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, quantize_int8, usable_sites
 from pipeline.quantization.search.choice import FrontierPoint, GroupDamage, MixedPrecisionChoice, in_json
+from pipeline.quantization.search.graph_limits import GraphJudge, with_margin
 from pipeline.quantization.search.latency import PairedRounds, Timing, benchmark_until_decided
-from pipeline.quantization.search.quality import Quality, SearchFloor
+from pipeline.quantization.search.quality import GraphLimits, Quality, SearchFloor
 from pipeline.quantization.search.sensitivity import Answers, SweepCost, decides, quality, sweep
 from pipeline.quantization.settings.fit import STRENGTHS, fit, fit_convolutions
 from pipeline.quantization.settings.groups import SmoothingGroup, StatisticsWork, find_groups, gather, matrices
@@ -53,7 +54,9 @@ def choose(
     does not run on the samples, DataError when the labels do not fit them, or when not even the float model holds the
     floor.
     """
-    trial = _Trial.of(model, ranges, replace(scheme, float_precision="fp32"), runs, smoothing, overrides or {}, labels)
+    floor = floor and with_margin(floor)
+    scheme_fp32, limits = replace(scheme, float_precision="fp32"), floor.graph if floor else None
+    trial = _Trial.of(model, ranges, scheme_fp32, runs, smoothing, overrides or {}, labels, limits)
     if floor is not None and floor.argmax_agreement is not None:
         _check_decisions(trial.expected[0])
     tried: dict[int, FrontierPoint] = {}
@@ -178,7 +181,7 @@ class _Trial:
     """What is known of the model while points are tried.
 
     plans: by group, how its nodes are quantized.  work: by node.  alone: by group, the quality with only it quantized.
-    runs, expected: inputs and the float model's outputs to judge on.
+    runs, expected: inputs and the float model's outputs to judge on.  limits: of the graph's own checks.
     """
 
     model: ModelProto
@@ -193,6 +196,7 @@ class _Trial:
     runs: Sequence[Tensors]
     expected: Sequence[Tensors]
     answers: Answers | None = None
+    limits: GraphLimits | None = None
     qualities: dict[tuple[str, ...], Quality] = field(default_factory=dict)
     timings: dict[str, Timing] = field(default_factory=dict)
 
@@ -206,11 +210,12 @@ class _Trial:
         smoothing: str,
         overrides: Mapping[str, OverridePrecision],
         labels: RunLabels | None,
+        limits: GraphLimits | None,
     ) -> "_Trial":
         graph = prepare_model(model)
         sites = () if carries_qdq(model) else usable_sites(graph, ranges, scheme.activation, overrides)[0]
         groups = find_groups(graph, sites)
-        fitted, judging = divide_runs(runs)
+        fitted, judging = divide_runs(runs, filled=limits is not None)
         judged = [run.inputs for run in judging]
         answers = Answers(labels.output, [labels.of(run) for run in judging]) if labels else None
         statistics, work = gather(graph, groups, fitted)
@@ -227,7 +232,9 @@ class _Trial:
         plain = SessionRunner(graph)
         expected = [plain.run(inputs) for inputs in judged]
         by_name = {group.activation: group for group in groups}
-        return cls(graph, ranges, scheme, overrides, by_name, plans, work, alone, cost, judged, expected, answers)
+        return cls(
+            graph, ranges, scheme, overrides, by_name, plans, work, alone, cost, judged, expected, answers, limits
+        )
 
     @property
     def macs(self) -> dict[str, float]:
@@ -256,7 +263,9 @@ class _Trial:
         left = tuple(left)
         if left not in self.qualities:
             runner = SessionRunner(self.write(left, self.scheme), optimized=False)
-            self.qualities[left] = quality(self.expected, (runner.run(inputs) for inputs in self.runs), self.answers)
+            answered = (runner.run(inputs) for inputs in self.runs)
+            judge = GraphJudge(self.limits, self.runs) if self.limits else None
+            self.qualities[left] = quality(self.expected, answered, self.answers, judge)
         found = self.qualities[left]
         return replace(
             self.predict(left),
@@ -290,7 +299,8 @@ class _Trial:
     def _reason(self, name: str) -> str:
         if name in self.timings:
             return self.timings[name].reason
-        return f"the floor: quantized alone it leaves {decibels_text(in_json(self.alone[name].sqnr_db))}"
+        what = "floor" if self.limits is None else "graph's limits"
+        return f"the {what}: quantized alone it leaves {decibels_text(in_json(self.alone[name].sqnr_db))}"
 
     def _row(self, name: str, point: FrontierPoint) -> GroupDamage:
         group, plan, timing = self.groups[name], self.plans.get(name), self.timings.get(name)

@@ -20,6 +20,7 @@ from pipeline.quantization.insertion_points import find_sites
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import quantize_int8
+from pipeline.quantization.search.graph_limits import GraphJudge
 from pipeline.quantization.search.quality import Quality
 from pipeline.quantization.settings.groups import SmoothingGroup
 from pipeline.quantization.settings.runs import SessionRunner, downstream, set_ranks, tail, with_outputs
@@ -111,17 +112,24 @@ class Answers:
     right: Sequence[Array]
 
 
-def quality(expected: Sequence[Tensors], actual: Iterable[Tensors], answers: Answers | None = None) -> Quality:
+def quality(
+    expected: Sequence[Tensors],
+    actual: Iterable[Tensors],
+    answers: Answers | None = None,
+    judge: GraphJudge | None = None,
+) -> Quality:
     """Quality of `actual` over all runs. Integer outputs are decisions; where there are no others, the share of those
-    that change is the noise.
+    that change is the noise. judge: counts what the graph's own checks miss.
 
     Raises DataError when there is not one label for each answer.
     """
     total: dict[str, Drift] = {}
     right = []
     for index, (wanted, found) in enumerate(zip(expected, actual, strict=True)):
-        for name, values in wanted.items():
-            total[name] = total.get(name, Drift()).merge(measure(values, found[name], decisions=True))
+        drifts = {name: measure(values, found[name], decisions=True) for name, values in wanted.items()}
+        total = {name: total.get(name, Drift()).merge(drift) for name, drift in drifts.items()}
+        if judge:
+            judge.add(index, wanted, found)
         if answers:
             right.append(_right(found[answers.output], answers.right[index], answers.output))
     floats = [part for part in total.values() if part.mismatches is None]
@@ -132,6 +140,7 @@ def quality(expected: Sequence[Tensors], actual: Iterable[Tensors], answers: Ans
         all(part.nonfinite == 0 for part in floats),
         agreement,
         float(np.mean(np.concatenate(right))) if answers else None,
+        judge.missed() if judge else 0,
     )
 
 

@@ -64,10 +64,11 @@ class RunLabels:
         return self.values[run.start : run.stop].reshape(-1)
 
 
-def divide_runs(runs: Iterable[Run]) -> tuple[list[Run], list[ScoredRun]]:
+def divide_runs(runs: Iterable[Run], filled: bool = False) -> tuple[list[Run], list[ScoredRun]]:
     """Runs to fit settings on, and others to judge the model on: every fourth, until `JUDGED` samples are in them.
 
-    With fewer than four runs, both are the same.
+    With fewer than four runs, both are the same. filled: whether runs that settings are fitted on are added to those
+    that judge until these hold `JUDGED` samples: a dozen tell too little of errors that few samples have.
     """
     fitted, judged = list[ScoredRun](), list[ScoredRun]()
     fitted_samples = judged_samples = start = 0
@@ -81,7 +82,11 @@ def divide_runs(runs: Iterable[Run]) -> tuple[list[Run], list[ScoredRun]]:
             fitted_samples += count
         if fitted_samples >= FITTED and judged_samples >= JUDGED:
             break
-    return [(run.stop - run.start, run.inputs) for run in fitted], judged or fitted
+    fitting = [(run.stop - run.start, run.inputs) for run in fitted]
+    while filled and judged_samples < JUDGED and fitted:
+        judged.append(fitted.pop())
+        judged_samples += judged[-1].stop - judged[-1].start
+    return fitting, judged or fitted
 
 
 def _join(held: Sequence[Tensors]) -> Tensors:

@@ -1,0 +1,94 @@
+"""int8 graphs that plain ranges gave and that miss their limits: what int8 takes, and how, is then searched.
+
+The search is asked for the very limits that the graph was judged by, on calibration samples; its graph is judged by the
+golden set like any other. A search that fails leaves the graph failed, and every other unit alone.
+"""
+
+from dataclasses import dataclass, replace
+
+from enginery.core.errors import EngineryError
+from enginery.core.reports.proof import OVERLAP, describe
+from enginery.core.text import pluralize
+from pipeline.compile.run_context import RunContext, stops_run
+from pipeline.compile.steps.graphs import quantize
+from pipeline.compile.steps.search import search_for_limits
+from pipeline.progress.events import Finished
+from pipeline.spec.model import ModelSpec
+from pipeline.values import BuildPlan, Exported, Graph, Observed, Searched, SearchResult
+
+# With less than this share of the weighted multiplications in int8 an engine is refused: at twice the speed of float
+# they would save 5 % of its time.
+LEAST_SHARE = 0.1
+# Failed checks that no other choice of int8 nodes can mend.
+_BEYOND = (OVERLAP, "repeats", "runs", "outputs", "measured")
+
+
+@dataclass(frozen=True)
+class MissedGraphs:
+    """The graphs of one kind of int8 that missed their limits."""
+
+    kind: Searched
+    graphs: tuple[Graph, ...]
+
+    @property
+    def name(self) -> str:
+        """'int8 (uint8 activations)'."""
+        return self.kind.name
+
+    @property
+    def why(self) -> str:
+        """'plain ranges missed quantization sqnr_db of logits at golden: 12.1, limit 15 (and 2 more)'."""
+        first, *others = self.graphs[0].proof.failed
+        more = f" (and {len(others)} more)" if others else ""
+        return f"plain ranges missed {describe(replace(first, note=''))}{more}"
+
+
+def search_follows(spec: ModelSpec) -> bool:
+    """Whether int8 is searched where plain ranges miss the limits."""
+    asked = spec.quantization
+    return "int8" in spec.precisions and asked.search == "when-needed" and not asked.searches and bool(spec.calibration)
+
+
+def find_missed(plan: BuildPlan, spec: ModelSpec, exported: Exported) -> tuple[MissedGraphs, ...]:
+    """The graphs of a plan that a search may mend, by kind; none where the spec wants no search or has one already, where
+    the weights lie in shards, which a search would hold in memory, and where the exported model has failed, too."""
+    if not search_follows(spec) or exported.proof.failed or exported.model.shards:
+        return ()
+    failed = {unit.graph.variant: unit.graph for unit in plan.units if unit.action == "failed"}
+    found: dict[Searched, list[Graph]] = {}
+    for variant, graph in failed.items():
+        if variant.searched and graph.recipe and not any(check.name in _BEYOND for check in graph.proof.failed):
+            found.setdefault(variant.searched, []).append(graph)
+    return tuple(MissedGraphs(kind, tuple(graphs)) for kind, graphs in found.items())
+
+
+def search_missed(
+    missed: MissedGraphs, spec: ModelSpec, exported: Exported, ranges: Observed | None, context: RunContext
+) -> tuple[Graph, ...]:
+    """Graphs in the place of those that missed their limits, searched and judged anew; where the search fails, the
+    same ones. Each says why it was searched and what came of it.
+
+    Raises what says nothing about the search: something out of reach, a damaged blob, a cancelled step.
+    """
+    context.progress.emit(Finished(f"plain {missed.name}", words=f"{missed.why}; it is searched what int8 takes"))
+    try:
+        choice = search_for_limits(missed.kind, spec, exported, ranges, context)
+        choices = {missed.kind: choice}
+        found = (quantize(graph.variant, spec, exported, ranges, choices, context) for graph in missed.graphs)
+        return tuple(_describe_search(graph, missed.why, choice) for graph in found)
+    except EngineryError as error:
+        if stops_run(error):
+            raise
+        context.progress.emit(Finished(f"search {missed.name}", "failed", str(error)))
+        return tuple(replace(graph, searched=f"the search that followed failed: {error}") for graph in missed.graphs)
+
+
+def _describe_search(graph: Graph, why: str, choice: SearchResult) -> Graph:
+    """The graph with what came of the search that made it; idle where hardly anything is in int8."""
+    share = f"{choice.share:.1%} of the weighted multiplications"
+    left = f"{pluralize(len(choice.left), 'node')} left in float" if choice.left else "no node left in float by it"
+    searched = f"searched, because {why}: {share} in int8, {left}"
+    idle = graph.idle
+    if idle is None and choice.share < LEAST_SHARE:
+        idle = f"{share} can be in int8, and less than {LEAST_SHARE:.0%} saves next to nothing"
+    return replace(graph, idle=idle, searched=searched, notes=(searched, *graph.notes))

@@ -1,0 +1,145 @@
+"""int8 that misses its limits with plain ranges is searched by itself, and says so; nothing else waits or is lost."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from enginery.core.errors import EngineryError
+from pipeline.compile import composition, missed
+from pipeline.spec.model import load_spec
+from pipeline.values import Graph, GraphVariant, SearchResult
+from tests.pipeline.projects import Project
+from tests.pipeline.quantization.search.outlier_nets import WIDTH, noise, outlier_net
+
+WHY = "searched, because plain ranges missed quantization "
+CHOICE = "choose int8 (uint8 activations)"
+
+
+def write_data(project: Project, seed: int) -> None:
+    np.savez(project.folder / "golden.npz", **noise(24, seed))
+
+
+@pytest.fixture
+def loud(project: Project) -> Project:
+    """A net with a channel a hundred times as loud as the others, which no range of a whole tensor fits."""
+    onnx.save(outlier_net(), project.folder / "tiny.onnx")
+    np.savez(project.folder / "calibration.npz", **noise(96, 1))
+    write_data(project, 2)
+    inputs = {"x": {"dtype": "float32", "shape": ["batch", WIDTH]}}
+    project.change_spec(inputs=inputs, outputs=["z"], targets=["cpu"], golden={"data": "golden.npz"})
+    return project
+
+
+def rows(project: Project) -> dict[str, Any]:
+    return {row["precision"]: row for row in project.build().json["engines"]}
+
+
+def searches(project: Project) -> list[Path]:
+    return [*(project.registry / "records" / "choose").glob("*.json")]
+
+
+def test_it_is_searched_proven_and_told_everywhere(loud: Project) -> None:
+    done = loud.build()
+    assert done.code == 0, done.err
+    assert "plain int8 (uint8 activations): plain ranges missed quantization " in done.err
+    assert f"{CHOICE}: done" in done.err
+    row = next(row for row in done.json["engines"] if row["precision"] == "int8")
+    assert row["status"] == "proven" and WHY in row["reason"] and ", limit " in row["reason"]
+    assert "of the weighted multiplications in int8, no node left in float by it" in row["reason"]
+    assert row["notes"][0].startswith(WHY)
+    assert WHY not in next(row for row in done.json["engines"] if row["precision"] == "fp32")["reason"]
+    assert WHY in loud.run("show", "tiny", "--json").out
+    page = (loud.registry / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
+    assert "plain ranges missed quantization" in page
+    assert WHY in loud.run("plan", loud.spec, "--json").out
+
+
+def test_another_run_and_another_golden_set_search_nothing(loud: Project) -> None:
+    assert rows(loud)["int8"]["status"] == "proven"
+    kept = searches(loud)
+    assert len(kept) == 1
+    again = loud.build()
+    assert again.json["cached"] and f"{CHOICE}: done" not in again.err
+    write_data(loud, 3)
+    other = loud.build()
+    assert f"{CHOICE}: cached" in other.err and searches(loud) == kept
+
+
+def test_never_leaves_it_failed_and_a_plan_says_what_a_search_would_take_on(loud: Project) -> None:
+    loud.change_spec(quantization={"search": "never"})
+    row = rows(loud)["int8"]
+    assert row["status"] == "failed" and "searched" not in row["reason"] and not searches(loud)
+    loud.change_spec(quantization=None)
+    planned = loud.run("plan", loud.spec, "--no-export", "--json").json
+    (unit,) = [unit for unit in planned["units"] if unit["precision"] == "int8"]
+    assert unit["action"] == "unknown" and unit["reason"].startswith("plain ranges missed quantization ")
+    assert unit["reason"].endswith("what int8 takes is searched, and known once that is done")
+    assert planned["missing"] == ["search of int8 (uint8 activations)"]
+    table = loud.run("plan", loud.spec, "--no-export")
+    assert "1 build" not in table.out and not searches(loud)
+
+
+def test_a_first_plan_foresees_the_search(loud: Project) -> None:
+    out = loud.run("plan", loud.spec, "--no-export", "--json").json["units"]
+    told = {unit["precision"]: "searched if plain ranges miss the limits" in unit["reason"] for unit in out}
+    assert told == {"fp32": False, "int8": True}
+    loud.change_spec(quantization={"search": "never"})
+    assert "searched if" not in loud.run("plan", loud.spec, "--no-export", "--json").out
+
+
+def test_never_and_a_search_contradict_each_other(project: Project) -> None:
+    project.change_spec(quantization={"search": "never", "floor": {"sqnr_db": 20}})
+    with pytest.raises(EngineryError, match="search: never contradicts floor"):
+        load_spec(project.spec)
+
+
+def test_limits_that_only_float_keeps_refuse_the_unit(loud: Project) -> None:
+    loud.change_spec(validation={"limits": {"int8": {"quantization": {"sqnr_db": 110}}}})
+    found = rows(loud)
+    assert found["fp32"]["status"] == "proven" and found["int8"]["status"] == "refused"
+    assert "it would not be int8: 0 nodes compute in int8" in found["int8"]["reason"]
+    assert "the graph's limits: quantized alone it leaves" in found["int8"]["reason"] and WHY in found["int8"]["reason"]
+
+
+@pytest.mark.parametrize(("share", "idle"), [(0.0999, True), (0.1, False)])
+def test_hardly_any_int8_is_none(share: float, idle: bool) -> None:
+    choice = SearchResult("", "", "", "", {"a": "why", "b": "why"}, share, "")
+    graph = missed._describe_search(Graph(GraphVariant("int8"), "", (), ()), "plain ranges missed it", choice)
+    assert (graph.idle is not None) is idle
+    assert graph.searched is not None and graph.searched.endswith("in int8, 2 nodes left in float")
+
+
+def test_a_search_that_fails_costs_no_other_unit(loud: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise EngineryError("out of memory; run it on a machine with more memory")
+
+    monkeypatch.setattr(missed, "search_for_limits", fail)
+    done = loud.build()
+    found = {row["precision"]: row for row in done.json["engines"]}
+    assert done.code == 1 and done.json["version"] == "1" and found["fp32"]["status"] == "proven"
+    assert (
+        found["int8"]["status"] == "failed"
+        and "the search that followed failed: out of memory" in (found["int8"]["reason"])
+    )
+
+
+def test_engines_are_built_while_it_is_searched(loud: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    built, build, search = threading.Event(), composition.build, composition.search_missed
+
+    def note(unit: Any, *others: Any) -> Any:
+        made = build(unit, *others)
+        built.set()
+        return made
+
+    def wait(*arguments: Any) -> Any:
+        assert built.wait(120), "no engine was built before the search ended"
+        return search(*arguments)
+
+    monkeypatch.setattr(composition, "build", note)
+    monkeypatch.setattr(composition, "search_missed", wait)
+    found = rows(loud)
+    assert [found[name]["status"] for name in ("fp32", "int8")] == ["proven", "proven"]

@@ -1,0 +1,103 @@
+"""A trial is asked for what the graph's own checks ask, with a margin, on each part of the samples."""
+
+import numpy as np
+import pytest
+
+from pipeline.quantization.search.graph_limits import MARGIN_DB, PARTS, GraphJudge, budget_of, with_margin
+from pipeline.quantization.search.quality import GraphLimits, Quality, SearchFloor
+from pipeline.quantization.search.search import choose
+from pipeline.quantization.settings.runs import JUDGED, divide_runs
+from tests.pipeline.quantization.search.outlier_nets import all_ranges, noise, outlier_net, runs
+from tests.pipeline.quantization.small_nets import TENSORRT_FP32
+
+SIZE = 8
+
+
+def judged(errors: list[float], limits: GraphLimits | None = None, count: int = 12) -> int:
+    """Checks that fail where run i has an error of errors[i] times the signal, which is 1 on average."""
+    rng = np.random.default_rng(0)
+    inputs = [{"x": np.ones((SIZE, 1), np.float32)} for _ in range(count)]
+    judge = GraphJudge(limits or GraphLimits(), inputs)
+    for index in range(count):
+        expected = rng.choice([-1.0, 1.0], (SIZE, 4)).astype(np.float32)
+        actual = expected * np.float32(1 + errors[index % len(errors)])
+        judge.add(index, {"y": expected}, {"y": actual})
+    return judge.missed()
+
+
+def amplitude(sqnr_db: float) -> float:
+    return float(10 ** (-sqnr_db / 20))
+
+
+def test_the_limits_are_those_of_the_graphs_checks_with_a_margin() -> None:
+    found = budget_of(GraphLimits())
+    assert (found.sqnr_db, found.centered_sqnr_db, found.slice_sqnr_db) == (18, 13, 11)
+    assert found.max_rel == pytest.approx(0.6 / 10 ** (MARGIN_DB / 20)) and found.argmax_agreement is None
+    asked = budget_of(GraphLimits({"sqnr_db": 30.0, "cosine": 0.99, "argmax_agreement": 0.95, "max_rel": None}))
+    assert (asked.sqnr_db, asked.argmax_agreement, asked.max_rel) == (33, 0.95, None)
+    assert asked.cosine == pytest.approx(1 - 0.01 / 10 ** (MARGIN_DB / 10))
+    floor = SearchFloor(graph=GraphLimits({"sqnr_db": 30.0}))
+    assert with_margin(floor).sqnr_db == 33 and with_margin(SearchFloor(cosine=0.9)) == SearchFloor(cosine=0.9)
+
+
+def test_a_floor_of_limits_counts_what_they_miss_and_another_does_not() -> None:
+    found = Quality(1e-3, 1.0, missed=1)
+    assert SearchFloor(sqnr_db=20).holds(found) and not SearchFloor(sqnr_db=20, graph=GraphLimits()).holds(found)
+    assert SearchFloor(sqnr_db=20, graph=GraphLimits()).holds(Quality(1e-3, 1.0))
+
+
+@pytest.mark.parametrize(("sqnr_db", "missed"), [(18.1, False), (17.9, True)])
+def test_a_trial_keeps_the_limits_with_the_margin(sqnr_db: float, missed: bool) -> None:
+    assert bool(judged([amplitude(sqnr_db)])) is missed
+
+
+def test_the_limits_hold_on_each_part_of_the_samples() -> None:
+    one_bad = [amplitude(14)] + [amplitude(60)] * 11
+    whole = -10 * np.log10(np.mean(np.square(one_bad)))
+    part = -10 * np.log10(np.mean(np.square(one_bad[::PARTS])))
+    assert whole > 18 > 14 and part > 18, "as a whole and in its part it would be good enough"
+    assert not judged(one_bad)
+    few = [amplitude(14)] + [amplitude(60)] * 2  # in one part alone
+    assert -10 * np.log10(np.mean(np.square(few))) > 18 and judged(few)
+
+
+def test_decisions_may_change_once_or_in_a_hundred() -> None:
+    def missed(flips: int, output: str | None) -> int:
+        inputs = [{"x": np.ones((SIZE, 1), np.float32)} for _ in range(12)]
+        judge = GraphJudge(GraphLimits(decisions=output), inputs)
+        for index in range(12):
+            expected = np.random.default_rng(index).normal(size=(SIZE, 4)).astype(np.float32)
+            expected[0, :2] = 1.0, 0.999
+            expected[0, 2:] = 0
+            actual = expected.copy()
+            if index < flips:
+                actual[0, 0] = 0.998
+            judge.add(index, {"y": expected}, {"y": actual})
+        return judge.missed()
+
+    assert [missed(flips, "y") for flips in (0, 1, 2)] == [0, 0, 1]
+    assert missed(2, None) == missed(2, "other") == 0
+
+
+def test_few_samples_that_judge_are_filled_up_with_fitted_ones() -> None:
+    def sizes(count: int, filled: bool) -> tuple[int, int]:
+        made = [(1, {"x": np.full((1, 1), index)}) for index in range(count)]
+        fitted, judging = divide_runs(made, filled)
+        values = [run.inputs["x"].item() for run in judging]
+        assert values == sorted(set(values), key=values.index), "no run twice"
+        return len(fitted), len(judging)
+
+    assert sizes(48, filled=False) == (36, 12) and sizes(48, filled=True) == (36, 48)
+    assert sizes(200, filled=True) == (150, JUDGED)
+    assert sizes(3, filled=True) == (3, 3)
+    assert sizes(480, filled=True)[1] == sizes(480, filled=False)[1] == JUDGED
+
+
+def test_a_search_for_limits_leaves_no_more_in_float_than_they_ask() -> None:
+    model, samples = outlier_net(), noise(128, 1)
+    ranges = all_ranges(model, samples)
+    usual = choose(model, ranges, TENSORRT_FP32, runs(samples), SearchFloor(graph=GraphLimits()))
+    assert usual.point.share == 1 and usual.point.sqnr_db >= 18
+    strict = choose(model, ranges, TENSORRT_FP32, runs(samples), SearchFloor(graph=GraphLimits({"sqnr_db": 33.0})))
+    assert 0 < strict.point.share < 1 and strict.point.sqnr_db >= 36
+    assert all(reason.startswith("the graph's limits: quantized alone") for reason in strict.left.values())
