@@ -69,14 +69,18 @@ def finish(model: ModelProto) -> ModelProto:
     stated = {value.name: value for value in graph.value_info}
     del graph.value_info[:]
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, check_type=True)
+        inferred = onnx.shape_inference.infer_shapes(_without_weights(model), check_type=True)
         if known := list(_kept_shapes(stated, inferred)):
-            model.graph.value_info.extend(known)
-            inferred = onnx.shape_inference.infer_shapes(model, check_type=True)
-        onnx.checker.check_model(inferred)
+            graph.value_info.extend(known)
+            inferred = onnx.shape_inference.infer_shapes(_without_weights(model), check_type=True)
+        found = inferred.graph
+        for field, items in ((graph.node, found.node), (graph.output, found.output), (graph.value_info, found.value_info)):
+            del field[:]
+            field.extend(items)
+        onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ModelError(f"the converted graph is not valid ONNX: {error}") from error
-    return inferred
+    return model
 
 
 def _kept_shapes(stated: Mapping[str, onnx.ValueInfoProto], inferred: ModelProto) -> Iterator[onnx.ValueInfoProto]:
@@ -141,10 +145,13 @@ def static_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
 
 
 def _infer_values(model: ModelProto) -> list[onnx.ValueInfoProto]:
-    """The tensors of the main graph, with types and shapes as far as they can be inferred.
+    """The tensors of the main graph, with types and shapes as far as they can be inferred."""
+    inferred = onnx.shape_inference.infer_shapes(_without_weights(model)).graph
+    return [*inferred.value_info, *inferred.input, *inferred.output]
 
-    Large constants become inputs first: inference copies its argument several times, weights included.
-    """
+
+def _without_weights(model: ModelProto) -> ModelProto:
+    """The model with large constants as inputs: inference copies its argument several times, weights included."""
     light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph, whole = light.graph, model.graph
     graph.name = whole.name
@@ -157,8 +164,7 @@ def _infer_values(model: ModelProto) -> list[onnx.ValueInfoProto]:
             graph.initializer.add().CopyFrom(item)
         else:
             graph.input.append(helper.make_tensor_value_info(item.name, item.data_type, item.dims))
-    inferred = onnx.shape_inference.infer_shapes(light).graph
-    return [*inferred.value_info, *inferred.input, *inferred.output]
+    return light
 
 
 def attribute_of(node: NodeProto, name: str, default: T) -> T:

@@ -77,7 +77,7 @@ def proof_of(
 
 def runnable(graph: Path, precision: Precision) -> Path:
     """The ONNX file of a graph that shows on this CPU what a GPU would compute, in fp32 arithmetic that rounds where
-    the graph rounds; `graph` itself for fp32.
+    the graph rounds; `graph` itself where it has no 16-bit floats.
 
     onnxruntime's CPU has no bf16 kernels, and between fp16 nodes it keeps fp32, which hides rounding and overflow.
     """
@@ -85,10 +85,13 @@ def runnable(graph: Path, precision: Precision) -> Path:
         return graph
     import onnx
 
-    from pipeline.quantization.schemes.cast import emulate
+    from pipeline.quantization.schemes.cast import emulate, needs_emulation
 
+    model = onnx.load(graph)
+    if not needs_emulation(model):
+        return graph
     emulated = graph.with_name("emulated.onnx")
-    onnx.save(emulate(onnx.load(graph)), emulated)
+    onnx.save(emulate(model), emulated)
     return emulated
 
 
