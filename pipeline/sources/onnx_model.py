@@ -17,10 +17,7 @@ from enginery.arrays import Array, check_finite
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
-from pipeline.sources.canonical import canonical
 from pipeline.sources.walk import all_graphs, all_nodes, all_tensors, has_sparse, texts
-
-__all__ = ["canonical", "external_files", "load_onnx", "newest_opset", "save_onnx", "specs_of"]
 
 # The greatest size that protobuf can hold, in bytes.
 LARGEST_BYTES = (1 << 31) - 1

@@ -107,14 +107,14 @@ class AttributeGraph:
         if not recipe or not found.failed:
             return _keep(place, found, None)
         edges, few = _failing_edges(expected, found, before), _worst_golden(expected, found)
-        whole, limits = golden_drifts(expected), list_limits(before)
+        whole, limits = golden_drifts(expected), list_limits(check for check in before if not check.passed)
 
         def judge(path: Path) -> Sequence[Check]:
-            """Most trials fail on an edge that failed before, or by far; only those that do not run on everything."""
+            """Most trials fail by far, or on an edge that failed before; only those that do not run on everything."""
             with ReferenceSession(path) as actual:
+                if broken := find_broken(actual, few, whole, limits):
+                    return [broken]
                 first = check(actual, edges) if edges.cases else []
-                if not _list_failed(first) and (broken := find_broken(actual, few, whole, limits)):
-                    first = [broken]
                 return first if _list_failed(first) else check(actual, expected)
 
         print("looking for the smallest set of groups to leave in float")

@@ -17,7 +17,8 @@ from enginery.core.types import TensorSpec
 from pipeline.quantization.schemes.qdq import carries_qdq
 from pipeline.sources import canonical as canonical_module
 from pipeline.sources import onnx_model
-from pipeline.sources.onnx_model import canonical, external_files, load_onnx, save_onnx, specs_of
+from pipeline.sources.canonical import canonical
+from pipeline.sources.onnx_model import external_files, load_onnx, save_onnx, specs_of
 from tests.calls import call_job
 from tests.hostile_onnx import WEIGHTS, hostile_models, valid_model
 
