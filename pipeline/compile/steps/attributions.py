@@ -106,8 +106,8 @@ class AttributeGraph:
         )  # fmt: skip
         if not recipe or not found.failed:
             return _keep(place, found, None)
-        edges, few = _failing_edges(expected, found, before), _worst_golden(expected, found)
-        whole, limits = golden_drifts(expected), list_limits(check for check in before if not check.passed)
+        edges, limits = _failing_edges(expected, found, before), list_limits(item for item in before if not item.passed)
+        few, whole = _worst_golden(expected, found) if limits else [], golden_drifts(expected)
 
         def judge(path: Path) -> Sequence[Check]:
             """Most trials fail by far, or on an edge that failed before; only those that do not run on everything."""
