@@ -89,4 +89,6 @@ class JsonLines(events.Progress):
             case events.Retrying(name, why):
                 self.tell("retrying", "warning", unit=name, why=why)
             case events.ProcessEnded(name, usage):
-                self.tell("ended", unit=name, seconds=round(usage.seconds, 3), peak_mib=round(usage.peak_mib, 1))
+                cpu_s = None if usage.cpu_s is None else round(usage.cpu_s, 2)
+                took = {"seconds": round(usage.seconds, 3), "cpu_s": cpu_s, "peak_mib": round(usage.peak_mib, 1)}
+                self.tell("ended", unit=name, **took)
