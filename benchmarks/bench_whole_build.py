@@ -1,4 +1,4 @@
-"""What a build of an ONNX file costs over the sum of its parts: the same work as a script of onnx, onnxruntime and numpy.
+"""What a build of an ONNX file costs over the sum of its parts as a script of onnx, onnxruntime and numpy.
 
     python -m benchmarks.bench_whole_build MODEL.onnx CALIBRATION.npz GOLDEN.npz [--runs 3]
 
@@ -138,7 +138,9 @@ def write_spec(folder: Path, model: Path, calibration: Path, golden: Path, attri
     for path in (model, calibration, golden):
         (folder / path.name).write_bytes(path.read_bytes())
     names = [value.name for value in onnx.load(model).graph.input]
-    dims = {name: {"min": low, "opt": low if name == "batch" else 64, "max": high} for name, (low, high) in SIZES.items()}
+    dims = {
+        name: {"min": low, "opt": low if name == "batch" else 64, "max": high} for name, (low, high) in SIZES.items()
+    }
     spec = {
         "model": "whole",
         "source": {"onnx": model.name},
@@ -181,7 +183,9 @@ def main() -> None:
         for index, side in enumerate(("script", "build"))
         for what in ("cpu", "wall")
     }
-    ratios = {what: statistics.median(getattr(b, what) / getattr(a, what) for a, b in rounds) for what in ("cpu", "wall")}
+    ratios = {
+        what: statistics.median(getattr(b, what) / getattr(a, what) for a, b in rounds) for what in ("cpu", "wall")
+    }
     print(json.dumps({"load_before": round(load, 1), **sides, "build_over_script": ratios}, indent=2))
 
 

@@ -1,8 +1,8 @@
 """The reference interpreter: runs ONNX graphs on this CPU as they are written.
 
 Golden sets, calibration and every comparison take the results of a graph from it, whichever backend compiles the graph.
-It is ONNX Runtime, without options; what it would convert from constants in every run, it converts once. The backend of that name uses it too, and its engines are proven against the
-reference like any other's.
+It is ONNX Runtime, without options; what it would convert from constants in every run, it converts once. The backend of
+that name uses it too, and its engines are proven against the reference like any other's.
 """
 
 from collections.abc import Mapping, Sequence

@@ -18,9 +18,10 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 @dataclass(frozen=True)
 class Usage:
-    """What a job's processes used, however they ended: wall-clock seconds, their peak of resident memory in MiB, and
-    seconds of CPU time (user and system; those of a killed process, without processes that it had started and not waited
-    for). cpu_s: None where that is not known."""
+    """What a job's processes used, however they ended: wall-clock seconds, and their peak of resident memory in MiB.
+
+    cpu_s: seconds of CPU time, user and system, of the process and those that it waited for; None where not known.
+    """
 
     seconds: float
     peak_mib: float

@@ -178,7 +178,10 @@ class _Observer:
             self._watch(Printed(self._name, text))
 
     def end(self, cpu_s: float) -> None:
-        """Tell what is left, and the usage. cpu_s: its CPU time. An OSError on the way is passed over for the job's own error."""
+        """Tell what is left, and the usage. cpu_s: its CPU time.
+
+        An OSError on the way is passed over for the job's own error.
+        """
         seen = -1
         with suppress(OSError):
             while seen != self._seen_bytes:

@@ -18,8 +18,10 @@ _LEAST_AXES = 2
 
 
 def cut_constant_part(model: ModelProto) -> ModelProto | None:
-    """The nodes that convert constants of two or more axes, whose outputs are float32 tensors that other nodes read; None
-    where a model has no such nodes."""
+    """The nodes that convert constants of two or more axes, with the float32 tensors that other nodes read as outputs.
+
+    None where a model has no such nodes.
+    """
     graph = model.graph
     converting = _list_converting(graph)
     named = {node.output[0] for node in converting}

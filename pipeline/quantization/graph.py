@@ -74,7 +74,11 @@ def finish(model: ModelProto) -> ModelProto:
             graph.value_info.extend(known)
             inferred = onnx.shape_inference.infer_shapes(_without_weights(model), check_type=True)
         found = inferred.graph
-        for field, items in ((graph.node, found.node), (graph.output, found.output), (graph.value_info, found.value_info)):
+        for field, items in (
+            (graph.node, found.node),
+            (graph.output, found.output),
+            (graph.value_info, found.value_info),
+        ):
             del field[:]
             field.extend(items)
         onnx.checker.check_model(model)

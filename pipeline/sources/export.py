@@ -21,9 +21,9 @@ from enginery.core.errors import ModelError
 from enginery.core.reports.proof import Check, Spread
 from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.user_code.task import Answered, Asked, Captured, Task, TorchProgram
+from pipeline.sources.canonical import canonical
 from pipeline.sources.noise import measure_noise
 from pipeline.sources.onnx_header import wrong_outputs
-from pipeline.sources.canonical import canonical
 from pipeline.sources.onnx_model import check_weights, load_onnx, save_onnx
 from pipeline.sources.request import ExportRequest
 from pipeline.sources.user_process import start_user_process

@@ -105,7 +105,8 @@ def _worst_cases(
     answered: bool,
 ) -> list[SweepCase]:
     """The cases on which the outputs differ most. most: how many, or more until they hold `samples` samples, which a
-    slice needs to be judged.  stop: whether the time is over; the first case is run all the same.  answered: as in `attribute`."""
+    slice needs to be judged.  stop: whether the time is over; the first case is run all the same.  answered: as in
+    `attribute`."""
     found: list[tuple[tuple[float, ...], int, SweepCase]] = []
     counts: dict[int, int] = {}
     with nullcontext() if answered else reference.whole() as expected, candidate.whole() as actual:

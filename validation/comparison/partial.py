@@ -31,9 +31,9 @@ def list_limits(checks: Iterable[Check]) -> list[OutputLimit]:
 def find_broken(
     candidate: Session, cases: Iterable[Case], whole: Mapping[str, Drift], limits: Sequence[OutputLimit]
 ) -> Check | None:
-    """The failed check of a limit of all golden cases that some of them break, run in turn until one is broken, with the
-    value that all would have if the others were exact; None where they break none.
+    """The failed check of a limit of all golden cases that some of them break; None where they break none.
 
+    They are run in turn until one is broken. Its value is what all would have if the others were exact.
     cases: with the expected outputs.  whole: of all golden cases, the drift without an error (`golden_drifts`).
     None also where the candidate cannot be run or compared, which the checks of all cases explain.
     """

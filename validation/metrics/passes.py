@@ -96,7 +96,9 @@ def sampled_parts(
         return block, part, features, np.concatenate(tally.energies)
 
     whole: FeatureSums | None = None
-    for (_, start), (block, part, features, errors) in zip(tasks, _in_threads(measure, tasks, threads, e.size), strict=True):
+    for (_, start), (block, part, features, errors) in zip(
+        tasks, _in_threads(measure, tasks, threads, e.size), strict=True
+    ):
         energies[start : start + rows] += errors
         if whole is None:
             whole = features

@@ -125,8 +125,8 @@ def honest_rounding(
     half: 'fp16' or 'bf16', where the graph is an fp32 one and the kernel computes in that type.
     activation_blocks: as in `with_rounding`.
 
-    It is ended after `MOST_S`, and when the runs take too much memory; then, and where a graph cannot be perturbed or run so, the last result has what is known
-    and says why it is no more.
+    It is ended after `MOST_S`, and when the runs take too much memory; then, and where a graph cannot be perturbed or
+    run so, the last result has what is known and says why it is no more.
     """
     import onnx
 

@@ -252,7 +252,7 @@ def emulate(model: ModelProto) -> ModelProto:
 
 
 def needs_emulation(model: ModelProto) -> bool:
-    """Whether `emulate` would change more than the order of nodes: for 16-bit floats, and Constant nodes, which it lifts."""
+    """Whether `emulate` changes more than the order of nodes: for 16-bit floats, and Constant nodes, which it lifts."""
     graphs = [*walk_graphs(model.graph)]
     tensors = [item.data_type for graph in graphs for item in graph.initializer]
     tensors += [value.type.tensor_type.elem_type for graph in graphs for value in (*graph.input, *graph.output)]

@@ -16,7 +16,7 @@ FLOAT = TensorProto.FLOAT
 
 @pytest.fixture
 def graph(tmp_path):
-    """x -> two products, each with a quantized weight; the second is quantized in the graph, and cast to fp16 and back."""
+    """x -> two products, each with a quantized weight; the second is quantized in the graph, cast to fp16 and back."""
     rng = np.random.default_rng(0)
     node = helper.make_node
     nodes = [
@@ -62,7 +62,9 @@ def test_the_outputs_keep_their_bits_and_the_session_its_inputs(graph):
 
 
 def test_weights_in_another_file_are_found(graph, tmp_path):
-    onnx.save(onnx.load(graph), tmp_path / "apart.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    onnx.save(
+        onnx.load(graph), tmp_path / "apart.onnx", save_as_external_data=True, location="weights", size_threshold=0
+    )
     inputs = {"x": np.ones((1, 300), "f")}
     with ReferenceSession(tmp_path / "apart.onnx") as apart, ReferenceSession(graph) as whole:
         assert isinstance(apart._session, reference._VaryingPart)
