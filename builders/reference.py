@@ -1,19 +1,26 @@
 """The reference interpreter: runs ONNX graphs on this CPU as they are written.
 
 Golden sets, calibration and every comparison take the results of a graph from it, whichever backend compiles the graph.
-It is ONNX Runtime, without options. The backend of that name uses it too, and its engines are proven against the
-reference like any other's.
+It is ONNX Runtime, without options; what it would convert from constants in every run, it converts once. The backend of
+that name uses it too, and its engines are proven against the reference like any other's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+import onnx
+from google.protobuf.message import Error as ProtobufError  # type: ignore[import-untyped]
+
 from builders.backends.onnxruntime.file import embed_shapes, restore_names
-from builders.backends.onnxruntime.session import OrtSession, open_model, words_of
+from builders.backends.onnxruntime.session import OrtSession, failures, open_model, words_of
+from builders.onnx_graphs.constant_part import cut_constant_part, cut_varying_part
 from builders.onnx_graphs.shard_names import has_shards
+from enginery.arrays import Array
 from enginery.core.errors import ModelError
-from enginery.core.types import Untyped
+from enginery.core.hardware.cpu_kinds import this_kind
+from enginery.core.types import Tensors, Untyped
 
 __all__ = ["ReferenceSession", "accepts", "embed_shapes", "open_interpreter", "restore_names", "words_of"]
 
@@ -34,9 +41,44 @@ class ReferenceSession(OrtSession):
             options.enable_mem_reuse = plan_buffers
             if has_shards(path):
                 options.add_session_config_entry("session.disable_prepacking", "1")
-            return open_model(path, options, name=name)
+                return open_model(path, options, name=name)
+            return _open_parts(path, options) or open_model(path, options, name=name)
 
         super().__init__(model, optimized=False, threads=threads, opens=open_session, name=name)
+
+
+class _VaryingPart:
+    """ONNX Runtime's session of the part of a graph that depends on its inputs. given: what its constant part gave."""
+
+    def __init__(self, session: Untyped, given: Mapping[str, Array]) -> None:
+        self._session, self._given = session, given
+        self.get_outputs = session.get_outputs
+
+    def get_inputs(self) -> Sequence[Untyped]:
+        return [value for value in self._session.get_inputs() if value.name not in self._given]
+
+    def run(self, names: Sequence[str], inputs: Tensors) -> Untyped:
+        return self._session.run(names, {**inputs, **self._given})
+
+
+def _open_parts(path: Path, options: Untyped) -> _VaryingPart | None:
+    """A session of a graph whose constant part was run once (`constant_part`), with the same bits in its outputs; None
+    where there is no such part, and where it cannot be read or run apart."""
+    import onnxruntime as ort
+
+    if this_kind().saturates:  # then the whole graph is rewritten as it is opened
+        return None
+    try:
+        model = onnx.load(path, load_external_data=False)
+        if (constant := cut_constant_part(model)) is None:
+            return None
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+        opens = partial(ort.InferenceSession, sess_options=options, providers=["CPUExecutionProvider"])
+        names = [value.name for value in constant.graph.output]
+        given = dict(zip(names, opens(constant.SerializeToString()).run(names, {}), strict=True))
+        return _VaryingPart(opens(cut_varying_part(model, given).SerializeToString()), given)
+    except (ProtobufError, OSError, ValueError, *failures()):  # opening all of it gives the reason
+        return None
 
 
 def open_interpreter(

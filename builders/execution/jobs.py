@@ -18,10 +18,14 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 @dataclass(frozen=True)
 class Usage:
-    """What a job's processes used, however they ended: wall-clock seconds, and their peak of resident memory in MiB."""
+    """What a job's processes used, however they ended: wall-clock seconds, and their peak of resident memory in MiB.
+
+    cpu_s: seconds of CPU time, user and system, of the process and those that it waited for; None where not known.
+    """
 
     seconds: float
     peak_mib: float
+    cpu_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -75,9 +75,9 @@ def run_job(
             _ask_to_end(process.pid, workdir)
     finally:  # also on Ctrl-C
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        cpu_s = _take_status(process)
         os.close(lifeline)
-        observer.end()
+        observer.end(cpu_s)
     if ended is not None:
         kind, reason = ended
         raise StepError(f"{job.name}: {reason}", kind, log_tail(workdir), observer.peak_mib)
@@ -177,14 +177,17 @@ class _Observer:
         if text := self._decode(new):
             self._watch(Printed(self._name, text))
 
-    def end(self) -> None:
-        """Tell what is left, and the usage. An OSError on the way is passed over for the job's own error."""
+    def end(self, cpu_s: float) -> None:
+        """Tell what is left, and the usage. cpu_s: its CPU time.
+
+        An OSError on the way is passed over for the job's own error.
+        """
         seen = -1
         with suppress(OSError):
             while seen != self._seen_bytes:
                 seen = self._seen_bytes
                 self.look()
-        self._watch(ProcessEnded(self._name, Usage(time.monotonic() - self._begun, self.peak_mib)))
+        self._watch(ProcessEnded(self._name, Usage(time.monotonic() - self._begun, self.peak_mib, cpu_s)))
 
 
 def _watch(pid: int, job: Job[object], cancelled: Callable[[], bool], observer: _Observer) -> tuple[str, str] | None:
@@ -219,6 +222,13 @@ def _ask_to_end(pid: int, workdir: Path) -> None:
 def _has_ended(pid: int) -> bool:
     # WNOWAIT leaves a zombie, which keeps the group's number from being given to strangers until it is killed.
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _take_status(process: subprocess.Popen[bytes]) -> float:
+    """Wait for the process, and set its exit status; its CPU time in seconds, with that of processes it waited for."""
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return used.ru_utime + used.ru_stime
 
 
 def _result(job: Job[Result], status: int, workdir: Path) -> Result:

@@ -40,8 +40,8 @@ class RunItem:
 
     why: what it waits for, or the reason why it ended.  retries: the reason of each restart.
     verdict: 'proven', 'unproven' or 'failed', with the reason.  started_at, ended_at: ISO 8601, UTC.
-    seconds, peak_mib: time and peak memory of its process.  log: digest of its output without credentials; log_bytes:
-    the output's size.
+    seconds, peak_mib, cpu_s: time, peak memory and CPU time of its process.  log: digest of its output without
+    credentials; log_bytes: the output's size.
     """
 
     name: str
@@ -58,6 +58,7 @@ class RunItem:
     ended_at: str | None = None
     seconds: float | None = None
     peak_mib: float | None = None
+    cpu_s: float | None = None
     predicted: Expectation | None = None
     log: str | None = None
     log_bytes: int = 0

@@ -50,8 +50,8 @@ def search_follows(spec: ModelSpec) -> bool:
 
 
 def find_missed(plan: BuildPlan, spec: ModelSpec, exported: Exported) -> tuple[MissedGraphs, ...]:
-    """The graphs of a plan that a search may mend, by kind; none where the spec wants no search or has one already, where
-    the weights lie in shards, which a search would hold in memory, and where the exported model has failed, too."""
+    """The graphs of a plan that a search may mend, by kind; none where the spec wants no search or has one already,
+    where the weights lie in shards, which a search would hold in memory, and where the exported model has failed."""
     if not search_follows(spec) or exported.proof.failed or exported.model.shards:
         return ()
     failed = {unit.graph.variant: unit.graph for unit in plan.units if unit.action == "failed"}

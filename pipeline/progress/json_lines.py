@@ -89,4 +89,5 @@ class JsonLines(events.Progress):
             case events.Retrying(name, why):
                 self.tell("retrying", "warning", unit=name, why=why)
             case events.ProcessEnded(name, usage):
-                self.tell("ended", unit=name, seconds=round(usage.seconds, 3), peak_mib=round(usage.peak_mib, 1))
+                cpu_s, seconds = None if usage.cpu_s is None else round(usage.cpu_s, 2), round(usage.seconds, 3)
+                self.tell("ended", unit=name, seconds=seconds, cpu_s=cpu_s, peak_mib=round(usage.peak_mib, 1))

@@ -69,16 +69,23 @@ def finish(model: ModelProto) -> ModelProto:
     _replace(graph.initializer, [item for item in graph.initializer if item.name in read])
     stated = {value.name: value for value in graph.value_info}
     del graph.value_info[:]
-    light = without_weights(model) if has_external(model) else model
     try:
-        inferred = onnx.shape_inference.infer_shapes(light, check_type=True)
+        inferred = onnx.shape_inference.infer_shapes(_without_weights(model), check_type=True)
         if known := list(_kept_shapes(stated, inferred)):
-            light.graph.value_info.extend(known)
-            inferred = onnx.shape_inference.infer_shapes(light, check_type=True)
-        onnx.checker.check_model(inferred)
+            graph.value_info.extend(known)
+            inferred = onnx.shape_inference.infer_shapes(_without_weights(model), check_type=True)
+        found = inferred.graph
+        for field, items in (
+            (graph.node, found.node),
+            (graph.output, found.output),
+            (graph.value_info, found.value_info),
+        ):
+            del field[:]
+            field.extend(items)
+        onnx.checker.check_model(without_weights(model) if has_external(model) else model)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ModelError(f"the converted graph is not valid ONNX: {error}") from error
-    return inferred if light is model else with_weights(inferred, model)
+    return model
 
 
 def _kept_shapes(stated: Mapping[str, onnx.ValueInfoProto], inferred: ModelProto) -> Iterator[onnx.ValueInfoProto]:
@@ -145,10 +152,13 @@ def static_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
 
 
 def _infer_values(model: ModelProto) -> list[onnx.ValueInfoProto]:
-    """The tensors of the main graph, with types and shapes as far as they can be inferred.
+    """The tensors of the main graph, with types and shapes as far as they can be inferred."""
+    inferred = onnx.shape_inference.infer_shapes(_without_weights(model)).graph
+    return [*inferred.value_info, *inferred.input, *inferred.output]
 
-    Large constants become inputs first: inference copies its argument several times, weights included.
-    """
+
+def _without_weights(model: ModelProto) -> ModelProto:
+    """The model with large constants as inputs: inference copies its argument several times, weights included."""
     light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph, whole = light.graph, model.graph
     graph.name = whole.name
@@ -156,13 +166,13 @@ def _infer_values(model: ModelProto) -> list[onnx.ValueInfoProto]:
     graph.input.extend(whole.input)
     graph.output.extend(whole.output)
     graph.value_info.extend(whole.value_info)
+    given = {value.name for value in whole.input}
     for item in whole.initializer:
         if math.prod(item.dims) <= _SMALL_CONSTANT:
             graph.initializer.add().CopyFrom(item)
-        else:
+        elif item.name not in given:
             graph.input.append(helper.make_tensor_value_info(item.name, item.data_type, item.dims))
-    inferred = onnx.shape_inference.infer_shapes(light).graph
-    return [*inferred.value_info, *inferred.input, *inferred.output]
+    return light
 
 
 def attribute_of(node: NodeProto, name: str, default: T) -> T:

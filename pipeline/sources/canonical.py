@@ -28,12 +28,12 @@ from builders.onnx_graphs.weights import has_external, is_external, with_weights
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
 from pipeline.sources.constant_ifs import fold_constant_ifs
+from pipeline.sources.onnx_model import OLDEST_IR_VERSION
 from pipeline.sources.walk import all_tensors, nodes_in
 
 # The greatest number of nodes after inlining. Protobuf reads 100 messages inside each other, and a graph inside a node
 # is three deeper.
 MOST_NODES, DEEPEST = 1_000_000, 30
-OLDEST_IR_VERSION = 8
 # The memory that checking may take beside a few copies of the model. The largest of our examples takes 0.1 GiB.
 _CHECKING_BYTES = 2 << 30
 _REFUSALS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ProtobufError, ValueError, RuntimeError)

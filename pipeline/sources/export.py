@@ -24,9 +24,10 @@ from enginery.core.types import Dim, Tensors, TensorSpec
 from enginery.user_code.task import Answered, Asked, Captured, Task, TorchProgram
 from enginery.user_code.weights import weights_beside
 from pipeline.sources.arguments import fix_inputs
+from pipeline.sources.canonical import canonical
 from pipeline.sources.noise import measure_noise
 from pipeline.sources.onnx_header import wrong_outputs
-from pipeline.sources.onnx_model import canonical, check_weights, load_onnx, save_onnx
+from pipeline.sources.onnx_model import check_weights, load_onnx, save_onnx
 from pipeline.sources.request import ExportRequest
 from pipeline.sources.user_process import start_user_process
 from validation.comparison.sessions import expected_checks

@@ -29,13 +29,12 @@ from enginery.arrays import Array, check_finite
 from enginery.core.digest import digest_of_bytes, digest_of_file
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
-from pipeline.sources.canonical import OLDEST_IR_VERSION, canonical
 from pipeline.sources.external_data import LARGEST_BYTES, check_places, embed_all, inside, list_external
 from pipeline.sources.request import MOST_EMBEDDED_BYTES
 from pipeline.sources.walk import all_graphs, all_nodes, has_sparse, texts
 
-__all__ = ["canonical", "external_files", "load_onnx", "newest_opset", "save_onnx", "specs_of"]
-
+# Of IR: the oldest whose initializers need not be inputs, and that all readers know.
+OLDEST_IR_VERSION = 8
 # Operator domains of onnxruntime's CPU kernels; any other one needs a custom library.
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
 # Operators that multiply with their constants, which should not be infinite. Elsewhere one may be a mask or a bound.

@@ -10,7 +10,8 @@ from builders.backends.compatibility import check_compatible
 from enginery.core.capabilities import Determinism
 from enginery.core.errors import EngineryError
 from enginery.core.hardware.targets import parse_targets
-from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx, specs_of
+from pipeline.sources.canonical import canonical
+from pipeline.sources.onnx_model import load_onnx, save_onnx, specs_of
 from tests.conformance.items import torture_item
 from tests.conformance.torture import GRAPHS
 from tests.conformance.trial import answer_reason, backend_of, fresh, request_for

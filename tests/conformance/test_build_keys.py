@@ -14,7 +14,8 @@ from builders.backends import discovery
 from builders.backends.shape_profiles import profiles
 from enginery.core.hardware import targets
 from enginery.core.types import BuildRequest, Dim, ShapeProfile, TensorSpec
-from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx, specs_of
+from pipeline.sources.canonical import canonical
+from pipeline.sources.onnx_model import load_onnx, save_onnx, specs_of
 from tests.conformance.torture.graph import BATCH, model, noise
 
 _W = noise(1, 4, 4)

@@ -20,7 +20,8 @@ from enginery.core.digest import digest_of_file
 from enginery.core.errors import EngineryError
 from enginery.core.hardware import targets
 from enginery.core.types import Backend, BuildRequest, Dim, Precision, Session, Target, Tensors, TensorSpec
-from pipeline.sources.onnx_model import canonical, load_onnx, save_onnx, specs_of
+from pipeline.sources.canonical import canonical
+from pipeline.sources.onnx_model import load_onnx, save_onnx, specs_of
 from tests.conformance.outcomes import Kind, Outcome
 from validation.comparison.sessions import case_checks
 from validation.limits.budget import default_budget

@@ -12,6 +12,7 @@ the errors add up, and the ranking shows where most of them come from.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import accumulate
 
 from enginery.core.errors import EngineryError
@@ -42,16 +43,18 @@ def attribute(
     size: Size = USUAL,
     tell: Callable[[str], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
+    answered: bool = False,
 ) -> Attribution:
     """The candidate's segments ranked by their own error. joint: the stage.  failed: the failed checks in words.
 
     budget: the limits of the stage, which each segment must keep alone.  tell: takes lines about the progress.
     stop: whether the time is over: the result is then of what was measured until then, and says so.
+    answered: whether the outputs in the golden set are the reference's own.
     Raises what the reference raises; a segment that the candidate fails to run has a row that says so.
     """
     tell("running both on the golden set")
     by_slice = any("slice_sqnr_db" in text for text in failed)
-    cases = _worst_cases(reference, candidate, golden, size.cases, FEWEST if by_slice else 0, stop)
+    cases = _worst_cases(reference, candidate, golden, size.cases, FEWEST if by_slice else 0, stop, answered)
     work = Sweep(reference, candidate, cases, budget, size, stop=stop)
     points = work.points()
     cuts = {*spread(points, size.cuts), *(name for name in candidate.outputs if name in work.kinds)}
@@ -93,17 +96,24 @@ def attribute(
 
 
 def _worst_cases(
-    reference: OnnxGraph, candidate: OnnxGraph, golden: GoldenSet, most: int, samples: int, stop: Callable[[], bool]
+    reference: OnnxGraph,
+    candidate: OnnxGraph,
+    golden: GoldenSet,
+    most: int,
+    samples: int,
+    stop: Callable[[], bool],
+    answered: bool,
 ) -> list[SweepCase]:
     """The cases on which the outputs differ most. most: how many, or more until they hold `samples` samples, which a
-    slice needs to be judged.  stop: whether the time is over; the first case is run all the same."""
+    slice needs to be judged.  stop: whether the time is over; the first case is run all the same.  answered: as in
+    `attribute`."""
     found: list[tuple[tuple[float, ...], int, SweepCase]] = []
     counts: dict[int, int] = {}
-    with reference.whole() as expected, candidate.whole() as actual:
+    with nullcontext() if answered else reference.whole() as expected, candidate.whole() as actual:
         for index, case in enumerate(golden.cases):
             if found and stop():
                 break
-            wanted = run(expected, case.inputs)
+            wanted = run(expected, case.inputs) if expected else case.expected
             try:
                 given: Tensors | None = run(actual, case.inputs)
             except EngineryError:

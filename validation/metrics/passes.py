@@ -25,6 +25,8 @@ SPAN = 64 * CHUNK
 # Features that are summed up together where a sample is larger than a chunk: their sums stay in the cache too.
 BLOCK = CHUNK // 3
 MOST_THREADS = 4
+# Elements of a thread, at least: with fewer it takes as long to start one as to sum them up.
+LEAST = SPAN // 8
 # Powers of two between which a float64 can be squared and added up without overflow or underflow.
 _SQUARABLE = 450
 
@@ -68,7 +70,7 @@ def flat_parts(expected: Array, actual: Array, exponent: int, threads: int) -> I
             tally.take(e[at : min(at + CHUNK, start + SPAN)], a[at : min(at + CHUNK, start + SPAN)])
         return tally.part(lambda place: _unravel(start + place, shape))
 
-    yield from _in_threads(measure, range(0, len(e), SPAN), threads)
+    yield from _in_threads(measure, range(0, len(e), SPAN), threads, len(e))
 
 
 def sampled_parts(
@@ -94,7 +96,9 @@ def sampled_parts(
         return block, part, features, np.concatenate(tally.energies)
 
     whole: FeatureSums | None = None
-    for (_, start), (block, part, features, errors) in zip(tasks, _in_threads(measure, tasks, threads), strict=True):
+    for (_, start), (block, part, features, errors) in zip(
+        tasks, _in_threads(measure, tasks, threads, e.size), strict=True
+    ):
         energies[start : start + rows] += errors
         if whole is None:
             whole = features
@@ -125,8 +129,9 @@ def _place(place: int, start: int, block: Block, shape: Sequence[int], batched: 
     return (start + row, *index) if batched else tuple(index)
 
 
-def _in_threads(work: Callable[[T], R], tasks: Sequence[T], threads: int) -> Iterator[R]:
-    workers = min(threads or min(os.cpu_count() or 1, MOST_THREADS), len(tasks))
+def _in_threads(work: Callable[[T], R], tasks: Sequence[T], threads: int, elements: int) -> Iterator[R]:
+    """The results of all tasks in order. threads: 0 for as many as pay with so many elements in all."""
+    workers = min(threads or min(os.cpu_count() or 1, MOST_THREADS, elements // LEAST), len(tasks))
     if workers <= 1:
         yield from map(work, tasks)
         return

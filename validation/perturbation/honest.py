@@ -8,15 +8,18 @@ many samples and decisions change is taken from runs without such flips.
 """
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
+from builders.execution.memory import resident_mib
 from builders.onnx_graphs.shard_names import graph_bytes
 from enginery.arrays import Array
 from enginery.core.types import Precision, Session
@@ -42,8 +45,9 @@ THOROUGH_SAMPLES = 64
 # alone, whose rounding is one draw. A text recogniser's fp16 graph (6,625 classes) exceeds four times the energy of one
 # draw in 110 classes and that of the worst of six in 9, by 2 dB at most.
 THOROUGH_DRAWS = 4
-# Seconds for all runs; a run that has begun is ended first.
-MOST_S = 300.0
+# Bounds of all runs: seconds, and MiB that they may take beside `WEIGHTS` times the model's file. They are looked at
+# before each run: one that has begun is ended first.
+MOST_S, BASE_MIB, WEIGHTS = 300.0, 4096, 8
 # Flips in each quantized tensor: in all of the data, and in a run with many of them.
 FEW, MANY = 1.0, 4.0
 
@@ -122,13 +126,13 @@ def honest_rounding(
     half: 'fp16' or 'bf16', where the graph is an fp32 one and the kernel computes in that type.
     activation_blocks: as in `with_rounding`.
 
-    It is ended after `MOST_S`; then, and where a graph cannot be perturbed or run so, the last result has what is known
-    and says why it is no more.
+    It is ended after `MOST_S`, and when the runs take too much memory; then, and where a graph cannot be perturbed or
+    run so, the last result has what is known and says why it is no more.
     """
     from builders.onnx_graphs.shards import write_graph
     from builders.onnx_graphs.weights import load_graph
 
-    path, known_so_far, end = workdir / "rounding.onnx", Honest(), time.monotonic() + MOST_S
+    path, known_so_far, bounds = workdir / "rounding.onnx", Honest(), _Bounds.of(graph)
     try:
         model = load_graph(graph)
         perturbed = with_rounding(model, half, activation_blocks)
@@ -140,7 +144,7 @@ def honest_rounding(
             for stage in [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]:
                 if any(chosen[stage] for chosen in ways):
                     for group, chosen, runs in zip(groups, ways, known, strict=True):
-                        runs.update(_run(group, reference, rounding, chosen[stage], end))
+                        runs.update(_run(group, reference, rounding, chosen[stage], bounds))
                     known_so_far = _collect_honest(groups, known)
                     yield known_so_far
             halves, grids = traits(perturbed)
@@ -150,12 +154,34 @@ def honest_rounding(
                 for draw in range(THOROUGH_DRAWS):
                     for group, runs in zip(groups, drawn, strict=True):
                         again = [replace(way, draw=draw) for way in _ways(halves, grids, group)]
-                        runs.update(_run(group, reference, rounding, again, end))
+                        runs.update(_run(group, reference, rounding, again, bounds))
                     known_so_far = _collect_honest(groups, drawn)
                     yield known_so_far
     except Exception as error:  # of onnx, numpy or a rewrite, too: then the documented limits count
         lines = str(error).splitlines()
         yield replace(known_so_far, reason=(lines[0] if lines else type(error).__name__)[:200])
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """When all runs end: at `end` of the monotonic clock, and once they hold over `extra_mib` besides `held_mib`."""
+
+    end: float
+    held_mib: float
+    extra_mib: int
+
+    @classmethod
+    def of(cls, graph: Path) -> Self:
+        """From now on. graph: the ONNX file."""
+        extra_mib = BASE_MIB + WEIGHTS * (graph.stat().st_size >> 20)
+        return cls(time.monotonic() + MOST_S, resident_mib(os.getpid()), extra_mib)
+
+    def check(self) -> None:
+        """Raise ValueError once one of them is reached."""
+        if time.monotonic() > self.end:
+            raise ValueError(f"its runs were ended after {MOST_S:g} s")
+        if resident_mib(os.getpid()) > self.held_mib + self.extra_mib:
+            raise ValueError(f"its runs were ended when they held over {self.extra_mib} MiB")
 
 
 def _collect_honest(groups: Sequence[_Group], known: Sequence[Mapping[tuple[str, _Way], _Sums]]) -> Honest:
@@ -216,16 +242,15 @@ def _ways(halves: bool, grids: bool, group: _Group) -> Iterator[_Way]:
 
 
 def _run(
-    group: _Group, reference: Session, rounding: Session, ways: Sequence[_Way], end: float
+    group: _Group, reference: Session, rounding: Session, ways: Sequence[_Way], bounds: "_Bounds"
 ) -> dict[tuple[str, _Way], _Sums]:
-    """The drift of each output by each way to round, over the cases of a group. Raises ValueError once the monotonic
-    clock has reached `end`."""
+    """The drift of each output by each way to round, over the cases of a group. Raises ValueError once the runs are out
+    of bounds."""
     found: dict[tuple[str, _Way], _Sums] = {}
     for case in group.cases:
         expected = run(reference, case.inputs)
         for way in ways:
-            if time.monotonic() > end:
-                raise ValueError(f"its runs were ended after {MOST_S:g} s")
+            bounds.check()
             controls = {SKIP: np.array(way.skip), FLIPS: np.array(way.flips, np.float32)}
             actual = run(rounding, {**case.inputs, **controls})
             for name, array in expected.items():

@@ -94,6 +94,9 @@ def _print_run(one: "RunView", steps: bool) -> None:
     rows = [_row(one, item) for item in run.items if item.is_unit or steps or one.item_state(item) in telling]
     if rows:
         print_table(("unit", "state", "phase", "where", "took", "peak", "log", "what"), rows)
+    if spent := one.spent():
+        rows = [[step.step, str(step.processes), f"{step.seconds:.1f} s", f"{step.cpu_s:.1f} s"] for step in spent]
+        print_table(("where the time went", "processes", "took", "cpu"), rows)
     if run.left_out:
         echo(f"and {run.left_out} more, of which nothing is kept here")
     if any(item.log for item in run.items):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pipeline.spec.model import ModelSpec
     from validation.attribution.onnx_graph import OnnxGraph
     from validation.attribution.result import Attribution, Proposal
-    from validation.golden.golden_set import GoldenSet
+    from validation.golden.golden_set import Case, GoldenSet
 
 
 # Shares of the time: when the ranking ends, so that something can be proposed, and when everything does.
@@ -75,6 +75,8 @@ class AttributeGraph:
         """The attribution, in the store. Raises IntegrityError for a recipe that cannot be read."""
         from builders.reference import ReferenceSession
         from validation.attribution.attribute import attribute as attribute_drift
+        from validation.comparison.outputs import golden_drifts
+        from validation.comparison.partial import find_broken, list_limits
         from validation.comparison.sessions import expected_checks
         from validation.comparison.tasks import lift_limits
 
@@ -88,29 +90,34 @@ class AttributeGraph:
             held = stages.loosest()
             expected = _answer(frozen, session, workdir / "answered.safetensors")
 
-        def check(path: Path, cases: "GoldenSet") -> Sequence[Check]:
-            with ReferenceSession(path) as actual:
-                checks = expected_checks("quantization", actual, cases, held)
-                judged = metrics if cases is expected else ()
-                return lift_limits(proof_of(checks, actual, cases, judged, "graph").checks, metrics)
+        def check(actual: Session, cases: "GoldenSet") -> Sequence[Check]:
+            checks = expected_checks("quantization", actual, cases, held)
+            judged = metrics if cases is expected else ()
+            return lift_limits(proof_of(checks, actual, cases, judged, "graph").checks, metrics)
 
         candidate = runnable(fetch_graph(place, self.graph, workdir / "graph.onnx"), precision)
         recipe = _read_recipe(place, self.recipe) if self.recipe else None
         source = original if recipe is None else fetch_graph(place, recipe.model, workdir / "source.onnx")
-        before = check(candidate, expected)
+        with ReferenceSession(candidate) as session:
+            before = check(session, expected)
         pair = _graph(source, workdir / "expected"), _graph(candidate, workdir / "actual")
+        answered = recipe is None or recipe.model == self.reference
         found = attribute_drift(
-            "quantization", precision, *pair, frozen, held.budgets.tightest, _list_failed(before),
-            tell=print, stop=lambda: clock.left(RANKING) <= 0,
+            "quantization", precision, *pair, expected, held.budgets.tightest, _list_failed(before),
+            tell=print, stop=lambda: clock.left(RANKING) <= 0, answered=answered,
         )  # fmt: skip
         if not recipe or not found.failed:
             return _keep(place, found, None)
-        edges = _failing_edges(expected, found, before)
+        edges, limits = _failing_edges(expected, found, before), list_limits(item for item in before if not item.passed)
+        few, whole = _worst_golden(expected, found) if limits else [], golden_drifts(expected)
 
         def judge(path: Path) -> Sequence[Check]:
-            """Most trials fail on an edge that failed before; only those that do not are run on everything."""
-            first = check(path, edges) if edges.cases else []
-            return first if _list_failed(first) else check(path, expected)
+            """Most trials fail by far, or on an edge that failed before; only those that do not run on everything."""
+            with ReferenceSession(path) as actual:
+                if broken := find_broken(actual, few, whole, limits):
+                    return [broken]
+                first = check(actual, edges) if edges.cases else []
+                return first if _list_failed(first) else check(actual, expected)
 
         print("looking for the smallest set of groups to leave in float")
         return _keep(place, found, _propose(recipe, source, found, before, judge, workdir, clock))
@@ -190,6 +197,13 @@ def _failing_edges(golden: "GoldenSet", found: "Attribution", before: Sequence[C
     failing = {check.case for check in before if not check.passed}
     names = [name for name in found.cases if name in failing]
     return GoldenSet(tuple(case for case in golden.of_kind("edge") if case.name in names[:1]))
+
+
+def _worst_golden(golden: "GoldenSet", found: "Attribution") -> "Sequence[Case]":
+    """A quarter of the golden cases, those first that the two graphs differ most on."""
+    cases = list(golden.of_kind("golden"))
+    place = {name: index for index, name in enumerate(found.cases)}
+    return sorted(cases, key=lambda case: place.get(case.name, len(place)))[: -(-len(cases) // 4)]
 
 
 def _graph(path: Path, workdir: Path) -> "OnnxGraph":

@@ -127,18 +127,21 @@ def proof_of(
 
 def runnable(graph: Path, precision: Precision) -> Path:
     """The ONNX file of a graph that shows on this CPU what a GPU would compute, in fp32 arithmetic that rounds where
-    the graph rounds; `graph` itself for fp32.
+    the graph rounds; `graph` itself where it has no 16-bit floats.
 
     onnxruntime's CPU has no bf16 kernels, and between fp16 nodes it keeps fp32, which hides rounding and overflow.
     """
     if precision == "fp32":
         return graph
     from builders.onnx_graphs.weights import load_graph
-    from pipeline.quantization.schemes.cast import emulate
+    from pipeline.quantization.schemes.cast import emulate, needs_emulation
     from pipeline.sources.onnx_model import save_onnx
 
+    model = load_graph(graph)
+    if not needs_emulation(model):
+        return graph
     emulated = graph.with_name("emulated.onnx")
-    save_onnx(emulate(load_graph(graph)), emulated)
+    save_onnx(emulate(model), emulated)
     return emulated
 
 

@@ -13,7 +13,6 @@ from enginery.core.digest import digest_of, digest_of_file, digest_of_path
 from enginery.core.errors import DataError
 from enginery.registry.store.base import Store, open_store
 from enginery.user_code.entry_point import source_files
-from pipeline.compile.preflight import check_files
 from pipeline.compile.run_context import RunContext
 from pipeline.compile.steps.blobs import fetch_graph
 from pipeline.compile.steps.engines import USUAL_MEMORY_MIB
@@ -164,6 +163,8 @@ def observe(part: Part, spec: "ModelSpec", exported: Exported, context: RunConte
     uri, limits = context.store.uri, step_limits(spec, "calibration")
 
     def run(local: Executor, name: str, job: Job[Observed]) -> Observed:
+        from pipeline.compile.preflight import check_files  # with pydantic, which no worker needs
+
         check_files(spec)
         if count > 1 and context.executor is not local:
             needed = Needs(memory_mib=USUAL_MEMORY_MIB)

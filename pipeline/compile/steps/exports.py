@@ -15,7 +15,6 @@ from enginery.core.digest import digest_of, digest_of_file, digest_of_path
 from enginery.core.errors import DataError, InputError, ModelError, StepError
 from enginery.registry.store.base import Store, open_store
 from enginery.user_code.entry_point import imported_packages, source_files
-from pipeline.compile.preflight import check_files
 from pipeline.compile.run_context import RunContext, import_versions
 from pipeline.compile.steps.blobs import fetch_graph, proof_of, put_graph
 from pipeline.compile.steps.golden import settle_golden
@@ -197,6 +196,8 @@ def export(spec: "ModelSpec", context: RunContext) -> Exported:
     Raises SpecError, with every mistake that the headers of its files show, before anything heavy runs; InputError
     where the model's files change meanwhile, DataError where the spec has frozen another golden set.
     """
+    from pipeline.compile.preflight import check_files  # with pydantic, which no worker needs
+
     try:
         keys = _ExportKeys.of(spec, context)
     except ModelError:

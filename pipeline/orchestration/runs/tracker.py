@@ -93,7 +93,9 @@ class Tracker(events.Progress):
 
     def _end_process(self, name: str, usage: Usage) -> None:
         """Keep what a job took, and close its log."""
-        self._note(name, seconds=round(usage.seconds, 3), peak_mib=round(usage.peak_mib, 1), ended_at=precise_now())
+        cpu_s = None if usage.cpu_s is None else round(usage.cpu_s, 2)
+        took = {"seconds": round(usage.seconds, 3), "cpu_s": cpu_s, "peak_mib": round(usage.peak_mib, 1)}
+        self._note(name, **took, ended_at=precise_now())
         with self._lock:
             if log := self._logs.pop(name, None):
                 log.close()

@@ -12,6 +12,20 @@ MISSED_BEATS = 3
 
 
 @dataclass(frozen=True)
+class StepTime:
+    """What the processes of one kind of step took: how many there were, their seconds, and those of CPU time."""
+
+    step: str
+    processes: int = 0
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+
+    def add(self, seconds: float, cpu_s: float) -> "StepTime":
+        """With one process more."""
+        return StepTime(self.step, self.processes + 1, self.seconds + seconds, self.cpu_s + cpu_s)
+
+
+@dataclass(frozen=True)
 class RunView:
     """A run as it is read at `at`."""
 
@@ -79,6 +93,15 @@ class RunView:
         again = f"started {len(item.retries) + 1} times: {item.retries[-1]}" if item.retries else ""
         return "; ".join(part for part in (self.format_remaining(item), item.why, item.verdict, again) if part)
 
+    def spent(self) -> list[StepTime]:
+        """What the processes of each kind of step took together, the longest first."""
+        found: dict[str, StepTime] = {}
+        for item in self.run.items:
+            if item.seconds is not None:
+                step = "build" if item.is_unit else item.name.split()[0]
+                found[step] = found.get(step, StepTime(step)).add(item.seconds, item.cpu_s or 0.0)
+        return sorted(found.values(), key=lambda step: -step.seconds)
+
     def summary(self) -> dict[str, object]:
         """A run of `enginery status --json`."""
         run = self.run
@@ -94,7 +117,8 @@ class RunView:
             elapsed = self.elapsed_s(item)
             row = {**asdict(item), "state": self.item_state(item), "unit": item.is_unit}
             items.append({**row, "elapsed_s": elapsed, "remaining": self.format_remaining(item)})
-        return {**self.summary(), "heard_at": self.run.heard_at, "items": items}
+        spent = [asdict(step) for step in self.spent()]
+        return {**self.summary(), "heard_at": self.run.heard_at, "spent": spent, "items": items}
 
 
 def view_run(run: RunState, at: datetime | None = None) -> RunView:

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from builders.onnx_graphs.bodies import list_bodies, list_captured, list_reads
+from builders.onnx_graphs.bodies import list_bodies, list_captured, list_reads, walk_graphs
 from builders.onnx_graphs.weights import from_array, is_external, to_array
 from enginery.core.errors import ModelError
 from enginery.core.reports.quantization import FloatNode
@@ -47,6 +47,8 @@ from pipeline.quantization.schemes.underflow import find_too_small
 
 FLOAT = TensorProto.FLOAT
 _HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+# Attributes that name the type of a result.
+_TYPES = ("to", "dtype", "output_dtype")
 # The opset from which on the operators that carry the work (Conv, pooling) have a bf16 form.
 _BF16_OPSET = 22
 # Operators that compute nothing: a graph of which these alone were cast is no fp16 graph.
@@ -254,12 +256,22 @@ def emulate(model: ModelProto) -> ModelProto:
     return finish(copy)
 
 
+def needs_emulation(model: ModelProto) -> bool:
+    """Whether `emulate` changes more than the order of nodes: for 16-bit floats, and Constant nodes, which it lifts."""
+    graphs = [*walk_graphs(model.graph)]
+    tensors = [item.data_type for graph in graphs for item in graph.initializer]
+    tensors += [value.type.tensor_type.elem_type for graph in graphs for value in (*graph.input, *graph.output)]
+    nodes = [node for graph in graphs for node in graph.node]
+    tensors += [item.i for node in nodes for item in node.attribute if item.name in _TYPES]
+    return any(kind in _HALF_TYPES for kind in tensors) or any(node.op_type == "Constant" for node in nodes)
+
+
 def _widen_attributes(node: NodeProto) -> None:
     """In place: attributes that name a 16-bit type, or hold such a tensor, mean fp32."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.TENSOR:
             _widen(attribute.t)
-        if attribute.name in ("to", "dtype", "output_dtype") and attribute.i in _HALF_TYPES:
+        if attribute.name in _TYPES and attribute.i in _HALF_TYPES:
             attribute.i = FLOAT
 
 

@@ -243,13 +243,14 @@ def test_a_watch_sees_phases_output_and_usage(tmp_path):
     assert printed(seen).splitlines() == [f"now {name} \N{GREEK SMALL LETTER MU}" for name in phases]
     (usage,) = (event.usage for event in seen if isinstance(event, ProcessEnded))
     assert usage.seconds > 0.2 and 1 < usage.peak_mib < 1000
+    assert usage.cpu_s and 0.01 < usage.cpu_s < 60
 
 
 def test_a_watch_has_all_output_and_the_usage_of_a_job_that_died(tmp_path):
     seen: list[JobEvent] = []
     with pytest.raises(StepError):
         run_job(job("eat", {"mib": 600}, memory_mib=200), tmp_path, watch=seen.append)
-    assert isinstance(seen[-1], ProcessEnded) and seen[-1].usage.peak_mib > 200
+    assert isinstance(seen[-1], ProcessEnded) and seen[-1].usage.peak_mib > 200 and seen[-1].usage.cpu_s
     held = [event.mib for event in seen if isinstance(event, MemoryHeld)]
     assert held == sorted(held) and 1 < len(held) < 30
     with pytest.raises(StepError):

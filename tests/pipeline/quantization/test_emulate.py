@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto
 
-from pipeline.quantization.graph import element_types
-from pipeline.quantization.schemes.cast import cast_float, emulate
+from pipeline.quantization.graph import element_types, tidy
+from pipeline.quantization.schemes.cast import cast_float, emulate, needs_emulation
 from tests.pipeline.quantization.small_nets import attention_net, build, conv_net, images, run, sentences
 
 DTYPES = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -54,3 +54,12 @@ def test_16_bit_outputs_become_fp32_and_inputs_still_take_the_data_that_there_is
     found = run(emulate(half), {name: value.astype(np.float16) for name, value in images().items()}, optimized=False)
     assert found.dtype == np.float32
     assert np.abs(found - run(emulate(kept), images(), optimized=False)).max() < 2e-3 * np.abs(found).max()
+
+
+def test_only_16_bit_floats_and_constant_nodes_need_it() -> None:
+    plain = build("float[N] x", "float[N] y", "y = Mul(x, k)", {"k": np.float32(0.3)})
+    lifted = build("float[N] x", "float[N] y", "k = Constant <value_float = 0.3> () y = Mul(x, k)", {})
+    within = build("float[N] x", "float[N] y", "h = Cast <to = 10> (x) y = Cast <to = 1> (h)", {})
+    assert not needs_emulation(plain)
+    assert all(needs_emulation(model) for model in (lifted, within, cast_float(plain, "fp16")[0]))
+    assert emulate(plain).graph.node == tidy(plain).graph.node

@@ -17,7 +17,9 @@ from enginery.core.types import TensorSpec
 from pipeline.quantization.schemes.qdq import carries_qdq
 from pipeline.sources import canonical as canonical_module
 from pipeline.sources import external_data, onnx_model
-from pipeline.sources.onnx_model import canonical, external_files, load_onnx, save_onnx, specs_of
+from pipeline.sources.canonical import canonical
+from pipeline.sources.onnx_model import external_files, load_onnx, save_onnx, specs_of
+from pipeline.sources.walk import all_tensors
 from tests.calls import call_job
 from tests.hostile_onnx import WEIGHTS, hostile_models, valid_model
 
@@ -46,7 +48,7 @@ def taken(folder: Path, data: bytes) -> onnx.ModelProto:
     path.write_bytes(data)
     external_files(path, folder)
     model = load_onnx(path, folder)
-    assert all(tensor.data_location != TensorProto.EXTERNAL for tensor in onnx_model.all_tensors(model))
+    assert all(tensor.data_location != TensorProto.EXTERNAL for tensor in all_tensors(model))
     tidy = canonical(model, [X], ["out"])
     save_onnx(tidy, path)
     specs_of(tidy)

@@ -16,7 +16,8 @@ from builders.onnx_graphs.weights import to_array
 from enginery.core.digest import digest_of_file
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
-from pipeline.sources.onnx_model import canonical, external_files, load_onnx, newest_opset, save_onnx, specs_of
+from pipeline.sources.canonical import canonical
+from pipeline.sources.onnx_model import external_files, load_onnx, newest_opset, save_onnx, specs_of
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(3, 4)
 

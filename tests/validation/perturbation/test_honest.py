@@ -178,6 +178,14 @@ def test_a_part_of_a_model_is_held_to_what_its_outputs_are():
     assert budgets("engine", "int8", None).tightest == default_budget("engine", "int8")
 
 
+def test_its_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, held = in_int8(), iter([100.0, 105.0, 111.0])
+    monkeypatch.setattr("validation.perturbation.honest.BASE_MIB", 10)
+    monkeypatch.setattr("validation.perturbation.honest.resident_mib", lambda _: next(held))
+    assert honest_of(tmp_path, model) == Honest(reason="its runs were ended when they held over 10 MiB")
+    assert next(held, None) is None, "it was looked at before each run"
+
+
 def test_its_time_is_bounded_and_no_error_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = in_int8()
     monkeypatch.setattr("validation.perturbation.honest.MOST_S", -1.0)

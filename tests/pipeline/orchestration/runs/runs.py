@@ -70,7 +70,7 @@ def tell_all(told: Tracker, log: str = "compiling\n") -> None:
     told.emit(Printed(UNIT, log))
     told.emit(Retrying(UNIT, "killed by SIGSEGV"))
     told.emit(Started(UNIT, "node-8"))
-    told.emit(ProcessEnded(UNIT, Usage(12.3456, 512.34)))
+    told.emit(ProcessEnded(UNIT, Usage(12.3456, 512.34, 20.1234)))
     told.emit(Finished(UNIT, "built", words="built in 12.0 s"))
     told.emit(VerdictReached(UNIT, "unproven", "no GPU"))
 

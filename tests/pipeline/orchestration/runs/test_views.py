@@ -6,9 +6,9 @@ from datetime import timedelta
 import pytest
 
 from enginery.core.origin import this_process
-from enginery.registry.runs import RunState
+from enginery.registry.runs import RunItem, RunState
 from pipeline.orchestration.artifacts import description, percent
-from pipeline.orchestration.runs.views import RunView
+from pipeline.orchestration.runs.views import RunView, StepTime
 from tests.pipeline.orchestration.runs.runs import BEGAN, EXPECTED, UNIT, run_state, running, stamp
 
 
@@ -55,6 +55,18 @@ def test_elapsed_times_stop_when_a_unit_or_its_driver_ends() -> None:
     assert at(run, 20).elapsed_s(replace(item, state="built", seconds=3.0)) == 3
     assert at(run, 20).elapsed_s(replace(item, started_at=None)) is None
     assert at(replace(run, started_at="garbage"), 20).took_s > 0
+
+
+def test_the_time_of_a_run_is_told_by_kind_of_step_the_longest_first() -> None:
+    (unit,) = running().items
+    unit = replace(unit, seconds=3.0, cpu_s=4.0)
+    steps = [("export", 1.0, 0.5), ("prove a", 2.0, 2.5), ("prove b", 5.0, None), ("latency a", None, None)]
+    items = [RunItem(name, "done", seconds=seconds, cpu_s=cpu_s) for name, seconds, cpu_s in steps]
+    assert at(replace(running(), items=(unit, *items)), 20).spent() == [
+        StepTime("prove", 2, 7.0, 2.5),
+        StepTime("build", 1, 3.0, 4.0),
+        StepTime("export", 1, 1.0, 0.5),
+    ]
 
 
 def test_everything_that_is_known_of_a_unit_is_told() -> None:
