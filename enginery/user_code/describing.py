@@ -106,11 +106,14 @@ def describe_module(module: "torch.nn.Module", root: Path, entry: tuple[str, str
             for key, value in tensors.items()
         )
         return SeenModel(inputs, is_heavy=is_heavy)
+    optional = [name for name in known if name not in needed] if needed else known[1:]
+    notes = (f"inputs that forward() has defaults for are left out: {', '.join(optional)}",) if optional else ()
     dtype, shape, why = _first_layer(module)
     # One layer says what one input is; token ids, their mask and their types are alike.
     if len(needed) > 1 and dtype != "int64":
         dtype, shape, why = "", None, "the inputs are several, and no layer says which is which"
-    return SeenModel(tuple(SeenInput(name, dtype, shape, why) for name in needed or known[:1]), is_heavy=is_heavy)
+    inputs = tuple(SeenInput(name, dtype, shape, why) for name in needed or known[:1])
+    return SeenModel(inputs, is_heavy=is_heavy, notes=notes)
 
 
 def _find_example(

@@ -13,7 +13,7 @@ import inspect
 import platform
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -137,11 +137,31 @@ def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[st
             own = [name for name, value in vars(loaded).items() if inspect.isfunction(value)]
             hint = suggest(function, own, f"its functions: {', '.join(own) or 'none'}")
             raise ModelError(f"{loaded.__file__} has no function {function!r}; {hint}")
+        _check_call(found, f"{loaded.__file__}: {function}", arguments)
         return found(**arguments)
     except ModelError:
         raise
     except (Exception, SystemExit) as error:
-        raise ModelError(f"{place(error, root) or root / file}: {function}() failed: {reason(error)}") from error
+        failed = f"{place(error, root) or root / file}: {function}() failed: {reason(error)}"
+        if isinstance(error, ImportError) and "relative import" in str(error) and not module:
+            dotted = ".".join(Path(file).with_suffix("").parts)
+            failed += f"; name it as a module of its package, {dotted}:{function}"
+        raise ModelError(failed) from error
+
+
+def _check_call(found: Callable[..., Any], where: str, arguments: Mapping[str, Any]) -> None:
+    """Raise ModelError for what is a model itself, and for arguments that do not fit."""
+    if hasattr(found, "forward") and not inspect.isclass(found):
+        raise ModelError(f"{where} is a model and no function; write a function that returns it, and name that")
+    try:
+        parameters = inspect.signature(found)
+    except (ValueError, TypeError):  # written in C
+        return
+    try:
+        parameters.bind(**arguments)
+    except TypeError as error:
+        remedy = "give it in source.arguments of the spec, or a default"
+        raise ModelError(f"{where}{parameters} cannot be called: {error}; {remedy}") from error
 
 
 @contextmanager

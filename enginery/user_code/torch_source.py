@@ -8,7 +8,7 @@ import inspect
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +93,16 @@ def build_module(root: Path, entry: tuple[str, str, Mapping[str, Any], str], wei
     if weights:
         load_weights(module, root / weights)
     _check_finite(module.state_dict(keep_vars=True))
+    module.register_forward_hook(_name_fields)
     return module.eval().requires_grad_(False)
+
+
+def _name_fields(_module: "torch.nn.Module", _given: tuple[Any, ...], result: Any) -> Any:
+    """A hook that gives a dataclass, which torch.export knows no tensors in, as a dict of its fields but None."""
+    if not is_dataclass(result):
+        return result
+    values = ((item.name, getattr(result, item.name)) for item in fields(result))
+    return {name: value for name, value in values if value is not None}
 
 
 def run_once(module: "torch.nn.Module", inputs: Tensors) -> tuple[str, ...]:
@@ -141,6 +150,10 @@ def load_pt2(path: Path) -> "torch.export.ExportedProgram":
 
     if not path.is_file() or not zipfile.is_zipfile(path):
         raise ModelError(f"{path} is missing, truncated or not a .pt2 archive; save it again with torch.export.save")
+    names = zipfile.ZipFile(path).namelist()
+    if not any("models/" in name or name.endswith("serialized_exported_program.json") for name in names):
+        what = "but a package of AOTInductor" if any("aotinductor" in name for name in names) else "but other files"
+        raise ModelError(f"{path} holds no exported program, {what}; save the program with torch.export.save")
     try:
         # Here and below: torch warns about its own internals, which under `-W error` would end the export.
         with warnings.catch_warnings(action="ignore"):
@@ -154,9 +167,8 @@ def load_pt2(path: Path) -> "torch.export.ExportedProgram":
 def load_weights(module: "torch.nn.Module", path: Path) -> None:
     """Load weights into a module: every name and shape must match. Raises ModelError naming those that do not."""
     given = read_weights(path)
-    if mistakes := list(_mismatches(module.state_dict(keep_vars=True), given)):
-        listed = join_first(mistakes, 5, "; ")
-        raise ModelError(f"{path} does not fit the module: {listed}; save the weights of this model")
+    if wrong := join_first([*_mismatches(module.state_dict(keep_vars=True), given)], 5, "; "):
+        raise ModelError(f"{path} does not fit the module: {wrong}; save the weights of this model")
     module.load_state_dict(given, strict=False)
 
 

@@ -86,6 +86,7 @@ def _try_out(found: FoundModel, run: Run) -> FoundModel:
 def _found(seen: SeenModel, name: str, source: dict[str, str]) -> FoundModel:
     unknown = {item.name: item.why for item in seen.inputs if item.shape is None}
     said = [f"input {item.name}: from {item.why}" for item in seen.inputs if item.shape is not None]
+    said += seen.notes
     if unknown:
         said.append(
             f"{FILL_IN}: a function {EXAMPLES[0]}() beside the entry point would say it: a dict of tensors by name"

@@ -135,6 +135,64 @@ def test_an_example_that_is_none_is_told(tmp_path: Path, more: str, words: str) 
         look(tmp_path, "plain", more)
 
 
+ODD = """
+from dataclasses import dataclass
+from typing import Optional
+@dataclass
+class Output:
+    logits: torch.Tensor
+    loss: Optional[torch.Tensor] = None
+class Answering(Tokens):
+    def forward(self, input_ids, attention_mask=None, labels=None, **kwargs):
+        return Output(self.table(input_ids).sum(1))
+def answering(): return Answering()
+def sized(width): return nn.Linear(width, 2)
+ready = nn.Linear(3, 2)
+"""
+
+
+def test_a_dataclass_is_returned_as_its_fields_and_inputs_with_defaults_are_named(tmp_path: Path) -> None:
+    found = look(tmp_path, "answering", ODD)
+    assert [spec.name for spec in found.inputs] == ["input_ids"] and found.outputs == ("logits",)
+    assert any(note.endswith("has defaults for are left out: attention_mask, labels") for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (
+            "sized",
+            r"sized\(width\) cannot be called: missing a required argument: 'width'; give it in source\.arguments",
+        ),
+        ("ready", "ready is a model and no function; write a function that returns it"),
+    ],
+)
+def test_what_cannot_be_called_as_it_is_says_what_to_do(tmp_path: Path, function: str, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        look(tmp_path, function, ODD)
+
+
+def test_a_file_of_a_package_with_relative_imports_is_named_by_its_module(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "nets.py").write_text("from .layers import build")
+    (tmp_path / "pkg" / "layers.py").write_text("def build(): ...")
+    with pytest.raises(ModelError, match=r"relative import.*; name it as a module of its package, pkg\.nets:build"):
+        look_at_module(tmp_path, "pkg/nets.py:build")
+
+
+def test_an_archive_without_a_program_is_told(tmp_path: Path) -> None:
+    import zipfile
+
+    for name, words in {
+        "hello.txt": "but other files",
+        "data/aotinductor/a.so": "but a package of AOTInductor",
+    }.items():
+        with zipfile.ZipFile(tmp_path / "net.pt2", "w") as archive:
+            archive.writestr(name, "")
+        with pytest.raises(ModelError, match=f"holds no exported program, {words}; save"):
+            look_at_pt2(tmp_path, "net.pt2")
+
+
 def test_entry_points_that_are_none_are_told(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="has no function 'linera'; did you mean 'linear'"):
         look(tmp_path, "linera")
