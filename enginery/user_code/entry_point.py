@@ -160,7 +160,7 @@ def _check_call(found: Callable[..., Any], where: str, arguments: Mapping[str, A
     try:
         parameters.bind(**arguments)
     except TypeError as error:
-        remedy = "give it in source.arguments of the spec, or a default"
+        remedy = "correct source.arguments of the spec, or give the parameters defaults"
         raise ModelError(f"{where}{parameters} cannot be called: {error}; {remedy}") from error
 
 

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from builders.backends import discovery
 from builders.onnx_graphs.shard_names import graph_bytes, list_weight_files
 from enginery.core.errors import EngineryError, ModelError
@@ -78,6 +76,8 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
 
 def _inputs_too_large(spec: ModelSpec) -> Iterator[Mistake]:
     """An input that this machine's memory cannot hold once at the largest sizes of its dims: edge cases are."""
+    import numpy as np
+
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     sizes = {dim.name: dim.max for dim in spec.named_dims()}
     for item in spec.tensors():

@@ -162,7 +162,7 @@ def test_a_dataclass_is_returned_as_its_fields_and_inputs_with_defaults_are_name
     [
         (
             "sized",
-            r"sized\(width\) cannot be called: missing .* 'width'; give it in source\.arguments",
+            r"sized\(width\) cannot be called: missing .* 'width'; correct source\.arguments",
         ),
         ("ready", "ready is a model and no function; write a function that returns it"),
     ],
