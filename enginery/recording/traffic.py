@@ -167,7 +167,10 @@ def decode_input(name: str, value: object, spec: TensorSpec | None) -> Array:
         return _from_base64(name, value)
     if spec is None:
         raise ValueError(f"no input is named {name[:60]!r}")
-    plain = np.asarray(value)
+    try:
+        plain = np.asarray(value)
+    except ValueError as error:  # rows of unequal lengths
+        raise ValueError(f"input {name!r} is no array of numbers: {str(error)[:120]}") from error
     if plain.dtype.kind not in "biuf":
         raise ValueError(f"input {name!r} is no array of numbers")
     with np.errstate(over="ignore", invalid="ignore"):  # an infinity that comes of it is found by `_check`

@@ -62,7 +62,7 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
     usual, most = counts.most_common(1)[0]
     if most < 2:
         held = f"{pluralize(count, 'request')}, {most} of equal sizes that differ"
-        raise DataError(f"{path} holds {held}; two are the least: give a list of them")
+        raise DataError(f"{path} holds {held}; two are the least: give a list or a folder of them")
     kept = [request for _, request in sorted(some[usual].items(), key=lambda item: item[0])]
     golden = max(1, min(MOST_GOLDEN, int(most * SHARE)))
     rest = kept[golden : golden + MOST_CALIBRATION]

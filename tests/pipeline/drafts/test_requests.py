@@ -87,6 +87,7 @@ def test_images_are_cut_and_scaled(tmp_path: Path, shape: tuple[int, ...], first
         ("a.json", "[" * 100_000, DataError, "is no JSON"),
         ("a.json", '[{"x": [' + "9" * 5000 + "]}]", DataError, "is no JSON"),
         ("a.jsonl", '{"y": 1}', DataError, "a.jsonl:1 has no input 'x'"),
+        ("a.json", '[{"x": [[1, 2], [3]]}]', DataError, "entry 0: input 'x' is no array of numbers: .*inhomogeneous"),
         ("a.csv", "1,2", InputError, "has the ending .csv; files of requests are .*parquet"),
         ("a.png", "PNG", DataError, "a folder of images suits"),
         ("b.json", None, InputError, "does not exist"),
