@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from builders.backends import discovery
 from builders.backends.optional_methods import opening_parts
 from builders.execution.jobs import Job, Request, WorkerContext
+from builders.onnx_graphs.shard_names import has_shards
 from enginery.core.codec import decode, encode_document, encode_fields
 from enginery.core.errors import EngineryError, InputError, IntegrityError, StepError, UnavailableError
 from enginery.core.reports.proof import Check
@@ -107,6 +108,9 @@ class AttributeGraph:
             tell=print, stop=lambda: clock.left(RANKING) <= 0, answered=answered,
         )  # fmt: skip
         if not recipe or not found.failed:
+            return _keep(place, found, None)
+        if has_shards(source):
+            print("no proposal: each trial would write the weights of the model, which lie in shards, once more")
             return _keep(place, found, None)
         edges, limits = _failing_edges(expected, found, before), list_limits(item for item in before if not item.passed)
         few, whole = _worst_golden(expected, found) if limits else [], golden_drifts(expected)
