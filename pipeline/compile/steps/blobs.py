@@ -79,8 +79,10 @@ def put_graph(store: Store, path: Path) -> StoredGraph:
         if store.stored_size(shard) != size:
             store.put_file(beside)
             if store.near:
-                beside.unlink()
-                _link(store, shard, beside)
+                with suppress(OSError):
+                    linked = beside.with_name(f"{shard}.link")
+                    linked.hardlink_to(store.path(shard))
+                    linked.replace(beside)
     return StoredGraph(store.put_and_digest_file(path), shards)
 
 
