@@ -61,7 +61,7 @@ def look_at_onnx(path: Path, shown: str) -> FoundModel:
         left_out=left_out,
         metric=_suggest_metric(tidy, outputs),
     )
-    return found if unknown else find_dims(found, lambda: open_graph(tidy, found.name))
+    return found if unknown else find_dims(found, lambda: open_graph(tidy, path, found.name))
 
 
 def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, object]:

@@ -5,10 +5,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
 
+from builders.onnx_graphs.weights import has_external
 from builders.reference import open_interpreter, words_of
 from enginery.core.errors import ModelError
 from enginery.core.types import Tensors, TensorSpec
@@ -29,9 +31,12 @@ _MOST_ELEMENTS = 1 << 26
 Run = Callable[[Tensors], object]
 
 
-def open_graph(model: onnx.ModelProto, what: str) -> Run:
-    """A way to run an ONNX graph. Raises ModelError where it does not load."""
-    session = open_interpreter(model.SerializeToString(), what)
+def open_graph(model: onnx.ModelProto, path: Path, what: str) -> Run:
+    """A way to run an ONNX graph; one whose weights stay in their files is opened as the file that it was read from.
+
+    Raises ModelError where it does not load.
+    """
+    session = open_interpreter(path if has_external(model) else model.SerializeToString(), what)
     return lambda inputs: session.run(None, dict(inputs))
 
 

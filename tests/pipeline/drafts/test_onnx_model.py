@@ -1,5 +1,6 @@
 """A spec by looking at an ONNX file."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ from onnx import TensorProto, helper, numpy_helper
 from enginery.core.errors import ModelError
 from enginery.core.names import is_name
 from enginery.core.types import TensorSpec
+from pipeline.drafts import onnx_model
 from pipeline.drafts.found import model_name, name_axes
 from pipeline.drafts.onnx_model import look_at_onnx
 from pipeline.drafts.text import write_spec
+from pipeline.sources.onnx_model import load_onnx
 from pipeline.spec.model import load_spec
 from tests.pipeline.drafts.graphs import halving, value, with_state, write
 from tests.pipeline.sources.test_arguments import two_networks
@@ -131,3 +134,16 @@ def test_names_of_axes_are_names_of_dims_and_equal_where_the_models_were(shapes:
             assert of.setdefault(old, new) == new
     unknown = [new for old, new in zip(before, after, strict=True) if old == "?"]
     assert len({*unknown, *of.values()}) == len(unknown) + len(of), "no two dims of the model became one"
+
+
+def test_a_model_whose_weights_stay_in_their_files_is_tried_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_model, "load_onnx", partial(load_onnx, most_embedded_bytes=100))
+    weight = numpy_helper.from_array(np.ones((40, 40), np.float32), "w")
+    ends = [[helper.make_tensor_value_info(name, 1, ["batch", 40])] for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", *ends, [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    (dim,) = look_at_onnx(tmp_path / "m.onnx", "m.onnx").dims.values()
+    assert "the graph ran at" in dim.why
