@@ -21,7 +21,7 @@ from enginery.user_code.entry_point import missing_function, source_files
 from pipeline.sources.arguments import wrong_arguments
 from pipeline.sources.onnx_header import GraphHeader, read_header, wrong_inputs, wrong_outputs
 from pipeline.sources.request import MOST_EMBEDDED_BYTES
-from pipeline.spec.model import ModelSpec, locate_mistakes, metric_outputs
+from pipeline.spec.model import ModelSpec, locate_mistakes
 from pipeline.spec.value_types import Loc
 
 # A file that `git clone` left as a pointer begins so (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
@@ -129,7 +129,8 @@ def _compare(spec: ModelSpec, header: GraphHeader) -> Iterator[Mistake]:
     if spec.outputs is not None:  # what else names outputs was held to these when the spec was read
         return
     contract = spec.validation.contract.outputs()
-    named = metric_outputs(spec)
+    golden = spec.golden.outputs() if spec.golden else []
+    named: list[tuple[Loc, str]] = [(("golden", *below), output) for below, output in golden]
     named += [(("validation", "contract", *below), output) for below, output in contract]
     for loc, name in named:
         yield from ((loc, text) for _, text in wrong_outputs(header.outputs, [name]))

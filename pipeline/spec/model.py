@@ -14,10 +14,11 @@ from enginery.core.errors import EngineryError, InputError, SpecError
 from enginery.core.hardware import targets
 from enginery.core.types import CALIBRATED, PRECISIONS, Dim, Precision, Scalar, Target, TensorSpec
 from pipeline.spec.document import load_document
+from pipeline.spec.golden import Golden
 from pipeline.spec.mistakes import Kind, line_of
 from pipeline.spec.quantization import Calibration, Quantization
 from pipeline.spec.source import WEIGHTS, DimRange, Input, Source
-from pipeline.spec.validation import Golden, StageLimits, Validation
+from pipeline.spec.validation import StageLimits, Validation
 from pipeline.spec.value_types import (
     Channel,
     DimName,
@@ -195,17 +196,11 @@ def _mistakes_between(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
                 ("build", "required", index),
                 f"build.required has {pattern!r}, which covers no unit of this spec; correct it, or add what it names",
             )
-    for loc, output in metric_outputs(spec) if spec.outputs else ():
+    for below, output in spec.golden.outputs() if spec.golden and spec.outputs else ():
         if output not in (spec.outputs or ()):
-            text = f"{'.'.join(map(str, loc))} {output!r} is not one of the outputs {list(spec.outputs or ())}"
-            yield loc, text
+            loc = "golden", *below
+            yield loc, f"{'.'.join(map(str, loc))} {output!r} is not one of the outputs {list(spec.outputs or ())}"
     yield from _broken_contract(spec)
-
-
-def metric_outputs(spec: ModelSpec) -> list[tuple[Loc, str]]:
-    """(key, output) for each output that a task metric names."""
-    named = spec.golden.named_metrics() if spec.golden else []
-    return [(("golden", *loc, key), name) for loc, item in named for key, name in item.outputs().items()]
 
 
 def _wrong_options(chosen: Mapping[str, Mapping[str, Scalar]]) -> Iterator[tuple[Loc, str]]:

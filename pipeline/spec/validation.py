@@ -1,12 +1,11 @@
-"""The sections `golden` and `validation` of a spec: golden set, limits, contract, canary."""
+"""The section `validation` of a spec: limits, contract, canary."""
 
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from enginery.core.types import Precision
-from pipeline.spec.metrics import Metric, Metrics
-from pipeline.spec.value_types import File, GraphName, Loc, Mistakes, SpecPart, as_value_error, off
+from pipeline.spec.value_types import GraphName, SpecPart, as_value_error, off
 from validation.canary.judging.thresholds import MOST_BURST, Thresholds
 from validation.comparison.terms import ALPHA, BRIER, DRAWS, ECE, FLIPS, JS, KL, TOP_K
 
@@ -195,44 +194,6 @@ class Contract(SpecPart):
             seeds = self.distributional.seeds
             found += [(("distributional", "seeds", "outputs"), output) for output in (seeds.outputs if seeds else ())]
         return found
-
-
-class Golden(SpecPart):
-    """Real inputs with which every engine is proven. Expected outputs come from the source model itself."""
-
-    data: File = Field(description="an .npz, .npy or .safetensors, or a folder of .npy files")
-    labels: GraphName | None = Field(None, description="name of the array of right answers in the data file")
-    metric: Metrics | None = Field(None, description="a task metric or a list of them (docs/guides/task-metrics.md)")
-    frozen: str | None = Field(
-        None,
-        pattern="^[0-9a-f]{64}$",
-        description="digest of the golden set: a build that would make another one fails; `enginery golden accept`",
-    )
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        """The task metrics, in order."""
-        return self.metric if isinstance(self.metric, tuple) else (self.metric,) if self.metric else ()
-
-    def named_metrics(self) -> list[tuple[Loc, Metric]]:
-        """The task metrics, each with its path below `golden`."""
-        several = isinstance(self.metric, tuple)
-        return [(("metric", index) if several else ("metric",), item) for index, item in enumerate(self.metrics)]
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        found: list[tuple[Loc, str]] = []
-        seen: set[tuple[str, str]] = set()
-        for loc, item in self.named_metrics():
-            if not self.labels and (item.against == "labels" or item.name == "accuracy"):
-                text = f"metric {item.name} needs labels; name the array that holds them"
-                found.append((loc, f"{text}, or take top_k" if item.name == "accuracy" else text))
-            if (item.name, item.output) in seen:
-                found.append((loc, f"there is a metric {item.name} of {item.output!r} before it; leave one out"))
-            seen.add((item.name, item.output))
-        if found:
-            raise Mistakes(found)
-        return self
 
 
 class LimitValues(SpecPart):

@@ -7,7 +7,7 @@ from enginery.core.types import TensorSpec
 from pipeline.drafts.found import FoundModel
 from pipeline.drafts.metrics import suggest_metric
 from pipeline.drafts.text import write_spec
-from pipeline.spec.validation import Golden
+from pipeline.spec.golden import Golden
 
 IMAGE = [TensorSpec("x", "float32", ("batch", 3, 48, 160))]
 SQUARE = [TensorSpec("images", "float32", ("batch", 3, 320, 320))]
