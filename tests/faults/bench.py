@@ -124,7 +124,7 @@ class BuiltEngine:
 
     def attribution(self, sizes: Sequence[str] = ()) -> Attribution:
         """Which node drifted. sizes: cases of a failed check of sizes."""
-        return self.bench._attribution(AttributeEngine(self.blob, self.bench.golden, {}, None, tuple(sizes)))
+        return self.bench._attribution(AttributeEngine(self.blob, self.bench.golden, {}, (), tuple(sizes)))
 
     def fuzzed(self, cases: int = 6, seed: int = 0, only: str | None = None) -> FuzzReport:
         """The report of `enginery fuzz`."""
