@@ -2,7 +2,7 @@
 
 import pytest
 
-from enginery.core.text import find_nearest, format_bytes, join_first, suggest
+from enginery.core.text import find_nearest, format_bytes, format_metrics, join_first, suggest
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,8 @@ def test_bytes_in_powers_of_1024():
         "40.0 GiB",
         "2048.0 GiB",
     ]
+
+
+def test_task_metrics_are_one_line_with_their_units():
+    assert format_metrics({"accuracy": 0.98333, "si_sdr_db": 41.25}) == "accuracy 0.9833, si_sdr_db 41.2 dB"
+    assert format_metrics({}) == ""

@@ -181,6 +181,13 @@ def test_what_is_no_drift_counts_whatever_decides(answer):
     assert any(not check.passed for check in lift_limits(drift, [decisions(decides=True)]))
 
 
+@pytest.mark.parametrize("value", [None, math.nan])
+def test_a_limit_without_a_number_beside_it_is_not_lifted(value):
+    check = Check("engine", "sqnr_db", "y", "golden", value, 40.0, False)
+    assert lift_limits([check], [decisions(decides=True)]) == [check]
+    assert lift_limits([replace(check, value=39.0)], [decisions(decides=True)])[0].passed
+
+
 def test_other_sizes_may_drift_twice_as_far_as_the_worst_golden_sample():
     spreads = Spreads()
     drift_checks("engine", None, Fake(lambda i: {"y": i["x"] * 2 + np.float32(0.01)}), golden(), Budget(), spreads)

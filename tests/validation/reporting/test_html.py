@@ -270,6 +270,8 @@ def test_a_limit_is_shown_as_the_bound_it_is():
     cases += [("agreement", 1.0, 1.0, True, "≥"), ("sqnr_db", math.nan, 80.0, False, "≥")]
     for name, value, limit, passed, sign in cases:
         assert format_bound(Check("engine", name, "y", "golden", value, limit, passed)) == sign, name
+    for name, sign in (("equal_texts", "≥"), ("character_error", "≤")):
+        assert format_bound(Check("task", name, "y", "golden", 0.5, 0.5, True)) == sign
 
 
 def test_worst_cases_say_sample_place_expected_and_actual():
