@@ -13,8 +13,8 @@ from validation.metrics.tasks import terms
 
 _AGAINST = "what the answers are compared with; default: golden.labels where it is given, else the original's outputs"
 _DECIDES = (
-    "whether limits on numeric drift do not count beside it: true for all precisions but fp32, or a list of precisions "
-    "(docs/concepts/validation.md)"
+    "limits on numeric drift do not count beside it: true for all precisions but fp32, or a list of precisions "
+    "(docs/guides/task-metrics.md)"
 )
 
 
