@@ -304,3 +304,15 @@ def test_a_slice_is_sought_on_as_many_samples_as_judge_one(tmp_path: Path) -> No
         result = attribute("engine", "fp32", *pair, golden_of(x_values(), groups=16), limits, [failed])
         assert len(result.cases) == cases
         assert cases == 4 or [row.node for row in result.blamed] == ["MatMul_a"]
+
+
+def test_the_outputs_in_the_golden_set_stand_for_runs_of_the_reference(tmp_path: Path) -> None:
+    golden, limits = golden_of(sentences()), default_budget("engine", "fp32")
+    pair = graph(ATTENTION, tmp_path, "clean"), graph(swapped(ATTENTION, "wv"), tmp_path, "faulty")
+    with pair[0].whole() as session:
+        answered = replace(
+            golden, cases=tuple(replace(case, expected=session.run(case.inputs)) for case in golden.cases)
+        )
+    run = attribute("engine", "fp32", *pair, golden, limits, ("engine sqnr_db",))
+    pair[0].whole = lambda: pytest.fail("the reference was run whole")  # type: ignore[method-assign]
+    assert attribute("engine", "fp32", *pair, answered, limits, ("engine sqnr_db",), answered=True) == run
