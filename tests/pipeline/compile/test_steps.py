@@ -242,8 +242,7 @@ def test_mistakes_are_looked_for_where_there_is_work_and_not_again(
     def found(_: object) -> None:
         raise SpecError(["looked"])
 
-    for step in ("exports", "calibration"):
-        monkeypatch.setattr(f"pipeline.compile.steps.{step}.check_files", found)
+    monkeypatch.setattr("pipeline.compile.preflight.check_files", found)
     assert built.build().json["cached"]
     data = dict(np.load(built.folder / "calibration.npz"))
     np.savez(built.folder / "calibration.npz", **{name: array[:-1] for name, array in data.items()})
