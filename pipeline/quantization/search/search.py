@@ -33,6 +33,8 @@ from validation.reporting.quantization import decibels_text
 
 # Groups that are tried to be swapped, each by two runs of the whole model.
 _MOST_SWAPS = 8
+# Groups that are tried to be taken back by a search that nobody asked for, each by a run of the whole model.
+_MOST_REFILLS = 16
 
 
 def choose(
@@ -134,8 +136,11 @@ def _find_shallowest(trial: "_Trial", floor: SearchFloor, tried: dict[int, Front
 
 
 def refill_groups(trial: "_Trial", floor: SearchFloor, point: FrontierPoint) -> FrontierPoint:
-    """The point with groups taken back into int8 that the floor allows, those that compute most first."""
-    for group in sorted(point.left, key=lambda name: -trial.macs[name]):
+    """The point with groups taken back into int8 that the floor allows, those that compute most first.
+
+    For the limits of a graph, which nobody asked to search for, `_MOST_REFILLS` are tried.
+    """
+    for group in sorted(point.left, key=lambda name: -trial.macs[name])[: _MOST_REFILLS if floor.graph else None]:
         left = tuple(name for name in point.left if name != group)
         if floor.sqnr_db is not None and trial.predicted_db(left) < floor.sqnr_db:
             continue

@@ -11,7 +11,7 @@ from enginery.core.codec import decode, encode
 from enginery.core.errors import DataError
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.choice import FrontierPoint, MixedPrecisionChoice, SearchDocument
-from pipeline.quantization.search.quality import Quality, SearchFloor
+from pipeline.quantization.search.quality import GraphLimits, Quality, SearchFloor
 from pipeline.quantization.search.search import choose, refill_groups, swap_groups
 from pipeline.quantization.search.sensitivity import Answers, quality
 from pipeline.quantization.settings.runs import RunLabels, divide_runs, group_runs
@@ -181,6 +181,16 @@ def test_a_group_left_in_float_on_the_way_to_a_worse_one_comes_back() -> None:
     trial = Additive({"small": 1.0, "large": 10.0}, {"small": 4e-4, "large": 3e-3})
     found = refill_groups(trial, SearchFloor(sqnr_db=30), trial.point(("small", "large")))
     assert found.left == ("large",)
+
+
+def test_a_search_that_nobody_asked_for_takes_few_groups_back() -> None:
+    names = [f"g{index}" for index in range(40)]
+    trial = Additive({name: 1.0 + index for index, name in enumerate(names)}, dict.fromkeys(names, 1e-6))
+    for graph, tried in ((None, 40), (GraphLimits(), 16)):
+        trial.qualities.clear()
+        found = refill_groups(trial, SearchFloor(sqnr_db=30, graph=graph), FrontierPoint(0.0, tuple(names), 200.0))
+        assert len(trial.qualities) == tried and len(found.left) == 40 - tried
+    assert "g39" not in found.left and "g0" in found.left, "those that compute most come first"
 
 
 def test_small_groups_are_left_in_float_instead_of_a_large_one_where_that_is_enough() -> None:
