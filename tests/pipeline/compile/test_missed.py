@@ -143,3 +143,11 @@ def test_engines_are_built_while_it_is_searched(loud: Project, monkeypatch: pyte
     monkeypatch.setattr(composition, "search_missed", wait)
     found = rows(loud)
     assert [found[name]["status"] for name in ("fp32", "int8")] == ["proven", "proven"]
+
+
+def test_what_a_search_cannot_mend_is_not_searched(loud: Project) -> None:
+    """Golden samples that were calibrated with fail the graph whatever int8 takes."""
+    np.savez(loud.folder / "golden.npz", **noise(24, 1))
+    np.savez(loud.folder / "calibration.npz", **noise(24, 1))
+    row = rows(loud)["int8"]
+    assert row["status"] == "failed" and "searched" not in row["reason"] and not searches(loud)
