@@ -17,8 +17,9 @@ from validation.comparison.sessions import MOST
 from validation.golden.golden_set import Case
 from validation.limits.budget import Budget, Budgets, OutputLimits, default_budget
 
-# Decibels by which a trial must be better than the limits of its graph.
-MARGIN_DB = 3.0
+# Decibels by which a trial must be better than the limits of its graph: its SQNR on 48 calibration samples and on 16
+# golden ones were 2 to 8 dB apart on a classifier with saturated outputs, and 1 dB on a sentence encoder.
+MARGIN_DB = 5.0
 # Parts of the runs, every third one, that the limits must hold on.
 PARTS = 3
 
