@@ -1,10 +1,12 @@
 """Takes graphs of other people's packages the whole way: download, `enginery init`, `enginery build`, peers, a page.
 
-    python -m benchmarks.zoo [--only NAME ...] [--backends onnxruntime ...] [--no-peers] [--write]
+    python -m benchmarks.zoo [--only NAME ...] [--backends onnxruntime ...] [--no-peers]
+    python -m benchmarks.zoo --write
 
 Packages are downloaded by pip into build/zoo, checked by digest and only their graphs unpacked. What came of a graph is
-JSON in its folder there: `result-BACKEND.json`, and `peers.json` for the other quantizers. --write makes docs/zoo.md of
-everything that lies there; with --only and no name nothing is built.
+JSON in its folder there: `result-BACKEND.json`, and `peers.json` for the other quantizers. --write builds nothing and
+makes docs/zoo.md of everything that lies there. Other backends come after onnxruntime, in an environment that has them:
+`--no-peers --backends iree xla tvm aotinductor tensorrt-rtx`.
 """
 
 import argparse
@@ -29,10 +31,10 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", metavar="NAME", help="names of graphs; default: all")
     parser.add_argument("--backends", nargs="*", default=[FIRST], help="default: %(default)s; none: the peers alone")
     parser.add_argument("--no-peers", action="store_true", help="leave other quantizers out")
-    parser.add_argument("--write", action="store_true", help="write docs/zoo.md of all results")
+    parser.add_argument("--write", action="store_true", help="build nothing, write docs/zoo.md of all results")
     given = parser.parse_args()
     for name, graph in KNOWN["graphs"].items():
-        if given.only is None or name in given.only:
+        if not given.write and (given.only is None or name in given.only):
             take(name, graph, given.backends, peers=not given.no_peers)
     if given.write:
         write_page(PAGE)
