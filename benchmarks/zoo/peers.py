@@ -3,7 +3,8 @@
     python -m benchmarks.zoo.peers FOLDER      (in the environment of `environment`)
 
 Theirs: onnxruntime's `quantize_static` (Q/DQ, MinMax, uint8 activations, int8 weights) on the same calibration samples,
-onnxconverter-common's float16, Olive's static quantization on these samples. A peer's error is a result. Each file is
+onnxconverter-common's float16, Olive's static quantization on these samples; made where the spec asks for fp16, since
+other graphs came quantized or have no weights. A peer's error is a result. Each file is
 opened with onnxruntime's default options and one thread; times are medians of interleaved runs. Ours are the engines of
 `result-onnxruntime.json`. Writes FOLDER/peers.json.
 """
@@ -34,17 +35,21 @@ _CALIBRATION, _GOLDEN = "calibration.npz", "golden.npz"
 def main() -> int:
     folder = Path(sys.argv[1]).resolve()
     arguments = {name: np.asarray(value) for name, value in json.loads(sys.argv[2]).items()}
-    files: dict[str, Path | str] = {"source": folder / "model.onnx", **_ours(folder)}
-    for name, make in PEERS.items():
-        files[name] = _made(name, make, folder, arguments)
+    units = _units(folder)
+    files: dict[str, Path | str] = {"source": folder / "model.onnx", **_ours(folder, units)}
+    if any(unit["precision"] == "fp16" for unit in units):  # others came quantized, or have no weights
+        files |= {name: _made(name, make, folder, arguments) for name, make in PEERS.items()}
     (folder / "peers.json").write_text(json.dumps(judge(files, folder, arguments), indent=1) + "\n", encoding="utf-8")
     return 0
 
 
-def _ours(folder: Path) -> dict[str, Path]:
-    """Our engines, by precision."""
+def _units(folder: Path) -> list[dict[str, Any]]:
     result = folder / "result-onnxruntime.json"
-    units = json.loads(result.read_text(encoding="utf-8")).get("units", ()) if result.is_file() else ()
+    return list(json.loads(result.read_text(encoding="utf-8")).get("units", ())) if result.is_file() else []
+
+
+def _ours(folder: Path, units: list[dict[str, Any]]) -> dict[str, Path]:
+    """Our engines, by precision."""
     store = open_store(folder / "registry") if units else None
     return {f"enginery {unit['precision']}": store.path(unit["digest"]) for unit in units if store and unit["digest"]}
 
