@@ -148,7 +148,7 @@ def _is_scalar(tensor: onnx.TypeProto.Tensor) -> bool:
 
 def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str, str], ...]:
     """Precisions that make sense for what the graph is made of."""
-    if "QuantizeLinear" in counts:
+    if "QuantizeLinear" in counts or counts.keys() >= {"DequantizeLinear", "DynamicQuantizeLinear"}:
         return (("int8", "the graph as it is: it carries Q/DQ nodes, and other precisions would quantize twice"),)
     if quantized := counts.keys() & (_INTEGER | {"DynamicQuantizeLSTM"}):
         names = ", ".join(sorted(quantized))

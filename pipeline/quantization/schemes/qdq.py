@@ -50,7 +50,8 @@ def carries_qdq(model: ModelProto) -> bool:
 
     One with DequantizeLinear alone stores its weights in 8 or 4 bits and computes in float: it is no int8 model.
     """
-    return any(node.op_type == "QuantizeLinear" for node in model.graph.node)
+    kinds = {node.op_type for node in model.graph.node}
+    return "QuantizeLinear" in kinds or kinds >= {"DequantizeLinear", "DynamicQuantizeLinear"}
 
 
 def quantize_int8(

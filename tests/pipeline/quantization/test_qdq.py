@@ -230,6 +230,10 @@ def test_weights_stored_in_8_bits_alone_leave_a_model_to_be_quantized() -> None:
     """With DequantizeLinear alone it computes in float, and is no int8 model."""
     net = x_net("f = DequantizeLinear(v, s) a = Mul(x, f) y = MatMul(a, w)", v=np.ones(5, np.int8), s=np.float64(0.5))
     assert not carries_qdq(net)
+    dynamic = x_net(
+        "f = DequantizeLinear(v, s) q, r, z = DynamicQuantizeLinear(x) y = Mul(x, f)", v=np.ones(5, np.int8), s=0.5
+    )
+    assert carries_qdq(dynamic), "it rounds to scales that are made at run time"
     result, notes = quantize_int8(net, ranges_of(net, x_values(), tensors_to_measure(net)), CPU)
     assert len(notes.quantized) == 1 and carries_qdq(result)
 
