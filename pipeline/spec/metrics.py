@@ -78,7 +78,7 @@ class _NamedMetric(SpecPart):
         return terms.TaskMetric(made, self.limits(), against, self.decides_for(precision))
 
 
-class Accuracy(_NamedMetric):
+class AccuracyMetric(_NamedMetric):
     """The share of answers that equal their labels: argmax over the last axis of `output`, or its integers."""
 
     terms_class = terms.AccuracyTerms
@@ -89,7 +89,7 @@ class Accuracy(_NamedMetric):
     against: Literal["labels"] | None = Field(None, description="labels, which golden.labels names")
 
 
-class TopK(_NamedMetric):
+class TopKMetric(_NamedMetric):
     """The share of rows whose label, or the original's likeliest class, is among the k likeliest."""
 
     terms_class = terms.TopKTerms
@@ -99,7 +99,7 @@ class TopK(_NamedMetric):
     floor: float | None = Field(None, ge=0, le=1, description="lowest share that passes, e.g. 0.99")
 
 
-class Detection(_NamedMetric):
+class DetectionMetric(_NamedMetric):
     """Boxes: COCO's mean average precision, and the share that is found again. Labels: [samples, boxes, 5], each a box
     in `form` and its class, negative where there is none.
     """
@@ -132,7 +132,7 @@ class Detection(_NamedMetric):
         return self
 
 
-class Text(_NamedMetric):
+class TextMetric(_NamedMetric):
     """Texts of a CTC recogniser, decoded greedily. Labels: class indices [samples, length], filled up with -1."""
 
     terms_class = terms.TextTerms
@@ -153,7 +153,7 @@ class Text(_NamedMetric):
         return self
 
 
-class Embeddings(_NamedMetric):
+class EmbeddingsMetric(_NamedMetric):
     """Vectors of a search: rank correlation of all pairs' cosine similarities, and recall of the nearest neighbours."""
 
     terms_class = terms.EmbeddingTerms
@@ -167,7 +167,7 @@ class Embeddings(_NamedMetric):
     neighbours: float | None = Field(None, ge=0, le=1, description="lowest recall of neighbours that passes")
 
 
-class Regression(_NamedMetric):
+class RegressionMetric(_NamedMetric):
     """Numbers: errors relative to what is wanted. Labels: as many numbers as the output has."""
 
     terms_class = terms.RegressionTerms
@@ -178,7 +178,7 @@ class Regression(_NamedMetric):
     largest_error: float | None = Field(None, ge=0, description="highest error over the greatest number")
 
 
-class Segmentation(_NamedMetric):
+class SegmentationMetric(_NamedMetric):
     """Class maps: mean intersection over union. Labels: class indices [samples, ..]."""
 
     terms_class = terms.SegmentationTerms
@@ -202,7 +202,7 @@ class SignalDistortion(_NamedMetric):
     least_si_sdr_db: float | None = Field(None, description="lowest ratio of a single signal that passes")
 
 
-class Tokens(_NamedMetric):
+class TokensMetric(_NamedMetric):
     """Tokens place by place, by argmax or as ids. Labels: token ids [samples, places]."""
 
     terms_class = terms.TokenTerms
@@ -233,15 +233,15 @@ def _check_name(value: object) -> object:
 
 
 Metric: TypeAlias = Annotated[
-    Annotated[Accuracy, Tag("[accuracy]")]
-    | Annotated[TopK, Tag("[top_k]")]
-    | Annotated[Detection, Tag("[detection]")]
-    | Annotated[Text, Tag("[ctc]")]
-    | Annotated[Embeddings, Tag("[embeddings]")]
-    | Annotated[Regression, Tag("[regression]")]
-    | Annotated[Segmentation, Tag("[segmentation]")]
+    Annotated[AccuracyMetric, Tag("[accuracy]")]
+    | Annotated[TopKMetric, Tag("[top_k]")]
+    | Annotated[DetectionMetric, Tag("[detection]")]
+    | Annotated[TextMetric, Tag("[ctc]")]
+    | Annotated[EmbeddingsMetric, Tag("[embeddings]")]
+    | Annotated[RegressionMetric, Tag("[regression]")]
+    | Annotated[SegmentationMetric, Tag("[segmentation]")]
     | Annotated[SignalDistortion, Tag("[si_sdr]")]
-    | Annotated[Tokens, Tag("[tokens]")],
+    | Annotated[TokensMetric, Tag("[tokens]")],
     Discriminator(_name_of),
     BeforeValidator(_check_name),
 ]

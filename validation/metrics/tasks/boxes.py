@@ -15,7 +15,7 @@ MOST_BOXES, MOST_CANDIDATES = 100, 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Boxes:
+class BoxSet:
     """Boxes of one sample, greatest score first. corners: [n, 4] as x1, y1, x2, y2.  scores, classes: [n]."""
 
     corners: Array
@@ -23,7 +23,7 @@ class Boxes:
     classes: Array
 
 
-def read_boxes(outputs: Tensors, terms: DetectionTerms) -> list[Boxes]:
+def read_boxes(outputs: Tensors, terms: DetectionTerms) -> list[BoxSet]:
     """The boxes of each sample. Raises InputError for an output that is missing, DataError for another shape."""
     corners, scores, classes = _read_head(outputs, terms) if terms.head else _read_outputs(outputs, terms)
     return [select(*sample, terms) for sample in zip(corners, scores, classes, strict=True)]
@@ -76,7 +76,7 @@ def to_corners(boxes: Array, form: BoxForm) -> Array:
     return np.concatenate([least, least + second], axis=-1)
 
 
-def select(corners: Array, scores: Array, classes: Array, terms: DetectionTerms) -> Boxes:
+def select(corners: Array, scores: Array, classes: Array, terms: DetectionTerms) -> BoxSet:
     """The boxes of a sample that count: finite ones of `least_score` or more that `nms` leaves, at most MOST_BOXES."""
     finite = np.isfinite(corners).all(axis=1) & np.isfinite(scores)
     found = np.flatnonzero(finite & (scores >= terms.least_score))
@@ -84,7 +84,7 @@ def select(corners: Array, scores: Array, classes: Array, terms: DetectionTerms)
     if terms.nms is not None:
         found = found[suppress(corners[found], classes[found], terms.nms)]
     found = found[:MOST_BOXES]
-    return Boxes(corners[found], scores[found], classes[found])
+    return BoxSet(corners[found], scores[found], classes[found])
 
 
 def suppress(corners: Array, classes: Array, most: float) -> Array:
@@ -109,7 +109,7 @@ def overlaps(one: Array, other: Array) -> Array:
     return np.asarray(np.divide(shared, union, out=np.zeros_like(shared), where=union > 0))
 
 
-def boxes_of_labels(labels: Array, terms: DetectionTerms) -> list[Boxes]:
+def boxes_of_labels(labels: Array, terms: DetectionTerms) -> list[BoxSet]:
     """The boxes of [samples, n, 5], box and class; one of a negative class, or not finite, only fills up. Without
     classes [samples, n, 4]. Raises DataError for another shape."""
     if labels.ndim != 3 or labels.shape[2] not in (4, 5):
@@ -118,6 +118,6 @@ def boxes_of_labels(labels: Array, terms: DetectionTerms) -> list[Boxes]:
     classes = labels[..., 4] if labels.shape[2] == 5 else np.zeros(labels.shape[:2])
     kept = (classes >= 0) & np.isfinite(corners).all(axis=2) & (corners[..., 2:] > corners[..., :2]).all(axis=2)
     return [
-        Boxes(box[keep], np.ones(int(keep.sum())), own[keep])
+        BoxSet(box[keep], np.ones(int(keep.sum())), own[keep])
         for box, own, keep in zip(corners, classes, kept, strict=True)
     ]

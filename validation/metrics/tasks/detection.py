@@ -4,7 +4,7 @@ import numpy as np
 
 from enginery.arrays import Array
 from enginery.core.types import Tensors
-from validation.metrics.tasks.boxes import Boxes, boxes_of_labels, overlaps, read_boxes
+from validation.metrics.tasks.boxes import BoxSet, boxes_of_labels, overlaps, read_boxes
 from validation.metrics.tasks.scores import Score, TaskValue, share
 from validation.metrics.tasks.terms import DetectionTerms
 
@@ -14,7 +14,7 @@ RECALLS = np.linspace(0.0, 1.0, 101)
 _NONE = "no wanted box in any golden sample; give samples that show something, or a lower least_score"
 
 
-class Detection(Score[list[Boxes], list[Boxes]]):
+class Detection(Score[list[BoxSet], list[BoxSet]]):
     """mean_average_precision: mean over classes and over overlaps 0.50, 0.55 .. 0.95 of the average precision at 101
     recalls (COCO: Lin et al., "Microsoft COCO", 2014, and its reference implementation pycocotools).
 
@@ -27,19 +27,19 @@ class Detection(Score[list[Boxes], list[Boxes]]):
         self._wanted: dict[float, int] = {}
         self._found: dict[float, list[tuple[Array, Array]]] = {}
 
-    def read_wanted(self, outputs: Tensors) -> list[Boxes]:
+    def read_wanted(self, outputs: Tensors) -> list[BoxSet]:
         """The boxes of each sample."""
         return read_boxes(outputs, self.terms)
 
-    def read_answers(self, outputs: Tensors) -> list[Boxes]:
+    def read_answers(self, outputs: Tensors) -> list[BoxSet]:
         """The boxes of each sample."""
         return read_boxes(outputs, self.terms)
 
-    def read_labels(self, labels: Array) -> list[Boxes]:
+    def read_labels(self, labels: Array) -> list[BoxSet]:
         """The boxes of each sample."""
         return boxes_of_labels(labels, self.terms)
 
-    def add(self, wanted: list[Boxes], answers: list[Boxes]) -> None:
+    def add(self, wanted: list[BoxSet], answers: list[BoxSet]) -> None:
         """Match the boxes of each sample, class by class."""
         for one, other in zip(wanted, answers, strict=True):
             self._both += len(one.classes) + len(other.classes)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginery.core.errors import DataError, InputError
-from validation.metrics.tasks.boxes import MOST_BOXES, Boxes, boxes_of_labels, overlaps, read_boxes
+from validation.metrics.tasks.boxes import MOST_BOXES, BoxSet, boxes_of_labels, overlaps, read_boxes
 from validation.metrics.tasks.detection import Detection
 from validation.metrics.tasks.terms import DetectionTerms
 
@@ -17,7 +17,7 @@ def boxes(corners, scores=None, classes=None):
     corners = np.asarray(corners, float).reshape(-1, 4)
     count = len(corners)
     scores = np.ones(count) if scores is None else np.asarray(scores, float)
-    return Boxes(corners, scores, np.zeros(count) if classes is None else np.asarray(classes))
+    return BoxSet(corners, scores, np.zeros(count) if classes is None else np.asarray(classes))
 
 
 def values(wanted, found, terms=TERMS):
