@@ -23,7 +23,7 @@ from google.protobuf.message import Error as ProtobufError  # type: ignore[impor
 from onnx import inliner
 from onnx_ir.passes import common
 
-from builders.onnx_graphs.bodies import list_bodies
+from builders.onnx_graphs.bodies import list_bodies, walk_graphs
 from builders.onnx_graphs.weights import has_external, is_external, with_weights, without_weights
 from enginery.core.errors import ModelError
 from enginery.core.types import TensorSpec
@@ -272,7 +272,12 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     plain.ir_version = max(OLDEST_IR_VERSION, oldest)
     plain.graph.name = "model"
     plain.graph.initializer.sort(key=lambda tensor: tensor.name)
-    del plain.graph.value_info[:]
+    whole, *bodies = walk_graphs(plain.graph)
+    for graph in (whole, *bodies):
+        del graph.value_info[:]
+    for value in (value for body in bodies for value in body.output):  # exporters state wrong ones: they are found anew
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
     for tensor in all_tensors(plain):  # numbers as bytes, as most exporters store them, and not in lists by type
         if not (tensor.HasField("raw_data") or is_external(tensor) or tensor.data_type == onnx.TensorProto.STRING):
             tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))

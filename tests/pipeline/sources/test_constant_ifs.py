@@ -89,6 +89,15 @@ def test_what_the_inputs_decide_stays() -> None:
     assert count_ifs(canonical(model_of(asked, [3, 3], {"zero": np.float32(0)}))) == 1
 
 
+def test_a_wrong_shape_that_a_branch_states_for_its_output_is_found_anew() -> None:
+    """As Paddle's exporter writes for SLANet."""
+    model = model_of([helper.make_node("Greater", ["first", "k"], ["c"])], ["n", 3], {"k": np.float32(1)})
+    model.graph.input.append(value("first", []))
+    for item in model.graph.node[1].attribute:
+        item.g.output[0].CopyFrom(value(item.g.output[0].name, []))
+    assert count_ifs(canonical(model)) == 1
+
+
 def test_a_branch_that_gives_what_it_captures_or_a_constant_is_copied() -> None:
     model = model_of([], ["n", 3], {"c": np.array(True)})
     body = next(item.g for item in model.graph.node[0].attribute if item.name == "then_branch")
