@@ -44,14 +44,14 @@ def find_external(graph: GraphProto) -> TensorProto:
     return next((tensor for tensor in graph.initializer if is_external(tensor)), TensorProto())
 
 
-def load_graph(path: Path) -> ModelProto:
-    """The model in a file; weights beside it stay there. Raises ModelError where such a file is not in its folder, or
-    is too short, and what `onnx.load` raises."""
+def load_graph(path: Path, folder: Path | None = None) -> ModelProto:
+    """The model in a file; weights beside it, or in `folder`, stay there. Raises ModelError where such a file is not
+    there, or is too short, and what `onnx.load` raises."""
     model = onnx.load(path, load_external_data=False)
     for tensor in model.graph.initializer:
         if is_external(tensor):
             name, offset, length = place_of(tensor)
-            file = path.parent / name
+            file = (folder or path.parent) / name
             if Path(name).name != name or name in ("", "..") or file.is_symlink() or not file.is_file():
                 raise ModelError(f"{path.name}: weight {tensor.name!r} lies in {name!r}, which is no file beside it")
             if offset + length > file.stat().st_size:

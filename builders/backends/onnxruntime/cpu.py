@@ -135,7 +135,7 @@ class OnnxRuntime:
             open_model(model, options, exact=False)
         except ModelError as error:
             raise ModelError(f"{error}{self._opens_as_written(model)}") from error
-        notes = settle_weights(path)
+        notes = settle_weights(path, model.parent)
         notes += rewrite_optimized(path, faster=self.graph_optimization != "none")
         saturates = file_may_saturate(path)  # weights that are only stored narrow are in no integer sum
         if self.graph_optimization == "extended":  # an engine of 'all' is not optimized when it is opened

@@ -13,10 +13,10 @@ WIDENED = "InsertedPrecisionFreeCast_"
 _INDICES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
 
-def settle_weights(path: Path) -> tuple[str, ...]:
-    """Take the external data beside it into the engine `path`, or see that it lies in shards, where that of its source
-    did; a note where fp16 operators compute in fp32."""
-    engine = load_graph(path)
+def settle_weights(path: Path, folder: Path) -> tuple[str, ...]:
+    """Take the external data of its source, which lies in `folder`, into the engine `path`, or see that it lies in
+    shards beside it, where that of its source did; a note where fp16 operators compute in fp32."""
+    engine = load_graph(path, folder)
     if in_shards(engine):
         save_graph(engine, path)
     elif has_external(engine):
