@@ -6,14 +6,14 @@ no compiler enters the branches to quantize, cast or fuse; with a constant in it
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-
-import numpy as np
-import onnx
+from typing import TYPE_CHECKING
 
 from enginery.core.errors import ModelError
 from enginery.core.types import Scalar
 from pipeline.sources.onnx_header import GraphInput, format_shape
-from pipeline.sources.onnx_model import specs_of
+
+if TYPE_CHECKING:
+    import onnx
 
 
 def wrong_arguments(inputs: Iterable[GraphInput], arguments: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
@@ -27,6 +27,8 @@ def wrong_arguments(inputs: Iterable[GraphInput], arguments: Mapping[str, Scalar
 
 
 def _why_unfit(given: GraphInput, value: Scalar) -> str | None:
+    import numpy as np
+
     if given.shape is None or not all(isinstance(dim, int) for dim in given.shape):
         shape = "of unknown rank" if given.shape is None else format_shape(given.shape)
         return f"is {shape} in the model; only an input whose every size is fixed can be made a constant"
@@ -37,10 +39,15 @@ def _why_unfit(given: GraphInput, value: Scalar) -> str | None:
     return None if fits else f"{value!r} is no {given.dtype or 'tensor'}, which the input is in the model"
 
 
-def fix_inputs(model: onnx.ModelProto, arguments: Mapping[str, Scalar]) -> None:
+def fix_inputs(model: "onnx.ModelProto", arguments: Mapping[str, Scalar]) -> None:
     """Make constants of the inputs that have a value here, in place. Raises ModelError for one that does not fit."""
     if not arguments:
         return
+    import numpy as np
+    import onnx
+
+    from pipeline.sources.onnx_model import specs_of
+
     found = {spec.name: GraphInput(spec.name, spec.dtype, spec.shape) for spec in specs_of(model)[0]}
     if wrong := next(wrong_arguments(found.values(), arguments), None):
         raise ModelError(f"source.arguments.{wrong[0]}: {wrong[1]}")

@@ -193,7 +193,6 @@ def test_each_mistake_is_a_line_with_key_value_and_remedy(project: Project, part
         ),
         ({"golden": {"data": "golden.npz", "metric": {"output": "logits", "floor": 0.9}}}, "metric:"),
         ({"calibration": {"data": "calibration.npz", "percentile": 99.9}}, "percentile: 99.9"),
-        ({"source": {"onnx": "tiny.onnx", "arguments": {"a": 1}}}, "arguments:"),
         ({"validation": {"contract": {"structured": {"logits": {"finite": True}, "z": {"finite": True}}}}}, "z:"),
         ({"validation": {"contract": {"distributional": {"rows": {"z": {}}}}}}, "z: {}"),
         (

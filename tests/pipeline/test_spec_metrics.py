@@ -84,7 +84,7 @@ def test_a_metric_decides_for_reduced_precisions_or_those_named(project: Project
 @pytest.mark.parametrize(
     ("metric", "wanted"),
     [
-        ({**CTC, "name": "cct"}, ["golden.metric: metric 'cct' is not known; did you mean 'ctc'?"]),
+        ({**CTC, "name": "CTC"}, ["golden.metric: metric 'CTC' is not known; did you mean 'ctc'?"]),
         ({**CTC, "blnk": 1}, ["golden.metric.blnk: unknown key; did you mean 'blank'?"]),
         ([CTC, {**CTC, "name": "top_k", "flor": 1}], ["golden.metric.1.flor: unknown key; did you mean 'floor'?"]),
         (
