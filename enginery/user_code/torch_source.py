@@ -152,7 +152,7 @@ def load_pt2(path: Path) -> "torch.export.ExportedProgram":
         raise ModelError(f"{path} is missing, truncated or not a .pt2 archive; save it again with torch.export.save")
     names = zipfile.ZipFile(path).namelist()
     if not any("models/" in name or name.endswith("serialized_exported_program.json") for name in names):
-        what = "but a package of AOTInductor" if any("aotinductor" in name for name in names) else "but other files"
+        what = "but a package of AOTInductor" if any(name.endswith(".so") for name in names) else "but other files"
         raise ModelError(f"{path} holds no exported program, {what}; save the program with torch.export.save")
     try:
         # Here and below: torch warns about its own internals, which under `-W error` would end the export.

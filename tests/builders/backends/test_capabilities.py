@@ -32,7 +32,6 @@ NAMES = {
     "pipeline/cli/options.py": "--tensorrt and --tensorrt-rtx; any other runtime is stated with --runtime",
     "pipeline/compile/publication/draft.py": "a version's toolchain has the reference interpreter's distribution",
     "pipeline/drafts/triton.py": "the name of a platform of Triton's, whose configurations are read",
-    "enginery/user_code/torch_source.py": "the folder of an archive that torch writes for another purpose",
     "enginery/client/pull.py": "--fallback onnx gives the model itself, which ONNX Runtime runs",
 }
 

@@ -101,7 +101,7 @@ def test_weights_of_a_reduced_range_are_searched_and_built_by_themselves(small: 
 
 def test_each_kind_of_int8_is_searched_once() -> None:
     spec = SimpleNamespace(quantization=SimpleNamespace(searches=True))
-    exported = SimpleNamespace(model=SimpleNamespace(carries_qdq=False))
+    exported = SimpleNamespace(model=SimpleNamespace(carries_qdq=False, shards=()))
     schemes = [QuantizationScheme("uint8", bias, "fp32", levels) for bias in (True, False) for levels in (127, 64)]
     schemes.append(QuantizationScheme("int8", False, "fp16"))
     variants = [GraphVariant(precision, scheme) for precision in ("int8", "int8-dynamic") for scheme in schemes]
