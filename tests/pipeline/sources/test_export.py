@@ -120,7 +120,9 @@ class TestGolden:
     def test_inputs_that_the_model_does_not_take_are_named_with_the_remedy(self, tmp_path):
         table = "return torch.zeros(1, 4)[x.to(torch.int64) + 7]"
         request = torch_request(tmp_path, net(table), inputs=(X,))
-        fails(request, "out of bounds.*; random inputs stand in for golden.data, which may not suit the model: add")
+        fails(
+            request, "out of bounds.*; its inputs were random, of the sizes in dims: correct these, or add golden.data"
+        )
 
     def test_without_samples_random_ones_stand_in_and_it_says_so(self, tmp_path):
         exported = run(torch_request(tmp_path, LINEAR))
