@@ -10,7 +10,7 @@ many samples and decisions change is taken from runs without such flips.
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -121,7 +121,8 @@ def honest_rounding(
     """The drift of honest kernels of a graph, on some cases of the golden set.
 
     For a large model it is yielded twice: from one way to round, then from all, which only loosens limits: most engines
-    pass with the first. thorough: whether a large graph in 16 bits is then run on THOROUGH_SAMPLES too.
+    pass with the first. thorough: whether a large graph in 16 bits is then run on THOROUGH_SAMPLES, THOROUGH_DRAWS
+    times, and yielded after each.
     reference: a session of the graph.  opens: opens an ONNX file without rewriting it.  workdir: for such a file.
     half: 'fp16' or 'bf16', where the graph is an fp32 one and the kernel computes in that type.
     activation_blocks: as in `with_rounding`.
@@ -134,32 +135,42 @@ def honest_rounding(
 
     path, known_so_far, bounds = workdir / "rounding.onnx", Honest(), _Bounds.of(graph)
     try:
-        model = load_graph(graph)
-        perturbed = with_rounding(model, half, activation_blocks)
+        perturbed = with_rounding(load_graph(graph), half, activation_blocks)
         write_graph(perturbed, path)
+        halves, grids = traits(perturbed)
         with opens(path) as rounding:
             groups = _groups(golden, graph, reference, SAMPLES)
-            ways = [list(_ways(*traits(perturbed), group)) for group in groups]
-            known: list[dict[tuple[str, _Way], _Sums]] = [{} for _ in groups]
-            for stage in [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]:
-                if any(chosen[stage] for chosen in ways):
-                    for group, chosen, runs in zip(groups, ways, known, strict=True):
-                        runs.update(_run(group, reference, rounding, chosen[stage], bounds))
-                    known_so_far = _collect_honest(groups, known)
-                    yield known_so_far
-            halves, grids = traits(perturbed)
+            ways = [list(_ways(halves, grids, group)) for group in groups]
+            first = [slice(0, 1), slice(1, None)] if groups and not groups[0].small else [slice(None)]
+            passes = [[chosen[part] for chosen in ways] for part in first]
+            for known_so_far in _measure(groups, passes, reference, rounding, bounds):
+                yield known_so_far
             if thorough and (halves or half) and not grids and groups and not groups[0].small:
                 groups = _groups(golden, graph, reference, THOROUGH_SAMPLES)
-                drawn: list[dict[tuple[str, _Way], _Sums]] = [{} for _ in groups]
-                for draw in range(THOROUGH_DRAWS):
-                    for group, runs in zip(groups, drawn, strict=True):
-                        again = [replace(way, draw=draw) for way in _ways(halves, grids, group)]
-                        runs.update(_run(group, reference, rounding, again, bounds))
-                    known_so_far = _collect_honest(groups, drawn)
+                ways = [list(_ways(halves, grids, group)) for group in groups]
+                draws = range(THOROUGH_DRAWS)
+                passes = [[[replace(way, draw=draw) for way in chosen] for chosen in ways] for draw in draws]
+                for known_so_far in _measure(groups, passes, reference, rounding, bounds):
                     yield known_so_far
     except Exception as error:  # of onnx, numpy or a rewrite, too: then the documented limits count
         lines = str(error).splitlines()
         yield replace(known_so_far, reason=(lines[0] if lines else type(error).__name__)[:200])
+
+
+def _measure(
+    groups: Sequence[_Group],
+    passes: Iterable[Sequence[Sequence[_Way]]],
+    reference: Session,
+    rounding: Session,
+    bounds: "_Bounds",
+) -> Iterator[Honest]:
+    """What is known after each pass. passes: for each group, the ways to round that are run on it. Raises as `_run`."""
+    known: list[dict[tuple[str, _Way], _Sums]] = [{} for _ in groups]
+    for chosen in passes:
+        if any(chosen):
+            for group, ways, runs in zip(groups, chosen, known, strict=True):
+                runs.update(_run(group, reference, rounding, ways, bounds))
+            yield _collect_honest(groups, known)
 
 
 @dataclass(frozen=True)

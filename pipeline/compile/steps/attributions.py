@@ -76,8 +76,6 @@ class AttributeGraph:
         """The attribution, in the store. Raises IntegrityError for a recipe that cannot be read."""
         from builders.reference import ReferenceSession
         from validation.attribution.attribute import attribute as attribute_drift
-        from validation.comparison.outputs import golden_drifts
-        from validation.comparison.partial import find_broken, list_limits
         from validation.comparison.sessions import expected_checks
         from validation.comparison.tasks import lift_limits
 
@@ -112,19 +110,36 @@ class AttributeGraph:
         if has_shards(source):
             print("no proposal: each trial would write the weights of the model, which lie in shards, once more")
             return _keep(place, found, None)
-        edges, limits = _failing_edges(expected, found, before), list_limits(item for item in before if not item.passed)
-        few, whole = _worst_golden(expected, found) if limits else [], golden_drifts(expected)
-
-        def judge(path: Path) -> Sequence[Check]:
-            """Most trials fail by far, or on an edge that failed before; only those that do not run on everything."""
-            with ReferenceSession(path) as actual:
-                if broken := find_broken(actual, few, whole, limits):
-                    return [broken]
-                first = check(actual, edges) if edges.cases else []
-                return first if _list_failed(first) else check(actual, expected)
-
+        judge = _judge_trials(expected, found, before, check)
         print("looking for the smallest set of groups to leave in float")
         return _keep(place, found, _propose(recipe, source, found, before, judge, workdir, clock))
+
+
+def _judge_trials(
+    expected: "GoldenSet",
+    found: "Attribution",
+    before: Sequence[Check],
+    check: Callable[[Session, "GoldenSet"], Sequence[Check]],
+) -> Callable[[Path], Sequence[Check]]:
+    """What gives the checks of a trial's ONNX file. before: those of the graph as it is.  check: makes all of them.
+
+    Most trials fail by far, or on an edge that failed before; only those that do not run on everything.
+    """
+    from builders.reference import ReferenceSession
+    from validation.comparison.outputs import golden_drifts
+    from validation.comparison.partial import find_broken, list_limits
+
+    edges, limits = _failing_edges(expected, found, before), list_limits(item for item in before if not item.passed)
+    few, whole = _worst_golden(expected, found) if limits else [], golden_drifts(expected)
+
+    def judge(path: Path) -> Sequence[Check]:
+        with ReferenceSession(path) as actual:
+            if broken := find_broken(actual, few, whole, limits):
+                return [broken]
+            first = check(actual, edges) if edges.cases else []
+            return first if _list_failed(first) else check(actual, expected)
+
+    return judge
 
 
 @dataclass(frozen=True)

@@ -6,30 +6,10 @@ import numpy as np
 import pytest
 
 from enginery.core.errors import EngineryError
-from enginery.core.types import Dim, TensorSpec
+from tests.validation.comparison.fakes import DIMS, SPECS, Fake, original
 from validation.comparison.sessions import drift_checks, expected_checks
 from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.budget import Budget
-
-SPECS = [TensorSpec("x", "float32", ("batch", 3))]
-DIMS = [Dim("batch", 1, 4, 8)]
-
-
-class Fake:
-    """A session made of a function."""
-
-    inputs = SPECS
-    outputs = (TensorSpec("y", "float32", ("batch", 3)),)
-
-    def __init__(self, function):
-        self.function = function
-
-    def run(self, inputs):
-        return self.function(inputs)
-
-
-def original(inputs):
-    return {"y": inputs["x"] * 2}
 
 
 def golden(labels=None) -> GoldenSet:

@@ -8,7 +8,7 @@ import pytest
 
 from enginery.core.errors import DataError, EngineryError, InputError
 from enginery.core.reports.proof import Check, judge
-from enginery.core.types import Dim, TensorSpec
+from tests.validation.comparison.fakes import DIMS, SPECS, Fake, original
 from validation.comparison.sessions import drift_checks
 from validation.comparison.tasks import lift_limits, limits_elsewhere, task_checks
 from validation.golden.golden_set import GoldenSet, freeze
@@ -22,26 +22,6 @@ from validation.metrics.tasks.terms import (
     TokenTerms,
     TopKTerms,
 )
-
-SPECS = [TensorSpec("x", "float32", ("batch", 3))]
-DIMS = [Dim("batch", 1, 4, 8)]
-
-
-class Fake:
-    """A session made of a function."""
-
-    inputs = SPECS
-    outputs = (TensorSpec("y", "float32", ("batch", 3)),)
-
-    def __init__(self, function):
-        self.function = function
-
-    def run(self, inputs):
-        return self.function(inputs)
-
-
-def original(inputs):
-    return {"y": inputs["x"] * 2}
 
 
 def classes(inputs):

@@ -4,7 +4,7 @@ import numpy as np
 
 from enginery.arrays import Array
 from enginery.core.types import Tensors
-from validation.metrics.tasks.scores import NOTHING, Score, TaskValue, must_fit, output_of
+from validation.metrics.tasks.scores import NOTHING, Score, TaskValue, align, output_of
 from validation.metrics.tasks.terms import RegressionTerms
 
 
@@ -34,9 +34,7 @@ class Regression(Score[Array, Array]):
 
     def add(self, wanted: Array, answers: Array) -> None:
         """Take the errors of a case."""
-        if wanted.size == answers.size:  # labels may lack axes of one
-            wanted = wanted.reshape(answers.shape)
-        must_fit(wanted.shape, answers.shape)
+        wanted = align(wanted, answers)
         if not wanted.size:
             return
         errors = answers - wanted

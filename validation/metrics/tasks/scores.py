@@ -89,6 +89,15 @@ def share(name: str, count: int, total: int, independent: bool = False) -> TaskV
     return TaskValue(name, count / total, "", *((count, total) if independent else ()))
 
 
+def align(wanted: Array, answers: Array) -> Array:
+    """The wanted values in the answers' shape, from which they may differ in axes of one. Raises DataError for shapes
+    that differ otherwise."""
+    if wanted.size == answers.size:
+        wanted = wanted.reshape(answers.shape)
+    must_fit(wanted.shape, answers.shape)
+    return wanted
+
+
 def must_fit(shape: Sequence[int], other: Sequence[int]) -> None:
     """Raises DataError for shapes that differ."""
     if tuple(shape) != tuple(other):

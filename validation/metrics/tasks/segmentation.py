@@ -14,8 +14,8 @@ from validation.metrics.tasks.scores import (
     NOTHING,
     Score,
     TaskValue,
+    align,
     classes_of,
-    must_fit,
     output_of,
     share,
 )
@@ -45,9 +45,7 @@ class Segmentation(Score[Array, Array]):
 
     def add(self, wanted: Array, answers: Array) -> None:
         """Count the pixels of a case by class. Labels and answers may differ in axes of one."""
-        if wanted.size == answers.size:
-            wanted = wanted.reshape(answers.shape)
-        must_fit(wanted.shape, answers.shape)
+        wanted = align(wanted, answers)
         if self.terms.ignore is not None:
             kept = wanted != self.terms.ignore
             wanted, answers = wanted[kept], answers[kept]

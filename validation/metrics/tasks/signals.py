@@ -7,7 +7,7 @@ import numpy as np
 from enginery.arrays import Array
 from enginery.core.errors import DataError
 from enginery.core.types import Tensors
-from validation.metrics.tasks.scores import NOTHING, Score, TaskValue, must_fit, output_of
+from validation.metrics.tasks.scores import NOTHING, Score, TaskValue, align, output_of
 from validation.metrics.tasks.terms import SignalTerms
 
 # What equal signals have, and the most that counts: beyond the range of 16 bits, 98 dB, a mean would say little of the
@@ -44,9 +44,7 @@ class Signals(Score[Array, Array]):
 
     def add(self, wanted: Array, answers: Array) -> None:
         """Measure each signal of a case. Labels and answers may differ in axes of one."""
-        if wanted.size == answers.size:
-            wanted = wanted.reshape(answers.shape)
-        must_fit(wanted.shape, answers.shape)
+        wanted = align(wanted, answers)
         length = wanted.shape[-1]
         for one, other in zip(*(side.reshape(-1, max(length, 1)) for side in (wanted, answers)), strict=True):
             if one.any() or other.any():
