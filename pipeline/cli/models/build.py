@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pipeline.outcome import Outcome
     from pipeline.progress import Progress
 
+# Rules of a proposal that are printed.
+MOST_RULES = 24
 STYLES = {
     "build": "cyan",
     "cached": "green",
@@ -184,9 +186,14 @@ def show_outcome(outcome: "Outcome") -> None:
 
 
 def _show_proposals(outcome: "Outcome") -> None:
-    """Print what would repair each graph that failed, once, as it is pasted into the spec."""
+    """Print what would repair each graph that failed, once, as it is pasted into the spec; of many rules, where they
+    stand: a graph that needs those is better built in another precision."""
     proposed = {item.name: item.snippet for engine in outcome.failed for item in engine.attributed if item.snippet}
     for name, snippet in proposed.items():
+        rules = snippet.count("match:")
+        if rules > MOST_RULES:
+            say(f"{name} passes with {rules} nodes left in float, which leaves little; the rules stand in the report")
+            continue
         say(f"{name} passes with this in the spec, in place of quantization.overrides:")
         echo(snippet)
 

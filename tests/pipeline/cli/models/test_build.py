@@ -1,5 +1,10 @@
-"""`enginery build`: what it refuses before it begins."""
+"""`enginery build`: what it refuses before it begins, and what it says of what failed."""
 
+import pytest
+
+from pipeline.cli.models.build import show_outcome
+from pipeline.outcome import EngineResult, Outcome
+from pipeline.values import Attributed
 from tests.pipeline.projects import Project
 
 
@@ -27,3 +32,16 @@ def test_a_check_that_fails_on_random_inputs_says_that_they_are_random(project: 
     assert "note: the checks ran on random numbers" in done.err
     project.change_spec(golden={"data": "golden.npz"})
     assert "random numbers" not in project.run("build", project.spec).err
+
+
+@pytest.mark.parametrize(("rules", "printed"), [(24, True), (25, False)])
+def test_a_proposal_of_many_rules_is_told_and_not_printed(capsys, rules, printed) -> None:
+    snippet = "\n".join(
+        ["quantization:", "  overrides:", *('    - {match: "n", precision: fp32}' for _ in range(rules))]
+    )
+    found = Attributed("quantization", "graph fp16", ("cpu fp16 onnxruntime",), None, "many", snippet)
+    failed = EngineResult("cpu", "fp16", "onnxruntime", None, None, "failed", "drift", {}, attributed=(found,))
+    show_outcome(Outcome("tiny", None, False, (failed,), {}))
+    said = capsys.readouterr()
+    assert (said.out.count("match:") == rules) is printed
+    assert ("25 nodes left in float" in said.err) is not printed
