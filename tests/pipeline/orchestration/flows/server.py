@@ -1,6 +1,7 @@
 """A real Prefect server and worker on loopback, each in a process group of its own, and what tests ask of them."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -105,7 +106,17 @@ class Prefect:
             found = self.runs(flow)
             return found if len(found) >= count and all(run["state_type"] in ENDED for run in found) else None
 
-        return until(f"{count} ended runs of {flow}", look)
+        try:
+            return until(f"{count} ended runs of {flow}", look)
+        except AssertionError as error:
+            states = [run["state_type"] for run in self.runs(flow)]
+            raise AssertionError(f"{error}; there are {states}\n{self._tell_errors()}") from None
+
+    def _tell_errors(self) -> str:
+        """The last lines of the server's and the worker's logs that tell of errors."""
+        logs = (self.folder / f"{name}.log" for name in ("server", "worker"))
+        lines = [line for log in logs if log.is_file() for line in log.read_text(errors="replace").splitlines()]
+        return "\n".join([line for line in lines if re.search("error|exception|locked", line, re.IGNORECASE)][-30:])
 
     def run(self, deployment: str, **parameters: Any) -> str:
         """Start a run of a deployment; its id."""
