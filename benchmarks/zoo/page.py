@@ -24,8 +24,9 @@ _HEAD = """\
 What `enginery init` and `enginery build` make of graphs that nobody here wrote. `make zoo` downloads the packages by
 pip, checks them by digest and writes this page; no graph is kept in the repository. Inputs are pages that were rendered
 or scanned, photographs, files, this project's own text and sentences that espeak-ng speaks (`benchmarks/zoo`). Specs
-are those that `enginery init` wrote, with narrower sizes where `graphs.yaml` says so, and nothing else: no search, no
-limits. Times and memory are of a machine of two cores with other work beside: compare columns, not rows.
+are those that `enginery init` wrote, with narrower sizes where `graphs.yaml` says so, and nothing else: no
+limits and no settings. Times and memory are of a machine of two cores with other work beside: compare columns, not
+rows.
 """
 _QUALITY = """\
 SQNR in dB on 12 inputs that nothing was calibrated with, of the worst output as a whole / of its worst slice (one index
