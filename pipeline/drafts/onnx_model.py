@@ -133,11 +133,12 @@ def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
     inputs = {value.name: value.type.tensor_type for value in model.graph.input if value.name not in given}
     found = set[str]()
     for node in (node for node in model.graph.node if node.op_type == "If"):
-        reached, todo = set[str](), [node.input[0]]
-        while todo:
-            name = todo.pop()
-            reached |= {name} & inputs.keys()
-            todo += makers[name].input if name in makers else ()
+        read, unread = set[str](), {node.input[0]}
+        while unread:
+            name = unread.pop()
+            read.add(name)
+            unread |= {*makers[name].input} - read if name in makers else set()
+        reached = read & inputs.keys()
         found |= reached if all(_is_scalar(inputs[name]) for name in reached) else set()
     return found
 

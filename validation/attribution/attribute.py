@@ -11,7 +11,7 @@ output fails by one slice, that is the segment with the worst slice. Where none 
 the errors add up, and the ranking shows where most of them come from.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import accumulate
 
@@ -58,27 +58,12 @@ def attribute(
     work = Sweep(reference, candidate, cases, budget, size, stop=stop)
     points = work.points()
     cuts = {*spread(points, size.cuts), *(name for name in candidate.outputs if name in work.kinds)}
-    rows, finer = list[SegmentRow](), set[str]()
-    for index in range(MOST_ROUNDS):
-        tell(f"round {index + 1}: {len(cuts | finer)} cuts of {len(points)} possible")
-        measured = work.rows(cuts | finer)
-        if rows and not work.complete:
-            break  # the rows of the round before are of the whole model
-        rows, cuts = measured, cuts | finer
-        if not work.complete or not (finer := work.finer(rows, points, cuts)):
-            break
+    rows, cuts = _cut_finer(work, points, cuts, tell)
     if by_slice and not any(row.blamed for row in rows):
         rows = blame_slice(rows, budget)
     if failed and joint == "engine" and not any(row.blamed for row in rows):
         rows = blame_lone(rows)
     found: Finding = "nothing-failed" if not failed else "blamed" if any(row.blamed for row in rows) else "spread"
-    notes = []
-    if not points:
-        notes.append("the two models share no inner tensor by name, so only the outputs could be compared")
-    if not work.complete:
-        notes.append(f"the time for it was over after {len(rows)} segments; {MORE_TIME}")
-    if candidate.fuses:
-        notes.append("no cut lies between a weighted node and the one that its kernel absorbs; the two are one row")
     return Attribution(
         joint=joint,
         precision=precision,
@@ -90,9 +75,34 @@ def attribute(
         points=len(points),
         cut=len(cuts),
         segments=len(rows),
-        notes=tuple(notes),
+        notes=tuple(_list_notes(bool(points), work.complete, len(rows), candidate.fuses)),
         complete=work.complete,
     )
+
+
+def _cut_finer(
+    work: Sweep, points: Sequence[str], cuts: set[str], tell: Callable[[str], None]
+) -> tuple[list[SegmentRow], set[str]]:
+    """The rows of the finest cuts that were measured as a whole, and these cuts. cuts: of the first round."""
+    rows, finer = list[SegmentRow](), set[str]()
+    for index in range(MOST_ROUNDS):
+        tell(f"round {index + 1}: {len(cuts | finer)} cuts of {len(points)} possible")
+        measured = work.rows(cuts | finer)
+        if rows and not work.complete:
+            break  # the rows of the round before are of the whole model
+        rows, cuts = measured, cuts | finer
+        if not work.complete or not (finer := work.finer(rows, points, cuts)):
+            break
+    return rows, cuts
+
+
+def _list_notes(has_points: bool, complete: bool, segments: int, fuses: bool) -> Iterator[str]:
+    if not has_points:
+        yield "the two models share no inner tensor by name, so only the outputs could be compared"
+    if not complete:
+        yield f"the time for it was over after {segments} segments; {MORE_TIME}"
+    if fuses:
+        yield "no cut lies between a weighted node and the one that its kernel absorbs; the two are one row"
 
 
 def _worst_cases(

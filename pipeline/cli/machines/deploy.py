@@ -153,16 +153,10 @@ def deploy(
     applied.
     """
     from enginery.core.names import check_channel
-    from enginery.registry.store.base import absolute_uri
-    from pipeline.orchestration.deployments.plan import REGISTRY, text
 
-    _check_together(keep, owner, on, executor, canary_duration)
-    if on is not None:
-        _check_on(on, only, canary_duration)
-    if registry is None and not print_yaml:
-        raise InputError("the deployments need a registry that the workers reach; give --registry or ENGINERY_REGISTRY")
+    _check_together(keep, owner, on, only, executor, canary_duration)
     plan = DeploymentPlan(
-        registry=REGISTRY if registry is None else absolute_uri(registry),
+        registry=_registry_of(registry, print_yaml),
         name=_check_name("--name", name),
         pool=_check_name("--pool", pool),
         kind=kind,
@@ -185,8 +179,25 @@ def deploy(
         keep=keep,
     )
     if print_yaml:
+        from pipeline.orchestration.deployments.plan import text
+
         echo(text(plan), nl=False)
-        return
+    else:
+        _apply(plan, dry_run, as_json)
+
+
+def _registry_of(given: str | None, optional: bool) -> str:
+    """The registry's URI, or a placeholder where none is needed. Raises InputError without a registry."""
+    from enginery.registry.store.base import absolute_uri
+    from pipeline.orchestration.deployments.plan import REGISTRY
+
+    if given is None and not optional:
+        raise InputError("the deployments need a registry that the workers reach; give --registry or ENGINERY_REGISTRY")
+    return REGISTRY if given is None else absolute_uri(given)
+
+
+def _apply(plan: DeploymentPlan, dry_run: bool, as_json: bool) -> None:
+    """Register what differs, or only find it, and print it."""
     from pipeline.orchestration.deployments.deploy import deploy as deploy_plan
 
     changes = deploy_plan(plan, dry=dry_run)
@@ -200,15 +211,22 @@ def deploy(
 
 
 def _check_together(
-    keep: tuple[str, ...], owner: str | None, on: str | None, executor: str, canary_duration: timedelta | None
+    keep: tuple[str, ...],
+    owner: str | None,
+    on: str | None,
+    only: tuple[str, ...],
+    executor: str,
+    canary_duration: timedelta | None,
 ) -> None:
-    """Raise UsageError or InputError for options that do not go together."""
+    """Raise UsageError or InputError for options that do not go together, UnknownNameError for a GPU."""
     if keep and not owner:
         raise click.UsageError("--keep is about what an owner registered; give --owner")
     if on is not None and executor != "ray":
         raise click.UsageError("--on is about Ray's nodes; give --executor ray")
     if canary_duration is not None and not canary_duration:
         raise InputError("--canary-duration is 0; give how long to replay, such as 30m, or leave it out")
+    if on is not None:
+        _check_on(on, only, canary_duration)
 
 
 def _check_name(option: str, given: str) -> str:

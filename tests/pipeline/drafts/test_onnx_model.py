@@ -147,3 +147,12 @@ def test_a_model_whose_weights_stay_in_their_files_is_tried_too(
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     (dim,) = look_at_onnx(tmp_path / "m.onnx", "m.onnx").dims.values()
     assert "the graph ran at" in dim.why
+
+
+def test_what_decides_an_if_is_found_in_time_that_grows_with_the_nodes() -> None:
+    """Forty sums of a tensor with itself are 2^40 paths to the input."""
+    nodes = [helper.make_node("Add", [f"s{index}", f"s{index}"], [f"s{index + 1}"]) for index in range(40)]
+    nodes += [helper.make_node("Cast", ["s40"], ["c"], to=TensorProto.BOOL), helper.make_node("If", ["c"], ["y"])]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in ("s0", "y")]
+    model = helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:]))
+    assert onnx_model._deciding_inputs(model) == {"s0"}
