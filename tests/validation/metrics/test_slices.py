@@ -231,3 +231,14 @@ def test_honest_rounding_may_lose_the_variation_of_a_faint_slice_among_many_alon
     slices = measure(expected, expected + np.where(np.arange(size) == 3, 0.8 * expected, 0.0), samples=64).slices
     found = worst_slice(slices, 1.0, honest=slices, rounded=False)
     assert found.index == 3 and (found.margin_db >= 0) is allowed
+
+
+@pytest.mark.parametrize(("size", "off", "factor", "allowed"), [
+    (300, 3, 9.0, True), (300, 3, 11.0, False), (300, 4, 9.0, False), (200, 1, 9.0, False),
+])  # fmt: skip
+def test_a_hundredth_of_many_slices_may_exceed_honest_rounding_by_chance(size, off, factor, allowed):
+    expected, error = noisy((64, size), 0)[0], np.full(size, 0.01)
+    honest = measure(expected, expected + error, samples=64).slices
+    actual = expected + np.where(np.arange(size) < off, factor, 1.0) * error
+    found = worst_slice(measure(expected, actual, samples=64).slices, 60.0, honest=honest, rounded=False)
+    assert (found.margin_db >= 0) is allowed
