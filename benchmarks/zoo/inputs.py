@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _TEXT = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split()).lower().encode()
 Maker = Callable[[np.random.Generator, Shape], Array]
 # Inputs that start at zero.
-_ZEROS = ("h", "c", "state", "token_type_ids", "roles", "diac_inputs")
+_ZEROS = ("h", "c", "state", "token_type_ids", "diac_inputs")
 
 
 def make_inputs(

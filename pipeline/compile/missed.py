@@ -20,7 +20,7 @@ from pipeline.values import BuildPlan, Exported, Graph, Observed, Searched, Sear
 # they would save 5 % of its time.
 LEAST_SHARE = 0.1
 # Failed checks that no other choice of int8 nodes can mend.
-_BEYOND = (OVERLAP, "repeats", "runs", "outputs", "measured")
+_BEYOND = (OVERLAP, "repeats", "runs", "outputs", "shape", "measured")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from validation.golden.golden_set import Case, GoldenSet
 from validation.limits.budget import HONEST_DB, LEAST_DB, Budget, Budgets, StagedLimits, at_most, within
 from validation.metrics.tasks.measures import score_of
 from validation.metrics.tasks.scores import Score, TaskValue
-from validation.metrics.tasks.terms import VALUES, TaskMetric
+from validation.metrics.tasks.terms import VALUES, TaskMetric, sets_of
 from validation.statistics.rates import count_needed, lower
 
 # The chance that a share is below the bound that its note gives.
@@ -156,11 +156,19 @@ def _bound(item: TaskValue, limit: float | None) -> str:
 def lift_limits(checks: Iterable[Check], metrics: Sequence[TaskMetric]) -> list[Check]:
     """The checks, without the limits on numeric drift that they break where a metric decides.
 
-    What always counts stays: NaN, infinities, shapes, dtypes, constant outputs, repeated calls, the contract.
+    What always counts stays: NaN, infinities, shapes (but for the number of boxes, where `detection` decides), dtypes,
+    constant outputs, repeated calls, the contract.
     """
     if not any(metric.decides for metric in metrics):
         return list(checks)
-    return [_lift(check) if _is_lifted(check) else check for check in checks]
+    found = list(checks)
+    deciding = [metric.terms for metric in metrics if metric.decides]
+    counts = {_sizes(check) for check in found for terms in deciding if check.output == terms.output}
+    boxes = {output for terms in deciding for output in sets_of(terms)}
+    return [
+        _lift(check) if _is_lifted(check) or (check.output in boxes and _sizes(check) in counts - {None}) else check
+        for check in found
+    ]
 
 
 def limits_elsewhere(spreads: Iterable[Spread], metrics: Sequence[TaskMetric]) -> StagedLimits | None:
@@ -175,6 +183,14 @@ def limits_elsewhere(spreads: Iterable[Spread], metrics: Sequence[TaskMetric]) -
     held = {output: max(value - HONEST_DB, LEAST_DB) for output, value in worst.items() if not math.isnan(value)}
     measured = {(output, "edge"): Budget(sqnr_db=value, argmax_agreement=0.0) for output, value in held.items()}
     return StagedLimits.of(Budgets(Budget(argmax_agreement=0.0), measured))
+
+
+def _sizes(check: Check) -> tuple[str, str, float | None, float | None] | None:
+    """Where an output has another size along an axis than expected, and both; None of other checks. All outputs of
+    `sets_of` have the same: a size that differs in one alone is no number of boxes."""
+    if check.name != "shape" or check.joint not in ("quantization", "engine"):
+        return None
+    return check.joint, check.case, check.value, check.limit
 
 
 def _is_lifted(check: Check) -> bool:

@@ -16,6 +16,7 @@ from validation.limits.budget import HONEST_DB, LEAST_DB, Budget
 from validation.metrics.tally import Spreads
 from validation.metrics.tasks.terms import (
     AccuracyTerms,
+    DetectionTerms,
     RegressionTerms,
     SignalTerms,
     TaskMetric,
@@ -159,6 +160,29 @@ def test_a_metric_that_decides_is_in_the_place_of_limits_on_drift():
 def test_what_is_no_drift_counts_whatever_decides(answer):
     drift = drift_checks("engine", None, Fake(answer), golden(), Budget(sqnr_db=40.0))
     assert any(not check.passed for check in lift_limits(drift, [decisions(decides=True)]))
+
+
+BOXES = Check("quantization", "shape", "boxes", "golden 1", 11.0, 10.0, False, "expected shape (10, 4), got (11, 4)")
+DETECTION = DetectionTerms("boxes", scores="scores")
+
+
+@pytest.mark.parametrize(
+    ("terms", "check", "lifted"),
+    [
+        (DETECTION, BOXES, True),
+        (DETECTION, replace(BOXES, output="scores"), True),
+        (DETECTION, replace(BOXES, output="masks"), False),
+        (DETECTION, replace(BOXES, output="scores", value=9.0), False),
+        (DETECTION, replace(BOXES, output="scores", case="golden 2"), False),
+        (DETECTION, replace(BOXES, joint="export"), False),
+        (DETECTION, replace(BOXES, name="outputs", value=None, limit=None), False),
+        (replace(DETECTION, head=True), BOXES, False),
+        (RegressionTerms("boxes"), BOXES, False),
+    ],
+)
+def test_where_detection_decides_a_graph_may_select_another_number_of_boxes(terms, check, lifted):
+    found = lift_limits([BOXES, check], [TaskMetric(terms, decides=True)])[1]
+    assert found.passed is lifted and (found.waived == check.limit) is (lifted or check.limit is None)
 
 
 @pytest.mark.parametrize("value", [None, math.nan])

@@ -122,6 +122,15 @@ TaskTerms: TypeAlias = (
     | SignalTerms
     | TokenTerms
 )
+
+
+def sets_of(terms: TaskTerms) -> tuple[str, ...]:
+    """The outputs that hold sets, of which each side may have another number: boxes that the graph selects itself."""
+    if not isinstance(terms, DetectionTerms) or terms.head:
+        return ()
+    return tuple(filter(None, (terms.output, terms.scores, terms.classes)))
+
+
 # What each measures, by its name. `floor` of a spec is the least value of the first; the others have keys of their own.
 # A value whose name ends in '_error' is better the smaller it is, all others the greater.
 VALUES: Mapping[str, tuple[str, ...]] = {
