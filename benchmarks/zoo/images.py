@@ -28,6 +28,11 @@ def draw_pages(generator: np.random.Generator, shape: Shape) -> Array:
     return np.stack([_page(generator, shape[1:]) for _ in range(shape[0])])
 
 
+def draw_seals(generator: np.random.Generator, shape: Shape) -> Array:
+    """Pages with a round red seal, letters along its inside; blue is the first plane, as OpenCV reads pictures."""
+    return np.stack([_seal(generator, _page(generator, shape[1:]))[::-1] for _ in range(shape[0])])
+
+
 def draw_lines(generator: np.random.Generator, shape: Shape) -> Array:
     """Lines of one word."""
     return np.stack([_draw(generator, shape[1:], 1) for _ in range(shape[0])])
@@ -79,21 +84,46 @@ def _page(generator: np.random.Generator, shape: Shape) -> Array:
     return _draw(generator, shape, int(generator.integers(3, 9)))
 
 
+def _seal(generator: np.random.Generator, page: Array) -> Array:
+    """A page [c, h, w] with a seal on it."""
+    from PIL import Image, ImageDraw
+
+    image = Image.fromarray(page.transpose(1, 2, 0).astype("u1"))
+    side = min(image.size)
+    radius = int(generator.integers(side // 4, side // 3))
+    x, y = (int(generator.integers(radius + 2, size - radius - 2)) for size in image.size)
+    red = (int(generator.integers(180, 240)), 30, 40)
+    ImageDraw.Draw(image).ellipse((x - radius, y - radius, x + radius, y + radius), outline=red, width=3)
+    letters = str(generator.choice([word for word in _WORDS if len(word) > 5]))[:12].upper()
+    for letter, angle in zip(letters, np.linspace(-120, 120, len(letters)), strict=True):
+        tile = Image.new("L", (24, 24))
+        ImageDraw.Draw(tile).text((12, 12), letter, 255, _font(max(11, radius // 3)), anchor="mm")
+        turned, away = tile.rotate(-angle), radius * 0.75
+        place = (x + away * np.sin(np.radians(angle)) - 12, y - away * np.cos(np.radians(angle)) - 12)
+        image.paste(red, tuple(map(int, place)), turned)
+    return _planes(image, len(page))
+
+
+def _font(size: int) -> "ImageFont.FreeTypeFont":  # noqa: F821
+    import matplotlib
+    from PIL import ImageFont
+
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)
+
+
 def _draw(generator: np.random.Generator, shape: Shape, words: int) -> Array:
     """Words of the README on a light ground: [c, h, w]."""
-    import matplotlib
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
     channels, height, width = shape
     ground, ink = generator.integers(190, 256, 3), generator.integers(0, 90, 3)
     image = Image.new("RGB", (width, height), tuple(map(int, ground)))
     draw = ImageDraw.Draw(image)
-    face = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
     for index in range(words):
         size = int(height * 0.7) if words == 1 else int(generator.integers(11, max(12, height // 6)))
         top = 2 if words == 1 else int(height * index / words)
         place = (int(generator.integers(0, max(1, width // 3))), top)
-        draw.text(place, str(generator.choice(_WORDS)), tuple(map(int, ink)), ImageFont.truetype(str(face), size))
+        draw.text(place, str(generator.choice(_WORDS)), tuple(map(int, ink)), _font(size))
     return _planes(image, channels)
 
 
