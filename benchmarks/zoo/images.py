@@ -33,6 +33,11 @@ def draw_seals(generator: np.random.Generator, shape: Shape) -> Array:
     return np.stack([_seal(generator, _page(generator, shape[1:]))[::-1] for _ in range(shape[0])])
 
 
+def draw_tables(generator: np.random.Generator, shape: Shape) -> Array:
+    """Tables with ruled cells and a word in each."""
+    return np.stack([_table(generator, shape[1:]) for _ in range(shape[0])])
+
+
 def draw_lines(generator: np.random.Generator, shape: Shape) -> Array:
     """Lines of one word."""
     return np.stack([_draw(generator, shape[1:], 1) for _ in range(shape[0])])
@@ -102,6 +107,21 @@ def _seal(generator: np.random.Generator, page: Array) -> Array:
         place = (x + away * np.sin(np.radians(angle)) - 12, y - away * np.cos(np.radians(angle)) - 12)
         image.paste(red, tuple(map(int, place)), turned)
     return _planes(image, len(page))
+
+
+def _table(generator: np.random.Generator, shape: Shape) -> Array:
+    """A table of two to four columns: [c, h, w]."""
+    from PIL import Image, ImageDraw
+
+    channels, height, width = shape
+    rows, columns = int(generator.integers(2, 6)), int(generator.integers(2, 5))
+    image = Image.new("RGB", (width, height), "white")
+    draw, wide, high = ImageDraw.Draw(image), (width - 9) // columns, (height - 9) // rows
+    for index in range(rows * columns):
+        x, y = 4 + index % columns * wide, 4 + index // columns * high
+        draw.rectangle((x, y, x + wide, y + high), outline=(40, 40, 40))
+        draw.text((x + 4, y + high // 2), str(generator.choice(_WORDS))[: wide // 9], 0, _font(11), anchor="lm")
+    return _planes(image, channels)
 
 
 def _font(size: int) -> "ImageFont.FreeTypeFont":  # noqa: F821

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.zoo.images import cut_photographs, draw_lines, draw_pages, draw_seals, turn
+from benchmarks.zoo.images import cut_photographs, draw_lines, draw_pages, draw_seals, draw_tables, turn
 from benchmarks.zoo.speech import cut_speech, speech
 from enginery.arrays import Array
 from enginery.core.types import Shape, Tensors, TensorSpec
@@ -39,7 +39,7 @@ def _make(
     if lowered == "encoder_hidden_states":
         return (generator.standard_normal(shape) * 0.2).astype(spec.dtype)
     made = KINDS[kind](generator, shape)
-    if kind in ("page", "seal", "line", "photo", "turned"):
+    if kind in ("page", "seal", "table", "line", "photo", "turned"):
         made = _scale(made, graph.get("scaling", "imagenet"))
     if kind == "tokens":
         made = made % graph.get("most", {}).get(spec.name, 29) + 1
@@ -110,6 +110,7 @@ def _digits(generator: np.random.Generator, shape: Shape) -> Array:
 KINDS: Mapping[str, Maker] = {
     "page": draw_pages,
     "seal": draw_seals,
+    "table": draw_tables,
     "turned": turn,
     "line": draw_lines,
     "photo": cut_photographs,
