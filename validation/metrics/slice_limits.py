@@ -2,11 +2,12 @@
 
 The allowed error energy of a slice is the least of two: its own energy, lowered by the limit in decibels; and half of
 its variation about the means of its features, since an offset is no signal. Where honest rounding is known, it is at
-least four times (twice the amplitude of) what an honest kernel of the precision adds to the slice; the half of the
-variation is raised so only at the engine stage, because elsewhere the expected output is not rounded and all of its
-variation is signal, and of a faint slice among many (`FAINT` of the output's mean variation, `MANY` slices: a class of
-thousands that no sample comes near). Of so many slices the worst one of `ONE_OF` exceed honest rounding by chance, and
-may by a factor of `CHANCE`. The ratio says nothing in these cases, which are judged otherwise:
+least four times what an honest kernel of the precision adds to the slice (twice the amplitude), and 16 times where a
+graph is compared with the one that it was made of; the half of the variation is raised so only at the engine stage,
+because elsewhere the expected output is not rounded and all of its variation is signal, and of a faint slice among many
+(`FAINT` of the output's mean variation, `MANY` slices: a class of thousands that no sample comes near). Of so many
+slices the worst, one of `ONE_OF`, may exceed honest rounding further by chance (`CHANCE_MARGIN`). The ratio says
+nothing in these cases, which are judged otherwise:
 
 - a slice of fewer than `FEWEST` elements is not judged: among a thousand slices of one element, some are near zero.
 - a slice that is zero or nearly so (`DEAD` of the output's mean energy: a millionth of its amplitude), where
@@ -47,12 +48,13 @@ VARIATION = 0.5
 # The share of the output's mean variation up to which a slice's may be lost to honest rounding (a thousandth of its
 # amplitude), where an axis has so many: scores of some eighty classes beside boxes are as faint, and may not.
 FAINT, MANY = 1e-6, 256
-# The factor of energy over the errors of an honest kernel: twice their amplitude.
-HONEST_MARGIN = 4.0
-# Of MANY slices or more the worst, one of so many, may exceed that by so much more energy. Of twenty draws of honest
-# fp16 rounding in a text recogniser (6,625 classes), one exceeds four times the worst of four others in 2 classes
-# (median; 15 in one of a hundred draws, 38 at most), and by a factor of 22 at most.
-ONE_OF, CHANCE = 100, 25.0
+# The factor of energy over the errors of an honest kernel: twice their amplitude; and of a graph that is rounded in one
+# way, which in a few samples may be as far off again.
+HONEST_MARGIN, CAST_MARGIN = 4.0, 16.0
+# The factor for the worst of MANY slices or more, one of so many. Of twenty draws of honest fp16 rounding in a text
+# recogniser (6,625 classes), one exceeds four times the worst of four others in 2 classes (median; 15 in one of a
+# hundred draws, 38 at most), and the worst itself by a factor of 87 at most.
+ONE_OF, CHANCE_MARGIN = 100, 100.0
 # The factor of energy for an edge case, which is a few samples, tiled: the squared error of a slice of four elements
 # exceeds six times its mean in one case of ten thousand (chi-squared with four degrees of freedom).
 EDGE_MARGIN = 10.0
@@ -134,11 +136,13 @@ def _values(
     if limit is None:
         return sqnr_db, np.zeros(len(signal)), np.zeros(len(signal), bool)
     known = np.zeros(1) if honest is None else _per_element("error_sq", honest, len(honest.count))
-    rounding = HONEST_MARGIN * fit_length(known, len(signal), float(known.max(initial=0.0))) * sums.count
-    allowed = np.maximum(signal * 10 ** (-limit / 10), rounding) * (1.0 if usual is None else EDGE_MARGIN)
-    if honest is not None and len(allowed) >= MANY:
+    made = fit_length(known, len(signal), float(known.max(initial=0.0))) * sums.count
+    rounding = made * (HONEST_MARGIN if rounded else CAST_MARGIN)
+    allowed = np.maximum(signal * 10 ** (-limit / 10), rounding)
+    if len(allowed) >= MANY:
         chance = np.argsort(sums.error_sq / np.maximum(allowed, np.finfo(float).tiny))[-(len(allowed) // ONE_OF) :]
-        allowed[chance] *= CHANCE
+        allowed[chance] = np.maximum(allowed, CHANCE_MARGIN * made)[chance]
+    allowed *= 1.0 if usual is None else EDGE_MARGIN
     variation = _at_least("centered_sq", sums, usual)
     varies = ~dead & shared[1] & (variation > still * energy) & (honest is not None or limit >= FINE_DB)
     faint = variation <= FAINT * float(variation.sum() / sums.count.sum()) * sums.count
