@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from sklearn.datasets import load_digits
-from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
 
 GROWN = {
     "forest": RandomForestClassifier(n_estimators=60, max_depth=10, random_state=0, n_jobs=1),
-    "boosted": HistGradientBoostingClassifier(max_iter=30, random_state=0),
+    "boosted": GradientBoostingClassifier(n_estimators=30, random_state=0),
 }
 
 
