@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from onnx import ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
+from builders.onnx_graphs.bodies import list_reads
 from builders.onnx_graphs.weights import (
     LOOSE,
     blocks,
@@ -35,11 +36,12 @@ def save_graph(model: ModelProto, path: Path, shard_bytes: int = SHARD_BYTES) ->
     """Write a model with weights in files, with all its large weights in shards beside `path`; equal models give equal
     bytes. A shard that lies there already stays where the model has half of it or more: a few small weights that a
     quantized graph has left in float are no reason to keep all float weights. The model then names the shards by their
-    absolute paths.
+    absolute paths, and its nodes stand as `put_constants_first` says.
 
     Raises ModelError for one that is over 2 GB without its large weights, or `EncodeError` of protobuf.
     """
     folder = path.parent.absolute()
+    put_constants_first(model.graph)
     for tensor in model.graph.initializer:
         if is_external(tensor) and not may_lie_outside(tensor):
             embed(tensor)
@@ -59,6 +61,27 @@ def save_graph(model: ModelProto, path: Path, shard_bytes: int = SHARD_BYTES) ->
     for tensor in outside:
         name, *rest = place_of(tensor)
         set_place(tensor, str(folder / name), *rest)
+
+
+def put_constants_first(graph: GraphProto) -> None:
+    """Put the nodes that read constants alone before all others, in place.
+
+    ONNX Runtime orders nodes from the outputs back, and of a node's inputs it leaves for last those that stand first in
+    the file. So weights are dequantized or widened one at a time, each just before the node that multiplies with it.
+    Where these nodes stand beside that node, ONNX Runtime 1.31 widens all weights before it does anything else: an int8
+    graph of 2.6 GB in float32 took 3.9 GB to run, and takes 0.3 so.
+    """
+    constant = {tensor.name for tensor in graph.initializer}
+    first, others = list[NodeProto](), list[NodeProto]()
+    for node in graph.node:
+        reads = list_reads(node)
+        if reads and constant.issuperset(reads):
+            constant.update(node.output)
+            first.append(node)
+        else:
+            others.append(node)
+    del graph.node[:]
+    graph.node.extend([*first, *others])
 
 
 def write_graph(model: ModelProto, path: Path) -> None:
