@@ -3,7 +3,8 @@
 A shard is a file named by the SHA-256 of its bytes, and the graph names shards as its external data. So the graph's
 own digest stands for all of it, ONNX Runtime opens and maps it as it lies there, and a registry keeps, shares and sends
 each shard by itself: graphs that have weights in common have their shards in common. Weights are put into shards in the
-order of their names, so that a changed weight changes one shard. docs/decisions/0016-shards.md says why.
+order of their names, so that a changed weight changes one shard, and of a quantized graph that of its vectors.
+docs/decisions/0016-shards.md says why.
 """
 
 import hashlib
@@ -125,11 +126,12 @@ def _is_shard(tensor: TensorProto, folder: Path) -> bool:
 
 
 def _groups(tensors: Sequence[TensorProto], most_bytes: int) -> Iterator[list[TensorProto]]:
-    """The tensors by name, as many together as fit a shard."""
+    """The tensors by name, as many together as fit a shard, and vectors apart from others: those of an int8 graph
+    (biases in steps of its activations) change with any weight before them."""
     group, size = list[TensorProto](), 0
-    for tensor in sorted(tensors, key=lambda item: item.name):
+    for tensor in sorted(tensors, key=lambda item: (len(item.dims) > 1, item.name)):
         own = place_of(tensor)[2] if is_external(tensor) else len(tensor.raw_data)
-        if group and size + own > most_bytes:
+        if group and (size + own > most_bytes or len(group[-1].dims) <= 1 < len(tensor.dims)):
             yield group
             group, size = [], 0
         group.append(tensor)

@@ -84,6 +84,20 @@ def test_a_changed_weight_changes_its_shard_alone(tmp_path):
     assert saved(tmp_path / "d").read_bytes() == before.read_bytes()
 
 
+def test_vectors_have_shards_of_their_own(tmp_path):
+    """An int8 graph's biases change with the ranges of activations, and so with any weight before them."""
+    names = []
+    for index, folder in enumerate((tmp_path / "a", tmp_path / "b")):
+        folder.mkdir()
+        model = chain(2, folder)
+        biases = [np.full(300, 7 + number * index, np.int8) for number in range(2)]
+        given = [numpy_helper.from_array(np.repeat(array, 4), f"w{n}_bias") for n, array in enumerate(biases)]
+        model.graph.initializer.extend(given)
+        save_graph(model, folder / "graph.onnx")
+        names.append({*list_shards(folder / "graph.onnx")})
+    assert len(names[0]) == len(names[1]) == 2 and len(names[0] & names[1]) == 1
+
+
 def test_weights_are_widened_just_before_they_are_used(tmp_path):
     model = chain(3, tmp_path)
     narrow = numpy_helper.from_array(weight(7).astype(np.float16), "narrow")
