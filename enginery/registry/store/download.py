@@ -150,6 +150,8 @@ class _Arrivals:
         # Number of each part that has arrived -> its bytes, or None where there was no room for them.
         self._came: dict[int, memoryview | None] = {}
         self._room = min(max(1, KEPT_PARTS // beside), len(missing))
+        # Of shorter requests the pace is known sooner, where each download begins with few connections.
+        self._span = max(1, SPAN_PARTS // beside)
         self._spare: list[memoryview] = []
         self._error: BaseException | None = None
         self._stop = False
@@ -213,7 +215,7 @@ class _Arrivals:
                 return []
             share = -(-len(self._todo) // (2 * len(self._threads)))
             span: list[BlobPart] = []
-            while self._todo and len(span) < min(SPAN_PARTS, share):
+            while self._todo and len(span) < min(self._span, share):
                 if span and self._todo[0].number != span[-1].number + 1:
                     break
                 span.append(self._todo.popleft())
