@@ -250,6 +250,11 @@ class Graph:
     shards: Shards = ()
     searched: str | None = None
 
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of its weights that lie in shards."""
+        return sum(size for _, size in self.shards)
+
 
 @dataclass(frozen=True)
 class Attributed:

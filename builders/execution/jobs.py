@@ -18,7 +18,8 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 @dataclass(frozen=True)
 class Usage:
-    """What a job's processes used, however they ended: wall-clock seconds, and their peak of resident memory in MiB.
+    """What a job's processes used, however they ended: wall-clock seconds, and their peak of memory in MiB, without
+    mapped files.
 
     cpu_s: seconds of CPU time, user and system, of the process and those that it waited for; None where not known.
     """

@@ -1,8 +1,10 @@
 """Memory of a job's processes: how much they hold, and how often the kernel has killed for want of it.
 
-Resident memory is asked for every `process.TICK_S` of every running job. psutil finds children by reading the status of
-every process of the machine, which takes milliseconds where hundreds run; Linux lists a thread's children (proc(5),
-since 3.5, where the kernel is built with CONFIG_PROC_CHILDREN, as distributions' are).
+What counts is memory that the kernel cannot take back: without the pages of mapped files, such as the weights of a
+large model, which it drops when it needs them. It is asked for every `process.TICK_S` of every running job. psutil
+finds children by reading the status of every process of the machine, which takes milliseconds where hundreds run; Linux
+lists a thread's children (proc(5), since 3.5, where the kernel is built with CONFIG_PROC_CHILDREN, as distributions'
+are).
 
 Source of the kernel's counts: Linux' cgroup-v2.rst (memory.events: oom_kill counts the cgroup's processes killed by any
 OOM killer) and /proc/vmstat's oom_kill (since 4.13), which counts the whole machine and so other jobs' processes too.
@@ -14,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def oom_kills(proc: Path = Path("/proc"), cgroups: Path = _CGROUPS) -> int:
@@ -39,12 +40,20 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def resident_mib(pid: int) -> float:
-    """Resident memory of a process and all its descendants, in MiB; those that have just ended count nothing."""
+def held_mib(pid: int) -> float:
+    """Memory of a process and all its descendants without mapped files, in MiB; those that have just ended count
+    nothing."""
     if Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists():
-        fields = (_text(f"/proc/{member}/statm").split() for member in _family(pid))
-        return sum(int(found[1]) for found in fields if found) * _PAGE / 2**20
+        return sum(map(_held_kib, _family(pid))) / 1024
     return _by_psutil(pid)
+
+
+def _held_kib(pid: int) -> int:
+    """Resident memory of one process without the pages of files; with them where the kernel does not tell them apart
+    (before Linux 4.5)."""
+    fields = dict(line.split(":", 1) for line in _text(f"/proc/{pid}/status").splitlines() if ":" in line)
+    resident, mapped = (int(fields.get(name, "0 kB").split()[0]) for name in ("VmRSS", "RssFile"))
+    return resident - mapped
 
 
 def _family(pid: int) -> Iterator[int]:
@@ -78,5 +87,5 @@ def _by_psutil(pid: int) -> float:
         return 0.0
     for member in family:
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            total += member.memory_info().rss
-    return total / 2**20
+            total += _held_kib(member.pid) or member.memory_info().rss >> 10
+    return total / 1024

@@ -7,7 +7,7 @@ It runs with WORKDIR as its current and its temporary folder, so that arguments 
 behind vanish with WORKDIR. A job that has promised to end when asked (`heed_stop`) is asked before it is killed for its
 time or because it was cancelled, and has `GRACE_S` to save what it measured.
 
-The memory limit is on the resident set (RSS) of the process and its descendants, read every `TICK_S`; a limit on
+The memory limit is on what the process and its descendants hold (`memory.held_mib`), read every `TICK_S`; a limit on
 address space (RLIMIT_AS) would be exact, but CUDA and torch reserve far more of it than they use. Pages that forked
 children share are counted more than once.
 """
@@ -37,7 +37,7 @@ from builders.execution.jobs import (
     ignore_event,
     result_type,
 )
-from builders.execution.memory import oom_kills, resident_mib
+from builders.execution.memory import held_mib, oom_kills
 from enginery.core.codec import decode, encode
 from enginery.core.errors import StepError, error_from_json
 
@@ -200,7 +200,7 @@ def _watch(pid: int, job: Job[object], cancelled: Callable[[], bool], observer: 
             return "cancelled", "cancelled"
         if time.monotonic() > deadline:
             return "timeout", f"still running after its limit of {limits.timeout_s:g} s; {limits.raise_timeout}"
-        used_mib = resident_mib(pid)
+        used_mib = held_mib(pid)
         observer.weigh(used_mib)
         if used_mib > limits.memory_mib:
             return "memory", f"held {used_mib:.0f} MiB, its limit is {limits.memory_mib} MiB; {limits.raise_memory}"

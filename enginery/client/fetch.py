@@ -2,16 +2,19 @@
 
 A blob of a remote registry is downloaded into the cache, once for all processes, over several connections, and resumed
 where a killed download ended; then the path becomes a hard link to it, or a copy on another file system. Without a
-cache it is downloaded beside the path. A file appears whole and verified, or not at all.
+cache it is downloaded beside the path. A file appears whole and verified, or not at all. Several blobs, as the shards
+of a large model are, come side by side and share the connections and the memory of one.
 """
 
 import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -35,6 +38,9 @@ Origin = Literal["there", "cache", "registry"]
 # Called with the downloaded and the total bytes.
 Progress = Callable[[int, int], object]
 
+# Blobs that are downloaded at the same time: each of the four connections that a single one begins with has its own.
+SIDE_BY_SIDE = 4
+
 _PARTIAL = ".enginery-partial-"
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES)
 _UNUSABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -45,13 +51,23 @@ def silent(_done: int, _total: int) -> None:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """A blob to be written to `dest`. size_bytes: as the manifest says."""
+
+    blob: BlobDigest
+    size_bytes: int
+    dest: Path
+
+
+@dataclass(frozen=True)
 class BlobFetcher:
     """Downloads blobs. cache: None for none.  progress: called with downloaded and total bytes.  rehash: read local
-    files again instead of trusting the verification cache."""
+    files again instead of trusting the verification cache.  beside: how many of them run at the same time."""
 
     cache: BlobCache | None = None
     progress: Progress = silent
     rehash: bool = False
+    beside: int = 1
 
     @classmethod
     def for_store(cls, store: Store, progress: Progress = silent, *, rehash: bool = False) -> "BlobFetcher":
@@ -71,18 +87,42 @@ class BlobFetcher:
                 return "there"
             sweep(dest.parent)
             if self.cache is None or store.near or size_bytes > self.cache.limit_bytes:
-                _direct(store, blob, size_bytes, dest, self.progress)
+                self._direct(store, blob, size_bytes, dest)
                 if verifications is not None:
                     verifications.add(blob, dest)
                 return "registry"
             return self._through(self.cache, store, blob, size_bytes, dest)
+
+    def fetch_all(self, store: Store, wanted: Sequence[Wanted]) -> None:
+        """Write several blobs as `fetch` writes one, at most `SIDE_BY_SIDE` at a time; the listener gets their sums.
+
+        Once one of them fails the others stop, and what has come of them is kept for the next call. Raises what the
+        first raised, as `fetch`.
+        """
+        if not wanted:
+            return
+        meter = _Meter(self.progress, sum(item.size_bytes for item in wanted))
+        beside = min(SIDE_BY_SIDE, len(wanted))
+        with ThreadPoolExecutor(beside) as pool:
+
+            def start(item: Wanted) -> object:
+                fetcher = replace(self, progress=meter.listener(), beside=beside)
+                return fetcher.fetch(store, item.blob, item.size_bytes, item.dest)
+
+            try:
+                for ended in as_completed([pool.submit(start, item) for item in wanted]):
+                    ended.result()
+            except BaseException:
+                meter.stopped.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def _through(self, cache: BlobCache, store: Store, blob: BlobDigest, size_bytes: int, dest: Path) -> Origin:
         origin: list[Origin] = ["cache"]
 
         def bring(partial: Path) -> str:
             origin[:] = ["registry"]
-            return _download(store, blob, size_bytes, partial, self.progress)
+            return self._download(store, blob, size_bytes, partial)
 
         try:
             with cache.hold_verified(blob, bring, rehash=self.rehash) as (held, found):
@@ -93,8 +133,70 @@ class BlobFetcher:
                 raise
             # A cache that is full, read-only or another user's is no reason to fail: download without it.
             cache.give_up(blob)
-            _direct(store, blob, size_bytes, dest, self.progress)
+            self._direct(store, blob, size_bytes, dest)
             return "registry"
+
+    def _direct(self, store: Store, blob: BlobDigest, size_bytes: int, dest: Path) -> None:
+        """Download to a partial file beside `dest`, one process at a time, and rename it."""
+        partial = dest.with_name(f"{_PARTIAL}{blob.digest[:32]}")
+        with _lock_download(partial):
+            if _is_there(dest, blob, size_bytes, None):
+                return
+            self._download(store, blob, size_bytes, partial)
+            rename_durably(partial, dest)
+
+    def _download(self, store: Store, blob: BlobDigest, size_bytes: int, partial: Path) -> str:
+        """Download a blob to `partial` and return its digest, the expected one.
+
+        Other bytes are downloaded once more from the start, since a resumed part or the network may have been at fault;
+        then IntegrityError is raised.
+        """
+        for _ in range(2):
+            found = download(
+                partial,
+                blob,
+                size_bytes,
+                lambda start, size: store.open_range(blob.digest, start, size),
+                lambda there: self.progress(there, size_bytes),
+                beside=self.beside,
+            )
+            journal_of(partial).unlink()
+            if found == blob.expected:
+                return found
+            partial.unlink()
+        raise IntegrityError(
+            f"blob {blob.digest} of {store.uri} holds other bytes (their {blob.algorithm} is {found}, and should be "
+            f"{blob.expected}); run `enginery verify --repair`, then build again"
+        )
+
+
+class _StoppedError(Exception):
+    """Ends a download because another one has failed."""
+
+
+@dataclass
+class _Meter:
+    """The bytes that several downloads have brought together, told to one listener. total: of all, in bytes."""
+
+    progress: Progress
+    total: int
+    came: int = 0
+    stopped: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def listener(self) -> Progress:
+        """A listener for one of the downloads. It raises `_StoppedError` once they are to end."""
+        own = 0
+
+        def add(there: int, _size: int) -> None:
+            nonlocal own
+            if self.stopped.is_set():
+                raise _StoppedError
+            with self.lock:
+                self.came, own = self.came + there - own, there
+                self.progress(self.came, self.total)
+
+        return add
 
 
 def _is_there(dest: Path, blob: BlobDigest, size_bytes: int, verifications: VerificationCache | None) -> bool:
@@ -123,16 +225,6 @@ def _place(held: Path, blob: BlobDigest, dest: Path, verifications: Verification
     verifications.add(blob, dest)
 
 
-def _direct(store: Store, blob: BlobDigest, size_bytes: int, dest: Path, progress: Progress) -> None:
-    """Download to a partial file beside `dest`, one process at a time, and rename it."""
-    partial = dest.with_name(f"{_PARTIAL}{blob.digest[:32]}")
-    with _lock_download(partial):
-        if _is_there(dest, blob, size_bytes, None):
-            return
-        _download(store, blob, size_bytes, partial, progress)
-        rename_durably(partial, dest)
-
-
 @contextmanager
 def _lock_download(partial: Path) -> Iterator[None]:
     """Hold the lock file beside a partial download, and delete it afterwards."""
@@ -147,27 +239,3 @@ def _lock_download(partial: Path) -> Iterator[None]:
             finally:
                 path.unlink(missing_ok=True)
             return
-
-
-def _download(store: Store, blob: BlobDigest, size_bytes: int, partial: Path, progress: Progress) -> str:
-    """Download a blob to `partial` and return its digest, the expected one.
-
-    Other bytes are downloaded once more from the start, since a resumed part or the network may have been at fault;
-    then IntegrityError is raised.
-    """
-    for _ in range(2):
-        found = download(
-            partial,
-            blob,
-            size_bytes,
-            lambda start, size: store.open_range(blob.digest, start, size),
-            lambda there: progress(there, size_bytes),
-        )
-        journal_of(partial).unlink()
-        if found == blob.expected:
-            return found
-        partial.unlink()
-    raise IntegrityError(
-        f"blob {blob.digest} of {store.uri} holds other bytes (their {blob.algorithm} is {found}, and should be "
-        f"{blob.expected}); run `enginery verify --repair`, then build again"
-    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from enginery.client.fetch import BlobFetcher, Origin
+from enginery.client.fetch import BlobFetcher, Origin, Wanted
 from enginery.client.resolve import FALLBACK, EngineRanking, Policy, Resolution, rank_engines
 from enginery.core.digest import digest_of_bytes
 from enginery.core.errors import IntegrityError
@@ -124,7 +124,7 @@ def download_engine(
     """Download the chosen engine into the folder `dest`, verified, with a JSON description beside it.
 
     An engine without weights of its own gets the model that holds them beside it, and one whose weights lie in shards
-    gets these, before the engine itself.
+    gets these, side by side, before the engine itself.
     fetcher: None uses this machine's cache, without progress. Raises IntegrityError for other bytes than were
     published, UnavailableError when registry or disk are out of reach.
     """
@@ -138,8 +138,8 @@ def download_engine(
     beside = {**manifest.shards.get(str(engine.digest), {})}
     if weights is not None:
         beside |= manifest.shards.get(str(engine.graph), {})
-    for shard, size in beside.items():
-        fetch(shard, size, dest / shard)
+    digests = {shard: choose_digest(shard, manifest.blake3.get(shard)) for shard in beside}
+    fetcher.fetch_all(store, [Wanted(digests[shard], size, dest / shard) for shard, size in beside.items()])
     if weights is not None:
         fetch(str(engine.graph), store.size(str(engine.graph)), weights)
     stem = stem_of(manifest, engine)

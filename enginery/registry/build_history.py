@@ -40,8 +40,8 @@ MOST_LINES = 2000
 
 @dataclass(frozen=True)
 class Past:
-    """One finished build. graph_bytes: size of its ONNX file.  seconds: wall clock time of its process; peak_mib: its
-    peak memory in MiB.  outcome: 'built' or 'failed'.  at: ISO 8601, UTC."""
+    """One finished build. graph_bytes: size of its ONNX file with its shards.  seconds: wall clock time of its process;
+    peak_mib: its peak memory in MiB.  outcome: 'built' or 'failed'.  at: ISO 8601, UTC."""
 
     model: str
     target: str
@@ -93,15 +93,16 @@ class History:
         self._lock = threading.Lock()
         self._read: dict[str, tuple[Past, ...]] = {}
 
-    def predict(self, model: str, request: BuildRequest) -> Expectation | None:
-        """The predicted time and memory of building this unit of `model`; None without similar builds.
+    def predict(self, model: str, request: BuildRequest, shard_bytes: int = 0) -> Expectation | None:
+        """The predicted time and memory of building this unit of `model`; None without similar builds. shard_bytes: of
+        its graph's shards.
 
         From builds of the same unit, else from the backend's builds nearest in graph size, scaled by the ratio of the
         sizes. None, too, where the store cannot be read.
         """
         try:
             with self._lock:
-                return self._same(model, request) or self._near(request)
+                return self._same(model, request) or self._near(request, shard_bytes)
         except EngineryError:
             return None
 
@@ -111,8 +112,8 @@ class History:
         count = f"{pluralize(len(found), 'build')} of this unit"
         return _expectation([(past, 1.0) for past in found], count) if found else None
 
-    def _near(self, request: BuildRequest) -> Expectation | None:
-        size = max(1, self._store.size(request.model))
+    def _near(self, request: BuildRequest, shard_bytes: int) -> Expectation | None:
+        size = max(1, self._store.size(request.model) + shard_bytes)
         known = [past for past in self._of(history_key(request.backend)) if past.graph_bytes > 0]
         alike = [past for past in known if past.target == request.target.name] or known
         alike = [past for past in alike if past.precision == request.precision] or alike

@@ -8,7 +8,7 @@ checks, which say the same, one at a time, and what headers do not show.
 import math
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from builders.backends import discovery
 from builders.onnx_graphs.shard_names import graph_bytes, list_weight_files
 from enginery.core.errors import EngineryError, ModelError
 from enginery.core.text import format_bytes
-from enginery.core.types import TensorSpec
+from enginery.core.types import Precision, TensorSpec
 from enginery.user_code.entry_point import missing_function, source_files
 from pipeline.sources.arguments import wrong_arguments
 from pipeline.sources.onnx_header import GraphHeader, read_header, wrong_inputs, wrong_outputs
@@ -28,6 +28,10 @@ from pipeline.spec.value_types import Loc
 _LFS = b"version https://git-lfs.github.com/spec/"
 POINTER = "is a Git LFS pointer in the place of the file; run `git lfs pull`"
 _PICKLE = b"\x80"
+# Of a weight in an engine, at least. ONNX Runtime packs them for its kernels: mapped files do not hold them.
+_BITS: Mapping[Precision, int] = {
+    "fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int8-dynamic": 8, "fp8": 8, "int4": 4,
+}  # fmt: skip
 
 Mistake = tuple[Loc, str]
 
@@ -55,6 +59,7 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
         header = replace(header, inputs=tuple(item for item in header.inputs if item.name not in given))
         yield from _compare(spec, header)
         yield from _weights_too_large(spec)
+        yield from _memory_too_small(spec)
     yield from _inputs_too_large(spec)
     if spec.source.weights and ("source", "weights") not in unread:
         yield from _wrong_weights(spec.file(spec.source.weights))
@@ -145,6 +150,18 @@ def _weights_too_large(spec: ModelSpec) -> Iterator[Mistake]:
         reasons = [discovery.refuse_shards(tool, size) for tool in tools]
         if all(reasons):
             yield ("backends",), str(reasons[0])
+
+
+def _memory_too_small(spec: ModelSpec) -> Iterator[Mistake]:
+    """A limit that the widest engine which the spec asks for passes with its weights alone."""
+    path = spec.file(spec.source_file)
+    size = graph_bytes(path)
+    if list_weight_files(path) and size > MOST_EMBEDDED_BYTES:
+        most = max(_BITS[precision] for precision in spec.precision_list())
+        held_mib = (size * most // 32) >> 20
+        if held_mib > spec.build.memory_mib:
+            needed = f"an engine with {most} bits a weight holds {held_mib} MiB of them"
+            yield ("build", "memory_mib"), f"{spec.build.memory_mib} MiB are too few: {needed}; set {held_mib + 2048}"
 
 
 def _wrong_weights(path: Path) -> Iterator[Mistake]:

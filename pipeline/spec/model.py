@@ -40,7 +40,7 @@ class Build(SpecPart):
     """What each unit's process may use, and which units must not be refused."""
 
     timeout_s: float = Field(1800, gt=0, le=86400, description="wall clock, per unit")
-    memory_mib: int = Field(8192, ge=64, description="resident memory, per unit")
+    memory_mib: int = Field(8192, ge=64, description="memory without mapped files, per unit")
     required: tuple[UnitPattern, ...] = Field(
         (), description="units such as 'sm_89 int8' or 'cpu': a refusal fails the run"
     )

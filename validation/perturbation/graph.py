@@ -53,10 +53,10 @@ class Nodes:
 
     def constant(self, name: str) -> Array | None:
         """The value of a constant of the graphs; None for a tensor that is computed."""
-        from onnx import numpy_helper
+        from builders.onnx_graphs.weights import to_array
 
         item = self._constants.get(name)
-        return None if item is None else numpy_helper.to_array(item)
+        return None if item is None else to_array(item)
 
     @contextmanager
     def collect(self, graph: "GraphProto") -> Iterator[None]:

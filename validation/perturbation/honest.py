@@ -19,7 +19,7 @@ from typing import Self
 
 import numpy as np
 
-from builders.execution.memory import resident_mib
+from builders.execution.memory import held_mib
 from builders.onnx_graphs.shard_names import graph_bytes
 from enginery.arrays import Array
 from enginery.core.types import Precision, Session
@@ -45,8 +45,8 @@ THOROUGH_SAMPLES = 64
 # alone, whose rounding is one draw. A text recogniser's fp16 graph (6,625 classes) exceeds four times the energy of one
 # draw in 110 classes and that of the worst of six in 9, by 2 dB at most.
 THOROUGH_DRAWS = 4
-# Bounds of all runs: seconds, and MiB that they may take beside `WEIGHTS` times the model's file. They are looked at
-# before each run: one that has begun is ended first.
+# Bounds of all runs: seconds, and MiB that they may take beside `WEIGHTS` times the model's file; weights in shards are
+# mapped, and count for nothing. They are looked at before each run: one that has begun is ended first.
 MOST_S, BASE_MIB, WEIGHTS = 300.0, 4096, 8
 # Flips in each quantized tensor: in all of the data, and in a run with many of them.
 FEW, MANY = 1.0, 4.0
@@ -185,13 +185,13 @@ class _Bounds:
     def of(cls, graph: Path) -> Self:
         """From now on. graph: the ONNX file."""
         extra_mib = BASE_MIB + WEIGHTS * (graph.stat().st_size >> 20)
-        return cls(time.monotonic() + MOST_S, resident_mib(os.getpid()), extra_mib)
+        return cls(time.monotonic() + MOST_S, held_mib(os.getpid()), extra_mib)
 
     def check(self) -> None:
         """Raise ValueError once one of them is reached."""
         if time.monotonic() > self.end:
             raise ValueError(f"its runs were ended after {MOST_S:g} s")
-        if resident_mib(os.getpid()) > self.held_mib + self.extra_mib:
+        if held_mib(os.getpid()) > self.held_mib + self.extra_mib:
             raise ValueError(f"its runs were ended when they held over {self.extra_mib} MiB")
 
 

@@ -76,12 +76,14 @@ def download(
     listener: ProgressListener,
     *,
     part: int = PART_BYTES,
+    beside: int = 1,
 ) -> str:
     """Download the parts of a blob that are missing from the file `path`, and return the digest of its content by the
     blob's algorithm.
 
-    listener: called with the number of bytes digested so far. The caller holds a lock, so that one process at a time
-    writes to `path`. Raises what `source` raises, and OSError; complete parts are kept.
+    listener: called with the number of bytes digested so far.  beside: how many downloads run at the same time, this
+    one among them, which share the connections and the memory of one. The caller holds a lock, so that one process at
+    a time writes to `path`. Raises what `source` raises, and OSError; complete parts are kept.
     """
     parts = parts_of(size_bytes, part)
     about: dict[str, object] = {"digest": blob.name, "size_bytes": size_bytes, "part_bytes": part}
@@ -91,7 +93,7 @@ def download(
             os.ftruncate(fd, size_bytes)
             missing = [item for item in parts if item.number not in done]
             hasher, there = blob.hasher(), 0
-            with _Arrivals(fd, missing, source, journal) as arrivals:
+            with _Arrivals(fd, missing, source, journal, beside) as arrivals:
                 for item in parts:
                     for block in arrivals.wait_for(item) if item in arrivals else _blocks(fd, item):
                         hasher.update(block)
@@ -138,7 +140,7 @@ class _Arrivals:
     the same bytes at the same offset.
     """
 
-    def __init__(self, fd: int, missing: list[BlobPart], source: RangeOpener, journal: int) -> None:
+    def __init__(self, fd: int, missing: list[BlobPart], source: RangeOpener, journal: int, beside: int = 1) -> None:
         self._missing = {part.number for part in missing}
         self._part_bytes = max((part.size for part in missing), default=0)
         self._todo = deque(missing)
@@ -147,13 +149,15 @@ class _Arrivals:
         self._changed = threading.Condition()
         # Number of each part that has arrived -> its bytes, or None where there was no room for them.
         self._came: dict[int, memoryview | None] = {}
-        self._room = min(KEPT_PARTS, len(missing))
+        self._room = min(max(1, KEPT_PARTS // beside), len(missing))
+        # Of shorter requests the pace is known sooner, where each download begins with few connections.
+        self._span = max(1, SPAN_PARTS // beside)
         self._spare: list[memoryview] = []
         self._error: BaseException | None = None
         self._stop = False
-        count = min(CONNECTIONS, len(missing))
+        count = min(max(1, CONNECTIONS // beside), len(missing))
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
-        self._pace = ConnectionScaler(time.monotonic())
+        self._pace = ConnectionScaler(time.monotonic(), max(1, MOST_CONNECTIONS // beside))
 
     def __contains__(self, part: BlobPart) -> bool:
         return part.number in self._missing
@@ -211,7 +215,7 @@ class _Arrivals:
                 return []
             share = -(-len(self._todo) // (2 * len(self._threads)))
             span: list[BlobPart] = []
-            while self._todo and len(span) < min(SPAN_PARTS, share):
+            while self._todo and len(span) < min(self._span, share):
                 if span and self._todo[0].number != span[-1].number + 1:
                     break
                 span.append(self._todo.popleft())
@@ -260,9 +264,13 @@ def _write(fd: int, data: memoryview, at: int) -> None:
 
 
 class ConnectionScaler:
-    """Decides how many connections to add from the rate of finished requests. began: time in seconds of any clock."""
+    """Decides how many connections to add from the rate of finished requests. began: time in seconds of any clock.
 
-    def __init__(self, began: float) -> None:
+    most: connections in all.
+    """
+
+    def __init__(self, began: float, most: int = MOST_CONNECTIONS) -> None:
+        self._most = most
         self._since, self._bytes, self._requests = began, 0, 0
         self._best = 0.0
 
@@ -278,4 +286,4 @@ class ConnectionScaler:
         pays = rate >= _GAIN * self._best
         self._since, self._bytes, self._requests, self._best = now, 0, 0, max(rate, self._best)
         slow = rate < connections * SLOW_BYTES_S
-        return min(connections, MOST_CONNECTIONS - connections) if pays and slow else 0
+        return min(connections, self._most - connections) if pays and slow else 0

@@ -196,11 +196,11 @@ def build(unit: Unit, spec: "ModelSpec", context: RunContext) -> Built:
     if unit.action == "cached" and (known := recall_engine(unit.request, context)):
         context.progress.emit(Finished(unit.name, "cached"))
         return Built.from_record(unit, known, cached=True)
-    expected = context.history.predict(spec.model, unit.request)
+    expected = context.history.predict(spec.model, unit.request, unit.graph.shard_bytes)
     if expected:
         context.progress.emit(Predicted(unit.name, expected))
     request = BuildEngine(unit.request)
-    needed = needs(unit.request, memory_request(spec, expected))
+    needed = needs(unit.request, memory_request(spec, expected, unit.graph.shard_bytes))
     limits = engine_limits(spec, "build")
     job = Job(unit.name, request, context.store.uri, limits, needed, reduce_workspace(request))
     try:
@@ -242,16 +242,17 @@ def gpu_labels(target: Target) -> dict[str, str]:
     return {"enginery/sm": target.sm, **({"enginery/product": target.product} if target.product else {})}
 
 
-def memory_request(spec: "ModelSpec", expected: Expectation | None = None) -> int:
+def memory_request(spec: "ModelSpec", expected: Expectation | None = None, shard_bytes: int = 0) -> int:
     """MiB that a cluster sets aside for a build: what such builds took and a quarter more, never over the limit.
 
     Where none of them ended well (what failed early says nothing) it is the limit that the spec sets, else
-    `USUAL_MEMORY_MIB`.
+    `USUAL_MEMORY_MIB` and what the weights in shards take.
     """
     limit = spec.build.memory_mib
     if expected is not None and expected.seconds is not None:
         return min(limit, max(LEAST_MEMORY_MIB, math.ceil(HEADROOM * expected.peak_mib)))
-    return limit if "memory_mib" in spec.build.model_fields_set else USUAL_MEMORY_MIB
+    usual = USUAL_MEMORY_MIB + (shard_bytes >> 20)
+    return limit if "memory_mib" in spec.build.model_fields_set else min(limit, usual)
 
 
 def reduce_workspace(build: BuildEngine) -> ReducedRequest[EngineRecord] | None:

@@ -187,7 +187,8 @@ class RunRecorder:
 
     def _learn(self, last: bool) -> None:
         for backend, graph, past in self._tracker.pasts():
-            self._learning.setdefault(backend, []).append(replace(past, graph_bytes=self._store.size(graph)))
+            whole = replace(past, graph_bytes=past.graph_bytes + self._store.size(graph))
+            self._learning.setdefault(backend, []).append(whole)
             self._misses += 1
         if last or (self._learning and time.monotonic() - self._learnt > LEARN_S):
             batch, misses = self._learning, self._misses

@@ -25,7 +25,7 @@ class Tracker(events.Progress):
         self._lock = threading.Lock()
         self._run, self._scrub = run, scrub
         self._items: dict[str, RunItem] = {item.name: item for item in run.items}
-        self._graphs: dict[str, str] = {}
+        self._graphs: dict[str, tuple[str, int]] = {}
         self._logs: dict[str, KeptLog] = {}
         self._closed: list[tuple[str, KeptLog]] = []
         self._pasts: list[tuple[str, str, Past]] = []
@@ -81,7 +81,7 @@ class Tracker(events.Progress):
                 named = (request.target.name, request.precision, request.backend)
                 why = unit.reason if refused else ""
                 self._items[unit.name] = RunItem(unit.name, "refused" if refused else "planned", *named, why=why)
-                self._graphs[unit.name] = request.model
+                self._graphs[unit.name] = request.model, unit.graph.shard_bytes
             self._changes += 1
 
     def _print(self, name: str, text: str) -> None:
@@ -164,7 +164,8 @@ class Tracker(events.Progress):
         self._note(name, log=digest, log_bytes=size_bytes)
 
     def pasts(self) -> list[tuple[str, str, Past]]:
-        """Builds that ended since the last time: backend, digest of the graph, and what it took (graph_bytes 0)."""
+        """Builds that ended since the last time: backend, digest of the graph, and what it took. graph_bytes: of the
+        graph's shards alone."""
         with self._lock:
             found, self._pasts = self._pasts, []
         return found
@@ -179,6 +180,7 @@ class Tracker(events.Progress):
         item = self._items[name]
         if item.is_unit and item.seconds is not None and state != "cached":
             took = (item.seconds, item.peak_mib or 0.0)
-            past = Past(self._run.model, item.target, item.precision, 0, *took, state, precise_now())
+            graph, shard_bytes = self._graphs[name]
+            past = Past(self._run.model, item.target, item.precision, shard_bytes, *took, state, precise_now())
             with self._lock:
-                self._pasts.append((item.backend, self._graphs[name], past))
+                self._pasts.append((item.backend, graph, past))

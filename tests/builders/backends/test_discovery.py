@@ -28,6 +28,14 @@ def test_listing_and_configuring_imports_no_compiler():
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.parametrize("name", sorted({*discovery.names()} - {"onnxruntime"}))
+def test_a_backend_that_takes_one_file_refuses_weights_beside_it_and_says_why(name):
+    backend = discovery.configure(name, {})
+    reason = discovery.refuse_shards(backend, 3 << 30)
+    assert reason and "(3.0 GiB)" in reason and f"one ONNX file ends at 2 GB (protobuf), and {name} takes" in reason
+    assert discovery.refuse_shards(backend, 0) is None
+
+
 def test_an_unknown_backend_names_the_nearest():
     with pytest.raises(UnknownNameError, match="did you mean 'tensorrt-rtx'"):
         discovery.load("tensorrtrtx")

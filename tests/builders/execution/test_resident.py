@@ -1,3 +1,4 @@
+import mmap
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import pytest
 from builders.execution import memory
 
 
-@pytest.mark.parametrize("measure", [memory.resident_mib, memory._by_psutil])
+@pytest.mark.parametrize("measure", [memory.held_mib, memory._by_psutil])
 def test_a_process_counts_with_its_children(measure):
     code = (
         "import subprocess, sys; block = bytearray(50 << 20); block[::4096] = b'x' * len(block[::4096]); "
@@ -26,9 +27,24 @@ def test_a_process_counts_with_its_children(measure):
 
 
 def test_what_has_ended_counts_nothing():
-    assert memory.resident_mib(2**22 + 1) == memory._by_psutil(2**22 + 1) == 0.0
+    assert memory.held_mib(2**22 + 1) == memory._by_psutil(2**22 + 1) == 0.0
 
 
 def test_both_ways_agree():
-    ours, theirs = memory.resident_mib(os.getpid()), memory._by_psutil(os.getpid())
+    ours, theirs = memory.held_mib(os.getpid()), memory._by_psutil(os.getpid())
     assert abs(ours - theirs) < 0.1 * theirs
+
+
+def test_mapped_files_count_nothing_and_shared_memory_does(tmp_path):
+    (tmp_path / "weights").write_bytes(bytes(100 << 20))
+    with (tmp_path / "weights").open("rb") as stream:
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        found = [memory.held_mib(os.getpid())]
+        assert not sum(mapped[::4096])
+        found.append(memory.held_mib(os.getpid()))
+        assert psutil.Process().memory_info().rss > 100 << 20
+        mapped.close()
+    shared = mmap.mmap(-1, 60 << 20)
+    shared[::4096] = b"x" * len(shared[::4096])
+    found.append(memory.held_mib(os.getpid()))
+    assert abs(found[1] - found[0]) < 20 < 50 < found[2] - found[1]

@@ -1,6 +1,8 @@
 """Graphs in shards: what is written, shared, read back and refused."""
 
 import hashlib
+import subprocess
+import sys
 
 import numpy as np
 import onnx
@@ -80,6 +82,58 @@ def test_a_changed_weight_changes_its_shard_alone(tmp_path):
     assert len({*list_shards(before)} & {*list_shards(after)}) == 1
     assert list_shards(saved(tmp_path / "c")) == list_shards(before)
     assert saved(tmp_path / "d").read_bytes() == before.read_bytes()
+
+
+def test_vectors_have_shards_of_their_own(tmp_path):
+    """An int8 graph's biases change with the ranges of activations, and so with any weight before them."""
+    names = []
+    for index, folder in enumerate((tmp_path / "a", tmp_path / "b")):
+        folder.mkdir()
+        model = chain(2, folder)
+        biases = [np.full(300, 7 + number * index, np.int8) for number in range(2)]
+        given = [numpy_helper.from_array(np.repeat(array, 4), f"w{n}_bias") for n, array in enumerate(biases)]
+        model.graph.initializer.extend(given)
+        save_graph(model, folder / "graph.onnx")
+        names.append({*list_shards(folder / "graph.onnx")})
+    assert len(names[0]) == len(names[1]) == 2 and len(names[0] & names[1]) == 1
+
+
+def test_weights_are_widened_just_before_they_are_used(tmp_path):
+    model = chain(3, tmp_path)
+    narrow = numpy_helper.from_array(weight(7).astype(np.float16), "narrow")
+    model.graph.initializer.append(narrow)
+    makes = [helper.make_node("Cast", ["narrow"], ["wide"], to=1), helper.make_node("Transpose", ["wide"], ["turned"])]
+    last = helper.make_node("MatMul", ["y", "turned"], ["z"])
+    model.graph.node.extend([*makes, last])
+    model.graph.output[0].name = "z"
+    before = [node.op_type for node in model.graph.node]
+    save_graph(model, tmp_path / "graph.onnx", SHARD)
+    after = [node.op_type for node in load_graph(tmp_path / "graph.onnx").graph.node]
+    assert before == ["MatMul"] * 3 + ["Add", "Cast", "Transpose", "MatMul"]
+    assert after == ["Cast", "Transpose", *["MatMul"] * 3, "Add", "MatMul"]
+    onnx.checker.check_model(without_weights(load_graph(tmp_path / "graph.onnx")))
+
+
+def test_a_run_holds_one_wide_weight_at_a_time(tmp_path):
+    """ONNX Runtime's own order, which the place of the nodes decides: 8 weights of 16 MiB in float32."""
+    width, count, value = 2048, 8, helper.make_tensor_value_info
+    nodes, weights, data = [], [], np.zeros((width, width), np.float16)
+    for index in range(count):
+        nodes.append(helper.make_node("Cast", [f"w{index}"], [f"wide{index}"], to=1))
+        nodes.append(helper.make_node("MatMul", [f"x{index}" if index else "x", f"wide{index}"], [f"x{index + 1}"]))
+        weights.append(numpy_helper.from_array(data, f"w{index}"))
+    ends = [[value(name, TensorProto.FLOAT, [1, width])] for name in ("x", f"x{count}")]
+    graph = helper.make_graph(nodes, "wide", *ends, weights)
+    save_graph(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), tmp_path / "g.onnx")
+    code = (
+        "import sys, numpy as np; from pathlib import Path; from builders.reference import ReferenceSession\n"
+        "import os; from builders.execution.memory import held_mib\n"
+        "with ReferenceSession(Path(sys.argv[1])) as session:\n"
+        "    before = held_mib(os.getpid()); session.run({'x': np.zeros((1, 2048), np.float32)})\n"
+        "    print(held_mib(os.getpid()) - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "g.onnx"], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 64 < 16 * count
 
 
 def test_a_shard_stays_where_half_of_it_is_used(tmp_path):

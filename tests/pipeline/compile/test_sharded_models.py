@@ -16,6 +16,7 @@ from enginery.registry.versions.lookup import locate
 from pipeline.compile import preflight
 from pipeline.compile.steps import exports
 from pipeline.operations.offline import write_offline_bundle
+from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project, answers, units, write_model
 from validation.gpu.offline_bundle import OfflineBundle
 
@@ -90,6 +91,18 @@ def test_a_backend_that_takes_one_file_is_refused_before_anything_is_built(shard
     refused = [engine for engine in engines if engine["status"] == "refused"]
     assert [engine["backend"] for engine in refused] == ["xla"] * 2
     assert all(why in engine["reason"] for engine in refused)
+
+
+def test_a_limit_of_memory_below_the_weights_is_told_before_anything_is_built(
+    sharded: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "graph_bytes", lambda _: 4 << 30)
+    sharded.change_spec(precisions=["fp16", "int8"], build={"memory_mib": 2047})
+    found = sharded.build()
+    assert found.code == 2 and "export" not in found.err
+    assert "2047 MiB are too few: an engine with 16 bits a weight holds 2048 MiB of them; set 4096" in found.err
+    sharded.change_spec(build={"memory_mib": 2048})
+    preflight.check_files(load_spec(sharded.spec))
 
 
 def test_images_and_bundles_hold_the_shards(sharded: Project, tmp_path) -> None:

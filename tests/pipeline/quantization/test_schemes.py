@@ -140,6 +140,14 @@ def test_searched_scales_beat_the_ones_that_reach_the_largest_weight() -> None:
     assert (scales >= full[:, 0] * SHARES[-1] * 0.999).all()
 
 
+def test_a_weight_is_quantized_in_parts_as_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = np.random.default_rng(7).normal(size=(192, 50)).astype(np.float32)
+    whole = blocks_of(weights, 64)
+    monkeypatch.setattr("pipeline.quantization.schemes.uncalibrated._AT_ONCE", 64 * 7)
+    for one, other in zip(whole, blocks_of(weights, 64), strict=True):
+        assert np.array_equal(one.astype(np.float32), other.astype(np.float32))
+
+
 def test_a_block_of_zeros_stays_zero() -> None:
     stored, scales = blocks_of(np.zeros((64, 3), np.float32), 64)
     assert not stored.astype(np.float32).any() and (scales == 1).all()

@@ -7,6 +7,8 @@ import onnx
 import pytest
 
 from builders.backends.onnxruntime import OrtSession
+from builders.onnx_graphs.shards import write_graph
+from builders.onnx_graphs.weights import is_external, set_place
 from pipeline.quantization.schemes.cast import cast_float, emulate
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.nets import mlp, rows
@@ -156,6 +158,20 @@ def test_inputs_are_rounded_to_16_bits_too_as_the_cast_graph_rounds_them(tmp_pat
     wanted, cast = answers(tmp_path, model), answers(tmp_path, emulate(cast_float(model, half)[0]))
     found = answers(tmp_path, with_rounding(model, half))
     assert np.square(found - cast).sum() < 0.25 * np.square(cast - wanted).sum()
+
+
+def test_weights_in_shards_are_rounded_where_they_lie(tmp_path: Path) -> None:
+    weights = np.random.default_rng(1).normal(size=(8, 64)).astype(np.float32)
+    net = build("float[n,8] x", "float[n,64] y", "y = MatMul(x, w)", {"w": weights})
+    whole = answers(tmp_path, with_rounding(net, "fp16"))
+    (tmp_path / "weights").write_bytes(weights.tobytes())
+    set_place(net.graph.initializer[0], str(tmp_path / "weights"), 0, weights.nbytes)
+    rounded = with_rounding(net, "fp16")
+    assert is_external(rounded.graph.initializer[0])
+    write_graph(rounded, tmp_path / "graph.onnx")
+    asked = {SKIP: np.array(False), FLIPS: np.array(0, np.float32)}
+    with OrtSession(tmp_path / "graph.onnx", optimized=False) as session:
+        assert np.array_equal(session.run({**X, **asked})["y"], whole)
 
 
 @pytest.mark.parametrize("scheme", [CPU, TENSORRT], ids=["uint8", "int8 and fp16"])

@@ -180,7 +180,7 @@ def test_a_part_of_a_model_is_held_to_what_its_outputs_are():
 def test_its_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, held = in_int8(), iter([100.0, 105.0, 111.0])
     monkeypatch.setattr("validation.perturbation.honest.BASE_MIB", 10)
-    monkeypatch.setattr("validation.perturbation.honest.resident_mib", lambda _: next(held))
+    monkeypatch.setattr("validation.perturbation.honest.held_mib", lambda _: next(held))
     assert honest_of(tmp_path, model) == Honest(reason="its runs were ended when they held over 10 MiB")
     assert next(held, None) is None, "it was looked at before each run"
 

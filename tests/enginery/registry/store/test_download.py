@@ -149,6 +149,15 @@ def test_connections_are_doubled_where_each_is_slow_and_while_all_get_faster(
     assert found == connections
 
 
+def test_one_beside_others_begins_with_its_share_of_the_connections_and_asks_for_less(tmp_path: Path) -> None:
+    alone, shared = Source(), Source()
+    assert run(tmp_path / "alone", alone) == DIGEST
+    found = download(tmp_path / "shared", BLOB, len(DATA), shared, lambda _: None, part=PART, beside=8)
+    assert found == DIGEST and (tmp_path / "shared").read_bytes() == DATA
+    assert max(size for _, size in shared.requests) == 2 * PART  # of 16 parts at most; of 11 one alone asks for 6
+    assert [start for start, _ in shared.requests] == sorted(start for start, _ in shared.requests)
+
+
 def test_what_a_failed_download_brought_is_not_asked_for_again(tmp_path: Path) -> None:
     first, second = Source(breaks(5 * PART)), Source()
     with pytest.raises(UnavailableError, match="cut"):

@@ -56,6 +56,8 @@ def test_a_compiler_that_tunes_needs_its_gpu_and_others_prefer_it(target, backen
 
 def test_memory_set_aside_is_the_limit_only_where_the_spec_sets_one(project):
     assert memory_request(load_spec(project.spec)) == USUAL_MEMORY_MIB
+    assert memory_request(load_spec(project.spec), shard_bytes=3 << 30) == USUAL_MEMORY_MIB + 3072
+    assert memory_request(load_spec(project.spec), shard_bytes=9 << 30) == 8192
     project.change_spec(build={"memory_mib": 4096})
     assert memory_request(load_spec(project.spec)) == 4096
     took = Expectation(seconds=3.0, peak_mib=1000.4, builds=2, basis="2 builds of this unit")

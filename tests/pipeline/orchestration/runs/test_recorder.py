@@ -1,6 +1,7 @@
 """What becomes of a run is written down, and a registry that fails is no reason for the run to fail."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,13 +191,14 @@ def test_what_shows_a_run_and_breaks_is_shown_nothing_more(
 def test_what_builds_took_is_remembered_and_what_was_cached_is_counted(store: FileStore) -> None:
     graph = store.put_bytes(b"graph")
     with record_run(store, begun(store), lambda _: None) as told:
-        told.emit(Planned(plan(graph)))
+        units = [replace(unit, graph=replace(unit.graph, shards=(("s", 70),))) for unit in plan(graph).units]
+        told.emit(Planned(replace(plan(graph), units=tuple(units))))
         told.emit(Finished(OTHER, "cached"))
         told.emit(Started(UNIT))
         told.emit(ProcessEnded(UNIT, Usage(5.0, 50.0)))
         told.emit(Finished(UNIT, "built", words="built in 4 s"))
     (past,) = read_pasts(store.read(history_key("tensorrt-rtx", "digits")))
-    assert (past.seconds, past.peak_mib, past.graph_bytes, past.outcome) == (5.0, 50.0, 5, "built")
+    assert (past.seconds, past.peak_mib, past.graph_bytes, past.outcome) == (5.0, 50.0, 75, "built")
     totals = read_totals(store.read(TOTALS))
     assert (totals.hits, totals.misses) == (1, 1) and [tally.count for tally in totals.builds] == [1]
 
