@@ -159,6 +159,16 @@ def test_sizes_that_would_fill_the_memory_are_not_tried(tmp_path: Path, monkeypa
     assert 256**3 in tried and max(tried) <= 1 << 26
 
 
+def test_the_sizes_of_many_dims_are_tried_for_the_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = [value(f"x{n}", ["batch", None]) for n in range(14)]
+    concat = node("Concat", [one.name for one in inputs], ["c"], axis=1)
+    never = node("Reshape", ["c", "shape"], ["y"])
+    given = [node("Constant", [], ["shape"], value_ints=[-1, 100003]), concat, never]
+    monkeypatch.setattr("pipeline.drafts.probing._SECONDS", 0.1)
+    spec = drafted(write(tmp_path / "many.onnx", given, inputs, [value("y", ["rows", 100003])]))
+    assert len(spec.dims) == 15
+
+
 @pytest.mark.parametrize("runs", [1, 4, 5, 6])
 def test_a_slow_model_is_drafted_with_what_was_tried_in_time(
     tmp_path: Path, runs: int, monkeypatch: pytest.MonkeyPatch
