@@ -13,13 +13,12 @@ from pipeline.drafts.fixed_axes import fixed_axes
 from pipeline.drafts.found import FoundModel, model_name, name_axes
 from pipeline.drafts.metrics import suggest_metric
 from pipeline.drafts.probing import find_dims, open_graph
-from pipeline.drafts.text import FILL_IN
 from pipeline.sources.canonical import canonical
 from pipeline.sources.export import choose_outputs
 from pipeline.sources.onnx_header import format_shape
 from pipeline.sources.onnx_model import dtype_name, load_onnx, spec_of, why_no_tensor
 from pipeline.sources.walk import all_nodes, all_tensors
-from pipeline.spec.source import INPUT_DTYPES
+from pipeline.spec.source import FILL_IN, INPUT_DTYPES
 
 # Operators whose weights int8 makes smaller and faster.
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "Attention"})
