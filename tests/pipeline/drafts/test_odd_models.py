@@ -69,6 +69,16 @@ def test_an_output_of_unknown_rank_is_inferred(tmp_path: Path) -> None:
     assert drafted(write(tmp_path / "m.onnx", [PRODUCT], outputs=[unranked])).outputs is None
 
 
+def test_weights_of_float64_are_left_as_they_are(tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(np.ones((8, 4)), "w")
+    ends = [value("x", ["batch", 8], TensorProto.DOUBLE)], [value("y", ["batch", 4], TensorProto.DOUBLE)]
+    graph = helper.make_graph([PRODUCT], "g", *ends, [weight])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    assert drafted(path).precisions == ("fp32",)
+    assert "its weights are float64" in (tmp_path / "m.yaml").read_text()
+
+
 def test_an_input_of_unknown_rank_is_a_line_to_fill_in(tmp_path: Path) -> None:
     path = write(tmp_path / "m.onnx", [PRODUCT], [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)])
     with pytest.raises(SpecError, match="FILL_IN"):
